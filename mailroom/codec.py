@@ -1,0 +1,347 @@
+"""Values on the wire: CBOR (RFC 8949) within hard limits. Whatever `encode` accepts, `decode` returns equal.
+
+A value is None, a bool, an int of 64 bits, a float, text, bytes, an aware datetime, a date, a UUID, a Decimal, or a
+list or a map of values, a map with text or bytes as keys. Everything else is refused by both sides: it would come back
+as something else, here or in another language.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from io import BytesIO
+from itertools import pairwise
+from types import NoneType
+from typing import Any, NoReturn, TypeVar
+from uuid import UUID
+
+from cbor2 import CBORDecodeError, CBORDecoder, dumps
+
+from mailroom.errors import DecodeError, EncodeError
+from mailroom.names import MAX_VALUE_BYTES
+
+MAX_DEPTH = 32
+MIN_INT, MAX_INT = -(2**64), 2**64 - 1
+MAX_DECIMAL_EXPONENT = 1_000
+MAX_DECIMAL_DIGITS = 19  # they travel as one integer, and 64 bits hold any 19
+
+
+T = TypeVar("T")
+
+
+def encode(value: object) -> bytes:
+    """Return `value` as CBOR of at most 16 MiB (`MAX_VALUE_BYTES`), nested at most 32 deep (`MAX_DEPTH`).
+
+    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as two. The same value
+    with its keys in the same order always gives the same bytes. A datetime keeps its instant and its UTC offset, not
+    the name of its zone. What subclasses a supported type (an enum of text, an OrderedDict) comes back as that type.
+    Raises `EncodeError`, which says where in the value the fault is and what to send instead.
+    """
+    # The walk must come first: cbor2 recurses without a limit, and a value nested deep enough ends the process. It
+    # is also complete by itself; proving the bytes by decoding and comparing them on top would double the time.
+    try:
+        _check((value,), 0, _PLAIN)
+        raw = dumps(value)
+    except Exception as error:
+        # Not chained: a UnicodeEncodeError, or an exception out of the value's own code, may quote the payload.
+        raise EncodeError(_refusal(value, error)) from None
+    if len(raw) > MAX_VALUE_BYTES:
+        raise EncodeError(
+            f"The value takes {len(raw):,} bytes as CBOR; the limit is {MAX_VALUE_BYTES:,}. "
+            "Store it elsewhere and send where it is."
+        )
+    return raw
+
+
+def decode(raw: bytes) -> object:
+    """Return the value that `raw`, one CBOR item, holds; lists and maps come back as list and dict.
+
+    Raises `DecodeError`, and nothing else however hostile the bytes, on what is not a value as this module describes
+    it: more than 16 MiB, nested deeper than 32, indefinite lengths, repeated keys, bytes behind the end, other tags,
+    integers beyond 64 bits, `undefined`. The error never shows content.
+    """
+    if len(raw) > MAX_VALUE_BYTES:
+        raise _not_ours(f"it has {len(raw):,} bytes; the limit is {MAX_VALUE_BYTES:,}")
+    stream = BytesIO(raw)
+    try:
+        # A decoder of its own per value: reused ones have leaked parts of one message into the next.
+        value = CBORDecoder(
+            stream,
+            semantic_decoders=_TAGS,
+            max_depth=MAX_DEPTH,
+            allow_indefinite=False,
+            allow_duplicate_keys=False,
+            strict_hashable_types=True,
+        ).decode()
+        _check_decoded((value,))
+    except Exception as error:
+        # Not chained: the causes quote the payload.
+        raise _not_ours(_decode_fault(error)) from None
+    # The decoder reads ahead and then seeks back to the end of the item.
+    if stream.tell() != len(raw):
+        raise _not_ours("more bytes follow after its end")
+    return value
+
+
+# --- encoding -------------------------------------------------------------------------------------------------------
+
+_PLAIN: frozenset[type] = frozenset({str, bytes, bool, NoneType})
+_KEYS: frozenset[type] = frozenset({str, bytes})
+
+
+class _Refused(Exception):
+    """What is wrong with an item, and the way to it: itself first, then what contains it."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(fault)
+        self.trail: list[object] = []
+
+
+def _check(items: Iterable[Any], depth: int, plain: frozenset[type]) -> None:
+    """Raise `_Refused` unless each item, found `depth` levels deep, can be sent. Types in `plain` need no look."""
+    item = None
+    try:
+        for item in items:
+            kind = type(item)
+            if kind in plain:
+                continue
+            if kind is int:
+                if MIN_INT <= item <= MAX_INT:
+                    continue
+            elif kind is float and item == item:
+                continue
+            if kind is dict or kind is list or isinstance(item, (dict, list)):
+                _check_container(item, depth + 1, plain)
+            else:
+                _check_leaf(item, kind, depth)
+    except _Refused as refused:
+        refused.trail.append(item)
+        raise
+
+
+def _check_container(container: dict[object, object] | list[object], depth: int, plain: frozenset[type]) -> None:
+    if depth > MAX_DEPTH:
+        raise _Refused(f"is nested more than {MAX_DEPTH} deep, or contains itself: send a flatter value")
+    kind = type(container)
+    equal_for_sure = kind is dict or kind is list
+    if isinstance(container, dict):
+        if not _KEYS.issuperset(map(type, container)):
+            for key in container:
+                if not isinstance(key, str | bytes):
+                    raise _Refused(f"has a key that is {_a(type(key))}: send text as keys")
+            equal_for_sure = False  # an enum as key is encoded as its text, but may hash otherwise
+        if plain is not _PLAIN:
+            _check(container.keys(), depth, plain)
+        _check(container.values(), depth, plain)
+    else:
+        _check(container, depth, plain)
+    if not equal_for_sure and not _comes_back_equal(container):
+        raise _Refused(
+            f"is {_a(type(container))} that does not come back equal: send a plain list, or a dict with text keys"
+        )
+
+
+def _check_leaf(item: Any, kind: type, depth: int) -> None:
+    base = kind if kind in _LEAVES else next((base for base in _LEAVES if isinstance(item, base)), None)
+    if base is None:
+        raise _Refused(f"is {_a(kind)}, {_instead(item)}")
+    fault_of, levels = _LEAVES[base]
+    fault = fault_of(item)
+    if fault:
+        raise _Refused(fault)
+    if depth + levels > MAX_DEPTH:
+        raise _Refused(
+            f"is {_a(kind)} and nested too deep by its tag, the limit being {MAX_DEPTH}: send a flatter value"
+        )
+    if base is not kind and not _comes_back_equal(item):
+        raise _Refused(f"is {_a(kind)} that does not come back equal: send a plain {base.__name__}")
+
+
+def _instead(item: object) -> str:
+    if isinstance(item, tuple):
+        return "which CBOR gives back as a list: send a list"
+    if isinstance(item, (set, frozenset)):
+        return "which has no order and comes back as a list: send a sorted list"
+    return "which CBOR cannot give back: send its parts as a dict, or its text"
+
+
+def _no_fault(_item: object) -> None:
+    return None
+
+
+def _text_fault(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is text with a lone surrogate, which UTF-8 cannot hold: send bytes, or mend the text"
+    return None
+
+
+def _int_fault(number: int) -> str | None:
+    return None if MIN_INT <= number <= MAX_INT else "is an int beyond 64 bits: send it as text"
+
+
+def _float_fault(number: float) -> str | None:
+    return None if number == number else "is NaN, which equals nothing, not even itself: send None"
+
+
+def _datetime_fault(moment: datetime) -> str | None:
+    offset = moment.utcoffset()
+    if offset is None:
+        return "is a datetime without a time zone: send an aware one, such as datetime.now(UTC)"
+    if offset.seconds % 60 or offset.microseconds:
+        return "is a datetime whose UTC offset has seconds, which RFC 3339 cannot write: send .astimezone(UTC)"
+    return None
+
+
+def _decimal_fault(number: Decimal) -> str | None:
+    _, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int):
+        return "is a Decimal without a value (NaN or Infinity): send None"
+    if len(digits) > MAX_DECIMAL_DIGITS:
+        return f"is a Decimal of more than {MAX_DECIMAL_DIGITS} digits: send it as text"
+    if abs(exponent) > MAX_DECIMAL_EXPONENT:
+        return f"is a Decimal with an exponent beyond {MAX_DECIMAL_EXPONENT}: send it as text"
+    return None
+
+
+# By type: what can be wrong with it, and how many levels its encoding is deep. datetime before date, its base.
+_LEAVES: dict[type, tuple[Callable[[Any], str | None], int]] = {
+    str: (_text_fault, 0),
+    int: (_int_fault, 0),
+    float: (_float_fault, 0),
+    bytes: (_no_fault, 0),
+    bytearray: (_no_fault, 0),
+    datetime: (_datetime_fault, 1),
+    date: (_no_fault, 1),
+    UUID: (_no_fault, 1),
+    Decimal: (_decimal_fault, 2),
+}
+
+
+def _comes_back_equal(item: object) -> bool:
+    """Whether something that is not exactly of a supported type is encoded as what it says it equals."""
+    expected = item
+    if isinstance(item, datetime):
+        # In the hour that a zone repeats, Python calls no datetime of another zone equal, not even the same instant.
+        expected = item.replace(tzinfo=timezone(item.utcoffset() or timedelta()), fold=0)
+    return bool(decode(dumps(item)) == expected)
+
+
+def _refusal(value: object, error: Exception) -> str:
+    """Say where `value` is at fault and why, after `error` has shown that it is."""
+    if isinstance(error, UnicodeEncodeError):
+        # Only now look into each text, so that the common case pays nothing for it.
+        try:
+            _check((value,), 0, _PLAIN - _KEYS)
+        except _Refused as refused:
+            error = refused
+    if not isinstance(error, _Refused):
+        return f"The value cannot be encoded: {type(error).__name__} came out of it. Send plain dicts and lists."
+    return f"Cannot send this value: {_path(error.trail[::-1])} {error}."
+
+
+def _path(trail: list[object]) -> str:
+    steps = ["value", *(_step(parent, child) for parent, child in pairwise(trail))]
+    # A cyclic value has no end; both ends of a long way are what helps.
+    return "".join(steps if len(steps) <= 9 else [*steps[:5], " ... ", *steps[-3:]])
+
+
+def _step(parent: object, child: object) -> str:
+    if isinstance(parent, dict):
+        for key, item in parent.items():
+            if item is child:
+                # A key is shown only if it looks like the name of a field: others may be somebody's data.
+                return f".{key}" if type(key) is str and key.isidentifier() and len(key) <= 40 else "[...]"
+        return " has a key that"
+    if isinstance(parent, list):
+        for index, item in enumerate(parent):
+            if item is child:
+                return f"[{index}]"
+    return "[...]"
+
+
+def _a(kind: type) -> str:
+    name = kind.__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+# --- decoding -------------------------------------------------------------------------------------------------------
+
+_DECODED = frozenset(_LEAVES) | {bool, NoneType}
+
+
+def _check_decoded(items: Iterable[object]) -> None:
+    """Refuse what cbor2 has no switch for: `undefined` and the unassigned simple values."""
+    for item in items:
+        kind = type(item)
+        if kind in _DECODED:
+            continue
+        if isinstance(item, dict):
+            _check_decoded(item.values())
+        elif isinstance(item, list):
+            _check_decoded(item)
+        else:
+            raise DecodeError("it holds undefined or a simple value other than true, false and null")
+
+
+def _datetime_of_text(content: object, _immutable: bool) -> datetime:
+    moment = datetime.fromisoformat(_exactly(str, content))
+    if moment.tzinfo is None:
+        raise DecodeError("a datetime has no time zone")
+    return moment
+
+
+def _datetime_of_seconds(content: object, _immutable: bool) -> datetime:
+    seconds = content if type(content) is float else _exactly(int, content)
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _decimal(content: object, _immutable: bool) -> Decimal:
+    # A list in a mutable place, a tuple in an immutable one.
+    if not isinstance(content, list | tuple) or len(content) != 2:
+        raise DecodeError("a decimal is not a pair of exponent and digits")
+    exponent, digits = _exactly(int, content[0]), _exactly(int, content[1])
+    if abs(exponent) > MAX_DECIMAL_EXPONENT:
+        raise DecodeError(f"a decimal has an exponent beyond {MAX_DECIMAL_EXPONENT}")
+    # From text, since arithmetic would round to the precision of the caller's decimal context.
+    return Decimal(f"{digits}E{exponent}")
+
+
+def _uuid(content: object, _immutable: bool) -> UUID:
+    return UUID(bytes=_exactly(bytes, content))
+
+
+def _date(content: object, _immutable: bool) -> date:
+    return date.fromisoformat(_exactly(str, content))
+
+
+def _exactly(kind: type[T], content: object) -> T:
+    # Not isinstance, which takes true for an int; and UUID() itself takes any sixteen integers for bytes.
+    if type(content) is not kind:
+        raise DecodeError(f"a tag holds {_a(type(content))} where {_a(kind)} belongs")
+    return content
+
+
+class _AllowedTags(dict[int, Callable[[Any, bool], object]]):
+    """The only tags there are. cbor2 asks before it reads a tag's content: shared references and bignums never run."""
+
+    def __missing__(self, tag: int) -> NoReturn:
+        raise DecodeError(f"tag {tag} is not one of {', '.join(map(str, self))}")
+
+
+_TAGS = _AllowedTags({0: _datetime_of_text, 1: _datetime_of_seconds, 4: _decimal, 37: _uuid, 1004: _date})
+
+
+def _decode_fault(error: Exception) -> str:
+    for known in (error, error.__cause__):
+        if isinstance(known, DecodeError):
+            return str(known)
+    if isinstance(error, CBORDecodeError):
+        # This text of cbor2, and no other that can come up here, goes on with content: the key.
+        before, duplicate, _ = str(error).partition("Duplicate map key")
+        return before + duplicate
+    return f"{type(error).__name__} came up"
+
+
+def _not_ours(fault: str) -> DecodeError:
+    return DecodeError(f"The value cannot be decoded: {fault}. Message.raw still holds its bytes.")

@@ -1,0 +1,253 @@
+"""One PostgreSQL cluster in a folder: its data, settings, password, log and server process.
+
+Nothing here looks at who else is at work; `Server` calls it under its lock.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+
+from mailroom.embedded.account import Account
+from mailroom.embedded.binaries import Binaries
+from mailroom.errors import EmbeddedServerError
+
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
+_DATABASE = "mailroom"
+_RETRY_S = 10
+_LOG_TAIL_LINES = 15
+# What the log says of a start that can succeed a moment later: somebody was quicker to take the port; processes
+# of a server that was killed have not noticed yet that it is gone.
+_PASSING = re.compile("Address already in use|pre-existing shared memory block")
+
+
+@dataclass(frozen=True)
+class _Postmaster:
+    """A server process that is alive, as its postmaster.pid tells; with no port until it is ready."""
+
+    pid: int
+    port: int | None
+
+
+class Cluster:
+    """The cluster in `directory`, which has to exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._data = directory / "data"
+        self._password = directory / "password"
+        self._conf = directory / "mailroom.conf"
+        self._log = directory / "server.log"
+
+    def major(self) -> int | None:
+        """Return the major version that wrote the data, None if there is none yet."""
+        version = self._data / "PG_VERSION"
+        return int(version.read_text()) if version.exists() else None
+
+    def dsn(self, port: int, database: str) -> str:
+        """Return the URL of `database`, password included."""
+        password = self._password.read_text().strip()
+        return f"postgresql://postgres:{password}@127.0.0.1:{port}/{quote(database, safe='')}"
+
+    def wait_until_ready(self) -> int | None:
+        """Return the port of the running server, None if none runs. One that comes up or goes down is waited for."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        # Somebody who was killed while starting or stopping it may have left it half-way.
+        while (postmaster := self._postmaster()) is not None and postmaster.port is None:
+            self._wait(deadline, "neither came up nor went down", START_TIMEOUT_S)
+        return postmaster.port if postmaster else None
+
+    def launch(self, binaries: Binaries, account: Account, settings: Mapping[str, str]) -> int:
+        """Start the server, which does not run, and return its port. Data and database are made if missing."""
+        if not self._data.exists():
+            self._make_data(binaries, account, sync=settings.get("fsync") != "off")
+        if not self._password.exists():
+            raise EmbeddedServerError(
+                f"{self._password} is missing, so nobody can log in to the data beside it: "
+                "bring the file back, or move the folder away to begin anew."
+            )
+        try:
+            port = self._run_server(binaries, account, settings)
+            self._make_database(port)
+        except BaseException:
+            self.shut_down()
+            raise
+        return port
+
+    def shut_down(self) -> None:
+        """Stop the server if it runs: clients are disconnected, what they have not committed is rolled back."""
+        if (postmaster := self._postmaster()) is None:
+            return
+        os.kill(postmaster.pid, signal.SIGINT)  # PostgreSQL's "fast" shutdown
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self._postmaster() is not None:
+            self._wait(deadline, "did not stop", STOP_TIMEOUT_S)
+
+    def _postmaster(self) -> _Postmaster | None:
+        try:
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        if not lines or not _is_postmaster(int(lines[0])):
+            return None
+        # Lines 4 and 8: the port, and the state, which is the last to be written.
+        ready = len(lines) >= 8 and lines[7].strip() == "ready"
+        return _Postmaster(int(lines[0]), int(lines[3]) if ready else None)
+
+    def _wait(self, deadline: float, failed: str, timeout_s: int) -> None:
+        if time.monotonic() > deadline:
+            raise EmbeddedServerError(
+                f"The embedded server in {self._directory} {failed} in {timeout_s} s.{self._log_tail()}"
+            )
+        time.sleep(0.02)
+
+    def _make_data(self, binaries: Binaries, account: Account, *, sync: bool) -> None:
+        if not self._password.exists():
+            self._write(self._password, secrets.token_urlsafe(24) + "\n", account)
+        # Made aside, then renamed: what a killed initdb left is never taken for a database.
+        aside = self._data.with_name("data.new")
+        shutil.rmtree(aside, ignore_errors=True)
+        command = [binaries.path / "initdb", "-D", aside, "-U", "postgres", f"--pwfile={self._password}"]
+        # The same sort order and case rules on every machine; initdb would take the caller's locale.
+        command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
+        if not sync:
+            command.append("--no-sync")
+        code, output = _run(command, account)
+        if code:
+            raise EmbeddedServerError(f"initdb failed in {self._directory}:\n{output.strip()}")
+        with (aside / "postgresql.conf").open("a") as conf:
+            conf.write(f"include_if_exists = '../{self._conf.name}'\n")
+        aside.rename(self._data)
+
+    def _run_server(self, binaries: Binaries, account: Account, settings: Mapping[str, str]) -> int:
+        if self._log.exists():
+            self._log.replace(self._log.with_name("server.log.1"))
+        deadline = time.monotonic() + _RETRY_S
+        while True:
+            # It is stale: nobody runs. pg_ctl and postgres would believe it if the process id was taken by another
+            # process, or is a zombie's: with a PID 1 that does not reap, as in many containers, a killed server
+            # stays one for ever.
+            (self._data / "postmaster.pid").unlink(missing_ok=True)
+            port = _free_port(self._last_port())
+            self._write_settings(port, settings, account)
+            told = self._log.stat().st_size if self._log.exists() else 0
+            # Without a named log the server would keep our output open for as long as it runs.
+            command = [binaries.path / "pg_ctl", "-D", self._data, "-l", self._log]
+            code, output = _run([*command, "-w", "-t", START_TIMEOUT_S, "start"], account)
+            if code == 0:
+                return port
+            log = self._log.read_bytes()[told:].decode(errors="replace") if self._log.exists() else ""
+            if not _PASSING.search(log) or time.monotonic() > deadline:
+                raise EmbeddedServerError(
+                    f"The embedded server in {self._directory} did not start: {output.strip()}{self._log_tail()}"
+                )
+            time.sleep(0.1)
+
+    def _write_settings(self, port: int, settings: Mapping[str, str], account: Account) -> None:
+        # No Unix socket: its path would have to stay under about 100 bytes, and JDBC needs TCP anyway.
+        own = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(port)}
+        lines = []
+        for name, value in {**settings, **own}.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_.]*", name) or "\n" in value:
+                raise EmbeddedServerError(f"{name!a} with the value {value!a} is not a setting of PostgreSQL.")
+            escaped = value.replace("\\", r"\\").replace("'", "''")
+            lines.append(f"{name} = '{escaped}'\n")
+        self._write(self._conf, "".join(lines), account)
+
+    def _last_port(self) -> int:
+        """Return the port of the run before, so that a DSN stays good over a restart; 0 if there was none."""
+        found = re.search(r"^port = '(\d+)'$", self._conf.read_text(), re.MULTILINE) if self._conf.exists() else None
+        return int(found[1]) if found else 0
+
+    def _make_database(self, port: int) -> None:
+        try:
+            with psycopg.connect(self.dsn(port, "postgres"), autocommit=True, sslmode="disable") as connection:
+                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [_DATABASE])
+                if not found.rowcount:
+                    connection.execute(f"CREATE DATABASE {_DATABASE}")
+        except psycopg.Error as error:
+            raise EmbeddedServerError(
+                f"The embedded server in {self._directory} runs but could not be used: {error}{self._log_tail()}"
+            ) from error
+
+    def _write(self, path: Path, text: str, account: Account) -> None:
+        aside = path.with_name(f"{path.name}.new")
+        aside.unlink(missing_ok=True)
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            if account.switched:
+                os.fchown(stream.fileno(), account.uid, account.gid)
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+
+    def _log_tail(self) -> str:
+        if not self._log.exists():
+            return ""
+        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join(["", f"End of {self._log}:", *lines])
+
+
+def _is_postmaster(pid: int) -> bool:
+    """Tell whether the process `pid` is alive and a PostgreSQL server: no zombie, nor a stranger with a recycled id."""
+    if not Path("/proc/self/cmdline").exists():  # macOS, where launchd leaves no zombies
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return True
+    try:
+        # Readable by everybody, whereas /proc/<pid>/exe is closed even to the root of a container. Empty for a zombie.
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return False
+    return os.path.basename(program) == b"postgres"
+
+
+def _free_port(wanted: int) -> int:
+    """Return `wanted` if nobody listens on it, else a free port. Somebody may still be quicker to take it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _run(command: list[object], account: Account) -> tuple[int, str]:
+    """Run a program of PostgreSQL as `account`; return its exit code and what it printed."""
+    # A PGDATA or PGPORT meant for another server must not reach ours, nor a DSN's password its environment.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "MAILROOM_"))}
+    environment["LC_ALL"] = "C"
+    with tempfile.TemporaryFile() as output:
+        try:
+            done = subprocess.run(  # noqa: S603
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,  # a file: a pipe has been seen to hang where the server inherited it
+                stderr=subprocess.STDOUT,
+                cwd="/",  # which every account may enter, unlike the caller's
+                env=environment,
+                user=account.uid if account.switched else None,
+                group=account.gid if account.switched else None,
+                extra_groups=[] if account.switched else None,
+                check=False,
+            )
+        except OSError as error:
+            raise EmbeddedServerError(f"Cannot run {command[0]} as the user {account.name}: {error}.") from error
+        output.seek(0)
+        return done.returncode, output.read().decode(errors="replace")

@@ -1,0 +1,53 @@
+"""Names and their limits: one place for every alphabet and length that the tables' CHECKs repeat."""
+
+import re
+
+from mailroom.errors import InvalidMessage, InvalidName
+
+MAX_KEY_BYTES = 1_024
+MAX_VALUE_BYTES = 16 * 1024 * 1024
+MAX_HEADERS_BYTES = 8 * 1024
+MAX_TOPIC_LENGTH = 200
+MAX_SOURCE_BYTES = 200
+MAX_AFTER_CLOCK = 2**62
+DEFAULT_SCHEMA = "mailroom"
+
+IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,40}\Z")
+TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
+
+
+def schema_name(name: str) -> str:
+    """Return `name` if it can name a node's schema, else raise `InvalidName`."""
+    return _identifier(name, "schema")
+
+
+def inbox_name(name: str) -> str:
+    """Return `name` if it can name an inbox, else raise `InvalidName`."""
+    return _identifier(name, "inbox")
+
+
+def topic_name(topic: str) -> str:
+    """Return `topic` if it is one, else raise `InvalidMessage`."""
+    if not isinstance(topic, str) or not TOPIC.match(topic):
+        raise InvalidMessage(
+            f"Topic {shown(topic)} is not valid: use a letter, then up to {MAX_TOPIC_LENGTH - 1} letters, "
+            "digits, dots, hyphens or underscores."
+        )
+    return topic
+
+
+def _identifier(name: str, what: str) -> str:
+    # These become SQL identifiers, also inside the names of partitions and channels, which PostgreSQL
+    # cuts at 63 bytes without a word; 41 leaves room for every prefix.
+    if not isinstance(name, str) or not IDENTIFIER.match(name):
+        raise InvalidName(
+            f"{what.capitalize()} name {shown(name)} is not valid: use a lower-case letter, then up to 40 "
+            "lower-case letters, digits or underscores."
+        )
+    return name
+
+
+def shown(text: object) -> str:
+    """Cut and escape what a user gave, for an error line."""
+    quoted = ascii(text)
+    return quoted if len(quoted) <= 60 else quoted[:57] + "..."

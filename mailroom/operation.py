@@ -1,0 +1,119 @@
+"""What runs inside somebody else's transaction, written once: a generator that yields steps and receives rows.
+
+`mailroom.transaction` runs an operation on whatever connection the caller has, sync or async; nothing here touches one.
+SQL stands in `Sql` constants right above the operation that runs them.
+"""
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.elements import TextClause
+    from sqlalchemy.types import TypeEngine
+
+Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+
+PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?:\[\])?))?")
+
+
+class Sql:
+    """One statement with `{names}` for identifiers and `%(name)s::type` for values.
+
+    Every value is cast where it stands, so that the statement means the same to each driver; `columns` are the types
+    of the result. Identifiers are checked names (`mailroom.names`), so rendering needs no quoting rules.
+    """
+
+    def __init__(self, template: str, columns: Sequence[str] = ()) -> None:
+        untyped = [match[1] for match in PARAMETER.finditer(template) if match[2] is None]
+        if untyped:
+            raise AssertionError(f"parameters without a cast: {untyped}")
+        self.template = template
+        self.columns = tuple(columns)
+
+    def at(self, **names: str) -> "Statement":
+        """Return the statement with its identifiers filled in; rendered once per set of names."""
+        return _rendered(self, tuple(names.items()))
+
+
+@lru_cache(maxsize=4096)
+def _rendered(sql: Sql, names: tuple[tuple[str, str], ...]) -> "Statement":
+    text = sql.template
+    for name, value in names:
+        text = text.replace("{" + name + "}", value)
+    return Statement(text.strip(), sql.columns)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A rendered statement; call it with its values to get the step that runs it."""
+
+    sql: LiteralString
+    columns: tuple[str, ...]
+
+    def __call__(self, **values: object) -> "Execute":
+        """Return the step that runs the statement with these values."""
+        return Execute(self, values)
+
+    @cached_property
+    def text(self) -> "TextClause":
+        """The same statement for SQLAlchemy, with bound and result types."""
+        from sqlalchemy import bindparam, column, text
+
+        types = _sqlalchemy_types()
+        bound = {match[1]: types[match[2]] for match in PARAMETER.finditer(self.sql)}
+        # A colon means a parameter to text(), except in a double one.
+        plain = re.sub(r"(?<!:):(?=\w)", r"\\:", self.sql)
+        clause = text(PARAMETER.sub(r"CAST(:\1 AS \2)", plain).replace("%%", "%"))
+        clause = clause.bindparams(*(bindparam(name, type_=kind) for name, kind in bound.items()))
+        if not self.columns:
+            return clause
+        return clause.columns(*(column(f"c{i}", types[kind]) for i, kind in enumerate(self.columns)))  # type: ignore[return-value]  # TextualSelect runs like a TextClause
+
+
+@lru_cache(maxsize=1)
+def _sqlalchemy_types() -> dict[str, "TypeEngine[Any]"]:
+    from sqlalchemy import ARRAY, BigInteger, Boolean, DateTime, Float, Integer, LargeBinary, Text, Uuid
+
+    scalars: dict[str, TypeEngine[Any]] = {
+        "bigint": BigInteger(),
+        "boolean": Boolean(),
+        "bytea": LargeBinary(),
+        "float8": Float(53),
+        "integer": Integer(),
+        "text": Text(),
+        "timestamptz": DateTime(timezone=True),
+        "uuid": Uuid(),
+    }
+    return scalars | {f"{name}[]": ARRAY(kind) for name, kind in scalars.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run a statement; the operation receives its rows, in full."""
+
+    statement: Statement
+    values: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Insert many rows: by COPY where the driver can, else by one statement over arrays, one value per column."""
+
+    copy: Statement
+    unnest: Statement
+    columns: tuple[tuple[str, str], ...]
+    rows: Sequence[Row]
+
+
+class InTransaction:
+    """Demand that the connection is inside a transaction or opens one by itself."""
+
+
+IN_TRANSACTION = InTransaction()
+
+Step: TypeAlias = Execute | Fill | InTransaction
+Operation: TypeAlias = Generator[Step, list[Row], T]

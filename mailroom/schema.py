@@ -1,0 +1,216 @@
+"""The schema of a node: making it, checking it, adding inboxes, and keeping users' autogenerate off it."""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from mailroom.errors import SchemaError
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, topic_name
+from mailroom.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.transaction import AnyConnection, run
+
+if TYPE_CHECKING:
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.runtime.migration import MigrationContext
+    from sqlalchemy import Connection
+
+# Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
+RELEASE = 1
+HEAD = "0101"
+
+# The first of two advisory lock keys; the second is the schema.
+DDL_LOCK = 1835100526
+
+
+def migrate(
+    connection: "Connection", schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
+) -> None:
+    """Bring the node named `schema` to `revision` in the caller's transaction; `base` removes it.
+
+    Going down raises `SchemaError` while any of its tables holds messages, unless `discard` is true.
+    """
+    from alembic.config import Config
+
+    from alembic import command
+
+    config = Config()
+    config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
+    config.attributes.update(connection=connection, schema=schema_name(schema), discard=discard)
+    if revision in ("head", "heads") or revision >= (current_revision(connection, schema) or ""):
+        command.upgrade(config, revision)
+    else:
+        command.downgrade(config, revision)
+
+
+def run_migrations(context: "EnvironmentContext", connection: "Connection", schema: str) -> None:
+    """Run the migrations that `context` asks for inside the schema; called by alembic's env.py only."""
+    from sqlalchemy import text
+
+    schema_name(schema)
+    connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+    before = connection.execute(text("SELECT current_setting('search_path')")).scalar_one()
+    pin = text("SELECT set_config('search_path', :path, true)")
+    connection.execute(pin, {"path": f'"{schema}", pg_catalog'})
+    # Two migrations of one node at once: the second waits, then finds nothing to do. And no statement of ours makes
+    # the whole database wait behind it for a lock that somebody holds.
+    connection.execute(text("SELECT set_config('lock_timeout', '5s', true)"))
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({DDL_LOCK}, hashtext('{schema}'))"))
+    context.configure(connection=connection, version_table="alembic_version", version_table_schema=schema)
+    with context.begin_transaction():
+        context.run_migrations()
+    connection.execute(pin, {"path": before})
+    connection.execute(text("SELECT set_config('lock_timeout', '0', true)"))
+
+
+def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]) -> None:
+    """Raise `SchemaError` if any of the tables holds a row, unless the run was told to discard."""
+    from sqlalchemy import text
+
+    if context.config is not None and context.config.attributes.get("discard"):
+        return
+    connection = cast("Connection", context.connection)
+    full = [table for table in tables if connection.scalar(text(f"SELECT EXISTS (SELECT FROM {table})"))]
+    if full:
+        raise SchemaError(
+            f"Not removed: {', '.join(full)} still hold messages. Let them be delivered and reaped first, or "
+            "throw them away for good: mailroom migrate --revision base --discard "
+            "(alembic -x discard=yes downgrade base)."
+        )
+
+
+def current_revision(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> str | None:
+    """Return the revision the node's schema is at, or None where there is no such node."""
+    return run(connection, _revision(schema_name(schema)))
+
+
+def check(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Raise `SchemaError` with the command to run unless this release can work on the schema."""
+    run(connection, checking(schema_name(schema)))
+
+
+def checking(schema: str) -> Operation[None]:
+    """`check` as an operation."""
+    found = yield from _revision(schema)
+    option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
+    if found is None:
+        raise SchemaError(f"There is no Mailroom schema {schema!r} in this database. Run: mailroom migrate{option}")
+    if found < HEAD:
+        raise SchemaError(
+            f"Schema {schema!r} is at revision {found}, this release needs {HEAD}. Run: mailroom migrate{option}"
+        )
+    if int(found) // 100 > RELEASE + 1:
+        raise SchemaError(
+            f"Schema {schema!r} is at revision {found}, which is too new for this program. "
+            "Run: pip install -U pg-mailroom"
+        )
+
+
+VERSION_TABLE = Sql("SELECT to_regclass('{schema}.alembic_version') IS NOT NULL", columns=("boolean",))
+VERSION = Sql("SELECT version_num FROM {schema}.alembic_version", columns=("text",))
+
+
+def _revision(schema: str) -> Operation[str | None]:
+    # Looked up first: a failed SELECT would spoil the caller's transaction.
+    [(migrated,)] = yield VERSION_TABLE.at(schema=schema)()
+    if not migrated:
+        return None
+    rows = yield VERSION.at(schema=schema)()
+    return str(rows[0][0]) if rows else None
+
+
+def create_inbox(
+    connection: AnyConnection,
+    name: str,
+    subscribe: Iterable[str] = (),
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    backoff_s: float | None = None,
+    backoff_max_s: float | None = None,
+) -> None:
+    """Make an inbox with its subscriptions; what is there already stays, what is given anew is set.
+
+    For users' own migrations: everything happens in the caller's transaction. A delivery beside it goes on; one that
+    had been planned before the partition was there fails on it and is tried once more.
+    """
+    topics = [topic_name(topic) for topic in subscribe]
+    operation = creating_inbox(schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s)
+    run(connection, operation)
+
+
+PREPARE = Sql(
+    """
+SELECT pg_advisory_xact_lock({lock}, hashtext('{schema}')) IS NULL,
+       current_setting('lock_timeout'), set_config('lock_timeout', '3s', true),
+       to_regclass('{schema}.inbox_{inbox}') IS NOT NULL
+""",
+    columns=("boolean", "text", "text", "boolean"),
+)
+# Not PARTITION OF: that blocks behind every open delivery, while ATTACH goes on beside one.
+PARTITION = (
+    Sql("CREATE TABLE {schema}.inbox_{inbox} (LIKE {schema}.inbox INCLUDING DEFAULTS INCLUDING COMMENTS)"),
+    Sql(
+        """
+ALTER TABLE {schema}.inbox_{inbox} ADD PRIMARY KEY (key, clock), SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000)
+"""
+    ),
+    Sql("CREATE INDEX inbox_{inbox}_clock ON {schema}.inbox_{inbox} (clock)"),
+    Sql("ALTER TABLE {schema}.inbox ATTACH PARTITION {schema}.inbox_{inbox} FOR VALUES IN ('{inbox}')"),
+)
+RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))
+REGISTER = Sql(
+    """
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s)
+VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, 1), coalesce(%(backoff_max_s)s::float8, 60))
+ON CONFLICT (name) DO UPDATE SET backoff_s = coalesce(%(backoff_s)s::float8, r.backoff_s),
+                                 backoff_max_s = coalesce(%(backoff_max_s)s::float8, r.backoff_max_s)
+"""
+)
+SUBSCRIBE = Sql(
+    """
+INSERT INTO {schema}.subscription (topic, inbox) SELECT unnest(%(topics)s::text[]), '{inbox}'
+ON CONFLICT DO NOTHING
+"""
+)
+
+
+def creating_inbox(
+    schema: str, name: str, topics: list[str], backoff_s: float | None, backoff_max_s: float | None
+) -> Operation[None]:
+    """`create_inbox` as an operation."""
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    names = {"schema": schema, "inbox": name}
+    [(_, lock_timeout, _, exists)] = yield PREPARE.at(**names, lock=str(DDL_LOCK))()
+    if not exists:
+        for statement in PARTITION:
+            yield statement.at(**names)()
+    yield RESTORE.at()(before=lock_timeout)
+    yield REGISTER.at(**names)(backoff_s=backoff_s, backoff_max_s=backoff_max_s)
+    yield SUBSCRIBE.at(**names)(topics=topics)
+
+
+def include_object(
+    object: object,
+    name: str | None,
+    type_: str,
+    reflected: bool,
+    compare_to: object,
+    *,
+    schemas: Collection[str] = (DEFAULT_SCHEMA,),
+) -> bool:
+    """Keep a node's tables out of the autogenerate of users' own migrations: `context.configure(include_object=...)`.
+
+    For other schema names pass `functools.partial(include_object, schemas={"tenant_a", "tenant_b"})`.
+    """
+    table: Any = object if type_ == "table" else getattr(object, "table", None)
+    return getattr(table, "schema", None) not in schemas
+
+
+def _migrations() -> Path:
+    """Return where the migrations lie: inside the installed package, or in the checkout of an editable install."""
+    package = Path(__file__).parent
+    installed = package / "_migrations"
+    return installed if installed.is_dir() else package.parent / "alembic"

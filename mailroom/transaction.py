@@ -1,0 +1,192 @@
+"""Runs an operation in the caller's transaction, whatever the caller's connection is.
+
+psycopg connections are used through a plain cursor of ours: tuples, binary results, psycopg's own adapters and
+prepared statements, whatever row factory, cursor class or loaders the user has set. SQLAlchemy connections and
+sessions run bound `text()`, on any PostgreSQL driver. Errors of the driver pass through as they are.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import psycopg
+from psycopg import postgres
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow, tuple_row
+
+from mailroom.errors import NotInTransaction, UnsupportedConnection
+from mailroom.operation import Execute, Fill, Operation, Row, Step
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session, scoped_session
+
+AnyConnection: TypeAlias = "psycopg.Connection[Any] | Connection | Session | scoped_session[Any]"
+AnyAsyncConnection: TypeAlias = "psycopg.AsyncConnection[Any] | AsyncConnection | AsyncSession"
+T = TypeVar("T")
+
+
+def run(connection: AnyConnection, operation: Operation[T]) -> T:
+    """Run `operation` on a sync connection and return its result."""
+    perform: Callable[[Step], list[Row]]
+    if isinstance(connection, psycopg.Connection):
+        perform = partial(_psycopg_step, connection)
+    else:
+        perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
+    rows: list[Row] | None = None
+    while True:
+        try:
+            step = operation.send(cast(list[Row], rows))
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        rows = perform(step)
+
+
+async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> T:
+    """Run `operation` on an async connection and return its result."""
+    perform: Callable[[Step], Awaitable[list[Row]]]
+    if isinstance(connection, psycopg.AsyncConnection):
+        perform = partial(_async_psycopg_step, connection)
+    else:
+        perform = partial(_async_sqlalchemy_step, await _async_sqlalchemy_connection(connection))
+    rows: list[Row] | None = None
+    while True:
+        try:
+            step = operation.send(cast(list[Row], rows))
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        rows = await perform(step)
+
+
+class _PsycopgOwn:
+    """psycopg's adapters as they come, made afresh: neither a connection's nor the global changes of users are in."""
+
+    connection = None
+    adapters = AdaptersMap(types=postgres.types)
+
+
+postgres.register_default_adapters(_PsycopgOwn())
+
+
+class PlainCursor(psycopg.Cursor[TupleRow]):
+    """A cursor that gives what psycopg gives by itself."""
+
+    adapters = _PsycopgOwn.adapters  # in the place of the property that gives the connection's
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+
+
+class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
+    """The same, async."""
+
+    adapters = _PsycopgOwn.adapters  # in the place of the property that gives the connection's
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+
+
+def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Row]:
+    match step:
+        case Execute(statement, values):
+            with PlainCursor(connection) as cursor:
+                cursor.execute(statement.sql, values, prepare=True, binary=True)
+                return cursor.fetchall() if cursor.description else []
+        case Fill(copy, _, columns, rows):
+            with PlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
+                stream.set_types([kind for _, kind in columns])
+                for row in rows:
+                    stream.write_row(row)
+        case _:
+            _refuse_lone_statements(connection.autocommit, connection.info.transaction_status)
+    return []
+
+
+async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Row]:
+    match step:
+        case Execute(statement, values):
+            async with AsyncPlainCursor(connection) as cursor:
+                await cursor.execute(statement.sql, values, prepare=True, binary=True)
+                return await cursor.fetchall() if cursor.description else []
+        case Fill(copy, _, columns, rows):
+            async with AsyncPlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
+                stream.set_types([kind for _, kind in columns])
+                for row in rows:
+                    await stream.write_row(row)
+        case _:
+            _refuse_lone_statements(connection.autocommit, connection.info.transaction_status)
+    return []
+
+
+def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None = None) -> None:
+    if autocommit and status in (None, TransactionStatus.IDLE):
+        raise NotInTransaction(
+            "This connection is in autocommit mode and not inside a transaction, so the call would commit by itself, "
+            "apart from your data. Wrap both in one transaction: `with conn.transaction(): ...` (psycopg) or "
+            "`with engine.begin() as conn: ...` (SQLAlchemy)."
+        )
+
+
+def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Row]:
+    match step:
+        case Execute(statement, values):
+            result = connection.execute(statement.text, values)
+            return [tuple(row) for row in result] if result.returns_rows else []
+        case Fill(_, unnest, columns, rows):
+            driver = connection.connection.driver_connection
+            if isinstance(driver, psycopg.Connection):
+                if not connection.in_transaction():
+                    connection.begin()  # as any statement of SQLAlchemy's own would: its commit() then knows of ours
+                return _psycopg_step(driver, step)
+            return _sqlalchemy_step(connection, unnest(**_by_column(columns, rows)))
+        case _:
+            _refuse_lone_statements(connection.dialect.detect_autocommit_setting(_dbapi(connection)))
+    return []
+
+
+async def _async_sqlalchemy_step(connection: "AsyncConnection", step: Step) -> list[Row]:
+    if isinstance(step, Fill):
+        driver = (await connection.get_raw_connection()).driver_connection
+        if isinstance(driver, psycopg.AsyncConnection):
+            if not connection.in_transaction():
+                await connection.begin()
+            return await _async_psycopg_step(driver, step)
+    return await connection.run_sync(_sqlalchemy_step, step)
+
+
+def _dbapi(connection: "Connection") -> Any:
+    return connection.connection.dbapi_connection
+
+
+def _by_column(columns: tuple[tuple[str, str], ...], rows: "Any") -> dict[str, object]:
+    return {name: [row[i] for row in rows] for i, (name, _) in enumerate(columns)}
+
+
+def _sqlalchemy_connection(connection: object) -> "Connection":
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session, scoped_session
+
+    if isinstance(connection, Session | scoped_session):
+        connection = connection.connection()
+    if isinstance(connection, Connection) and connection.dialect.name == "postgresql":
+        return connection
+    raise _unsupported(connection, "psycopg.Connection, or a SQLAlchemy Connection or Session on PostgreSQL")
+
+
+async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+    if isinstance(connection, AsyncSession):
+        connection = await connection.connection()
+    if isinstance(connection, AsyncConnection) and connection.dialect.name == "postgresql":
+        return connection
+    raise _unsupported(
+        connection, "psycopg.AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy on PostgreSQL"
+    )
+
+
+def _unsupported(connection: object, wanted: str) -> UnsupportedConnection:
+    kind = type(connection)
+    return UnsupportedConnection(f"Cannot use a {kind.__module__}.{kind.__qualname__} here: give a {wanted}.")

@@ -1,0 +1,210 @@
+"""Fixtures of all tests: a PostgreSQL database each, and a look at what the test left behind."""
+
+import asyncio
+import inspect
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import TupleRow
+
+from mailroom.embedded import Binaries, Server, find_binaries
+from mailroom.errors import EmbeddedServerError
+from tests.databases import Connect, Databases
+from tests.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
+
+_RUN_DIRECTORY = pytest.StashKey[Path]()
+_MAJORS = pytest.StashKey[list[int]]()
+_FAILED = pytest.StashKey[bool]()
+_EXTERNAL = "MAILROOM_TEST_DSN"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pg",
+        metavar="MAJOR|all",
+        default=None,
+        help="PostgreSQL to test on: 15 to 18, or all this machine has (default: the embedded wheel's, else the "
+        f"highest installed). {_EXTERNAL} names a running server to use instead.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_MAJORS] = _chosen_majors(config.getoption("pg"))
+    worker_input = getattr(config, "workerinput", None)
+    if worker_input is not None:
+        config.stash[_RUN_DIRECTORY] = Path(worker_input["run_directory"])
+        return
+    run = ExitStack()
+    config.stash[_RUN_DIRECTORY] = run.enter_context(run_directory())
+    # Cleanups run after xdist has ended its workers, also after Ctrl-C.
+    config.add_cleanup(run.close)
+    if _EXTERNAL in os.environ:
+        run.callback(_drop_databases_of_run, config.stash[_RUN_DIRECTORY])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["run_directory"] = str(node.config.stash[_RUN_DIRECTORY])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    majors = metafunc.config.stash[_MAJORS]
+    if "pg_major" in metafunc.fixturenames and len(majors) > 1:
+        metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    majors = config.stash[_MAJORS]
+    if config.getoption("pg") == "all" and len(majors) == 1:
+        terminalreporter.line(f"--pg all: only PostgreSQL {majors[0]} was found, so nothing ran on a second version")
+
+
+def _chosen_majors(option: str | None) -> list[int]:
+    """Return the versions to run on; none given means the one that is found when a test first needs it."""
+    if option is None:
+        return []
+    if _EXTERNAL in os.environ:
+        raise pytest.UsageError(f"--pg chooses among the servers of this machine; unset {_EXTERNAL} to use it")
+    try:
+        majors = available_majors() if option == "all" else [find_binaries(int(option)).major]
+    except (EmbeddedServerError, ValueError) as error:
+        raise pytest.UsageError(f"--pg {option}: {error}") from error
+    if not majors:
+        raise pytest.UsageError("--pg all: no PostgreSQL found")
+    return majors
+
+
+def _drop_databases_of_run(directory: Path) -> None:
+    databases = Databases(os.environ[_EXTERNAL], _run_name(directory))
+    databases.drop_all()
+    databases.close()
+
+
+def _run_name(directory: Path) -> str:
+    return directory.name.rpartition("-")[2].lower()
+
+
+@pytest.fixture(scope="session")
+def _databases_of(pytestconfig: pytest.Config) -> Iterator[Callable[[int | None], Databases]]:
+    """Return the databases on the server of a major version; None stands for the external server."""
+    run = pytestconfig.stash[_RUN_DIRECTORY]
+    servers = Servers(run)
+    opened: dict[int | None, Databases] = {}
+
+    def databases_of(major: int | None) -> Databases:
+        if major not in opened:
+            dsn = os.environ[_EXTERNAL] if major is None else servers.dsn(major)
+            opened[major] = Databases(dsn, _run_name(run))
+        return opened[major]
+
+    yield databases_of
+    for databases in opened.values():
+        databases.close()
+    servers.stop()
+
+
+@pytest.fixture
+def pg_major(request: pytest.FixtureRequest) -> int | None:
+    """The major version this test runs on; None if it is whatever the external server has."""
+    if _EXTERNAL in os.environ:
+        return None
+    chosen = request.config.stash[_MAJORS] or [find_binaries().major]
+    major: int = getattr(request, "param", chosen[0])
+    return major
+
+
+@pytest.fixture
+def binaries(pg_major: int | None) -> Binaries:
+    """The PostgreSQL programs for a server of the test's own."""
+    return find_binaries(pg_major)
+
+
+@pytest.fixture
+def server_home(pytestconfig: pytest.Config) -> Iterator[Path]:
+    """An empty directory for servers of the test's own; the server's account can reach it, unlike `tmp_path`."""
+    home = Path(tempfile.mkdtemp(dir=pytestconfig.stash[_RUN_DIRECTORY]))
+    home.chmod(0o755)
+    yield home
+    remove_with_servers(home)
+
+
+@pytest.fixture
+def private_server(server_home: Path, binaries: Binaries) -> Iterator[Server]:
+    """A started server for this test alone, which may stop, kill and start it."""
+    with Server(server_home / "private", binaries=binaries, settings=FAST_SETTINGS) as server:
+        yield server
+
+
+@pytest.fixture
+def databases(pg_major: int | None, _databases_of: Callable[[int | None], Databases]) -> Databases:
+    """Databases on the server this test runs on, for a test that needs several of them."""
+    return _databases_of(pg_major)
+
+
+@pytest.fixture
+def dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
+    """The URL of a database of the test's own, migrated."""
+    with _database(request, databases, migrated=True) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
+    """The URL of a database of the test's own, without any schema of ours."""
+    with _database(request, databases, migrated=False) as url:
+        yield url
+
+
+@contextmanager
+def _database(request: pytest.FixtureRequest, databases: Databases, *, migrated: bool) -> Iterator[str]:
+    url = databases.create(migrated=migrated)
+    try:
+        yield url
+        # The traceback of a failed test keeps its connections alive, so they say nothing.
+        leaks = [] if request.node.stash.get(_FAILED, False) else databases.leaks(url)
+    finally:
+        databases.drop(url)
+    if leaks:
+        pytest.fail("left open in the test's database: " + "; ".join(leaks), pytrace=False)
+
+
+@pytest.fixture
+def connect(dsn: str) -> Iterator[Connect]:
+    """Return a new connection to `dsn`; keyword arguments are psycopg.connect's. Closed after the test."""
+    with ExitStack() as connections:
+
+        def open_connection(**options: Any) -> psycopg.Connection[TupleRow]:
+            connection: psycopg.Connection[TupleRow] = psycopg.connect(dsn, **options)
+            connections.callback(connection.close)
+            return connection
+
+        yield open_connection
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _tasks_are_checked(request: pytest.FixtureRequest) -> None:
+    # Set up before all other fixtures of the test, so looked at after they are torn down.
+    if isinstance(request.node, pytest.Function) and inspect.iscoroutinefunction(request.node.obj):
+        request.getfixturevalue("_no_task_left")
+
+
+@pytest.fixture
+async def _no_task_left() -> AsyncIterator[None]:
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        pytest.fail("tasks left running: " + "; ".join(map(repr, left)), pytrace=False)

@@ -1,0 +1,104 @@
+"""The PostgreSQL servers of a test run: private ones, fast and not durable, shared by all its workers.
+
+The process that runs pytest makes one directory for the run. Each worker uses the servers in it, starting one when a
+test first needs it, and the last to finish stops it. What a killed run left behind is cleared away by the next one.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mailroom.embedded import SUPPORTED_MAJORS, Server, find_binaries
+from mailroom.errors import EmbeddedServerError
+
+FAST_SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "max_prepared_transactions": "20",
+}
+
+_PREFIX = "mailroom-tests-"
+_RUN_LOCK = "run.lock"
+
+
+class Servers:
+    """The servers of one worker, by major version."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._servers: dict[int, Server] = {}
+
+    def dsn(self, major: int) -> str:
+        """Return the DSN of the maintenance database of a running server."""
+        if major not in self._servers:
+            server = Server(self._directory / f"pg{major}", binaries=find_binaries(major), settings=FAST_SETTINGS)
+            server.start()
+            self._servers[major] = server
+        return self._servers[major].dsn("postgres")
+
+    def stop(self) -> None:
+        """Cease to use the servers; those that no other worker uses stop."""
+        while self._servers:
+            self._servers.popitem()[1].stop()
+
+
+def available_majors() -> list[int]:
+    """Return the major versions this machine can run, the newest first."""
+    return [major for major in reversed(SUPPORTED_MAJORS) if _is_available(major)]
+
+
+def _is_available(major: int) -> bool:
+    try:
+        find_binaries(major)
+    except EmbeddedServerError:
+        return False
+    return True
+
+
+@contextmanager
+def run_directory() -> Iterator[Path]:
+    """Make the directory of a run, and stop the servers in it and remove it at the end."""
+    for left_behind in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _clear_if_abandoned(left_behind)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    directory.chmod(0o755)  # root's servers run as another account
+    lock = os.open(directory / _RUN_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield directory
+        remove_with_servers(directory)
+    finally:
+        os.close(lock)
+
+
+def remove_with_servers(directory: Path) -> None:
+    """Stop the servers below `directory` and remove it; fail if one of them is still used."""
+    still_used = _stop_servers(directory)
+    assert not still_used, f"servers that some test did not stop: {', '.join(map(str, still_used))}"
+    shutil.rmtree(directory)
+
+
+def _stop_servers(directory: Path) -> list[Path]:
+    """Stop the servers below `directory` and return those that somebody else uses."""
+    return [lock.parent for lock in directory.rglob("start.lock") if not Server(lock.parent).stop()]
+
+
+def _clear_if_abandoned(directory: Path) -> None:
+    try:
+        lock = os.open(directory / _RUN_LOCK, os.O_RDWR)
+    except OSError:  # somebody else's, or just being made or removed
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _stop_servers(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+    except (BlockingIOError, FileNotFoundError):  # its run goes on, or another run clears it too
+        return
+    finally:
+        os.close(lock)
