@@ -1,1 +1,6 @@
-"""."""
+"""The consumer's side of Mailroom: reap messages in the transaction that uses them."""
+
+from inbox.inbox import AsyncInbox, Inbox
+from mailroom.message import Message
+
+__all__ = ["AsyncInbox", "Inbox", "Message"]

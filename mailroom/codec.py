@@ -24,7 +24,6 @@ MIN_INT, MAX_INT = -(2**64), 2**64 - 1
 MAX_DECIMAL_EXPONENT = 1_000
 MAX_DECIMAL_DIGITS = 19  # they travel as one integer, and 64 bits hold any 19
 
-
 T = TypeVar("T")
 
 
@@ -57,7 +56,7 @@ def decode(raw: bytes) -> object:
 
     Raises `DecodeError`, and nothing else however hostile the bytes, on what is not a value as this module describes
     it: more than 16 MiB, nested deeper than 32, indefinite lengths, repeated keys, bytes behind the end, other tags,
-    integers beyond 64 bits, `undefined`. The error never shows content.
+    integers beyond 64 bits, `undefined`. The error never shows content. NaN, which `encode` refuses, is read.
     """
     if len(raw) > MAX_VALUE_BYTES:
         raise _not_ours(f"it has {len(raw):,} bytes; the limit is {MAX_VALUE_BYTES:,}")
@@ -122,22 +121,27 @@ def _check_container(container: dict[object, object] | list[object], depth: int,
     if depth > MAX_DEPTH:
         raise _Refused(f"is nested more than {MAX_DEPTH} deep, or contains itself: send a flatter value")
     kind = type(container)
-    equal_for_sure = kind is dict or kind is list
+    exact = kind is dict or kind is list
     if isinstance(container, dict):
         if not _KEYS.issuperset(map(type, container)):
             for key in container:
-                if not isinstance(key, str | bytes):
+                if not isinstance(key, (str, bytes)):
                     raise _Refused(f"has a key that is {_a(type(key))}: send text as keys")
-            equal_for_sure = False  # an enum as key is encoded as its text, but may hash otherwise
+            exact = False
         if plain is not _PLAIN:
             _check(container.keys(), depth, plain)
         _check(container.values(), depth, plain)
     else:
         _check(container, depth, plain)
-    if not equal_for_sure and not _comes_back_equal(container):
-        raise _Refused(
-            f"is {_a(type(container))} that does not come back equal: send a plain list, or a dict with text keys"
-        )
+    if not exact and not _equals_its_copy(container):
+        raise _Refused(f"is {_a(kind)} that does not equal its plain copy: send a plain list, or a dict with text keys")
+
+
+def _equals_its_copy(container: dict[Any, object] | list[object]) -> bool:
+    """Whether a subclass, or a map with keys of one (which may hash unlike their text), passes for what it holds."""
+    copy = {key[:]: item for key, item in container.items()} if isinstance(container, dict) else list(container)
+    # Of the bytes too: only then is the copy, whose items are checked, what the decoder will see.
+    return bool(container == copy) and dumps(container) == dumps(copy)
 
 
 def _check_leaf(item: Any, kind: type, depth: int) -> None:
@@ -218,13 +222,16 @@ _LEAVES: dict[type, tuple[Callable[[Any], str | None], int]] = {
 }
 
 
-def _comes_back_equal(item: object) -> bool:
-    """Whether something that is not exactly of a supported type is encoded as what it says it equals."""
-    expected = item
-    if isinstance(item, datetime):
+def _comes_back_equal(leaf: object) -> bool:
+    """Whether an instance of a subclass is encoded as what it says it equals."""
+    expected = leaf
+    if isinstance(leaf, datetime):
         # In the hour that a zone repeats, Python calls no datetime of another zone equal, not even the same instant.
-        expected = item.replace(tzinfo=timezone(item.utcoffset() or timedelta()), fold=0)
-    return bool(decode(dumps(item)) == expected)
+        expected = leaf.replace(tzinfo=timezone(leaf.utcoffset() or timedelta()), fold=0)
+    try:
+        return bool(decode(dumps(leaf)) == expected)
+    except DecodeError:
+        return False
 
 
 def _refusal(value: object, error: Exception) -> str:
@@ -262,7 +269,7 @@ def _step(parent: object, child: object) -> str:
 
 def _a(kind: type) -> str:
     name = kind.__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 # --- decoding -------------------------------------------------------------------------------------------------------

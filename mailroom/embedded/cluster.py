@@ -26,6 +26,8 @@ from mailroom.errors import EmbeddedServerError
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
 _DATABASE = "mailroom"
+# No Unix socket: its path would have to stay under about 100 bytes, and JDBC needs TCP anyway.
+_OWN_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
 _RETRY_S = 10
 _LOG_TAIL_LINES = 15
 # What the log says of a start that can succeed a moment later: somebody was quicker to take the port; processes
@@ -71,6 +73,7 @@ class Cluster:
 
     def launch(self, binaries: Binaries, account: Account, settings: Mapping[str, str]) -> int:
         """Start the server, which does not run, and return its port. Data and database are made if missing."""
+        configuration = _configuration(settings)
         if not self._data.exists():
             self._make_data(binaries, account, sync=settings.get("fsync") != "off")
         if not self._password.exists():
@@ -79,7 +82,7 @@ class Cluster:
                 "bring the file back, or move the folder away to begin anew."
             )
         try:
-            port = self._run_server(binaries, account, settings)
+            port = self._run_server(binaries, account, configuration)
             self._make_database(port)
         except BaseException:
             self.shut_down()
@@ -131,7 +134,7 @@ class Cluster:
             conf.write(f"include_if_exists = '../{self._conf.name}'\n")
         aside.rename(self._data)
 
-    def _run_server(self, binaries: Binaries, account: Account, settings: Mapping[str, str]) -> int:
+    def _run_server(self, binaries: Binaries, account: Account, configuration: str) -> int:
         if self._log.exists():
             self._log.replace(self._log.with_name("server.log.1"))
         deadline = time.monotonic() + _RETRY_S
@@ -141,7 +144,7 @@ class Cluster:
             # stays one for ever.
             (self._data / "postmaster.pid").unlink(missing_ok=True)
             port = _free_port(self._last_port())
-            self._write_settings(port, settings, account)
+            self._write(self._conf, configuration + _configuration({**_OWN_SETTINGS, "port": str(port)}), account)
             told = self._log.stat().st_size if self._log.exists() else 0
             # Without a named log the server would keep our output open for as long as it runs.
             command = [binaries.path / "pg_ctl", "-D", self._data, "-l", self._log]
@@ -154,17 +157,6 @@ class Cluster:
                     f"The embedded server in {self._directory} did not start: {output.strip()}{self._log_tail()}"
                 )
             time.sleep(0.1)
-
-    def _write_settings(self, port: int, settings: Mapping[str, str], account: Account) -> None:
-        # No Unix socket: its path would have to stay under about 100 bytes, and JDBC needs TCP anyway.
-        own = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(port)}
-        lines = []
-        for name, value in {**settings, **own}.items():
-            if not re.fullmatch(r"[a-z][a-z0-9_.]*", name) or "\n" in value:
-                raise EmbeddedServerError(f"{name!a} with the value {value!a} is not a setting of PostgreSQL.")
-            escaped = value.replace("\\", r"\\").replace("'", "''")
-            lines.append(f"{name} = '{escaped}'\n")
-        self._write(self._conf, "".join(lines), account)
 
     def _last_port(self) -> int:
         """Return the port of the run before, so that a DSN stays good over a restart; 0 if there was none."""
@@ -198,6 +190,17 @@ class Cluster:
             return ""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         return "\n".join(["", f"End of {self._log}:", *lines])
+
+
+def _configuration(settings: Mapping[str, str]) -> str:
+    """Return `settings` as lines of a configuration file."""
+    lines = []
+    for name, value in settings.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_.]*", name) or "\n" in value:
+            raise EmbeddedServerError(f"{name!a} with the value {value!a} is not a setting of PostgreSQL.")
+        escaped = value.replace("\\", r"\\").replace("'", "''")
+        lines.append(f"{name} = '{escaped}'\n")
+    return "".join(lines)
 
 
 def _is_postmaster(pid: int) -> bool:

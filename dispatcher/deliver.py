@@ -1,0 +1,208 @@
+"""Deliver: the oldest committed messages of the outbox, stamped and moved into the inboxes by one statement.
+
+No row travels through Python, and no value is decoded. What is here runs inside one transaction; `dispatcher.deliverer`
+says where transactions begin and end.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from mailroom import locks
+from mailroom.operation import Operation, Sql
+
+# Sorting and joining a batch stays in memory, and no plan made for an empty outbox reads a full one from end to end.
+SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
+
+MESSAGE = (
+    "message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, "
+    "source, sent_at"
+)
+
+OUTBOX_KEY = locks.key("'{schema}.outbox'::regclass")
+PARTITION_KEY = locks.key("partition")
+PARTITION_CHANNEL = locks.channel("partition")
+
+# One deliverer at a time: clocks rise in commit order, and a statement that begins after this one sees all that the
+# deliverer before it has done.
+LOCK = Sql(
+    f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {OUTBOX_KEY}) IS NULL",
+    columns=("boolean",),
+)
+
+# The steps, in order: `reach` (who gets a topic), `batch` (at most so many rows and bytes, oldest first), `stamp` (the
+# clock before and after), `taken` (deleted by range, twice as fast as by ids; one snapshot, so the very rows of
+# `batch`), `fated` (numbered in position order before anything is joined: one clock per message, however many get it).
+# Inserting in key order is 1.5 times as fast as in the order taken. A clock above the ceiling is not given out: then
+# nothing is taken and the caller is told how high the ceiling must be.
+DELIVER = Sql(
+    f"""
+WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
+route AS MATERIALIZED (
+    SELECT topic, inbox, bool_or(subscribed) AS subscribed
+    FROM (SELECT topic, inbox, true FROM {{schema}}.subscription
+          UNION ALL SELECT name, name, false FROM {{schema}}.inbox_registry) AS r (topic, inbox, subscribed)
+    GROUP BY topic, inbox),
+reach AS MATERIALIZED (
+    SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers FROM route GROUP BY topic),
+batch AS MATERIALIZED (
+    SELECT max(position) AS last, count(*) AS messages, max(after_clock) AS after_clock
+    FROM (SELECT position, after_clock, row_number() OVER oldest AS nth,
+                 sum(coalesce(octet_length(value), pg_column_size(value_json))) OVER oldest AS bytes
+          FROM {{schema}}.outbox WHERE position > %(floor)s::bigint
+          WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
+          ORDER BY position LIMIT %(rows)s::bigint) AS o
+    WHERE nth = 1 OR bytes <= %(bytes)s::bigint),
+stamp AS MATERIALIZED (
+    SELECT last, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
+    FROM batch, {{schema}}.node n, LATERAL (SELECT greatest(last_value, after_clock) FROM {{schema}}.clock) AS c (base)),
+taken AS (
+    DELETE FROM {{schema}}.outbox
+    WHERE position > %(floor)s::bigint AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)
+    RETURNING position, deliver_at, {MESSAGE}),
+fated AS MATERIALIZED (
+    SELECT n.*, inboxes, CASE WHEN expires_at <= now THEN 'expired'
+                              WHEN deliver_at > now THEN 'scheduled'
+                              WHEN kind = 'E' AND subscribers > 0 THEN 'delivered'
+                              WHEN kind = 'E' THEN 'unrouted'
+                              WHEN kind = 'C' AND inboxes > 1 THEN 'dead'
+                              WHEN inboxes > 0 THEN 'delivered'
+                              ELSE 'dead' END AS fate
+    FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin FROM taken t, stamp) AS n
+    CROSS JOIN moment LEFT JOIN reach USING (topic)),
+delivered AS (
+    INSERT INTO {{schema}}.inbox (inbox, clock, sent_clock, origin, {MESSAGE})
+    SELECT inbox, clock, clock, origin, {MESSAGE} FROM fated JOIN route USING (topic)
+    WHERE fate = 'delivered' AND (kind <> 'E' OR subscribed)
+    ORDER BY inbox, key, clock
+    RETURNING inbox),
+scheduled AS (
+    INSERT INTO {{schema}}.scheduled (deliver_at, position, {MESSAGE})
+    SELECT deliver_at, position, {MESSAGE} FROM fated WHERE fate = 'scheduled'),
+dead AS (
+    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
+    SELECT 'deliver', CASE WHEN inboxes > 1 THEN format('a command needs exactly one inbox, its topic has %%s', inboxes)
+                           ELSE 'no inbox gets this topic' END, {MESSAGE}
+    FROM fated WHERE fate = 'dead' ORDER BY clock),
+fates AS MATERIALIZED (
+    SELECT max(clock) AS clock, max(position) AS last, count(*) AS taken,
+           count(*) FILTER (WHERE fate = 'scheduled') AS scheduled, count(*) FILTER (WHERE fate = 'expired') AS expired,
+           count(*) FILTER (WHERE fate = 'unrouted') AS unrouted, count(*) FILTER (WHERE fate = 'dead') AS dead
+    FROM fated),
+touched AS MATERIALIZED (
+    SELECT to_regclass('{{schema}}.inbox_' || inbox) AS partition, count(*) AS rows FROM delivered GROUP BY inbox),
+woken AS MATERIALIZED (
+    SELECT count(pg_notify({PARTITION_CHANNEL}, '')) FROM touched
+    WHERE NOT pg_try_advisory_xact_lock({locks.ASLEEP}, {PARTITION_KEY}))
+SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
+       fates.last, setval('{{schema}}.clock', clock), CASE WHEN NOT fits THEN top END, (SELECT count FROM woken)
+FROM fates, stamp
+""",
+    columns=("bigint",) * 10,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one delivery did. `taken` counts messages, `delivered` the copies that reached inboxes.
+
+    `last` is the largest position taken, `clock` the last one given out; `ceiling` is set when nothing could be taken
+    because the clock's ceiling must first be raised to at least that.
+    """
+
+    taken: int
+    delivered: int
+    scheduled: int
+    expired: int
+    unrouted: int
+    dead: int
+    last: int | None
+    clock: int | None
+    ceiling: int | None
+    woken: int
+
+
+def delivering(
+    schema: str, *, floor: int, rows: int, max_bytes: int, now: datetime | None = None
+) -> Operation[Delivery]:
+    """Deliver up to `rows` messages and `max_bytes` of values (at least one message) above the position `floor`."""
+    yield LOCK.at(schema=schema)()
+    [row] = yield DELIVER.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now)
+    return Delivery(*row)
+
+
+# Scheduled messages that are due go back to the outbox: then they are stamped, routed and, if need be, expired by the
+# one statement that does so, and the doorbell wakes whoever is to run it.
+RELEASE = Sql(
+    f"""
+WITH due AS MATERIALIZED (
+    SELECT deliver_at, position FROM {{schema}}.scheduled
+    WHERE deliver_at <= coalesce(%(now)s::timestamptz, clock_timestamp())
+    ORDER BY deliver_at, position LIMIT %(rows)s::bigint FOR UPDATE SKIP LOCKED),
+gone AS (
+    DELETE FROM {{schema}}.scheduled s USING due WHERE (s.deliver_at, s.position) = (due.deliver_at, due.position)
+    RETURNING s.*),
+back AS (
+    INSERT INTO {{schema}}.outbox ({MESSAGE}) SELECT {MESSAGE} FROM gone ORDER BY deliver_at, position RETURNING 1)
+SELECT count(*) FROM back
+""",
+    columns=("bigint",),
+)
+
+
+def releasing(schema: str, *, rows: int = 10_000, now: datetime | None = None) -> Operation[int]:
+    """Send scheduled messages that are due on their way; returns how many."""
+    [(count,)] = yield RELEASE.at(schema=schema)(rows=rows, now=now)
+    return int(count)
+
+
+# The oldest message alone: what it is leaves the outbox, so that it cannot stop the others.
+BURY = Sql(
+    f"""
+WITH gone AS (
+    DELETE FROM {{schema}}.outbox
+    WHERE position = (SELECT position FROM {{schema}}.outbox WHERE position > %(floor)s::bigint ORDER BY position LIMIT 1)
+    RETURNING position, {MESSAGE}),
+dead AS (
+    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE}) SELECT 'deliver', %(reason)s::text, {MESSAGE} FROM gone)
+SELECT position, message_id FROM gone
+""",
+    columns=("bigint", "uuid"),
+)
+
+
+def burying(schema: str, *, floor: int, reason: str) -> Operation[None]:
+    """Move the oldest message above `floor` to `dead_letter`."""
+    yield LOCK.at(schema=schema)()
+    yield BURY.at(schema=schema)(floor=floor, reason=reason)
+
+
+CEILING = Sql(
+    """
+UPDATE {schema}.node SET clock_ceiling = greatest(clock_ceiling, %(ceiling)s::bigint) RETURNING clock_ceiling
+""",
+    columns=("bigint",),
+)
+DURABLE = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",))
+CEILING_STEP = 1_000_000
+
+
+def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
+    """Raise the clock's ceiling, durably once the transaction commits: no clock above it is ever given out."""
+    yield LOCK.at(schema=schema)()
+    yield DURABLE.at()()
+    yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)
+
+
+RECOVER = Sql(
+    """
+SELECT setval('{schema}.clock', greatest(c.last_value, n.clock_ceiling)) FROM {schema}.clock c, {schema}.node n
+""",
+    columns=("bigint",),
+)
+
+
+def recovering_clock(schema: str) -> Operation[int]:
+    """Set the clock to the largest that can have been given out: a crash may have taken the sequence back."""
+    yield LOCK.at(schema=schema)()
+    [(clock,)] = yield RECOVER.at(schema=schema)()
+    return int(clock)

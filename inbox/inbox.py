@@ -1,0 +1,103 @@
+"""The consumer's side: reap a key's messages in clock order, in the transaction that uses them."""
+
+from inbox.claim import Share, counting, finding, peeking, reaping_any, reaping_key
+from mailroom.errors import InvalidMessage
+from mailroom.message import Message
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.operation import Operation, T
+from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
+
+
+class _Named:
+    """The inbox an instance reads, and what is the same for both flavours."""
+
+    def __init__(self, name: str, schema: str = DEFAULT_SCHEMA) -> None:
+        self.name = inbox_name(name)
+        self.schema = schema_name(schema)
+        self._found = False
+        self._cursor = ""  # where the next walk over keys begins; only fairness depends on it
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
+
+    def _reap(self, key: str, limit: int) -> Operation[list[Message]]:
+        return self._known(reaping_key(self.schema, self.name, key, _count(limit, "limit")))
+
+    def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
+        return self._claim(Share(_count(max_keys, "max_keys"), _count(per_key, "per_key"), max_keys * per_key))
+
+    def _claim(self, share: Share) -> Operation[list[Message]]:
+        taken, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
+        return taken
+
+    def _peek(self, key: str | None, limit: int) -> Operation[list[Message]]:
+        return self._known(peeking(self.schema, self.name, key, _count(limit, "limit")))
+
+    def _backlog(self, key: str | None) -> Operation[int]:
+        return self._known(counting(self.schema, self.name, key))
+
+    def _known(self, operation: Operation[T]) -> Operation[T]:
+        # Asked once per instance, before the statement whose failure would spoil the caller's transaction.
+        if not self._found:
+            yield from finding(self.schema, self.name)
+            self._found = True
+        return (yield from operation)
+
+
+def _count(number: int, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 1_000_000:
+        raise InvalidMessage(f"{what} is {number!r}; give an int from 1 to 1,000,000.")
+    return number
+
+
+class Inbox(_Named):
+    """One inbox of a node; free to share between threads.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What `reap` and `reap_any`
+    return is consumed if and only if the caller's transaction commits; rolled back, it is in the inbox again, and
+    nothing of its keys has overtaken it. Raises `UnknownInbox`, and `NotInTransaction` on an autocommit connection
+    outside a transaction; errors of the driver (40001 and 40P01 among them: try the transaction again) pass through.
+    """
+
+    def reap(self, connection: AnyConnection, key: str, limit: int = 100) -> list[Message]:
+        """Take up to `limit` of the key's oldest messages, in clock order; commit after the work, not before.
+
+        Waits while another transaction works on the key. Empty when the key has none, or waits after a failure.
+        """
+        return run(connection, self._reap(key, limit))
+
+    def reap_any(self, connection: AnyConnection, max_keys: int = 100, per_key: int = 10) -> list[Message]:
+        """Take messages of up to `max_keys` keys, at most `per_key` of each, the longest waiting keys first.
+
+        Never waits: keys that another transaction works on, or that wait after a failure, are left out. The list is
+        in clock order, and holds each key's oldest messages.
+        """
+        return run(connection, self._reap_any(max_keys, per_key))
+
+    def peek(self, connection: AnyConnection, key: str | None = None, limit: int = 10) -> list[Message]:
+        """Look at the oldest messages, of one key or of all, and leave them; somebody may be working on them."""
+        return run(connection, self._peek(key, limit))
+
+    def backlog(self, connection: AnyConnection, key: str | None = None) -> int:
+        """Count the messages waiting, of one key or of all."""
+        return run(connection, self._backlog(key))
+
+
+class AsyncInbox(_Named):
+    """`Inbox` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
+
+    async def reap(self, connection: AnyAsyncConnection, key: str, limit: int = 100) -> list[Message]:
+        """See `Inbox.reap`."""
+        return await run_async(connection, self._reap(key, limit))
+
+    async def reap_any(self, connection: AnyAsyncConnection, max_keys: int = 100, per_key: int = 10) -> list[Message]:
+        """See `Inbox.reap_any`."""
+        return await run_async(connection, self._reap_any(max_keys, per_key))
+
+    async def peek(self, connection: AnyAsyncConnection, key: str | None = None, limit: int = 10) -> list[Message]:
+        """See `Inbox.peek`."""
+        return await run_async(connection, self._peek(key, limit))
+
+    async def backlog(self, connection: AnyAsyncConnection, key: str | None = None) -> int:
+        """See `Inbox.backlog`."""
+        return await run_async(connection, self._backlog(key))

@@ -1,0 +1,88 @@
+"""A delivered message as a consumer sees it."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import cast
+from uuid import UUID
+
+from mailroom import codec
+from mailroom.operation import Row
+
+# What every statement that gives messages selects, with the types of the result, in the order of `Message.__init__`.
+SELECTED = (
+    "key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, "
+    "value, value_json::text, headers::text, source, sent_at, expires_at, delivered_at"
+)
+COLUMNS = (
+    ("text", "bigint", "bigint", "uuid", "uuid", "text", "text", "text", "text")
+    + ("bytea", "text", "text", "text", "timestamptz", "timestamptz", "timestamptz")
+)  # fmt: skip
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_UNDECODED = object()
+
+
+class Message:
+    """One message of an inbox.
+
+    `clock` is the Lamport clock of its delivery: unique on this node and rising along each key; `sent_clock` the one
+    of the send event on the node `origin`. `id` never changes: the idempotency key for effects outside the database.
+    `kind` is M message, E event, C command or R reply; `message_type` and `event_type` are the sender's codes.
+    `sent_at` and `delivered_at` are physical times (aware); order never rests on them. `source` says who sent it.
+    """
+
+    __slots__ = (
+        "_headers", "_json", "_raw", "_value", "clock", "delivered_at", "event_type", "expires_at", "id", "key", "kind",
+        "message_type", "origin", "sent_at", "sent_clock", "source", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: str, clock: int, sent_clock: int, origin: UUID, id: UUID, topic: str, kind: str, message_type: str,
+        event_type: str | None, raw: bytes | None, json: str | None, headers: str | None, source: str | None,
+        sent_at: datetime, expires_at: datetime | None, delivered_at: datetime,
+    ) -> None:  # fmt: skip
+        self.key = key
+        self.clock = clock
+        self.sent_clock = sent_clock
+        self.origin = origin
+        self.id = id
+        self.topic = topic
+        self.kind = kind
+        self.message_type = message_type
+        self.event_type = event_type
+        self._raw = raw
+        self._json = json
+        self._headers = headers
+        self.source = source
+        self.sent_at = sent_at
+        self.expires_at = expires_at
+        self.delivered_at = delivered_at
+        self._value = _UNDECODED
+
+    @property
+    def value(self) -> object:
+        """The value, decoded on first use. Raises `DecodeError` for bytes that are no value; `raw` still reads them."""
+        if self._value is _UNDECODED:
+            self._value = codec.decode(self.raw) if self._json is None else json.loads(self._json)
+        return self._value
+
+    @property
+    def raw(self) -> bytes:
+        """The value as it was sent: CBOR, or JSON text in UTF-8 for a message that was written as `value_json`."""
+        return cast(bytes, self._raw) if self._json is None else self._json.encode()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, text to text."""
+        return NO_HEADERS if self._headers is None else MappingProxyType(json.loads(self._headers))
+
+    def __repr__(self) -> str:
+        # Without the value: what is printed ends in logs.
+        return f"Message(clock={self.clock}, topic={self.topic!r}, key={self.key!r}, id={self.id})"
+
+
+def messages(rows: list[Row]) -> list[Message]:
+    """Make messages of rows of `SELECTED`."""
+    return [Message(*row) for row in rows]

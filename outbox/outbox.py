@@ -1,0 +1,230 @@
+"""The writer's side: messages that exist if and only if the caller's transaction commits."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+from mailroom.errors import InvalidMessage
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
+from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
+from outbox.outgoing import COLUMNS, EventType, Key, MessageType, Outgoing
+
+
+class Request(Protocol):
+    """What `reply` needs of the message it answers: an `inbox.Message`."""
+
+    @property
+    def id(self) -> UUID:
+        """The message's id, the reply's correlation."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The message's key, the reply's too."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers; `reply_to` names the topic of the reply."""
+        ...
+
+
+NAMES = ", ".join(name for name, _ in COLUMNS)
+
+INSERT = Sql(
+    f"INSERT INTO {{schema}}.outbox ({NAMES}) VALUES ("
+    '%(message_id)s::uuid, %(topic)s::text, %(key)s::text, %(kind)s::text::"char", %(message_type)s::text::"char", '
+    '%(event_type)s::text::"char", %(value)s::bytea, %(headers)s::text::jsonb, %(deliver_at)s::timestamptz, '
+    "%(expires_at)s::timestamptz, %(after_clock)s::bigint)"
+)
+
+
+def _sending(schema: str, row: Row) -> Operation[None]:
+    yield IN_TRANSACTION
+    yield INSERT.at(schema=schema)(**dict(zip((name for name, _ in COLUMNS), row, strict=True)))
+
+
+COPY = Sql(f"COPY {{schema}}.outbox ({NAMES}) FROM STDIN (FORMAT binary)")
+# Ordered, because messages of one transaction keep their order and positions are drawn row by row.
+UNNEST = Sql(
+    f"INSERT INTO {{schema}}.outbox ({NAMES}) "
+    'SELECT message_id, topic, key, kind::"char", message_type::"char", event_type::"char", value, headers::jsonb, '
+    "deliver_at, expires_at, after_clock FROM unnest("
+    "%(message_id)s::uuid[], %(topic)s::text[], %(key)s::text[], %(kind)s::text[], %(message_type)s::text[], "
+    "%(event_type)s::text[], %(value)s::bytea[], %(headers)s::text[], %(deliver_at)s::timestamptz[], "
+    f"%(expires_at)s::timestamptz[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({NAMES}, nth) ORDER BY nth"
+)
+
+
+def _sending_many(schema: str, rows: list[Row]) -> Operation[int]:
+    yield IN_TRANSACTION
+    if rows:
+        yield Fill(COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
+    return len(rows)
+
+
+class _Node:
+    """The schema an instance writes to, and what is the same for both flavours."""
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self.schema = schema_name(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self.schema!r})"
+
+    def _send(self, message: Outgoing) -> tuple[Operation[None], UUID]:
+        row = message.row()
+        return _sending(self.schema, row), row[0]
+
+    def _send_many(self, messages: Iterable[Outgoing]) -> Operation[int]:
+        # Every message is encoded before the first goes out, so a bad one leaves the transaction as it was.
+        rows = []
+        for nth, message in enumerate(messages, start=1):
+            try:
+                rows.append(message.row())
+            except InvalidMessage as error:
+                raise type(error)(f"Message {nth}: {error} None of this call was sent.") from None
+        return _sending_many(self.schema, rows)
+
+    @staticmethod
+    def _reply(request: Request, value: object, status: int, fields: dict[str, Any]) -> Outgoing:
+        topic = request.headers.get("reply_to")
+        if topic is None:
+            raise InvalidMessage(f"Message {request.id} asks for no reply: it has no header reply_to.")
+        carried = {name: request.headers[name] for name in ("saga", "user", "tenant") if name in request.headers}
+        headers = {**carried, **(fields.pop("headers", None) or {})}
+        headers |= {"correlation": str(request.id), "status": str(status)}
+        return Outgoing(topic, value, key=fields.pop("key", request.key), headers=headers, kind="R", **fields)
+
+
+def _command(topic: str, value: object, reply_to: str | None, fields: dict[str, Any]) -> Outgoing:
+    message = Outgoing(topic, value, kind="C", **fields)
+    if reply_to is None:
+        return message
+    return replace(message, headers={**(message.headers or {}), "reply_to": reply_to})
+
+
+class Outbox(_Node):
+    """Commits messages in the caller's transaction; one instance per node (`schema`), free to share.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`, adds rows in its current
+    transaction and never commits. Raises `InvalidMessage` for a message over a limit and `NotInTransaction` on an
+    autocommit connection outside a transaction; errors of the driver pass through.
+    """
+
+    def send(
+        self,
+        connection: AnyConnection,
+        topic: str,
+        value: object,
+        *,
+        key: Key | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_type: MessageType = "U",
+        event_type: EventType | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        after_clock: int | None = None,
+        id: UUID | None = None,  # the message's word, and only ever given by name
+    ) -> UUID:
+        """Send one message and return its id. It exists if and only if the transaction commits.
+
+        `value` is anything CBOR gives back equal: text, bytes, int (64 bits), float, bool, None, list, dict with text
+        or bytes keys, aware datetime, date, Decimal, UUID; at most 16 MiB encoded. `key` (1 to 1,024 bytes of text,
+        or an int or UUID) orders: messages of one key are reaped in the order sent; None means no order. `headers`
+        are text to text, at most 8 KiB. Not delivered before `deliver_at`, dropped if undelivered at `expires_at`.
+        `after_clock` is the clock of a message on another node that caused this one: it is stamped later.
+        """
+        operation, message_id = self._send(
+            Outgoing(topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id)
+        )
+        run(connection, operation)
+        return message_id
+
+    def send_many(self, connection: AnyConnection, messages: Iterable[Outgoing]) -> int:
+        """Send many messages in their order, by COPY where the driver can, and return how many.
+
+        All of them are checked first: a bad one raises `InvalidMessage` with its number before any is sent. They are
+        held in memory meanwhile, so send millions in calls of some 10,000.
+        """
+        return run(connection, self._send_many(messages))
+
+    def publish(self, connection: AnyConnection, topic: str, value: object, **fields: Any) -> UUID:
+        """Send an event: every subscriber gets it, and none is fine. `fields` as for `send`."""
+        operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
+        run(connection, operation)
+        return message_id
+
+    def command(
+        self, connection: AnyConnection, topic: str, value: object, *, reply_to: str | None = None, **fields: Any
+    ) -> UUID:
+        """Send a command: exactly one inbox must get it, else it goes to `dead_letter`. `fields` as for `send`."""
+        operation, message_id = self._send(_command(topic, value, reply_to, fields))
+        run(connection, operation)
+        return message_id
+
+    def reply(
+        self, connection: AnyConnection, request: Request, value: object, *, status: int = 200, **fields: Any
+    ) -> UUID:
+        """Answer a command on the topic it asked for, under its key, with its id as header `correlation`.
+
+        `status` is 200 done, 400 refused, 500 failed. Raises `InvalidMessage` if no reply was asked for.
+        """
+        operation, message_id = self._send(self._reply(request, value, status, fields))
+        run(connection, operation)
+        return message_id
+
+
+class AsyncOutbox(_Node):
+    """`Outbox` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
+
+    async def send(
+        self,
+        connection: AnyAsyncConnection,
+        topic: str,
+        value: object,
+        *,
+        key: Key | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_type: MessageType = "U",
+        event_type: EventType | None = None,
+        deliver_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        after_clock: int | None = None,
+        id: UUID | None = None,
+    ) -> UUID:
+        """See `Outbox.send`."""
+        operation, message_id = self._send(
+            Outgoing(topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id)
+        )
+        await run_async(connection, operation)
+        return message_id
+
+    async def send_many(self, connection: AnyAsyncConnection, messages: Iterable[Outgoing]) -> int:
+        """See `Outbox.send_many`."""
+        return await run_async(connection, self._send_many(messages))
+
+    async def publish(self, connection: AnyAsyncConnection, topic: str, value: object, **fields: Any) -> UUID:
+        """See `Outbox.publish`."""
+        operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
+        await run_async(connection, operation)
+        return message_id
+
+    async def command(
+        self, connection: AnyAsyncConnection, topic: str, value: object, *, reply_to: str | None = None, **fields: Any
+    ) -> UUID:
+        """See `Outbox.command`."""
+        operation, message_id = self._send(_command(topic, value, reply_to, fields))
+        await run_async(connection, operation)
+        return message_id
+
+    async def reply(
+        self, connection: AnyAsyncConnection, request: Request, value: object, *, status: int = 200, **fields: Any
+    ) -> UUID:
+        """See `Outbox.reply`."""
+        operation, message_id = self._send(self._reply(request, value, status, fields))
+        await run_async(connection, operation)
+        return message_id

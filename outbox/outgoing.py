@@ -1,0 +1,127 @@
+"""A message on its way out, and the checks it passes before the database sees it."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+from mailroom import codec
+from mailroom.errors import InvalidMessage
+from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, MAX_KEY_BYTES, shown, topic_name
+
+Key: TypeAlias = str | int | UUID
+Kind: TypeAlias = Literal["M", "E", "C", "R"]
+MessageType: TypeAlias = Literal["O", "D", "C", "U"]
+EventType: TypeAlias = Literal["C", "U", "D"]
+
+# What a writer sets, in the order of `Outgoing.row`, each with its type; every other column has a default.
+COLUMNS = (
+    ("message_id", "uuid"),
+    ("topic", "text"),
+    ("key", "text"),
+    ("kind", '"char"'),
+    ("message_type", '"char"'),
+    ("event_type", '"char"'),
+    ("value", "bytea"),
+    ("headers", "jsonb"),
+    ("deliver_at", "timestamptz"),
+    ("expires_at", "timestamptz"),
+    ("after_clock", "bigint"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message for `send_many`; the fields mean what the arguments of `Outbox.send` mean."""
+
+    topic: str
+    value: object
+    key: Key | None = None
+    headers: Mapping[str, str] | None = None
+    kind: Kind = "M"
+    message_type: MessageType = "U"
+    event_type: EventType | None = None
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
+    after_clock: int | None = None
+    id: UUID | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken."""
+        message_id = self.id or UUID(bytes=os.urandom(16), version=4)
+        return (
+            message_id,
+            topic_name(self.topic),
+            # Without a key nothing orders it: it gets one that no other message has.
+            str(message_id) if self.key is None else key_text(self.key),
+            _one_of(self.kind, "MECR", "kind"),
+            _one_of(self.message_type, "ODCU", "message_type"),
+            self.event_type and _one_of(self.event_type, "CUD", "event_type"),
+            codec.encode(self.value),
+            None if not self.headers else _headers_json(self.headers),
+            self.deliver_at and _aware(self.deliver_at, "deliver_at"),
+            self.expires_at and _aware(self.expires_at, "expires_at"),
+            None if self.after_clock is None else _clock(self.after_clock),
+        )
+
+
+def key_text(key: Key) -> str:
+    """Return the text a key is stored as; refuse what cannot be one."""
+    if isinstance(key, bool) or not isinstance(key, str | int | UUID):
+        raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
+    text = str(key)
+    size = len(_utf8(text, "key"))
+    if not 1 <= size <= MAX_KEY_BYTES:
+        raise InvalidMessage(
+            f"Key {shown(text)} has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed. "
+            "Use a digest of it, or key=None for a message without order."
+        )
+    return text
+
+
+def _utf8(text: str, what: str) -> bytes:
+    if "\0" in text:
+        raise InvalidMessage(f"The {what} {shown(text)} holds a NUL character, which PostgreSQL's text cannot.")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"The {what} {shown(text)} is not valid Unicode text (a lone surrogate).") from None
+
+
+def _headers_json(headers: Mapping[str, str]) -> str:
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidMessage(f"Header {shown(name)} is not text to text: put structures into the value.")
+        _utf8(name, "name of a header")
+        _utf8(value, f"header {name}")
+    # The separators are those of jsonb's own text form, which the table's CHECK measures.
+    text = json.dumps(dict(headers), ensure_ascii=False)
+    if len(text.encode()) > MAX_HEADERS_BYTES:
+        raise InvalidMessage(
+            f"The headers have {len(text.encode())} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. "
+            "Put what is large into the value."
+        )
+    return text
+
+
+def _one_of(code: str, allowed: str, what: str) -> str:
+    if isinstance(code, str) and len(code) == 1 and code in allowed:
+        return code
+    raise InvalidMessage(f"{what} {shown(code)} is none of {', '.join(allowed)}.")
+
+
+def _aware(moment: datetime, what: str) -> datetime:
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise InvalidMessage(f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).")
+    if moment.year >= 9999:
+        raise InvalidMessage(f"{what} lies in year {moment.year}; years up to 9998 are allowed.")
+    return moment
+
+
+def _clock(clock: int) -> int:
+    if isinstance(clock, bool) or not isinstance(clock, int) or not 0 <= clock <= MAX_AFTER_CLOCK:
+        raise InvalidMessage(f"after_clock {shown(clock)} is no clock: an int from 0 to 2**62.")
+    return clock
