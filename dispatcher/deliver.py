@@ -45,15 +45,16 @@ route AS MATERIALIZED (
 reach AS MATERIALIZED (
     SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers FROM route GROUP BY topic),
 batch AS MATERIALIZED (
-    SELECT max(position) AS last, count(*) AS messages, max(after_clock) AS after_clock
-    FROM (SELECT position, after_clock, row_number() OVER oldest AS nth,
-                 sum(coalesce(octet_length(value), pg_column_size(value_json))) OVER oldest AS bytes
+    SELECT max(position) FILTER (WHERE fits) AS last, count(*) FILTER (WHERE fits) AS messages,
+           max(after_clock) FILTER (WHERE fits) AS after_clock,
+           count(*) = %(rows)s::bigint OR NOT bool_and(fits) AS more
+    FROM (SELECT position, after_clock, row_number() OVER oldest = 1 OR %(bytes)s::bigint >=
+                 sum(coalesce(octet_length(value), pg_column_size(value_json))) OVER oldest AS fits
           FROM {{schema}}.outbox WHERE position > %(floor)s::bigint
           WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
-          ORDER BY position LIMIT %(rows)s::bigint) AS o
-    WHERE nth = 1 OR bytes <= %(bytes)s::bigint),
+          ORDER BY position LIMIT %(rows)s::bigint) AS o),
 stamp AS MATERIALIZED (
-    SELECT last, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
+    SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
     FROM batch, {{schema}}.node n, LATERAL (SELECT greatest(last_value, after_clock) FROM {{schema}}.clock) AS c (base)),
 taken AS (
     DELETE FROM {{schema}}.outbox
@@ -94,10 +95,11 @@ woken AS MATERIALIZED (
     SELECT count(pg_notify({PARTITION_CHANNEL}, '')) FROM touched
     WHERE NOT pg_try_advisory_xact_lock({locks.ASLEEP}, {PARTITION_KEY}))
 SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
-       fates.last, setval('{{schema}}.clock', clock), CASE WHEN NOT fits THEN top END, (SELECT count FROM woken)
+       fates.last, setval('{{schema}}.clock', clock), CASE WHEN NOT fits THEN top END, (SELECT count FROM woken),
+       coalesce(more, false)
 FROM fates, stamp
 """,
-    columns=("bigint",) * 10,
+    columns=(*("bigint",) * 10, "boolean"),
 )
 
 
@@ -106,7 +108,7 @@ class Delivery:
     """What one delivery did. `taken` counts messages, `delivered` the copies that reached inboxes.
 
     `last` is the largest position taken, `clock` the last one given out; `ceiling` is set when nothing could be taken
-    because the clock's ceiling must first be raised to at least that.
+    because the clock's ceiling must first be raised to at least that. `more` says that the batch was full.
     """
 
     taken: int
@@ -119,6 +121,7 @@ class Delivery:
     clock: int | None
     ceiling: int | None
     woken: int
+    more: bool
 
 
 def delivering(
@@ -163,7 +166,8 @@ WITH gone AS (
     WHERE position = (SELECT position FROM {{schema}}.outbox WHERE position > %(floor)s::bigint ORDER BY position LIMIT 1)
     RETURNING position, {MESSAGE}),
 dead AS (
-    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE}) SELECT 'deliver', %(reason)s::text, {MESSAGE} FROM gone)
+    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
+    SELECT 'deliver', %(reason)s::text, {MESSAGE} FROM gone)
 SELECT position, message_id FROM gone
 """,
     columns=("bigint", "uuid"),

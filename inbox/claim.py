@@ -16,7 +16,7 @@ NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 # A plan made while the inbox was small would be kept for when it is large and read it from end to end; so the planner
 # is told, for this one statement and in the caller's transaction, to go by the indexes only. jit costs ten times the
 # statement. What the caller had set comes back afterwards.
-PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}  # fmt: skip
+PINNED = dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"), "off")
 PIN = Sql(
     "SELECT "
     + ", ".join(f"current_setting('{name}'), set_config('{name}', '{to}', true)" for name, to in PINNED.items()),
@@ -177,7 +177,8 @@ def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation
 
 
 PEEK_KEY = Sql(
-    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text ORDER BY clock LIMIT %(limit)s::bigint",
+    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text "
+    "ORDER BY clock LIMIT %(limit)s::bigint",
     columns=COLUMNS,
 )
 PEEK_ANY = Sql(

@@ -24,9 +24,10 @@ class _Named:
         return self._known(reaping_key(self.schema, self.name, key, _count(limit, "limit")))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
-        return self._claim(Share(_count(max_keys, "max_keys"), _count(per_key, "per_key"), max_keys * per_key))
+        return self.claiming(Share(_count(max_keys, "max_keys"), _count(per_key, "per_key"), max_keys * per_key))
 
-    def _claim(self, share: Share) -> Operation[list[Message]]:
+    def claiming(self, share: Share) -> Operation[list[Message]]:
+        """`reap_any` as an operation, with the worker's own bounds."""
         taken, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
         return taken
 

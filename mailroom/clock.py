@@ -49,10 +49,8 @@ def stamp(clock: int, count: int, after_clock: int = 0) -> range:
     All are later than `after_clock`, the largest clock that any message of the batch must follow. The node then
     stands at the last of them; with no messages the range is empty and the clock stays where it is.
     """
-    first = max(clock, after_clock) + 1
-    if count > 0:
-        _fitting(first + count - 1)
-    return range(first, first + count)
+    before = max(clock, after_clock)
+    return range(before + 1, _fitting(before + count) + 1)
 
 
 def _fitting(clock: int) -> int:

@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
-from cbor2 import CBORDecodeError, CBORDecoder, dumps
+from cbor2 import CBORDecodeError, CBORDecoder, CBOREncoder, dumps
 
 from mailroom.errors import DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
@@ -22,7 +22,6 @@ from mailroom.names import MAX_VALUE_BYTES
 MAX_DEPTH = 32
 MIN_INT, MAX_INT = -(2**64), 2**64 - 1
 MAX_DECIMAL_EXPONENT = 1_000
-MAX_DECIMAL_DIGITS = 19  # they travel as one integer, and 64 bits hold any 19
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ def encode(value: object) -> bytes:
     # is also complete by itself; proving the bytes by decoding and comparing them on top would double the time.
     try:
         _check((value,), 0, _PLAIN)
-        raw = dumps(value)
+        raw = dumps(value, default=_encode_subclass)
     except Exception as error:
         # Not chained: a UnicodeEncodeError, or an exception out of the value's own code, may quote the payload.
         raise EncodeError(_refusal(value, error)) from None
@@ -118,7 +117,7 @@ def _check(items: Iterable[Any], depth: int, plain: frozenset[type]) -> None:
 
 
 def _check_container(container: dict[object, object] | list[object], depth: int, plain: frozenset[type]) -> None:
-    if depth > MAX_DEPTH:
+    if depth > MAX_DEPTH and len(container):  # the decoder counts an empty one as a leaf
         raise _Refused(f"is nested more than {MAX_DEPTH} deep, or contains itself: send a flatter value")
     kind = type(container)
     exact = kind is dict or kind is list
@@ -141,7 +140,9 @@ def _equals_its_copy(container: dict[Any, object] | list[object]) -> bool:
     """Whether a subclass, or a map with keys of one (which may hash unlike their text), passes for what it holds."""
     copy = {key[:]: item for key, item in container.items()} if isinstance(container, dict) else list(container)
     # Of the bytes too: only then is the copy, whose items are checked, what the decoder will see.
-    return bool(container == copy) and dumps(container) == dumps(copy)
+    if container != copy:
+        return False
+    return dumps(container, default=_encode_subclass) == dumps(copy, default=_encode_subclass)
 
 
 def _check_leaf(item: Any, kind: type, depth: int) -> None:
@@ -198,11 +199,12 @@ def _datetime_fault(moment: datetime) -> str | None:
 
 
 def _decimal_fault(number: Decimal) -> str | None:
-    _, digits, exponent = number.as_tuple()
+    sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int):
         return "is a Decimal without a value (NaN or Infinity): send None"
-    if len(digits) > MAX_DECIMAL_DIGITS:
-        return f"is a Decimal of more than {MAX_DECIMAL_DIGITS} digits: send it as text"
+    # The digits travel as one integer, and 64 bits hold any 19 of them. (Python makes no int of thousands of digits.)
+    if len(digits) > 19 and (len(digits) > 20 or int("".join(map(str, digits))) > MAX_INT + sign):
+        return "is a Decimal whose digits take more than 64 bits: send it as text"
     if abs(exponent) > MAX_DECIMAL_EXPONENT:
         return f"is a Decimal with an exponent beyond {MAX_DECIMAL_EXPONENT}: send it as text"
     return None
@@ -222,6 +224,21 @@ _LEAVES: dict[type, tuple[Callable[[Any], str | None], int]] = {
 }
 
 
+def _encode_subclass(encoder: CBOREncoder, leaf: object) -> None:
+    """Take over where cbor2 knows only the exact type: drivers have a UUID, clocks in tests a datetime of their own."""
+    match leaf:
+        case datetime():
+            encoder.encode_datetime(leaf)
+        case date():
+            encoder.encode_date(leaf)
+        case UUID():
+            encoder.encode_uuid(leaf)
+        case Decimal():
+            encoder.encode_decimal(leaf)
+        case _:
+            raise TypeError(f"no encoder for {_a(type(leaf))}")
+
+
 def _comes_back_equal(leaf: object) -> bool:
     """Whether an instance of a subclass is encoded as what it says it equals."""
     expected = leaf
@@ -229,7 +246,7 @@ def _comes_back_equal(leaf: object) -> bool:
         # In the hour that a zone repeats, Python calls no datetime of another zone equal, not even the same instant.
         expected = leaf.replace(tzinfo=timezone(leaf.utcoffset() or timedelta()), fold=0)
     try:
-        return bool(decode(dumps(leaf)) == expected)
+        return bool(decode(dumps(leaf, default=_encode_subclass)) == expected)
     except DecodeError:
         return False
 
@@ -293,8 +310,8 @@ def _check_decoded(items: Iterable[object]) -> None:
 
 def _datetime_of_text(content: object, _immutable: bool) -> datetime:
     moment = datetime.fromisoformat(_exactly(str, content))
-    if moment.tzinfo is None:
-        raise DecodeError("a datetime has no time zone")
+    if _datetime_fault(moment):
+        raise DecodeError("a datetime has no time zone, or an offset with seconds")
     return moment
 
 
@@ -346,7 +363,8 @@ def _decode_fault(error: Exception) -> str:
     if isinstance(error, CBORDecodeError):
         # This text of cbor2, and no other that can come up here, goes on with content: the key.
         before, duplicate, _ = str(error).partition("Duplicate map key")
-        return before + duplicate
+        cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
+        return before + duplicate + cause
     return f"{type(error).__name__} came up"
 
 

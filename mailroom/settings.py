@@ -49,10 +49,10 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
     return text
 
 
-def session_dsn(text: str, role: str, **settings: str) -> str:
-    """Return `text` completed for a session of Mailroom's own: name, timeouts, `SESSION` and the given settings."""
+def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION) -> str:
+    """Return `text` completed for a session that Mailroom opens: its name, timeouts, and the given settings."""
     known = conninfo.conninfo_to_dict(text)
-    options = " ".join(f"-c {name}={value}".replace(", ", ",") for name, value in {**SESSION, **settings}.items())
+    options = " ".join(f"-c {name}={value}".replace(", ", ",") for name, value in settings.items())
     given = str(known.get("options") or "")
     defaults = {"connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
     return conninfo.make_conninfo(
@@ -63,10 +63,10 @@ def session_dsn(text: str, role: str, **settings: str) -> str:
     )
 
 
-def connect(text: str, role: str, *, autocommit: bool = False, **settings: str) -> psycopg.Connection:
+def connect(text: str, role: str, *, autocommit: bool = False) -> psycopg.Connection:
     """Open a session of our own, or raise `ConnectionFailed` with the server's reason and without the password."""
     try:
-        return psycopg.connect(session_dsn(text, role, **settings), autocommit=autocommit)
+        return psycopg.connect(session_dsn(text, role), autocommit=autocommit)
     except psycopg.OperationalError as error:
         raise connection_failed(error) from None
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +244,18 @@ def test_killed_server_comes_back_with_its_rows_under_the_same_dsn(private_serve
     private_server.start()
     assert private_server.dsn() == dsn
     assert rows(dsn) == [(42,)]
+
+
+def test_backends_that_outlive_a_killed_server_are_waited_for(private_server: Server) -> None:
+    dsn = private_server.dsn()
+    with closing(psycopg.connect(dsn, autocommit=True)) as busy:
+        # It looks for its server only between statements.
+        busy.pgconn.send_query(b"DO $$ BEGIN WHILE clock_timestamp() < now() + interval '1 s' LOOP END LOOP; END $$")
+        eventually(lambda: query(dsn, "SELECT FROM pg_stat_activity WHERE query LIKE 'DO %' AND state = 'active'"))
+        os.kill(postmaster_pid(private_server), signal.SIGKILL)
+        eventually(lambda: not is_up(dsn))
+        private_server.start()
+        assert is_up(dsn)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="zombies are seen in /proc")

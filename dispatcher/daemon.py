@@ -1,0 +1,253 @@
+"""The daemon: one lane that delivers while it leads, and a keeper beside it for the lease and the house.
+
+Three connections: the lane's (deliveries, and the "awake" lock), the keeper's (lease, floors, scheduled messages) and
+the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from dispatcher.deliver import SESSION, Delivery, releasing
+from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
+from dispatcher.doorbell import Doorbell
+from dispatcher.janitor import lagging, listing_inboxes, raising_floor
+from dispatcher.lease import RENEW_S, Lease, reading_backend
+from mailroom import schema as node
+from mailroom import settings
+from mailroom.bell import LONGEST_PAUSE_S, Bell
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.transaction import run_async
+
+log = logging.getLogger("mailroom.dispatcher")
+
+POLL_INTERVAL_S = 1.0
+HOUSE_INTERVAL_S = 0.25
+FINISH_WITHIN_S = 4.0  # for the batch under way when told to stop
+CUT_AFTER_S = 2.0  # for the statements of cancelled tasks to answer, then their sockets are shut
+
+
+@dataclass(slots=True)
+class Totals:
+    """Messages taken from the outbox, and what became of them; `delivered` counts the copies in inboxes."""
+
+    taken: int = 0
+    delivered: int = 0
+    scheduled: int = 0
+    expired: int = 0
+    unrouted: int = 0
+    dead: int = 0
+
+    def add(self, delivery: Delivery) -> None:
+        """Count one delivery."""
+        self.taken += delivery.taken
+        self.delivered += delivery.delivered
+        self.scheduled += delivery.scheduled
+        self.expired += delivery.expired
+        self.unrouted += delivery.unrouted
+        self.dead += delivery.dead
+
+
+class Dispatcher:
+    """Delivers a node's outbox to its inboxes as long as it runs and holds the lease; else it stands by.
+
+    `poll_interval_s` is how long a message waits at most if every notification is lost; `rows` and `max_bytes` bound
+    one batch. A first connection that fails raises `ConnectionFailed`; later ones are tried again with a back-off.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str = DEFAULT_SCHEMA,
+        *,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        rows: int = ROWS,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._dsn = dsn
+        self._schema = schema_name(schema)
+        self._poll_interval_s = poll_interval_s
+        self._rows = rows
+        self._max_bytes = max_bytes
+        self._lease = Lease(self._schema)
+        self._leading = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.totals = Totals()
+
+    def stop(self) -> None:
+        """Finish the batch, give the lease up and return from `run`; safe from any thread, at any time, twice."""
+        if self._loop is None:
+            self._stopping.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: `run` has ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def run(self) -> None:
+        """Deliver until stopped."""
+        self._loop = asyncio.get_running_loop()
+        connected, failures = False, 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                async with _session(self._dsn) as lane, _session(self._dsn) as keeper:
+                    await run_async(keeper, node.checking(self._schema))
+                    connected = True
+                    await self._work(lane, keeper)
+            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError) as error:
+                if not connected and isinstance(error, psycopg.OperationalError):
+                    raise settings.connection_failed(error) from None
+                if self._stopping.is_set():
+                    return
+                failures = 0 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
+                log.warning("lost the database (%s), connecting again", type(error).__name__)
+                await self._pause(random.uniform(0.05, min(LONGEST_PAUSE_S, 0.1 * 2**failures)))  # noqa: S311 - jitter
+
+    async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
+        bell = Bell(self._dsn, self._schema, "outbox", "dispatcher bell")
+        doorbell = Doorbell(lane, self._schema, bell, self._poll_interval_s)
+        deliverer = Deliverer(lane, self._schema, rows=self._rows, max_bytes=self._max_bytes)
+        self._leading.clear()
+        deliver = asyncio.create_task(self._deliver(doorbell, deliverer))
+        others = [asyncio.create_task(bell.run()), asyncio.create_task(self._keep(lane, keeper, doorbell))]
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([deliver, *others, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                bell.ring()
+                await asyncio.wait([deliver], timeout=FINISH_WITHIN_S)
+        finally:
+            await _end([deliver, *others, stopping], [lane, keeper])
+        for task in (deliver, *others):
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(run_async(keeper, self._lease.giving_up()), CUT_AFTER_S)
+
+    async def _deliver(self, doorbell: Doorbell, deliverer: Deliverer) -> None:
+        async def drain() -> int:
+            return await deliverer.drain(progress=self.totals.add)
+
+        while not self._stopping.is_set():
+            if self._leading.is_set():
+                await doorbell.serve(drain, lambda: self._leading.is_set() and not self._stopping.is_set())
+            else:
+                # Standing by; the keeper takes the lease when it runs out.
+                await self._pause(RENEW_S / 4)
+
+    async def _keep(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell) -> None:
+        backend = await run_async(lane, reading_backend())
+        renewed = float("-inf")
+        while True:
+            if time.monotonic() - renewed >= RENEW_S:
+                renewed = time.monotonic()
+                led, leads = (
+                    self._leading.is_set(),
+                    await run_async(
+                        keeper,
+                        self._lease.taking(backend, "awake" if doorbell.awake else "asleep", asdict(self.totals)),
+                    ),
+                )
+                if leads != led:
+                    log.info(
+                        "%s schema %s, epoch %s",
+                        "leading" if leads else "standing by for",
+                        self._schema,
+                        self._lease.epoch,
+                    )
+                    self._leading.set() if leads else self._leading.clear()
+            if self._leading.is_set():
+                await run_async(keeper, releasing(self._schema))
+                for inbox in await run_async(keeper, listing_inboxes(self._schema)):
+                    if await run_async(keeper, lagging(self._schema, inbox)):
+                        async with keeper.transaction():
+                            await run_async(keeper, raising_floor(self._schema, inbox))
+            await asyncio.sleep(HOUSE_INTERVAL_S)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+@contextlib.asynccontextmanager
+async def _session(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
+    """Give a session of the dispatcher's own, autocommit; transactions on it are READ COMMITTED, whatever the default."""
+    text = settings.session_dsn(dsn, "dispatcher", settings.SESSION | SESSION)
+    connection = await psycopg.AsyncConnection.connect(text, autocommit=True)
+    try:
+        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncConnection]) -> None:
+    """Cancel the tasks and see them end, cutting their connections if the database does not answer."""
+    for task in tasks:
+        task.cancel()
+    _, pending = await asyncio.wait(tasks, timeout=CUT_AFTER_S)
+    if pending:
+        for connection in connections:
+            with (
+                contextlib.suppress(OSError, psycopg.OperationalError),
+                socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as copy,
+            ):
+                copy.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait(pending, timeout=CUT_AFTER_S)
+
+
+def run(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+    """Run a dispatcher in this process until SIGTERM or SIGINT; then it ends within 10 s, database or not."""
+    dispatcher = Dispatcher(dsn, schema, poll_interval_s=poll_interval_s)
+    asyncio.run(_until_signalled(dispatcher))
+
+
+async def _until_signalled(dispatcher: Dispatcher) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, dispatcher.stop)
+    await dispatcher.run()
+
+
+def drain(
+    dsn: str,
+    schema: str = DEFAULT_SCHEMA,
+    *,
+    now: datetime | None = None,
+    progress: Callable[[Delivery], None] | None = None,
+) -> Totals:
+    """Deliver everything committed so far, in this process, and return the totals; a daemon may run beside it.
+
+    `now` decides what is due and what has expired; the database's clock if None.
+    """
+    return asyncio.run(_drain(dsn, schema_name(schema), now, progress))
+
+
+async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable[[Delivery], None] | None) -> Totals:
+    totals = Totals()
+
+    def count(delivery: Delivery) -> None:
+        totals.add(delivery)
+        if progress is not None:
+            progress(delivery)
+
+    try:
+        async with _session(dsn) as connection:
+            await run_async(connection, node.checking(schema))
+            deliverer = Deliverer(connection, schema)
+            while await run_async(connection, releasing(schema, now=now)):
+                pass
+            await deliverer.drain(now, count)
+    except psycopg.OperationalError as error:
+        raise settings.connection_failed(error) from None
+    return totals

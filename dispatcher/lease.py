@@ -1,0 +1,103 @@
+"""The lease: which dispatcher leads, by database time. Safety never rests on it, only that two do not work as one."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID, uuid4
+
+from mailroom.operation import Operation, Sql
+
+LEASE_S = 3.0
+RENEW_S = 1.0
+
+HOLDER = Sql(
+    "SELECT holder, backend_pid::bigint, backend_from FROM {schema}.lease WHERE role = %(role)s::text",
+    columns=("uuid", "bigint", "timestamptz"),
+)
+# Taking and renewing are one statement: it succeeds for the holder, and for anybody once the lease has run out.
+TAKE = Sql(
+    """
+INSERT INTO {schema}.lease AS l
+    (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts)
+VALUES (%(role)s::text, %(holder)s::uuid, 1, clock_timestamp() + %(lease_s)s::float8 * interval '1 s',
+        %(host)s::text, %(pid)s::bigint, %(backend_pid)s::bigint, %(backend_from)s::timestamptz, %(state)s::text,
+        %(counts)s::text::jsonb)
+ON CONFLICT (role) DO UPDATE SET
+    holder = excluded.holder, epoch = l.epoch + (l.holder <> excluded.holder)::integer, until = excluded.until,
+    host = excluded.host, pid = excluded.pid, backend_pid = excluded.backend_pid, backend_from = excluded.backend_from,
+    state = excluded.state, counts = excluded.counts
+WHERE l.holder = excluded.holder OR l.until < clock_timestamp()
+RETURNING epoch
+""",
+    columns=("bigint",),
+)
+# A leader that hangs may still hold "awake", and then no writer would ring for the new one.
+TERMINATE = Sql(
+    """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid = %(backend_pid)s::bigint AND backend_start = %(backend_from)s::timestamptz
+""",
+    columns=("boolean",),
+)
+GIVE_UP = Sql(
+    """
+UPDATE {schema}.lease SET until = clock_timestamp() - interval '1 s', state = 'stopped'
+WHERE role = %(role)s::text AND holder = %(holder)s::uuid
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A session of PostgreSQL, told apart from later ones of the same process id."""
+
+    pid: int
+    since: datetime
+
+
+class Lease:
+    """One process's claim to a role of a node."""
+
+    def __init__(self, schema: str, role: str = "dispatcher") -> None:
+        self._schema = schema
+        self._role = role
+        self.holder: UUID = uuid4()
+        self.epoch: int | None = None
+
+    def taking(self, backend: Backend, state: str, counts: Mapping[str, int]) -> Operation[bool]:
+        """Take or renew the lease; true if this process leads. A new leader ends its predecessor's session."""
+        before = yield HOLDER.at(schema=self._schema)(role=self._role)
+        rows = yield TAKE.at(schema=self._schema)(
+            role=self._role,
+            holder=self.holder,
+            lease_s=LEASE_S,
+            host=platform.node(),
+            pid=os.getpid(),
+            backend_pid=backend.pid,
+            backend_from=backend.since,
+            state=state,
+            counts=json.dumps(counts),
+        )
+        self.epoch = rows[0][0] if rows else None
+        if rows and before and before[0][0] != self.holder:
+            yield TERMINATE.at()(backend_pid=before[0][1], backend_from=before[0][2])
+        return bool(rows)
+
+    def giving_up(self) -> Operation[None]:
+        """Let a standby take over at once."""
+        yield GIVE_UP.at(schema=self._schema)(role=self._role, holder=self.holder)
+
+
+BACKEND = Sql(
+    "SELECT pid::bigint, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()",
+    columns=("bigint", "timestamptz"),
+)
+
+
+def reading_backend() -> Operation[Backend]:
+    """Return the session this runs in."""
+    [row] = yield BACKEND.at()()
+    return Backend(*row)

@@ -1,0 +1,62 @@
+"""How workers are woken: a delivery sends one NOTIFY for its batch, and only if a worker of that inbox sleeps.
+
+One awake worker says nothing of the others, so the rule is the inverse of the dispatcher's: a worker about to sleep
+takes a shared session lock "asleep", scans once more, and waits; a delivery that cannot have that lock for itself
+rings. One that can holds it to its end, and the worker about to sleep waits for it before it scans.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+
+from mailroom import locks
+from mailroom.bell import HEARTBEAT_S, Bell, heard
+from mailroom.operation import Operation, Sql
+from mailroom.transaction import run_async
+
+PARTITION_KEY = locks.key("'{schema}.inbox_{inbox}'::regclass")
+LIE_DOWN = Sql(f"SELECT pg_advisory_lock_shared({locks.ASLEEP}, {PARTITION_KEY}) IS NULL", columns=("boolean",))
+GET_UP = Sql(f"SELECT pg_advisory_unlock_shared({locks.ASLEEP}, {PARTITION_KEY})", columns=("boolean",))
+
+
+class InboxBell(Bell):
+    """The bell of an inbox, for the lanes of one worker; the lock "asleep" is held while any of them sleeps."""
+
+    def __init__(self, dsn: str, schema: str, inbox: str) -> None:
+        super().__init__(dsn, schema, f"inbox_{inbox}", f"worker bell {inbox}")
+        self._inbox = {"schema": schema, "inbox": inbox}
+        self._sleepers = 0
+        self._wanted = asyncio.Event()
+        self._asleep = asyncio.Event()
+
+    @contextlib.contextmanager
+    def sleeper(self) -> Iterator[None]:
+        """Count a lane as sleeping, or about to."""
+        self._sleepers += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._sleepers -= 1
+
+    async def asleep(self, timeout_s: float) -> None:
+        """Wait until deliveries ring for this worker, at most so long: without the lock it polls."""
+        await heard(self._asleep, timeout_s)
+
+    async def attend(self, connection: psycopg.AsyncConnection) -> None:
+        """Hold "asleep" while a lane sleeps, and hear what rings."""
+        self._asleep.clear()
+        while True:
+            await self._wanted.wait()
+            await run_async(connection, self._running(LIE_DOWN))
+            self._asleep.set()
+            while self._sleepers:
+                await self.hear(connection, HEARTBEAT_S)
+            self._asleep.clear()
+            self._wanted.clear()
+            await run_async(connection, self._running(GET_UP))
+
+    def _running(self, statement: Sql) -> Operation[None]:
+        yield statement.at(**self._inbox)()

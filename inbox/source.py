@@ -1,0 +1,169 @@
+"""Where a worker's transactions come from: a connection string, a psycopg pool, a SQLAlchemy engine or sessionmaker."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
+import psycopg
+from psycopg import conninfo
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy import URL, Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+from sqlalchemy.orm import sessionmaker
+
+from mailroom import settings
+from mailroom.errors import ConfigurationError
+
+Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any]"
+AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
+
+# A worker's sessions run the user's statements too, so they keep the user's search_path and timeouts.
+SESSION = {"jit": "off"}
+
+
+class Transactions(Protocol):
+    """Gives transactions: each begins on entering and commits on leaving, or rolls back on an exception."""
+
+    dsn: str  # where to listen
+
+    def begin(self) -> AbstractContextManager[Any]:
+        """Begin one; what it gives is what the handler gets."""
+        ...
+
+    def close(self) -> None:
+        """Close what was opened here, never what the user gave."""
+        ...
+
+
+class AsyncTransactions(Protocol):
+    """The same, async."""
+
+    dsn: str
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        """Begin one; what it gives is what the handler gets."""
+        ...
+
+    async def close(self) -> None:
+        """Close what was opened here, never what the user gave."""
+        ...
+
+
+def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
+    """Return what gives transactions on `source`."""
+    if isinstance(source, str):
+        dsn = settings.dsn(source)
+        settings.connect(dsn, "worker").close()  # fails at once and says why, where a pool would only time out
+        text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
+        return _Pool(ConnectionPool(text, min_size=parallel, max_size=parallel, open=True), dsn, owned=True)
+    if isinstance(source, ConnectionPool):
+        return _Pool(source, _pool_dsn(source.conninfo, source.kwargs), owned=False)
+    if isinstance(source, Engine):
+        return _Factory(source, _url_dsn(source.url))
+    if isinstance(source, sessionmaker):
+        return _Factory(source, _url_dsn(_bound_url(source)))
+    raise _unusable(source, "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker")
+
+
+async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
+    """Return what gives transactions on `source`."""
+    if isinstance(source, str):
+        dsn = settings.dsn(source)
+        settings.connect(dsn, "worker").close()
+        text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
+        pool = AsyncConnectionPool(text, min_size=parallel, max_size=parallel, open=False)
+        await pool.open()
+        return _AsyncPool(pool, dsn, owned=True)
+    if isinstance(source, AsyncConnectionPool):
+        return _AsyncPool(source, _pool_dsn(source.conninfo, source.kwargs), owned=False)
+    if isinstance(source, AsyncEngine):
+        return _AsyncFactory(source, _url_dsn(source.url))
+    if isinstance(source, async_sessionmaker):
+        return _AsyncFactory(source, _url_dsn(_bound_url(source)))
+    raise _unusable(
+        source, "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
+    )
+
+
+class _Pool:
+    def __init__(self, pool: "ConnectionPool[Any]", dsn: str, *, owned: bool) -> None:
+        self._pool = pool
+        self._owned = owned
+        self.dsn = dsn
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator["psycopg.Connection[Any]"]:
+        with self._pool.connection() as connection, connection.transaction():
+            yield connection
+
+    def close(self) -> None:
+        if self._owned:
+            self._pool.close()
+
+
+class _AsyncPool:
+    def __init__(self, pool: "AsyncConnectionPool[Any]", dsn: str, *, owned: bool) -> None:
+        self._pool = pool
+        self._owned = owned
+        self.dsn = dsn
+
+    @contextlib.asynccontextmanager
+    async def begin(self) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
+        async with self._pool.connection() as connection, connection.transaction():
+            yield connection
+
+    async def close(self) -> None:
+        if self._owned:
+            await self._pool.close()
+
+
+class _Factory:
+    def __init__(self, factory: "Engine | sessionmaker[Any]", dsn: str) -> None:
+        self._factory = factory
+        self.dsn = dsn
+
+    def begin(self) -> AbstractContextManager[Any]:
+        return self._factory.begin()
+
+    def close(self) -> None:
+        """Leave the user's engine alone."""
+
+
+class _AsyncFactory:
+    def __init__(self, factory: "AsyncEngine | async_sessionmaker[Any]", dsn: str) -> None:
+        self._factory = factory
+        self.dsn = dsn
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        return self._factory.begin()
+
+    async def close(self) -> None:
+        """Leave the user's engine alone."""
+
+
+def _libpq(options: dict[str, Any]) -> dict[str, Any]:
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    return {name: value for name, value in options.items() if name in known and value is not None}
+
+
+def _pool_dsn(text: object, options: object) -> str:
+    if not isinstance(text, str) or not isinstance(options, dict):
+        raise ConfigurationError("This pool's connection string is made at run time: give the worker listen_dsn too.")
+    return conninfo.make_conninfo(text, **_libpq(options))
+
+
+def _url_dsn(url: URL) -> str:
+    parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
+    return conninfo.make_conninfo(**_libpq({**url.query, **parts}))
+
+
+def _bound_url(maker: "sessionmaker[Any] | async_sessionmaker[Any]") -> URL:
+    engine = maker.kw.get("bind")
+    if not isinstance(engine, Engine | AsyncEngine):
+        raise ConfigurationError("This sessionmaker is not bound to an engine: make it with sessionmaker(engine).")
+    return engine.url
+
+
+def _unusable(source: object, wanted: str) -> ConfigurationError:
+    return ConfigurationError(f"A worker cannot use a {type(source).__qualname__}: give {wanted}.")
