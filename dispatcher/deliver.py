@@ -163,7 +163,7 @@ BURY = Sql(
     f"""
 WITH gone AS (
     DELETE FROM {{schema}}.outbox
-    WHERE position = (SELECT position FROM {{schema}}.outbox WHERE position > %(floor)s::bigint ORDER BY position LIMIT 1)
+    WHERE position = (SELECT min(position) FROM {{schema}}.outbox WHERE position > %(floor)s::bigint)
     RETURNING position, {MESSAGE}),
 dead AS (
     INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})

@@ -50,8 +50,8 @@ class Doorbell:
         it after its rows are visible: one that saw us awake is among the writers of (2), or its rows in the drain.
         """
         self.awake = held = await self._take()
-        while await drain() >= BUSY and goes_on():
-            await asyncio.sleep(BUSY_PAUSE_S)  # noqa: ASYNC110 - nothing rings while we are awake; that is the point
+        while await drain() >= BUSY and goes_on():  # noqa: ASYNC110 - while we are awake nothing rings: no event to wait for
+            await asyncio.sleep(BUSY_PAUSE_S)
         ring = self._bell.next_ring()
         await self._let_go()
         writers = await run_async(self._connection, reading_writers(self._schema))

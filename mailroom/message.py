@@ -16,9 +16,9 @@ SELECTED = (
     "value, value_json::text, headers::text, source, sent_at, expires_at, delivered_at"
 )
 COLUMNS = (
-    ("text", "bigint", "bigint", "uuid", "uuid", "text", "text", "text", "text")
-    + ("bytea", "text", "text", "text", "timestamptz", "timestamptz", "timestamptz")
-)  # fmt: skip
+    *("text", "bigint", "bigint", "uuid", "uuid", "text", "text", "text", "text"),
+    *("bytea", "text", "text", "text", "timestamptz", "timestamptz", "timestamptz"),
+)
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _UNDECODED = object()

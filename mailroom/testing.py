@@ -96,15 +96,17 @@ def drain(
 
 def _reading_sent(schema: str, topic: str) -> Operation[list[Sent]]:
     rows = yield SENT.at(schema=schema)(topic=topic)
-    return [
-        Sent(
-            *row[:6],
-            codec.decode(row[6]) if row[7] is None else json.loads(row[7]),
-            json.loads(row[8] or "{}"),
-            *row[9:],
-        )
-        for row in rows
-    ]
+    return [_sent(*row) for row in rows]
+
+
+def _sent(
+    id: UUID, topic: str, key: str, kind: str, message_type: str, event_type: str | None, raw: bytes,
+    json_text: str | None, headers: str | None, deliver_at: datetime | None, expires_at: datetime | None,
+) -> Sent:  # fmt: skip
+    value = codec.decode(raw) if json_text is None else json.loads(json_text)
+    return Sent(
+        id, topic, key, kind, message_type, event_type, value, json.loads(headers or "{}"), deliver_at, expires_at
+    )
 
 
 def _delivering_all(schema: str, now: datetime | None) -> Operation[int]:
