@@ -181,7 +181,7 @@ class Dispatcher:
 
 @contextlib.asynccontextmanager
 async def _session(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """Give a session of the dispatcher's own, autocommit; transactions on it are READ COMMITTED, whatever the default."""
+    """Give a session of our own, autocommit; its transactions are READ COMMITTED, whatever the server's default."""
     text = settings.session_dsn(dsn, "dispatcher", settings.SESSION | SESSION)
     connection = await psycopg.AsyncConnection.connect(text, autocommit=True)
     try:

@@ -55,7 +55,8 @@ batch AS MATERIALIZED (
           ORDER BY position LIMIT %(rows)s::bigint) AS o),
 stamp AS MATERIALIZED (
     SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
-    FROM batch, {{schema}}.node n, LATERAL (SELECT greatest(last_value, after_clock) FROM {{schema}}.clock) AS c (base)),
+    FROM batch, {{schema}}.node AS n,
+         LATERAL (SELECT greatest(last_value, after_clock) FROM {{schema}}.clock) AS c (base)),
 taken AS (
     DELETE FROM {{schema}}.outbox
     WHERE position > %(floor)s::bigint AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)

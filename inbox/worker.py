@@ -54,6 +54,7 @@ class _Attempt:
 
     taken: int = 0
     message: Message | None = None
+    connection: Any = None
 
 
 class _Service(ABC):
@@ -137,11 +138,11 @@ class _Service(ABC):
                             await heard(ring, self._poll_interval_s)
                 size, failures = self._batch, 0
             except Exception as error:
-                if attempt.message is not None and not _passing(error):
+                if attempt.message is not None and not _passing(error, attempt):
                     await self._failed(attempt.message, error)
-                elif attempt.taken > 1 and not _passing(error):
+                elif attempt.taken > 1 and not _passing(error, attempt):
                     size = 1  # the commit failed, and nobody knows for which: find it by going one by one
-                elif _passing(error):
+                elif _passing(error, attempt):
                     failures += 1
                     log.warning("%s: trying the batch again (%s)", self._name, type(error).__name__)
                     await self._pause(random.uniform(0, min(LONGEST_PAUSE_S, 0.05 * 2**failures)))  # noqa: S311
@@ -174,13 +175,18 @@ class _Service(ABC):
         """Record a failed attempt in a transaction of its own."""
 
 
-def _passing(error: BaseException) -> bool:
-    """Tell whether it is the database's or the connection's trouble and not the message's."""
+def _passing(error: Exception, attempt: _Attempt) -> bool:
+    """Tell whether it is the trouble of the database or of our connection to it, and not the message's."""
     cause = getattr(error, "orig", None) or error
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if state is not None:
-        return state in RETRIED or state[:2] in ("08", "53", "57")
-    return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError)
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+    if state in RETRIED or getattr(error, "connection_invalidated", False):
+        return True
+    if attempt.message is not None:
+        # A handler may lose connections of its own; that is a failure of its message.
+        return bool(getattr(attempt.connection, "closed", False))
+    return state[:2] in ("08", "53", "57") or isinstance(
+        cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError
+    )
 
 
 def _dispatcher(dsn: str, schema: str, poll_interval_s: float) -> Dispatches:
@@ -242,6 +248,7 @@ class Worker(_Service):
 
     def _batch_of(self, attempt: _Attempt, size: int) -> int:
         with self._transactions.begin() as connection:
+            attempt.connection = connection
             messages = run(connection, self._inbox.claiming(self._share(size)))
             attempt.taken = len(messages)
             for message in messages:
@@ -292,6 +299,7 @@ class AsyncWorker(_Service):
 
     async def _work(self, attempt: _Attempt, size: int) -> int:
         async with self._transactions.begin() as connection:
+            attempt.connection = connection
             messages = await run_async(connection, self._inbox.claiming(self._share(size)))
             attempt.taken = len(messages)
             for message in messages:
