@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mailroom import locks
-from mailroom.operation import Operation, Sql
+from mailroom.operation import Operation, Sql, Together
 
 # Sorting and joining a batch stays in memory, and no plan made for an empty outbox reads a full one from end to end.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
@@ -129,8 +129,9 @@ def delivering(
     schema: str, *, floor: int, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) above the position `floor`."""
-    yield LOCK.at(schema=schema)()
-    [row] = yield DELIVER.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now)
+    _, [row] = yield Together(
+        (LOCK.at(schema=schema)(), DELIVER.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now))
+    )
     return Delivery(*row)
 
 

@@ -21,14 +21,9 @@ BUSY = 4  # messages in a nap that are worth another one; fewer come cheaper by 
 UNSURE_POLL_S = 0.05  # sleep at most so long after not having been awake: writers may have counted on it
 
 AWAKE_KEY = locks.key("'{schema}.outbox'::regclass")
-TIMEOUT = Sql("SELECT set_config('lock_timeout', '200ms', true)", columns=("text",))
-TAKE = Sql(f"SELECT pg_advisory_lock({locks.AWAKE}, {AWAKE_KEY}) IS NULL", columns=("boolean",))
+# Tried, not waited for: a session in the queue for the lock would make writers believe that somebody is awake.
+TAKE = Sql(f"SELECT pg_try_advisory_lock({locks.AWAKE}, {AWAKE_KEY})", columns=("boolean",))
 LET_GO = Sql(f"SELECT pg_advisory_unlock({locks.AWAKE}, {AWAKE_KEY})", columns=("boolean",))
-
-
-def _taking(schema: str) -> Operation[None]:
-    yield TIMEOUT.at()()
-    yield TAKE.at(schema=schema)()
 
 
 class Doorbell:
@@ -44,14 +39,20 @@ class Doorbell:
     async def serve(self, drain: Callable[[], Awaitable[int]], goes_on: Callable[[], bool]) -> None:
         """Be awake as long as messages come, then sleep until the bell rings or the poll is due: one turn of the lane.
 
+        What woke us is delivered before anything else.
+
         The order makes sure that no writer is missed: (1) let go of "awake" and wait for the answer; (2) in a new
         statement read the writers, then drain; (3) until each of them has left, drain with a back-off, and once more
         after the last has left; (4) sleep. A writer takes its lock on the outbox before it looks at "awake" and drops
         it after its rows are visible: one that saw us awake is among the writers of (2), or its rows in the drain.
         """
-        self.awake = held = await self._take()
-        while await drain() >= BUSY and goes_on():  # noqa: ASYNC110 - while we are awake nothing rings: no event to wait for
+        taken = await drain()
+        await self._take()
+        while taken >= BUSY and goes_on():
             await asyncio.sleep(BUSY_PAUSE_S)
+            taken = await drain()
+            await self._take()
+        held = self.awake
         ring = self._bell.next_ring()
         await self._let_go()
         writers = await run_async(self._connection, reading_writers(self._schema))
@@ -66,14 +67,14 @@ class Doorbell:
         if goes_on():
             await heard(ring, self._poll_interval_s if held else min(UNSURE_POLL_S, self._poll_interval_s))
 
-    async def _take(self) -> bool:
-        # With a timeout: another dispatcher's session may hold it. Then everything goes on without it.
-        try:
-            async with self._connection.transaction():
-                await run_async(self._connection, _taking(self._schema))
-        except psycopg.errors.LockNotAvailable:
-            return False
-        return True
+    async def _take(self) -> None:
+        # Not had, everything goes on without it: a writer is looking this instant, or another session holds it.
+        if not self.awake:
+            self.awake = await run_async(self._connection, self._taking())
+
+    def _taking(self) -> Operation[bool]:
+        [(taken,)] = yield TAKE.at(schema=self._schema)()
+        return bool(taken)
 
     async def _let_go(self) -> None:
         if self.awake:

@@ -5,34 +5,39 @@ takes anything of the key. Rows are never updated, so a concurrent delete only m
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 from mailroom.errors import UnknownInbox
 from mailroom.message import COLUMNS, SELECTED, Message, messages
 from mailroom.names import DEFAULT_SCHEMA
-from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
+from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql, Together
 
 NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
 # A plan made while the inbox was small would be kept for when it is large and read it from end to end; so the planner
 # is told, for this one statement and in the caller's transaction, to go by the indexes only. jit costs ten times the
 # statement. What the caller had set comes back afterwards.
-PINNED = dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"), "off")
+PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+PINNED |= {"jit": "off"}
+WERE = ", ".join(f"current_setting('{name}')" for name in PINNED)
 PIN = Sql(
-    "SELECT "
-    + ", ".join(f"current_setting('{name}'), set_config('{name}', '{to}', true)" for name, to in PINNED.items()),
-    columns=("text",) * 2 * len(PINNED),
+    f"SELECT set_config('mailroom.pinned', concat_ws(',', {WERE}), true), "
+    + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PINNED.items()),
+    columns=("text",) * (1 + len(PINNED)),
 )
 UNPIN = Sql(
-    "SELECT " + ", ".join(f"set_config('{name}', %({name})s::text, true)" for name in PINNED),
+    "SELECT "
+    + ", ".join(
+        f"set_config('{name}', split_part(current_setting('mailroom.pinned'), ',', {nth}), true)"
+        for nth, name in enumerate(PINNED, start=1)
+    ),
     columns=("text",) * len(PINNED),
 )
 
 
 def _pinned(claim: Execute) -> Operation[list[Row]]:
-    [before] = yield PIN.at()()
-    rows = yield claim
-    yield UNPIN.at()(**dict(zip(PINNED, before[::2], strict=True)))
-    return rows
+    _, rows, _ = yield Together((PIN.at()(), claim, UNPIN.at()()))
+    return cast(list[Row], rows)
 
 
 # A key that failed waits until retry_at. A claim that takes the message that failed takes the note of it along: rolled

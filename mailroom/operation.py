@@ -100,6 +100,16 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Run statements one after the other, in one trip to the server where the driver can.
+
+    Each still begins with a snapshot of its own. The operation receives the rows of all of them, in a list each.
+    """
+
+    steps: tuple[Execute, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fill:
     """Insert many rows: by COPY where the driver can, else by one statement over arrays, one value per column."""
 
@@ -115,5 +125,5 @@ class InTransaction:
 
 IN_TRANSACTION = InTransaction()
 
-Step: TypeAlias = Execute | Fill | InTransaction
-Operation: TypeAlias = Generator[Step, list[Row], T]
+Step: TypeAlias = Execute | Together | Fill | InTransaction
+Operation: TypeAlias = Generator[Step, Any, T]

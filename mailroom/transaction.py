@@ -16,7 +16,7 @@ from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 
 from mailroom.errors import NotInTransaction, UnsupportedConnection
-from mailroom.operation import Execute, Fill, Operation, Row, Step
+from mailroom.operation import Execute, Fill, Operation, Step, Together
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 def run(connection: AnyConnection, operation: Operation[T]) -> T:
     """Run `operation` on a sync connection and return its result."""
-    perform: Callable[[Step], list[Row]]
+    perform: Callable[[Step], list[Any]]
     if isinstance(connection, psycopg.Connection):
         perform = partial(_psycopg_step, connection)
     else:
         perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
-    rows: list[Row] | None = None
+    rows: list[Any] | None = None
     while True:
         try:
-            step = operation.send(cast(list[Row], rows))
+            step = operation.send(rows)
         except StopIteration as stop:
             return cast(T, stop.value)
         rows = perform(step)
@@ -46,15 +46,15 @@ def run(connection: AnyConnection, operation: Operation[T]) -> T:
 
 async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> T:
     """Run `operation` on an async connection and return its result."""
-    perform: Callable[[Step], Awaitable[list[Row]]]
+    perform: Callable[[Step], Awaitable[list[Any]]]
     if isinstance(connection, psycopg.AsyncConnection):
         perform = partial(_async_psycopg_step, connection)
     else:
         perform = partial(_async_sqlalchemy_step, await _async_sqlalchemy_connection(connection))
-    rows: list[Row] | None = None
+    rows: list[Any] | None = None
     while True:
         try:
-            step = operation.send(cast(list[Row], rows))
+            step = operation.send(rows)
         except StopIteration as stop:
             return cast(T, stop.value)
         rows = await perform(step)
@@ -110,12 +110,18 @@ class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
         super().__init__(connection, row_factory=tuple_row)
 
 
-def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Row]:
+def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
             with PlainCursor(connection) as cursor:
                 cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return cursor.fetchall() if cursor.description else []
+        case Together(steps):
+            cursors = [PlainCursor(connection) for _ in steps]
+            with connection.pipeline():
+                for cursor, one in zip(cursors, steps, strict=True):
+                    cursor.execute(one.statement.sql, one.values, prepare=True, binary=True)
+            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
         case Fill(copy, _, columns, rows):
             with PlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
                 stream.set_types([kind for _, kind in columns])
@@ -126,12 +132,18 @@ def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Row]:
     return []
 
 
-async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Row]:
+async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
             async with AsyncPlainCursor(connection) as cursor:
                 await cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return await cursor.fetchall() if cursor.description else []
+        case Together(steps):
+            cursors = [AsyncPlainCursor(connection) for _ in steps]
+            async with connection.pipeline():
+                for cursor, one in zip(cursors, steps, strict=True):
+                    await cursor.execute(one.statement.sql, one.values, prepare=True, binary=True)
+            return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
         case Fill(copy, _, columns, rows):
             async with AsyncPlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
                 stream.set_types([kind for _, kind in columns])
@@ -151,11 +163,13 @@ def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None =
         )
 
 
-def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Row]:
+def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
             result = connection.execute(statement.text, values)
             return [tuple(row) for row in result] if result.returns_rows else []
+        case Together(steps):
+            return [_sqlalchemy_step(connection, one) for one in steps]
         case Fill(_, unnest, columns, rows):
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):
@@ -168,7 +182,7 @@ def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Row]:
     return []
 
 
-async def _async_sqlalchemy_step(connection: "AsyncConnection", step: Step) -> list[Row]:
+async def _async_sqlalchemy_step(connection: "AsyncConnection", step: Step) -> list[Any]:
     if isinstance(step, Fill):
         driver = (await connection.get_raw_connection()).driver_connection
         if isinstance(driver, psycopg.AsyncConnection):
