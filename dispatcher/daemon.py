@@ -7,7 +7,6 @@ the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew;
 import asyncio
 import contextlib
 import logging
-import random
 import signal
 import socket
 import time
@@ -23,8 +22,8 @@ from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.doorbell import Doorbell
 from dispatcher.janitor import lagging, listing_inboxes, raising_floor
 from dispatcher.lease import RENEW_S, Lease, reading_backend
+from mailroom import backoff, settings
 from mailroom import schema as node
-from mailroom import settings
 from mailroom.bell import LONGEST_PAUSE_S, Bell
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.transaction import run_async
@@ -111,7 +110,7 @@ class Dispatcher:
                     return
                 failures = 0 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 log.warning("lost the database (%s), connecting again", type(error).__name__)
-                await self._pause(random.uniform(0.05, min(LONGEST_PAUSE_S, 0.1 * 2**failures)))  # noqa: S311 - jitter
+                await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
         bell = Bell(self._dsn, self._schema, "outbox", "dispatcher bell")

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import random
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from inbox.failure import recording
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.sleeping import InboxBell
 from inbox.source import AsyncSource, AsyncTransactions, Source, Transactions, async_transactions, transactions
+from mailroom import backoff
 from mailroom import schema as node
 from mailroom.bell import heard
 from mailroom.errors import ConfigurationError
@@ -145,7 +145,7 @@ class _Service(ABC):
                 elif _passing(error, attempt):
                     failures += 1
                     log.warning("%s: trying the batch again (%s)", self._name, type(error).__name__)
-                    await self._pause(random.uniform(0, min(LONGEST_PAUSE_S, 0.05 * 2**failures)))  # noqa: S311
+                    await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
                 else:
                     raise
 

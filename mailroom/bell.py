@@ -7,13 +7,12 @@ was no connection is found by that scan. Owners poll besides: nothing rests on a
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import AsyncIterator
 
 import psycopg
 from psycopg import sql
 
-from mailroom import locks
+from mailroom import backoff, locks
 from mailroom.operation import Operation, Sql
 from mailroom.settings import session_dsn
 from mailroom.transaction import run_async
@@ -58,7 +57,7 @@ class Bell:
                 log.warning("not listening, polling meanwhile: %s", type(error).__name__)
                 self.ring()
             failures += 1
-            await asyncio.sleep(random.uniform(0.05, min(LONGEST_PAUSE_S, 0.1 * 2**failures)))  # noqa: S311 - jitter
+            await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     async def attend(self, connection: psycopg.AsyncConnection) -> None:
         """Do what is to be done with the listening connection, until it breaks."""
