@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
@@ -26,14 +25,16 @@ from mailroom import backoff, settings
 from mailroom import schema as node
 from mailroom.bell import LONGEST_PAUSE_S, Bell
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.severing import answered, sever
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
 
 POLL_INTERVAL_S = 1.0
 HOUSE_INTERVAL_S = 0.25
-FINISH_WITHIN_S = 4.0  # for the batch under way when told to stop
-CUT_AFTER_S = 2.0  # for the statements of cancelled tasks to answer, then their sockets are shut
+# Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
+FINISH_WITHIN_S = 3.0
+SEVER_AFTER_S = 2.0
 
 
 @dataclass(slots=True)
@@ -130,8 +131,8 @@ class Dispatcher:
         for task in (deliver, *others):
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(run_async(keeper, self._lease.giving_up()), CUT_AFTER_S)
+        if not keeper.closed:
+            await answered(keeper, run_async(keeper, self._lease.giving_up()), SEVER_AFTER_S)
 
     async def _deliver(self, doorbell: Doorbell, deliverer: Deliverer) -> None:
         async def drain() -> int:
@@ -191,18 +192,14 @@ async def _session(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
 
 
 async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncConnection]) -> None:
-    """Cancel the tasks and see them end, cutting their connections if the database does not answer."""
+    """Cancel the tasks and see them end, severing their connections if the database does not answer."""
     for task in tasks:
         task.cancel()
-    _, pending = await asyncio.wait(tasks, timeout=CUT_AFTER_S)
+    _, pending = await asyncio.wait(tasks, timeout=SEVER_AFTER_S)
     if pending:
         for connection in connections:
-            with (
-                contextlib.suppress(OSError, psycopg.OperationalError),
-                socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as copy,
-            ):
-                copy.shutdown(socket.SHUT_RDWR)
-        await asyncio.wait(pending, timeout=CUT_AFTER_S)
+            sever(connection)
+        await asyncio.wait(pending, timeout=SEVER_AFTER_S)
 
 
 def run(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:

@@ -160,26 +160,34 @@ def releasing(schema: str, *, rows: int = 10_000, now: datetime | None = None) -
     return int(count)
 
 
-# The oldest message alone: what it is leaves the outbox, so that it cannot stop the others.
+OLDEST = Sql("SELECT min(position) FROM {schema}.outbox", columns=("bigint",))
+
+
+def reading_oldest(schema: str) -> Operation[int | None]:
+    """Return the oldest message's position."""
+    [(position,)] = yield OLDEST.at(schema=schema)()
+    return None if position is None else int(position)
+
+
+# By its position: another message may by now stand before the one that could not be delivered.
 BURY = Sql(
     f"""
 WITH gone AS (
-    DELETE FROM {{schema}}.outbox
-    WHERE position = (SELECT min(position) FROM {{schema}}.outbox WHERE position > %(floor)s::bigint)
-    RETURNING position, {MESSAGE}),
+    DELETE FROM {{schema}}.outbox WHERE position = %(position)s::bigint RETURNING {MESSAGE}),
 dead AS (
     INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
     SELECT 'deliver', %(reason)s::text, {MESSAGE} FROM gone)
-SELECT position, message_id FROM gone
+SELECT count(*) FROM gone
 """,
-    columns=("bigint", "uuid"),
+    columns=("bigint",),
 )
 
 
-def burying(schema: str, *, floor: int, reason: str) -> Operation[None]:
-    """Move the oldest message above `floor` to `dead_letter`."""
+def burying(schema: str, *, position: int, reason: str) -> Operation[int]:
+    """Move the message at `position` to `dead_letter`, so that it cannot stop the others; returns 1, or 0 if gone."""
     yield LOCK.at(schema=schema)()
-    yield BURY.at(schema=schema)(floor=floor, reason=reason)
+    [(count,)] = yield BURY.at(schema=schema)(position=position, reason=reason)
+    return int(count)
 
 
 CEILING = Sql(

@@ -14,6 +14,7 @@ from dispatcher.deliver import (
     burying,
     delivering,
     raising_ceiling,
+    reading_oldest,
     recovering_clock,
 )
 from dispatcher.floor import Floor
@@ -75,7 +76,8 @@ class Deliverer:
             self._recovered = True
         rows, failed = self._rows, False
         while True:
-            floor = self._start()
+            alone = failed and rows == 1
+            floor = await self._before_oldest() if alone else self._start()
             try:
                 delivery = await self._transaction(
                     delivering(self._schema, floor=floor, rows=rows, max_bytes=self._max_bytes, now=now)
@@ -84,8 +86,8 @@ class Deliverer:
                 self._floor = Floor()
                 if (error.sqlstate or "")[:2] not in DATA_ERRORS:
                     raise
-                if failed and rows == 1:
-                    return await self._bury(error)
+                if alone:
+                    return await self._bury(floor + 1, error)
                 # Once more first: a subscription may have become visible just before its inbox's partition was known.
                 rows, failed = (max(1, rows // 2) if failed else rows), True
                 continue
@@ -101,18 +103,23 @@ class Deliverer:
         self._scanned = self._monotonic()
         return 0
 
+    async def _before_oldest(self) -> int:
+        # Above this floor one row is that very message, even if one that stands before it commits meanwhile.
+        oldest = await run_async(self._connection, reading_oldest(self._schema))
+        return 0 if oldest is None else oldest - 1
+
     async def _raise_ceiling(self, needed: int) -> None:
         if needed > MAX_CLOCK - CEILING_STEP:
             raise ClockOverflow(f"The clock would pass {MAX_CLOCK}; nothing more can be delivered on this node.")
         await self._transaction(raising_ceiling(self._schema, needed))
 
-    async def _bury(self, error: psycopg.Error) -> Delivery:
+    async def _bury(self, position: int, error: psycopg.Error) -> Delivery:
         # Not the error's detail: it repeats the row.
         names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
         reason = f"{type(error).__name__} ({error.sqlstate}) {' '.join(name for name in names if name)}".strip()
         log.error("a message could not be delivered and went to dead_letter: %s", reason)
-        await self._transaction(burying(self._schema, floor=0, reason=reason))
-        return Delivery(1, 0, 0, 0, 0, 1, None, None, None, 0, more=True)
+        dead = await self._transaction(burying(self._schema, position=position, reason=reason))
+        return Delivery(dead, 0, 0, 0, 0, dead, None, None, None, 0, more=True)
 
     async def _transaction(self, operation: Operation[T]) -> T:
         async with self._connection.transaction():

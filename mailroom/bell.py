@@ -15,6 +15,7 @@ from psycopg import sql
 from mailroom import backoff, locks
 from mailroom.operation import Operation, Sql
 from mailroom.settings import session_dsn
+from mailroom.severing import answered
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.bell")
@@ -72,7 +73,7 @@ class Bell:
             self.ring()
         if not heard:
             # A black hole answers nothing and gives no error; the kernel answers keepalives for a paused server.
-            await asyncio.wait_for(connection.execute("SELECT 1"), ANSWER_S)
+            await answered(connection, connection.execute("SELECT 1"), ANSWER_S)
 
 
 def _naming(names: dict[str, str]) -> Operation[str]:

@@ -19,7 +19,7 @@ from mailroom.errors import MailroomError
 WORKERS = 4
 FLIGHTS_PER_TRANSACTION = 1_000
 # The writer keeps this far ahead of the workers, so that latency tells of the path and not of a queue.
-AHEAD = 5_000
+AHEAD = 2_000
 # Shares of the flights handled at which somebody is killed.
 KILL_WORKER_AT = 1 / 3
 KILL_DISPATCHER_AT = 2 / 3

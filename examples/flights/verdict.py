@@ -5,61 +5,56 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.rows import class_row
 
 from examples.flights.tables import business
+from mailroom import settings
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One line of the verdict."""
 
-    check: str
+    name: str
     ok: bool
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """How long the flights took from the first send to the last handler, and each from its send to its handler."""
+class Verdict:
+    """The checks, and the times from the first send to the last handler and of each flight from send to handler."""
 
-    flights: int
+    checks: list[Check]
+    flights_by_worker: dict[int, int]
+    flights_per_s: float
     seconds: float
     p50_s: float
     p95_s: float
     p99_s: float
+    slowest_s: float
 
 
+BY_WORKER = "SELECT worker, count(*) FROM ledger GROUP BY worker ORDER BY min(nth)"
 FIGURES = """
-SELECT count(*) AS flights, extract(epoch FROM max(handled_at) - min(sent_at))::float8 AS seconds,
-       percentile_cont(0.50) WITHIN GROUP (ORDER BY latency_s) AS p50_s,
-       percentile_cont(0.95) WITHIN GROUP (ORDER BY latency_s) AS p95_s,
-       percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_s) AS p99_s
-FROM (SELECT *, extract(epoch FROM handled_at - sent_at)::float8 AS latency_s FROM ledger) AS l
+SELECT count(*) / seconds, seconds, percentile_cont(0.50) WITHIN GROUP (ORDER BY latency_s),
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY latency_s), percentile_cont(0.99) WITHIN GROUP (ORDER BY latency_s),
+       max(latency_s)
+FROM (SELECT extract(epoch FROM handled_at - sent_at)::float8 AS latency_s,
+             extract(epoch FROM max(handled_at) OVER () - min(sent_at) OVER ())::float8 AS seconds FROM ledger) AS l
+GROUP BY seconds
 """
 
 
-def verify(connection: psycopg.Connection, node: str) -> list[Check]:
-    """Run verify.sql on the run's tables."""
-    with connection.transaction(), connection.cursor(row_factory=class_row(Check)) as cursor:
-        _look_at(cursor, node)
-        return cursor.execute(Path(__file__).with_name("verify.sql").read_bytes()).fetchall()
-
-
-def measure(connection: psycopg.Connection, node: str) -> Figures:
-    """Read the run's figures from its ledger, which must not be empty."""
-    with connection.transaction(), connection.cursor(row_factory=class_row(Figures)) as cursor:
-        _look_at(cursor, node)
+def ask(dsn: str, node: str) -> Verdict:
+    """Read the verdict of a run that has ended."""
+    with settings.connect(dsn, "demo") as connection, connection.cursor() as cursor:
+        checks = verify(cursor, node)
+        by_worker: dict[int, int] = dict(cursor.execute(BY_WORKER).fetchall())
         [figures] = cursor.execute(FIGURES).fetchall()
-        return figures
+    return Verdict(checks, by_worker, *figures)
 
 
-def flights_by_worker(connection: psycopg.Connection, node: str) -> dict[int, int]:
-    """Return how many flights each process handled, in the order in which they came to work."""
-    with connection.transaction(), connection.cursor() as cursor:
-        _look_at(cursor, node)
-        return dict(cursor.execute("SELECT worker, count(*) FROM ledger GROUP BY worker ORDER BY min(nth)").fetchall())
-
-
-def _look_at(cursor: psycopg.Cursor[Any], node: str) -> None:
+def verify(cursor: psycopg.Cursor[Any], node: str) -> list[Check]:
+    """Run verify.sql on the run's tables, which its transaction then finds by their bare names."""
     cursor.execute("SELECT set_config('search_path', %s, true)", [f"{business(node)}, {node}"])
+    rows = cursor.execute(Path(__file__).with_name("verify.sql").read_bytes())
+    return [Check(*row) for row in rows]
