@@ -75,7 +75,8 @@ SELECT {SELECTED} FROM gone ORDER BY clock
 )
 HAS_MORE = Sql(
     f"""
-SELECT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text)
+SELECT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text AND clock > (
+                   SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'))
        AND NOT {WAITING.replace("%s", "%(key)s::text")}
 """,
     columns=("boolean",),
@@ -174,11 +175,18 @@ class Share:
 
 
 def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[list[Message], str]]:
-    """Take messages of keys that nobody works on, the longest waiting first; returns them and the next cursor."""
+    """Take messages of keys that nobody works on, the longest waiting first; returns them and the next cursor.
+
+    Comes back empty only when nothing could be had: a walk that met none goes on until it has been round.
+    """
     yield IN_TRANSACTION
-    rows = yield from _pinned(REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor))
-    *taken, control = rows
-    return [Message(*row[:-1]) for row in taken], control[-1]
+    first, turned = cursor, False
+    while True:
+        rows = yield from _pinned(REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor))
+        *taken, (*_, reached) = rows
+        if taken or reached == cursor or (turned and not "" < reached < first):
+            return [Message(*row[:-1]) for row in taken], reached
+        cursor, turned = reached, turned or not reached
 
 
 PEEK_KEY = Sql(

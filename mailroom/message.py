@@ -8,6 +8,7 @@ from typing import cast
 from uuid import UUID
 
 from mailroom import codec
+from mailroom.errors import DecodeError
 from mailroom.operation import Row
 
 # What every statement that gives messages selects, with the types of the result, in the order of `Message.__init__`.
@@ -65,7 +66,7 @@ class Message:
     def value(self) -> object:
         """The value, decoded on first use. Raises `DecodeError` for bytes that are no value; `raw` still reads them."""
         if self._value is _UNDECODED:
-            self._value = codec.decode(self.raw) if self._json is None else json.loads(self._json)
+            self._value = codec.decode(self.raw) if self._json is None else _parsed(self._json)
         return self._value
 
     @property
@@ -81,6 +82,14 @@ class Message:
     def __repr__(self) -> str:
         # Without the value: what is printed ends in logs.
         return f"Message(clock={self.clock}, topic={self.topic!r}, key={self.key!r}, id={self.id})"
+
+
+def _parsed(text: str) -> object:
+    # jsonb holds numbers longer and nesting deeper than Python reads.
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"The JSON cannot be read: {type(error).__name__}. Message.raw has its text.") from None
 
 
 def messages(rows: list[Row]) -> list[Message]:

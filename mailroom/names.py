@@ -18,7 +18,9 @@ TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
 
 def schema_name(name: str) -> str:
     """Return `name` if it can name a node's schema, else raise `InvalidName`."""
-    return _identifier(name, "schema")
+    if _identifier(name, "schema").startswith("pg_"):
+        raise InvalidName(f"Schema name {shown(name)} is not valid: PostgreSQL keeps names that begin with pg_.")
+    return name
 
 
 def inbox_name(name: str) -> str:

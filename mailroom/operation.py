@@ -43,7 +43,8 @@ class Sql:
 def _rendered(sql: Sql, names: tuple[tuple[str, str], ...]) -> "Statement":
     text = sql.template
     for name, value in names:
-        text = text.replace("{" + name + "}", value)
+        # Quoted, since a schema may be named with a word of SQL's own; the other names stand within longer ones.
+        text = text.replace("{" + name + "}", f'"{value}"' if name == "schema" else value)
     return Statement(text.strip(), sql.columns)
 
 

@@ -1,6 +1,7 @@
 """The schema of a node: making it, checking it, adding inboxes, and keeping users' autogenerate off it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,30 +35,51 @@ def migrate(
     config = Config()
     config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
     config.attributes.update(connection=connection, schema=schema_name(schema), discard=discard)
-    if revision in ("head", "heads") or revision >= (current_revision(connection, schema) or ""):
-        command.upgrade(config, revision)
-    else:
-        command.downgrade(config, revision)
+    current = current_revision(connection, schema) or ""
+    with _outer_run_kept():
+        if revision == "base" or (revision not in ("head", "heads") and revision < current):
+            command.downgrade(config, revision)
+        else:
+            command.upgrade(config, revision)
+
+
+@contextmanager
+def _outer_run_kept() -> Iterator[None]:
+    # alembic's `op` and `context` are global; a run within a run, from a user's own migration, would leave them empty.
+    from alembic import context, op
+
+    outer = [proxy for module in (op, context) if (proxy := getattr(module, "_proxy", None)) is not None]
+    try:
+        yield
+    finally:
+        for proxy in outer:
+            proxy._install_proxy()
 
 
 def run_migrations(context: "EnvironmentContext", connection: "Connection", schema: str) -> None:
     """Run the migrations that `context` asks for inside the schema; called by alembic's env.py only."""
     from sqlalchemy import text
 
-    schema_name(schema)
-    connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
-    before = connection.execute(text("SELECT current_setting('search_path')")).scalar_one()
-    pin = text("SELECT set_config('search_path', :path, true)")
-    connection.execute(pin, {"path": f'"{schema}", pg_catalog'})
-    # Two migrations of one node at once: the second waits, then finds nothing to do. And no statement of ours makes
-    # the whole database wait behind it for a lock that somebody holds.
-    connection.execute(text("SELECT set_config('lock_timeout', '5s', true)"))
-    connection.execute(text(f"SELECT pg_advisory_xact_lock({locks.DDL}, hashtext('{schema}'))"))
-    context.configure(connection=connection, version_table="alembic_version", version_table_schema=schema)
-    with context.begin_transaction():
-        context.run_migrations()
-    connection.execute(pin, {"path": before})
-    connection.execute(text("SELECT set_config('lock_timeout', '0', true)"))
+    # Outside a transaction nothing would hold the search_path, and the tables would land in another schema.
+    run(connection, _demanding_transaction())
+    settings = text("SELECT set_config('search_path', :search_path, true), set_config('lock_timeout', :timeout, true)")
+    current = text("SELECT current_setting('search_path') AS search_path, current_setting('lock_timeout') AS timeout")
+    # In a savepoint, so that a migration that fails leaves the caller's settings, too, as they were.
+    with connection.begin_nested():
+        # Two migrations of one node at once: the second waits, then finds nothing to do.
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({locks.DDL}, hashtext('{schema_name(schema)}'))"))
+        before = connection.execute(current).mappings().one()
+        # No statement of ours makes the whole database wait behind it for a lock that somebody holds.
+        connection.execute(settings, {"search_path": f'"{schema}", pg_catalog, pg_temp', "timeout": "5s"})
+        connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+        context.configure(connection=connection, version_table="alembic_version", version_table_schema=schema)
+        with context.begin_transaction():
+            context.run_migrations()
+        connection.execute(settings, dict(before))
+
+
+def _demanding_transaction() -> Operation[None]:
+    yield IN_TRANSACTION
 
 
 def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]) -> None:
@@ -67,6 +89,8 @@ def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]
     if context.config is not None and context.config.attributes.get("discard"):
         return
     connection = cast("Connection", context.connection)
+    # Locked before they are looked at: else what a writer commits between the look and the DROP would be gone.
+    connection.execute(text(f"LOCK TABLE {', '.join(tables)}"))
     full = [table for table in tables if connection.scalar(text(f"SELECT EXISTS (SELECT FROM {table})"))]
     if full:
         raise SchemaError(
@@ -127,6 +151,8 @@ def create_inbox(
 ) -> None:
     """Make an inbox with its subscriptions; what is there already stays, what is given anew is set.
 
+    A key that failed waits `backoff_s`, doubled up to `backoff_max_s`; where only one is given, the other gives way.
+
     For users' own migrations: everything happens in the caller's transaction. A delivery beside it goes on; one that
     had been planned before the partition was there fails on it and is tried once more.
     """
@@ -135,13 +161,15 @@ def create_inbox(
     run(connection, operation)
 
 
+LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
+# Asked of a table, in a statement after the lock: what somebody made meanwhile is seen in no other way.
 PREPARE = Sql(
     """
-SELECT pg_advisory_xact_lock({lock}, hashtext('{schema}')) IS NULL,
-       current_setting('lock_timeout'), set_config('lock_timeout', '3s', true),
-       to_regclass('{schema}.inbox_{inbox}') IS NOT NULL
+SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true), EXISTS (
+    SELECT FROM pg_catalog.pg_class WHERE relname = 'inbox_{inbox}'
+    AND relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass))
 """,
-    columns=("boolean", "text", "text", "boolean"),
+    columns=("text", "text", "boolean"),
 )
 # Not PARTITION OF: that blocks behind every open delivery, while ATTACH goes on beside one.
 PARTITION = (
@@ -161,9 +189,11 @@ RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", colum
 REGISTER = Sql(
     """
 INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s)
-VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, 1), coalesce(%(backoff_max_s)s::float8, 60))
-ON CONFLICT (name) DO UPDATE SET backoff_s = coalesce(%(backoff_s)s::float8, r.backoff_s),
-                                 backoff_max_s = coalesce(%(backoff_max_s)s::float8, r.backoff_max_s)
+VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
+        coalesce(%(backoff_max_s)s::float8, greatest(60, %(backoff_s)s::float8)))
+ON CONFLICT (name) DO UPDATE SET
+    backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
+    backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8))
 """
 )
 SUBSCRIBE = Sql(
@@ -181,7 +211,8 @@ def creating_inbox(
     yield IN_TRANSACTION
     yield from checking(schema)
     names = {"schema": schema, "inbox": name}
-    [(_, lock_timeout, _, exists)] = yield PREPARE.at(**names, lock=str(locks.DDL))()
+    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    [(lock_timeout, _, exists)] = yield PREPARE.at(**names)()
     if not exists:
         for statement in PARTITION:
             yield statement.at(**names)()

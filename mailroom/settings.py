@@ -1,6 +1,7 @@
 """Which database, and how every session of ours is set up."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ DSN_VARIABLE = "MAILROOM_DSN"
 
 # Any of these says that libpq's own environment names a database on purpose.
 LIBPQ_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE", "PGUSER")
+
+SQLALCHEMY_SCHEME = re.compile(r"\A(postgres(?:ql)?)\+\w+://")
 
 # jit: its default turned a delivery of 3 ms into one of 48 ms. The rest keeps a session that hangs or whose peer is
 # gone from holding locks or vacuum back; tcp_user_timeout is the one the kernel honours for a paused process.
@@ -36,9 +39,7 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
             f"No database is named. Give --dsn, or set {DSN_VARIABLE}, or PGHOST and PGDATABASE; "
             "or try it without a server of your own: --embedded."
         )
-    scheme, separator, rest = text.partition("://")
-    if separator:
-        text = f"{scheme.partition('+')[0]}://{rest}"
+    text = SQLALCHEMY_SCHEME.sub(r"\1://", text)
     try:
         conninfo.conninfo_to_dict(text)
     except psycopg.ProgrammingError:

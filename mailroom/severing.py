@@ -18,9 +18,11 @@ from mailroom.operation import T
 
 def sever(connection: psycopg.AsyncConnection) -> None:
     """Shut the connection's socket: whoever waits on it gets an `OperationalError`."""
-    with contextlib.suppress(OSError, psycopg.OperationalError):  # closed already
-        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
-            copy.shutdown(socket.SHUT_RDWR)
+    with (
+        contextlib.suppress(OSError, psycopg.OperationalError),  # closed already
+        socket.socket(fileno=os.dup(connection.fileno())) as copy,
+    ):
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 async def answered(connection: psycopg.AsyncConnection, work: Coroutine[Any, Any, T], within_s: float) -> T:

@@ -115,13 +115,15 @@ def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
         case Execute(statement, values):
             with PlainCursor(connection) as cursor:
                 cursor.execute(statement.sql, values, prepare=True, binary=True)
-                return cursor.fetchall() if cursor.description else []
+                return cursor.fetchall() if statement.columns else []
         case Together(steps):
             cursors = [PlainCursor(connection) for _ in steps]
             with connection.pipeline():
                 for cursor, one in zip(cursors, steps, strict=True):
                     cursor.execute(one.statement.sql, one.values, prepare=True, binary=True)
-            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            return [
+                cursor.fetchall() if one.statement.columns else [] for cursor, one in zip(cursors, steps, strict=True)
+            ]
         case Fill(copy, _, columns, rows):
             with PlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
                 stream.set_types([kind for _, kind in columns])
@@ -137,13 +139,16 @@ async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: St
         case Execute(statement, values):
             async with AsyncPlainCursor(connection) as cursor:
                 await cursor.execute(statement.sql, values, prepare=True, binary=True)
-                return await cursor.fetchall() if cursor.description else []
+                return await cursor.fetchall() if statement.columns else []
         case Together(steps):
             cursors = [AsyncPlainCursor(connection) for _ in steps]
             async with connection.pipeline():
                 for cursor, one in zip(cursors, steps, strict=True):
                     await cursor.execute(one.statement.sql, one.values, prepare=True, binary=True)
-            return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            return [
+                await cursor.fetchall() if one.statement.columns else []
+                for cursor, one in zip(cursors, steps, strict=True)
+            ]
         case Fill(copy, _, columns, rows):
             async with AsyncPlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
                 stream.set_types([kind for _, kind in columns])

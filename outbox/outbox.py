@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from mailroom.errors import InvalidMessage
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.names import DEFAULT_SCHEMA, schema_name, topic_name
 from mailroom.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.outgoing import COLUMNS, EventType, Key, MessageType, Outgoing
@@ -104,7 +104,7 @@ def _command(topic: str, value: object, reply_to: str | None, fields: dict[str, 
     message = Outgoing(topic, value, kind="C", **fields)
     if reply_to is None:
         return message
-    return replace(message, headers={**(message.headers or {}), "reply_to": reply_to})
+    return replace(message, headers={**(message.headers or {}), "reply_to": topic_name(reply_to)})
 
 
 class Outbox(_Node):

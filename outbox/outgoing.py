@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
@@ -32,6 +32,8 @@ COLUMNS = (
     ("after_clock", "bigint"),
 )
 
+EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -51,7 +53,7 @@ class Outgoing:
 
     def row(self) -> tuple[Any, ...]:
         """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken."""
-        message_id = self.id or UUID(bytes=os.urandom(16), version=4)
+        message_id = UUID(bytes=os.urandom(16), version=4) if self.id is None else _uuid(self.id)
         return (
             message_id,
             topic_name(self.topic),
@@ -59,11 +61,11 @@ class Outgoing:
             str(message_id) if self.key is None else key_text(self.key),
             _one_of(self.kind, "MECR", "kind"),
             _one_of(self.message_type, "ODCU", "message_type"),
-            self.event_type and _one_of(self.event_type, "CUD", "event_type"),
+            None if self.event_type is None else _one_of(self.event_type, "CUD", "event_type"),
             codec.encode(self.value),
-            None if not self.headers else _headers_json(self.headers),
-            self.deliver_at and _aware(self.deliver_at, "deliver_at"),
-            self.expires_at and _aware(self.expires_at, "expires_at"),
+            None if self.headers is None else _headers_json(self.headers),
+            None if self.deliver_at is None else _aware(self.deliver_at, "deliver_at"),
+            None if self.expires_at is None else _aware(self.expires_at, "expires_at"),
             None if self.after_clock is None else _clock(self.after_clock),
         )
 
@@ -72,7 +74,8 @@ def key_text(key: Key) -> str:
     """Return the text a key is stored as; refuse what cannot be one."""
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
         raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
-    text = str(key)
+    # Of what subclasses them (an enum of text) the value itself, as the codec takes it.
+    text = str.__str__(key) if isinstance(key, str) else str(key) if isinstance(key, UUID) else _digits(key)
     size = len(_utf8(text, "key"))
     if not 1 <= size <= MAX_KEY_BYTES:
         raise InvalidMessage(
@@ -80,6 +83,18 @@ def key_text(key: Key) -> str:
             "Use a digest of it, or key=None for a message without order."
         )
     return text
+
+
+def _digits(key: int) -> str:
+    if abs(key) >= 10**MAX_KEY_BYTES:
+        raise InvalidMessage(f"The key is an int of more than {MAX_KEY_BYTES} digits: use a digest of it.")
+    return str(int(key))
+
+
+def _uuid(given: UUID) -> UUID:
+    if not isinstance(given, UUID):
+        raise InvalidMessage(f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.")
+    return given
 
 
 def _utf8(text: str, what: str) -> bytes:
@@ -91,20 +106,21 @@ def _utf8(text: str, what: str) -> bytes:
         raise InvalidMessage(f"The {what} {shown(text)} is not valid Unicode text (a lone surrogate).") from None
 
 
-def _headers_json(headers: Mapping[str, str]) -> str:
+def _headers_json(headers: Mapping[str, str]) -> str | None:
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(f"headers are a mapping of text to text, not {type(headers).__name__}.")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"Header {shown(name)} is not text to text: put structures into the value.")
         _utf8(name, "name of a header")
         _utf8(value, f"header {name}")
-    # The separators are those of jsonb's own text form, which the table's CHECK measures.
-    text = json.dumps(dict(headers), ensure_ascii=False)
-    if len(text.encode()) > MAX_HEADERS_BYTES:
+    # Measured in jsonb's own text form, as the table's CHECK does it; sent in ASCII, which every client encoding has.
+    size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
+    if size > MAX_HEADERS_BYTES:
         raise InvalidMessage(
-            f"The headers have {len(text.encode())} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. "
-            "Put what is large into the value."
+            f"The headers have {size} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put what is large into the value."
         )
-    return text
+    return json.dumps(dict(headers)) if headers else None
 
 
 def _one_of(code: str, allowed: str, what: str) -> str:
@@ -116,8 +132,8 @@ def _one_of(code: str, allowed: str, what: str) -> str:
 def _aware(moment: datetime, what: str) -> datetime:
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidMessage(f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).")
-    if moment.year >= 9999:
-        raise InvalidMessage(f"{what} lies in year {moment.year}; years up to 9998 are allowed.")
+    if not EARLIEST <= moment < LATEST:
+        raise InvalidMessage(f"{what} lies outside the years 1 to 9998 of UTC: {moment.isoformat()}.")
     return moment
 
 
