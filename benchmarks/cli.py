@@ -1,0 +1,108 @@
+"""`mailroom bench`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from benchmarks import (
+    deliver,
+    doorbell,
+    floors,
+    flow,
+    growth,
+    held,
+    hot,
+    latency,
+    memory,
+    publish,
+    reap,
+    report,
+)
+from benchmarks.measure import Figure, Measurement, Setup, measure
+from benchmarks.server import durable_server
+from mailroom import settings
+from mailroom.cli import Call, pass_call
+from mailroom.cli.output import document, note, table
+
+MODULES = (floors, publish, doorbell, deliver, reap, flow, latency, hot, held, growth, memory)
+MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
+FEWEST_MESSAGES = 300
+
+
+def _help() -> str:
+    return "\n".join(f"  {name:<10} {measurement.about}" for name, measurement in MEASUREMENTS.items())
+
+
+@click.command(
+    epilog=f"\b\nMeasurements:\n{_help()}",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(tuple(MEASUREMENTS)),
+    help="Measure this alone; may be given several times.",
+)
+@click.option("--runs", type=click.IntRange(1, 100), default=5, show_default=True, help="Runs to take the median of.")
+@click.option(
+    "--messages",
+    type=click.IntRange(FEWEST_MESSAGES, 10_000_000),
+    default=100_000,
+    show_default=True,
+    help="Messages per run; some measurements use ten times as many.",
+)
+@pass_call
+def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
+    """Measure Mailroom on this machine beside the floor of the same machine.
+
+    Every figure is the median of several runs with its spread (smallest..largest); a ratio divides two figures of the
+    same run. Unless --dsn names a database, a durable embedded server is made for it and removed afterwards. In a
+    given database each run makes a schema of its own and drops it; the role must be allowed to CHECKPOINT. Everything
+    takes about half an hour on two cores.
+
+    \b
+    Examples:
+      mailroom bench
+      mailroom bench --only deliver --only flow --runs 3
+      mailroom bench --json > bench.json
+    """
+    chosen = [MEASUREMENTS[name] for name in MEASUREMENTS if not only or name in only]
+    with _database(call) as dsn:
+        with settings.connect(dsn, "bench") as connection:
+            postgres = connection.info.parameter_status("server_version") or "unknown"
+        figures = _measured(chosen, Setup(dsn, messages), runs)
+    if call.json:
+        document(report.document(figures, postgres=postgres, runs=runs, messages=messages))
+        return
+    table(report.COLUMNS, report.rows(figures), numbers=report.NUMBERS)
+    note(f"PostgreSQL {postgres}, median of {runs} runs with {messages:,} messages; a ratio is taken within each run.")
+
+
+def _measured(chosen: Sequence[Measurement], setup: Setup, runs: int) -> list[Figure]:
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    figures: list[Figure] = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=runs * len(chosen))
+        for measurement in chosen:
+            progress.update(bar, description=f"{measurement.name}: {measurement.about}")
+            figures += measure(measurement, setup, runs, lambda: progress.advance(bar))
+    return figures
+
+
+@contextmanager
+def _database(call: Call) -> Iterator[str]:
+    # Not what the environment names: a benchmark loads the server it runs on, so that one must be meant.
+    if call.names_database:
+        yield call.dsn()
+    else:
+        with durable_server() as dsn:
+            yield dsn

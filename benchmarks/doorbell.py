@@ -1,0 +1,41 @@
+"""Doorbell: what waking a dispatcher costs writers, 16 clients sending one message per transaction.
+
+Three times the same clients on the same table, emptied before: its trigger disabled; a session holding "awake", as a
+dispatcher does while it delivers; nobody awake, so that every commit sends a NOTIFY, as with the usual trigger.
+"""
+
+from benchmarks import publish
+from benchmarks.clients import rate_of
+from benchmarks.measure import Bar, Line, Measurement, Setup, Values
+from benchmarks.node import Node, fresh_node
+
+CLIENTS = 16
+
+
+def _rate(node: Node, messages: int) -> float:
+    node.execute(f"TRUNCATE {node.outbox}")
+    return rate_of(CLIENTS, publish.sending, node, messages // CLIENTS)
+
+
+def _run(setup: Setup) -> Values:
+    messages = setup.messages // 5
+    with fresh_node(setup.dsn) as node:
+        with node.awake():
+            awake = _rate(node, messages)
+        node.execute(f"ALTER TABLE {node.outbox} DISABLE TRIGGER doorbell")
+        without = _rate(node, messages)
+        node.execute(f"ALTER TABLE {node.outbox} ENABLE TRIGGER doorbell")
+        asleep = _rate(node, messages)
+    return {"no trigger": without, "dispatcher awake": awake, "nobody awake": asleep}
+
+
+MEASUREMENT = Measurement(
+    "doorbell",
+    "what waking the dispatcher costs 16 writers",
+    (
+        Line("no trigger"),
+        Line("dispatcher awake", beside="no trigger", bar=Bar(ratio_at_least=0.85)),
+        Line("nobody awake", beside="no trigger"),
+    ),
+    _run,
+)

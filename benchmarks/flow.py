@@ -1,0 +1,36 @@
+"""Flow: the whole path at once, from the first COPY until the last message is reaped and committed.
+
+One process publishes by COPY in batches of 1,000, encoding included; the dispatcher daemon delivers; two Worker
+processes with an empty handler reap in batches of up to 1,000. All of it, and the server, share the machine's cores.
+The floor is the sorted INSERT..SELECT of as many rows with the machine to itself.
+"""
+
+import time
+
+from benchmarks import floors
+from benchmarks.measure import Bar, Line, Measurement, Setup, Values
+from benchmarks.node import fresh_node
+from benchmarks.pipeline import Pipeline
+
+
+def _run(setup: Setup) -> Values:
+    with fresh_node(setup.dsn) as node:
+        floor = floors.sorted_insert_rate(node, setup.messages)
+        with Pipeline(node) as pipeline:
+            pipeline.dispatch()
+            pipeline.work(2)
+            pipeline.publish(setup.messages)
+            start = time.monotonic()
+            flow = setup.messages / (pipeline.wait_drained(setup.messages) - start)
+    return {"sorted INSERT..SELECT": floor, "end to end": flow}
+
+
+MEASUREMENT = Measurement(
+    "flow",
+    "send, deliver and reap at once",
+    (
+        Line("sorted INSERT..SELECT"),
+        Line("end to end", beside="sorted INSERT..SELECT", bar=Bar(ratio_at_least=0.11, at_least=30_000)),
+    ),
+    _run,
+)

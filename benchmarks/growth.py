@@ -1,0 +1,41 @@
+"""Growth: deliver and reap over ever more keys, 1,000 to ten times `--messages` (10^6 by default).
+
+There are `--messages` messages, or one per key where that is more. Reaped by one Worker in batches of up to 1,000.
+The rates are divided by those of 1,000 keys.
+"""
+
+from benchmarks.deliver import deliver_rate
+from benchmarks.measure import Line, Measurement, Setup, Values
+from benchmarks.node import fresh_node
+from benchmarks.pipeline import Pipeline, reap_rate
+
+STEPS = {"1,000 keys": 0.01, "10,000 keys": 0.1, "100,000 keys": 1, "1,000,000 keys": 10}  # of 100,000 messages
+
+
+def _run(setup: Setup) -> Values:
+    values: dict[str, float] = {}
+    for name, share in STEPS.items():
+        keys = max(1, int(share * setup.messages))
+        messages = max(keys, setup.messages)
+        with fresh_node(setup.dsn) as node, Pipeline(node) as pipeline:
+            values[f"deliver, {name}"] = deliver_rate(node, messages, keys)
+            pipeline.work(1)
+            values[f"reap, {name}"] = reap_rate(pipeline, messages)
+    return values
+
+
+_FIRST, *_MORE = STEPS
+
+MEASUREMENT = Measurement(
+    "growth",
+    "deliver and reap over more and more keys",
+    tuple(
+        line
+        for step in ("deliver", "reap")
+        for line in (
+            Line(f"{step}, {_FIRST}"),
+            *(Line(f"{step}, {name}", beside=f"{step}, {_FIRST}") for name in _MORE),
+        )
+    ),
+    _run,
+)

@@ -1,0 +1,65 @@
+"""Held: a repeatable-read snapshot stays open while ten times `--messages` flow, so no dead row can be removed.
+
+The last tenth's rate is divided by the first tenth's. The publisher goes on past the end, at most 20,000 messages
+ahead of the workers, so both tenths share the machine with it alike. The same run without a snapshot stands beside it:
+what it loses is not the snapshot's doing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from psycopg import IsolationLevel
+
+from benchmarks.measure import Bar, Line, Measurement, Setup, Values
+from benchmarks.node import Node, fresh_node
+from benchmarks.pipeline import Pipeline
+
+AHEAD = 20_000
+
+
+@contextmanager
+def _held_snapshot(node: Node) -> Iterator[None]:
+    with node.connect() as connection:
+        connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
+        connection.execute("SELECT 1")
+        yield
+        connection.rollback()
+
+
+def _tenths(setup: Setup, held: bool) -> tuple[float, float]:
+    """Return the rates of the first and of the last tenth."""
+    tenth = setup.messages
+    with fresh_node(setup.dsn) as node, _held_snapshot(node) if held else nullcontext(), Pipeline(node) as pipeline:
+        pipeline.dispatch()
+        pipeline.work(2)
+        pipeline.publish(10 * tenth + AHEAD, ahead=AHEAD)
+        times = []
+        for end in (1, tenth, 9 * tenth, 10 * tenth):
+            times.append((pipeline.wait_handled(end), pipeline.handled))
+        pipeline.wait_drained(10 * tenth + AHEAD)
+    (t0, n0), (t1, n1), (t9, n9), (t10, n10) = times
+    return (n1 - n0) / (t1 - t0), (n10 - n9) / (t10 - t9)
+
+
+def _run(setup: Setup) -> Values:
+    first, last = _tenths(setup, held=True)
+    first_control, last_control = _tenths(setup, held=False)
+    return {
+        "first tenth, held": first,
+        "last tenth, held": last,
+        "first tenth, no snapshot": first_control,
+        "last tenth, no snapshot": last_control,
+    }
+
+
+MEASUREMENT = Measurement(
+    "held",
+    "flow while a snapshot is held open",
+    (
+        Line("first tenth, held"),
+        Line("last tenth, held", beside="first tenth, held", bar=Bar(ratio_at_least=0.85)),
+        Line("first tenth, no snapshot"),
+        Line("last tenth, no snapshot", beside="first tenth, no snapshot"),
+    ),
+    _run,
+)

@@ -1,0 +1,99 @@
+"""Measuring: what a measurement is, and how its runs become a median, a spread and a verdict."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+Values: TypeAlias = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Where a measurement runs: the database, in which it makes schemas of its own, and how many messages to use."""
+
+    dsn: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What the product promises: limits of the ratio and of the value itself. None sets no limit."""
+
+    ratio_at_least: float | None = None
+    ratio_at_most: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def is_met(self, value: float, ratio: float | None) -> bool:
+        """Tell whether the medians keep every limit."""
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.ratio_at_least is None or (ratio is not None and ratio >= self.ratio_at_least))
+            and (self.ratio_at_most is None or (ratio is not None and ratio <= self.ratio_at_most))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of a measurement; `beside` names the figure of the same run that it is divided by."""
+
+    name: str
+    unit: str = "messages/s"
+    beside: str | None = None
+    bar: Bar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A named measurement. `run` does it once, on fresh tables, and returns a value for every line."""
+
+    name: str
+    about: str
+    lines: tuple[Line, ...]
+    run: Callable[[Setup], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of several runs, and the smallest and largest of them."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        """Summarise at least one value."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What came out for one line; `met` is None where no bar is set."""
+
+    measurement: str
+    line: Line
+    value: Spread
+    ratio: Spread | None
+    met: bool | None
+
+
+def measure(
+    measurement: Measurement, setup: Setup, runs: int, progress: Callable[[], None] = lambda: None
+) -> Iterator[Figure]:
+    """Run a measurement `runs` times and give a figure for each of its lines.
+
+    A ratio is taken within each run, where both sides had the same machine, and then the median of the ratios.
+    """
+    values: list[Values] = []
+    for _ in range(runs):
+        values.append(measurement.run(setup))
+        progress()
+    for line in measurement.lines:
+        value = Spread.of([run[line.name] for run in values])
+        beside = line.beside
+        ratio = None if beside is None else Spread.of([run[line.name] / run[beside] for run in values])
+        met = None if line.bar is None else line.bar.is_met(value.median, None if ratio is None else ratio.median)
+        yield Figure(measurement.name, line, value, ratio, met)

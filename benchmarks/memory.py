@@ -1,0 +1,55 @@
+"""Memory: ten times `--messages` flow over as many keys as `--messages`; what the processes hold must not grow.
+
+The resident memory of the dispatcher and of two workers is read when a tenth has been handled and when nine tenths
+have, with the publisher still going, and compared: the largest growth of the three counts.
+"""
+
+from benchmarks.held import AHEAD
+from benchmarks.measure import Bar, Line, Measurement, Setup, Values
+from benchmarks.node import fresh_node
+from benchmarks.pipeline import Pipeline
+
+MIB = 1024 * 1024
+
+
+def resident_mib(pipeline: Pipeline) -> list[float]:
+    """Return what each process holds: the dispatcher first, then the workers."""
+    # Not at the top: only this measurement needs the package, and only developers are sure to have it.
+    from psutil import Process
+
+    processes = [pipeline.dispatcher, *pipeline.workers]
+    return [Process(process.pid).memory_info().rss / MIB for process in processes if process is not None]
+
+
+def _run(setup: Setup) -> Values:
+    total = 10 * setup.messages
+    with fresh_node(setup.dsn) as node, Pipeline(node) as pipeline:
+        pipeline.dispatch()
+        pipeline.work(2)
+        pipeline.publish(total + AHEAD, keys=setup.messages, ahead=AHEAD)
+        pipeline.wait_handled(total // 10)
+        early = resident_mib(pipeline)
+        pipeline.wait_handled(total)
+        late = resident_mib(pipeline)
+        pipeline.wait_drained(total + AHEAD)
+    return {
+        "dispatcher, first tenth": early[0],
+        "dispatcher, end": late[0],
+        "largest worker, first tenth": max(early[1:]),
+        "largest worker, end": max(late[1:]),
+    }
+
+
+_FLAT = Bar(ratio_at_most=1.1)
+
+MEASUREMENT = Measurement(
+    "memory",
+    "what dispatcher and workers hold while a million messages pass",
+    (
+        Line("dispatcher, first tenth", unit="MiB"),
+        Line("dispatcher, end", unit="MiB", beside="dispatcher, first tenth", bar=_FLAT),
+        Line("largest worker, first tenth", unit="MiB"),
+        Line("largest worker, end", unit="MiB", beside="largest worker, first tenth", bar=_FLAT),
+    ),
+    _run,
+)

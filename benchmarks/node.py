@@ -1,0 +1,97 @@
+"""A node for one run of a measurement: a schema of its own, filled and emptied by the product's own means."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+import dispatcher
+from benchmarks.workload import INBOX, KEY, KEYS, VALUE
+from mailroom import locks, settings
+from mailroom import schema as node_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A migrated schema with the inbox `INBOX`, empty at first."""
+
+    dsn: str
+    schema: str
+
+    @property
+    def outbox(self) -> str:
+        """The table that writers write."""
+        return f"{self.schema}.outbox"
+
+    @property
+    def partition(self) -> str:
+        """The inbox's table."""
+        return f"{self.schema}.inbox_{INBOX}"
+
+    def connect(self, *, autocommit: bool = False) -> psycopg.Connection:
+        """Open a session set up as the product's own are."""
+        return settings.connect(self.dsn, "bench", autocommit=autocommit)
+
+    def execute(self, *statements: str) -> None:
+        """Run statements, each by itself."""
+        with self.connect(autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Hold the lock that says a dispatcher is awake, so that no commit rings the bell."""
+        table = locks.key(f"'{self.outbox}'::regclass")
+        with self.connect(autocommit=True) as connection:
+            connection.execute(f"SELECT pg_advisory_lock({locks.AWAKE}, {table})".encode())
+            yield
+
+    def is_drained(self) -> bool:
+        """Tell whether everything sent was delivered and reaped."""
+        with self.connect(autocommit=True) as connection:
+            look = f"SELECT NOT EXISTS (SELECT FROM {self.outbox}) AND NOT EXISTS (SELECT FROM {self.partition})"
+            return connection.execute(look.encode()).fetchone() == (True,)
+
+    def send(self, messages: int, keys: int = KEYS) -> None:
+        """Commit messages into the outbox by one statement, without a bell."""
+        with self.connect() as connection:
+            connection.execute("SET LOCAL mailroom.notify = off")
+            connection.execute(
+                f"INSERT INTO {self.outbox} (topic, key, value) SELECT '{INBOX}', {KEY}, %(value)s::bytea "
+                "FROM generate_series(0, %(messages)s - 1) AS nth".encode(),
+                {"keys": keys, "value": VALUE, "messages": messages},
+            )
+
+    def send_one_key(self, key: str, messages: int) -> None:
+        """Commit messages of one key into the outbox, without a bell."""
+        with self.connect() as connection:
+            connection.execute("SET LOCAL mailroom.notify = off")
+            connection.execute(
+                f"INSERT INTO {self.outbox} (topic, key, value) SELECT '{INBOX}', %(key)s::text, %(value)s::bytea "
+                "FROM generate_series(1, %(messages)s)".encode(),
+                {"key": key, "value": VALUE, "messages": messages},
+            )
+
+    def deliver(self) -> None:
+        """Deliver everything in the outbox."""
+        dispatcher.drain(self.dsn, self.schema)
+
+
+@contextmanager
+def fresh_node(dsn: str) -> Iterator[Node]:
+    """Make a node under a name of its own, after a checkpoint, and drop it afterwards with all it holds."""
+    node = Node(dsn, f"bench_{secrets.token_hex(6)}")
+    # So that every run, of the product and of the floor, begins with as much of the log written as any other.
+    node.execute("CHECKPOINT")
+    engine = create_engine("postgresql+psycopg://", creator=node.connect, poolclass=NullPool)
+    try:
+        with engine.begin() as connection:
+            node_schema.migrate(connection, node.schema)
+            node_schema.create_inbox(connection, INBOX, schema=node.schema)
+        yield node
+    finally:
+        node.execute(f"DROP SCHEMA IF EXISTS {node.schema} CASCADE")

@@ -1,0 +1,169 @@
+"""A node's own processes, as a service runs them: a dispatcher daemon, workers, and a publisher that feeds them."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from ctypes import c_longlong
+from multiprocessing.process import BaseProcess
+from multiprocessing.sharedctypes import RawValue
+from typing import Any, TypeAlias
+
+import psycopg
+
+from benchmarks.clients import PROCESSES
+from benchmarks.floors import BATCH
+from benchmarks.node import Node
+from benchmarks.workload import INBOX, KEYS, outgoing
+from dispatcher import daemon
+from inbox import Message, Worker
+from mailroom.errors import MailroomError
+from outbox import Outbox
+
+Handler: TypeAlias = Callable[[Message, psycopg.Connection[Any]], object]
+
+WORKER_BATCH = 1_000
+_LOOK_S = 0.002
+_STALLED_S = 60.0
+_END_S = 15.0
+
+
+class Count:
+    """A number that one process raises and others read."""
+
+    def __init__(self) -> None:
+        self._cell = RawValue(c_longlong, 0)
+
+    @property
+    def value(self) -> int:
+        """The number as it stands."""
+        return int(self._cell.value)
+
+    def add(self, number: int) -> None:
+        """Raise it."""
+        self._cell.value += number
+
+
+def counting(count: Count) -> Handler:
+    """Return a handler that does nothing but count."""
+
+    def handle(_message: Message, _connection: psycopg.Connection[Any]) -> None:
+        count.add(1)
+
+    return handle
+
+
+class Pipeline:
+    """The processes of one run, ended with the `with` block; `handled` is what the workers have handled so far."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.dispatcher: BaseProcess | None = None
+        self.workers: list[BaseProcess] = []
+        self._counts: list[Count] = []
+        self._processes: list[BaseProcess] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def handled(self) -> int:
+        """Messages handled by all workers."""
+        return sum(count.value for count in self._counts)
+
+    def dispatch(self) -> None:
+        """Start a dispatcher daemon; returns when it leads."""
+        self.dispatcher = self._start(daemon.run, self.node.dsn, self.node.schema)
+        with self.node.connect(autocommit=True) as connection:
+            leads = f"SELECT EXISTS (SELECT FROM {self.node.schema}.lease WHERE until > clock_timestamp())".encode()
+            self.wait(lambda: connection.execute(leads).fetchone() == (True,))
+
+    def work(
+        self,
+        workers: int,
+        handling: Callable[..., Handler] = counting,
+        *arguments: object,
+        batch: int = WORKER_BATCH,
+    ) -> None:
+        """Start worker processes with the handler that `handling(count, *arguments)` makes; returns at once."""
+        for _ in range(workers):
+            count = Count()
+            self._counts.append(count)
+            self.workers.append(self._start(_work, self.node, batch, handling, count, *arguments))
+
+    def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None) -> None:
+        """Start a process that sends messages by COPY in batches of 1,000; returns when it begins.
+
+        It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap.
+        """
+        began = Count()
+        self._start(_publish, self.node, messages, keys, ahead, self._counts, began)
+        self.wait(lambda: began.value > 0)
+
+    def wait(self, done: Callable[[], bool]) -> float:
+        """Wait until `done()` and return the monotonic time; fail if a process died or nothing is handled any more."""
+        handled, seen = -1, time.monotonic()
+        while not done():
+            now = time.monotonic()
+            if self.handled != handled:
+                handled, seen = self.handled, now
+            if now - seen > _STALLED_S or any(process.exitcode not in (None, 0) for process in self._processes):
+                raise MailroomError(
+                    f"The measurement stopped after {self.handled:,} messages: a process of it ended or hangs. "
+                    "Look at what it printed above, and try again with --only and fewer --messages."
+                )
+            time.sleep(_LOOK_S)
+        return time.monotonic()
+
+    def wait_handled(self, messages: int) -> float:
+        """Wait until so many are handled and return the monotonic time."""
+        return self.wait(lambda: self.handled >= messages)
+
+    def wait_drained(self, messages: int) -> float:
+        """Wait until so many are handled and none is left, and return the monotonic time."""
+        self.wait_handled(messages)
+        return self.wait(self.node.is_drained)
+
+    def _start(self, target: Callable[..., object], *arguments: object) -> BaseProcess:
+        process = PROCESSES.Process(target=target, args=arguments, daemon=True)
+        process.start()
+        self._processes.append(process)
+        self._stack.callback(_end, process)
+        return process
+
+
+def _end(process: BaseProcess) -> None:
+    process.terminate()
+    process.join(_END_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _work(node: Node, batch: int, handling: Callable[..., Handler], *arguments: object) -> None:
+    Worker(node.dsn, INBOX, handling(*arguments), schema=node.schema, batch=batch).run()
+
+
+def _publish(node: Node, messages: int, keys: int, ahead: int | None, handled: list[Count], began: Count) -> None:
+    outbox = Outbox(node.schema)
+    ready = outgoing(messages, keys)
+    with node.connect() as connection:
+        began.add(1)
+        for sent in range(0, messages, BATCH):
+            while ahead is not None and sent - sum(count.value for count in handled) > ahead:
+                time.sleep(_LOOK_S)
+            outbox.send_many(connection, [next(ready) for _ in range(min(BATCH, messages - sent))])
+            connection.commit()
+
+
+def reap_rate(pipeline: Pipeline, messages: int) -> float:
+    """Return the rate at which the workers empty the inbox of so many messages, from the first batch to the last.
+
+    Workers take a moment to start; they are counted from when the first message is handled.
+    """
+    start = pipeline.wait_handled(1)
+    before = pipeline.handled
+    return max(1, messages - before) / (pipeline.wait_drained(messages) - start)

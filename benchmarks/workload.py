@@ -1,0 +1,45 @@
+"""The messages all measurements use: values of 200 bytes over a number of keys."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mailroom import codec
+from outbox import Outgoing
+
+INBOX = "bench"  # and the topic: an inbox gets the topic of its own name
+KEYS = 1_000
+VALUE_BYTES = 200
+
+# Neighbouring messages have keys far apart, as those of independent writers have.
+_STRIDE = 7_919
+
+
+def key(nth: int, keys: int = KEYS) -> str:
+    """Return the key of the n-th message; all keys come equally often."""
+    return f"key-{nth * _STRIDE % keys:07}"
+
+
+KEY = f"'key-' || lpad((nth * {_STRIDE} %% %(keys)s)::text, 7, '0')"  # `key` in SQL, of a column `nth`
+
+
+def value(nth: int) -> dict[str, object]:
+    """Return the n-th value, a small record that takes exactly `VALUE_BYTES` bytes as CBOR."""
+    record: dict[str, object] = {"nth": nth + 2**32, "state": "paid", "amount": 12.5, "items": [1, 2, 3], "note": ""}
+    # Two bytes more than the empty text's one hold its length.
+    record["note"] = "x" * (VALUE_BYTES - len(codec.encode(record)) - 1)
+    return record
+
+
+def number(value: Mapping[str, Any]) -> int:
+    """Return which message a value of `value` belongs to."""
+    return int(value["nth"]) - 2**32
+
+
+VALUE = codec.encode(value(0))  # where values are written by SQL they are all the same
+
+
+def outgoing(count: int, keys: int = KEYS) -> Iterator[Outgoing]:
+    """Give `count` messages to send, each with a value and the key of its own."""
+    note = value(0)
+    for nth in range(count):
+        yield Outgoing(INBOX, {**note, "nth": nth + 2**32}, key=key(nth, keys))

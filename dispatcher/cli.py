@@ -1,0 +1,92 @@
+"""`mailroom dispatcher`."""
+
+from dataclasses import asdict
+
+import click
+
+from dispatcher import daemon
+from dispatcher.deliver import Delivery
+from mailroom import status as node_status
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.output import document, log_to_stderr, progress_bar, say
+from mailroom.cli.parameters import Seconds
+from mailroom.cli.status import dispatcher_line
+
+
+@click.group()
+def dispatcher() -> None:
+    """Deliver what writers committed into inboxes."""
+
+
+@dispatcher.command()
+@click.option(
+    "--poll-interval-s",
+    type=Seconds(positive=True),
+    default=daemon.POLL_INTERVAL_S,
+    show_default=True,
+    help="How long a message waits at most if every notification is lost.",
+)
+@pass_call
+def run(call: Call, poll_interval_s: float) -> None:
+    """Run the dispatcher until SIGTERM or Ctrl-C.
+
+    Messages are delivered as they are committed. A second one stands by and takes over when the first is gone.
+
+    \b
+    Examples:
+      mailroom dispatcher run
+      mailroom dispatcher run --schema tenant_a --poll-interval-s 5
+    """
+    dsn = call.dsn()
+    log_to_stderr()
+    daemon.run(dsn, call.schema, poll_interval_s=poll_interval_s)
+
+
+@dispatcher.command()
+@pass_call
+def drain(call: Call) -> None:
+    """Deliver everything committed so far, then end. A dispatcher may run beside it.
+
+    \b
+    Examples:
+      mailroom dispatcher drain
+      mailroom dispatcher drain --json
+    """
+    with call.connection("dispatcher drain", autocommit=True) as connection:
+        waiting = node_status.outbox_backlog(connection, call.schema)
+    done = 0
+    with progress_bar("delivered", waiting) as bar:
+
+        def show(delivery: Delivery) -> None:
+            nonlocal done
+            done += delivery.taken
+            bar.show(done, done)
+
+        totals = daemon.drain(call.dsn(), call.schema, progress=show)
+    if call.json:
+        document(totals)
+    else:
+        others = {name: count for name, count in asdict(totals).items() if name not in ("taken", "delivered") and count}
+        say(
+            f"{totals.taken:,} messages taken, {totals.delivered:,} delivered"
+            + "".join(f", {count:,} {name}" for name, count in others.items())
+            + "."
+        )
+
+
+@dispatcher.command()
+@pass_call
+def status(call: Call) -> None:
+    """Tell who dispatches: host, process, awake or asleep, and what it has done.
+
+    \b
+    Examples:
+      mailroom dispatcher status
+      mailroom dispatcher status --json | jq .leads
+    """
+    with call.connection("dispatcher status") as connection:
+        found = node_status.dispatcher_status(connection, call.schema)
+    if call.json:
+        document(found)
+    else:
+        say(dispatcher_line(found))

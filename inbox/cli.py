@@ -1,0 +1,244 @@
+"""`mailroom inbox` and `mailroom worker`."""
+
+import asyncio
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import click
+import psycopg
+
+from inbox.claim import Share, finding, reaping_any
+from inbox.inbox import Inbox
+from inbox.worker import AsyncWorker, Worker
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.failures import drop_output
+from mailroom.cli.messages import print_messages
+from mailroom.cli.output import document, log_to_stderr, note, say, table
+from mailroom.cli.parameters import Seconds
+from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.message import Message
+from mailroom.names import inbox_name
+from mailroom.operation import Operation, Row, Sql
+from mailroom.schema import create_inbox
+from mailroom.settings import DSN_VARIABLE
+from mailroom.transaction import run
+
+LIMIT = click.IntRange(1, 1_000_000)
+
+
+@click.group()
+def inbox() -> None:
+    """Make inboxes, see what is in them, reap from a shell."""
+
+
+@inbox.command()
+@click.argument("name")
+@click.option("--subscribe", "topics", metavar="TOPIC", multiple=True, help="A topic it gets; may be given repeatedly.")
+@click.option("--backoff-s", type=Seconds(), help="Wait after a key's first failure, doubled by each further one. [1]")
+@click.option("--backoff-max-s", type=Seconds(), help="The longest wait. [60]")
+@pass_call
+def create(
+    call: Call, name: str, topics: tuple[str, ...], backoff_s: float | None, backoff_max_s: float | None
+) -> None:
+    """Make an inbox, or add subscriptions to it and change its settings.
+
+    It gets the topics it subscribes to, and messages and commands to the topic of its own name. What has been
+    delivered before is not brought back. Repeating the command is harmless.
+
+    \b
+    Examples:
+      mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
+      mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
+    """
+    try:
+        with call.connection("inbox create") as connection:
+            create_inbox(connection, name, topics, schema=call.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s)
+    except psycopg.errors.CheckViolation:
+        raise ConfigurationError(
+            "The longest wait would be shorter than the first one: give a --backoff-max-s of at least --backoff-s."
+        ) from None
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "subscribed": topics})
+    else:
+        say(f"Inbox {name} is there{f', subscribed to {chr(44).join(topics)}' if topics else ''}.")
+
+
+LIST = Sql(
+    """
+SELECT name, ARRAY(SELECT topic FROM {schema}.subscription WHERE inbox = name ORDER BY topic),
+       backoff_s, backoff_max_s, created_at
+FROM {schema}.inbox_registry ORDER BY name
+""",
+    columns=("text", "text[]", "float8", "float8", "timestamptz"),
+)
+
+
+def _listing(schema: str) -> Operation[list[Row]]:
+    rows: list[Row] = yield LIST.at(schema=schema)()
+    return rows
+
+
+@inbox.command("list")
+@pass_call
+def list_(call: Call) -> None:
+    """List the inboxes, their subscriptions and settings. `mailroom status` shows what is in them.
+
+    \b
+    Examples:
+      mailroom inbox list
+      mailroom inbox list --json | jq -r '.[].name'
+    """
+    with call.connection("inbox list") as connection:
+        rows = run(connection, _listing(call.schema))
+    columns = ("name", "topics", "backoff_s", "backoff_max_s", "created_at")
+    if call.json:
+        document([dict(zip(columns, row, strict=True)) for row in rows])
+    elif rows:
+        shown = [(name, "\n".join(topics) or None, *others) for name, topics, *others in rows]
+        table(("inbox", "subscribed to", "back-off from s", "to s", "made"), shown)
+    else:
+        say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
+
+
+@inbox.command()
+@click.argument("name")
+@click.option("--key", metavar="K", help="Only this key's messages.")
+@click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many at most.")
+@pass_call
+def peek(call: Call, name: str, key: str | None, limit: int) -> None:
+    """Show the oldest messages of an inbox and leave them there.
+
+    Somebody may be reaping them at this moment. With --json one object per line.
+
+    \b
+    Examples:
+      mailroom inbox peek shipping
+      mailroom inbox peek shipping --key order-42 --limit 100 --json
+    """
+    with call.connection("inbox peek") as connection:
+        print_messages(Inbox(name, call.schema).peek(connection, key, limit), json=call.json)
+
+
+@inbox.command()
+@click.argument("name")
+@click.option("--key", metavar="K", help="The key whose messages to take, oldest first; waits while it is worked on.")
+@click.option("--any", "any_key", is_flag=True, help="Of any keys nobody works on, the longest waiting first.")
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
+@pass_call
+def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> None:
+    """Take messages out of an inbox: print them, flush, then commit.
+
+    What could not be written out stays in the inbox, so a pipe that breaks loses nothing. What was written out and
+    could not be committed comes again. With --json one object per line; a value that JSON cannot carry as it is comes
+    as text, bytes as base64, one that cannot be decoded as `raw` (base64) with a `note`.
+
+    \b
+    Examples:
+      mailroom inbox reap shipping --key order-42 --limit 10
+      mailroom inbox reap shipping --any --limit 1000 --json > batch.jsonl
+    """
+    if any_key == (key is not None):
+        raise click.UsageError("Give --key K or --any.")
+    with call.connection("inbox reap") as connection:
+        if key is None:
+            messages = run(connection, _reaping(call.schema, inbox_name(name), limit))
+        else:
+            messages = Inbox(name, call.schema).reap(connection, key, limit)
+        _hand_over(messages, json=call.json)
+    if not messages:
+        note("Nothing to reap.")
+
+
+def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
+    yield from finding(schema, name)
+    messages, _ = yield from reaping_any(schema, name, Share(limit, limit, limit), "")
+    return messages
+
+
+def _hand_over(messages: list[Message], *, json: bool) -> None:
+    """Print the messages; raises `MailroomError` before anything is committed if they did not all go out."""
+    if sys.stdout is None:
+        raise MailroomError("Nothing was reaped: stdout is closed, so there is nowhere to print to.")
+    try:
+        print_messages(messages, json=json)
+    except OSError as error:
+        drop_output()
+        raise MailroomError(f"Nothing was reaped: the output could not be written ({error.strerror}).") from None
+
+
+@click.group()
+def worker() -> None:
+    """Run services that reap an inbox."""
+
+
+@worker.command("run")
+@click.argument("target", metavar="MODULE:WORKER")
+@pass_call
+def run_worker(call: Call, target: str) -> None:
+    """Run a worker until SIGTERM or Ctrl-C; then it finishes its batch.
+
+    MODULE is imported from the current directory or from what is installed; WORKER is an `inbox.Worker` or
+    `inbox.AsyncWorker` in it. The worker names its own database and schema; --dsn and --embedded set MAILROOM_DSN for
+    a module that reads it.
+
+    \b
+    Examples:
+      mailroom worker run shipping:worker
+      mailroom worker run services.shipping:workers.orders --dsn postgresql://localhost/shop
+    \b
+    shipping.py:
+      from inbox import Worker
+      from mailroom import settings
+      def handler(message, conn):
+          conn.execute("UPDATE orders SET state = %s WHERE id = %s", [message.value["state"], message.key])
+      worker = Worker(settings.dsn(), "shipping", handler)
+    """
+    if call.given_schema is not None:
+        raise click.UsageError("A worker names its schema itself: Worker(..., schema=...). Leave --schema out.")
+    if call.names_database:
+        os.environ[DSN_VARIABLE] = call.dsn()
+    found = _loaded(target)
+    log_to_stderr()
+    if isinstance(found, Worker):
+        found.run()
+    else:
+        asyncio.run(found.run())
+
+
+def _loaded(target: str) -> Worker | AsyncWorker:
+    module_name, colon, path = target.partition(":")
+    if not (colon and module_name and path):
+        raise click.UsageError(f"{target!r} is not MODULE:WORKER, such as shipping:worker.")
+    # As `python -m` does: a service is run from where it lies.
+    sys.path.insert(0, str(Path.cwd()))
+    found = _imported(module_name)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ConfigurationError(f"{module_name} has no {path!r}: give MODULE:WORKER with a name that is in it.")
+        found = getattr(found, name)
+    if not isinstance(found, Worker | AsyncWorker):
+        raise ConfigurationError(
+            f"{target} is a {type(found).__name__}: give an inbox.Worker or inbox.AsyncWorker, "
+            "such as worker = Worker(dsn, 'shipping', handler)."
+        )
+    return found
+
+
+def _imported(name: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except MailroomError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"There is no module {error.name!r}: run this in the directory that holds it, or install it."
+            ) from None
+        # Where it happened is what its author needs; a traceback would be one of ours.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise MailroomError(
+            f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        ) from error

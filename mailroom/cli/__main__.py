@@ -1,0 +1,5 @@
+"""`python -m mailroom.cli` is `mailroom`."""
+
+from mailroom.cli import main
+
+main()

@@ -1,0 +1,81 @@
+"""What one call of `mailroom` was told by the options that every command shares."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import click
+import psycopg
+
+from mailroom import schema as node
+from mailroom import settings
+from mailroom.embedded import embedded_server
+from mailroom.errors import ConfigurationError
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+
+# user:password of a URL: whatever stands before its last @. Raw, these three would end it earlier for libpq, which
+# then takes the rest of the password for a host or a port and repeats it in its message.
+USER_AND_PASSWORD = re.compile(r"\w+://(.*)@")
+ENDS_IT_EARLY = re.compile(r"[@/?]")
+
+
+@dataclass
+class Call:
+    """The node that the shared options name (a database and a schema), and whether output is for a program."""
+
+    given_dsn: str | None = None
+    given_schema: str | None = None
+    embedded: bool = False
+    json: bool = False
+    _embedded_dsn: str | None = None
+
+    @property
+    def schema(self) -> str:
+        """The schema, checked."""
+        return schema_name(self.given_schema or DEFAULT_SCHEMA)
+
+    @property
+    def names_database(self) -> bool:
+        """Whether the call itself says which database, rather than leaving it to the environment."""
+        return self.embedded or self.given_dsn is not None
+
+    def dsn(self, *, embedded_by_default: bool = False) -> str:
+        """Return the connection string; raises `ConfigurationError` if nothing names a database.
+
+        With `--embedded` the user's embedded server is started, and used until the command ends. A command that is
+        there to be tried out takes that server whenever nothing names another: `embedded_by_default`.
+        """
+        if self.embedded and self.given_dsn is not None:
+            raise ConfigurationError("--dsn and --embedded name two databases: give one of them.")
+        if self.embedded or (embedded_by_default and not self._is_named()):
+            return self._started()
+        text = self.given_dsn or os.environ.get(settings.DSN_VARIABLE) or ""
+        login = USER_AND_PASSWORD.match(text)
+        if login and ENDS_IT_EARLY.search(login[1]):
+            raise ConfigurationError(
+                "The connection string cannot be read: special characters of a password are percent-encoded "
+                "in a URL (@ as %40, / as %2F, ? as %3F)."
+            )
+        return settings.dsn(self.given_dsn)
+
+    @contextmanager
+    def connection(self, role: str, *, autocommit: bool = False) -> Iterator[psycopg.Connection]:
+        """Connect to the node, which must have a schema that fits; commits at the end, or rolls back on an error."""
+        with settings.connect(self.dsn(), role, autocommit=autocommit) as connection:
+            node.check(connection, self.schema)
+            yield connection
+
+    def _is_named(self) -> bool:
+        variables = (settings.DSN_VARIABLE, *settings.LIBPQ_VARIABLES)
+        return self.given_dsn is not None or any(os.environ.get(variable) for variable in variables)
+
+    def _started(self) -> str:
+        if self._embedded_dsn is None:
+            server = click.get_current_context().find_root().with_resource(embedded_server())
+            self._embedded_dsn = server.dsn()
+        return self._embedded_dsn
+
+
+pass_call = click.make_pass_decorator(Call, ensure=True)

@@ -1,0 +1,36 @@
+"""`mailroom migrate`."""
+
+import click
+
+from mailroom import schema as node
+from mailroom import settings
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.output import document, say
+
+
+@click.command()
+@click.option("--revision", default="head", metavar="R", help="Bring it to this revision instead; `base` removes it.")
+@click.option("--discard", is_flag=True, help="Going down, throw away the messages that are still there.")
+@pass_call
+def migrate(call: Call, revision: str, discard: bool) -> None:
+    """Make the schema of a node, or bring it up to date.
+
+    All in one transaction; with nothing to do, nothing changes. Several nodes live side by side in one database, each
+    in a schema of its own.
+
+    \b
+    Examples:
+      mailroom migrate
+      mailroom migrate --schema tenant_a
+      mailroom migrate --revision base --discard      # removes the node and every message in it
+    """
+    with settings.engine(call.dsn()).begin() as connection:
+        before = node.current_revision(connection, call.schema)
+        node.migrate(connection, call.schema, revision, discard=discard)
+        after = node.current_revision(connection, call.schema)
+    if call.json:
+        document({"schema": call.schema, "before": before, "after": after})
+    elif before == after:
+        say(f"Schema {call.schema} is at revision {after or 'base'}: nothing to do.")
+    else:
+        say(f"Schema {call.schema} went from revision {before or 'base'} to {after or 'base'}.")

@@ -1,0 +1,146 @@
+"""What commands print: tables and lines for people, JSON for programs."""
+
+import base64
+import json
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+SCREEN_WIDTH = 110  # where no terminal says how wide it is
+
+
+def say(text: str) -> None:
+    """Print a line for people on stdout."""
+    click.echo(printable(text))
+
+
+def note(text: str) -> None:
+    """Print a line for people on stderr, beside output that may be piped on."""
+    click.echo(printable(text), err=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
+    """Print a table; the columns named in `numbers` are set to the right."""
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        grid.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        # As Text: what users wrote is no markup.
+        grid.add_row(*(Text(printable(shown(cell))) for cell in row))
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(grid, width=None if console.is_terminal else SCREEN_WIDTH)
+
+
+def document(value: object) -> None:
+    """Print one JSON document on one line."""
+    click.echo(json_text(value))
+
+
+def json_text(value: object, *, ascii_only: bool = True) -> str:
+    """Return `value` as JSON on one line."""
+    return json.dumps(as_json(value), ensure_ascii=ascii_only, allow_nan=False)
+
+
+def as_json(value: object) -> Any:
+    """Return what of `value` JSON can carry; bytes become base64, and whatever else it has no form for becomes text."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case datetime() | date():
+            return value.isoformat()
+        case UUID() | Decimal():
+            return str(value)
+        case list() | tuple():
+            return [as_json(item) for item in value]
+        case dict():
+            return {_name(name): as_json(item) for name, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_json(asdict(value))
+    raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def _name(key: object) -> str:
+    return key if isinstance(key, str) else str(as_json(key))
+
+
+def shown(cell: object) -> str:
+    """Return a table's cell as people read it."""
+    match cell:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if cell else "no"
+        case int():
+            return f"{cell:,}"
+        case timedelta():
+            return duration(cell.total_seconds())
+        case datetime():
+            return cell.astimezone().isoformat(" ", "seconds")
+    return str(cell)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration to two or three digits: 0.25 s, 4 min, 3 h, 12 days."""
+    for limit, divisor, unit in ((10, 1, "s"), (120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.{2 if limit == 10 else 0}f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def printable(text: str) -> str:
+    """Escape what would steer a terminal rather than be seen on it; line ends and tabs stay."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """Return `text` on one line, with nothing in it that steers a terminal."""
+    return printable(" ".join(text.split()))
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+class Bar:
+    """A progress bar on stderr, there only if that is a terminal."""
+
+    def __init__(self, progress: Progress, total: int | None) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=total, messages=0)
+
+    def show(self, messages: int, done: int) -> None:
+        """Show how many messages have been worked on, and how much of the total is done."""
+        self._progress.update(self._task, completed=done, messages=messages)
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None = None) -> Iterator[Bar]:
+    """Show a bar while the block runs; `total` is how much there is to do, in messages or bytes."""
+    console = Console(stderr=True)
+    count = TextColumn("{task.fields[messages]:,} messages " + what)
+    columns = (SpinnerColumn(), count, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Bar(progress, total)
+
+
+def log_to_stderr() -> None:
+    """Show what a daemon logs."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

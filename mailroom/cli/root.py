@@ -1,0 +1,99 @@
+"""The root of the command: collects its sub-commands from entry points and ends every call in one way."""
+
+import io
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any, NoReturn
+
+import click
+
+from mailroom.cli.failures import Interrupted, tell
+from mailroom.cli.options import share
+from mailroom.errors import MailroomError
+
+GROUP = "mailroom.commands"
+
+
+class Root(click.Group):
+    """The group whose sub-commands are the entry points of `mailroom.commands`, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the sub-commands, whether they can be imported or not."""
+        return sorted(entry_points(group=GROUP).names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a sub-command; what cannot be imported is a command that says why."""
+        found = tuple(entry_points(group=GROUP, name=cmd_name))
+        if not found:
+            return None
+        try:
+            command = found[0].load()
+        except Exception as error:  # one package that is broken or lacks an extra leaves the others usable
+            return _missing(cmd_name, error)
+        share(command)
+        return command  # type: ignore[no-any-return]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the sub-command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Here and not in `main`: click would print a line of its own on the way there.
+            raise Interrupted("interrupted") from None
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]  # always exits
+        """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+        try:
+            code = super().main(args, prog_name, **{**extra, "standalone_mode": False})
+        except Exception as error:
+            code = tell(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _missing(name: str, error: Exception) -> click.Command:
+    def fail(**_: object) -> None:
+        raise MailroomError(
+            f"`mailroom {name}` is not available here ({type(error).__name__}: {error}). Install all it needs: "
+            "pip install 'pg-mailroom[demo,embedded]'"
+        )
+
+    return click.Command(
+        name,
+        callback=fail,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        short_help="(not available here)",
+    )
+
+
+@click.command(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def root() -> None:
+    """Transactional messaging inside PostgreSQL.
+
+    Writers commit messages into an outbox, a dispatcher delivers them into inboxes, consumers reap them in order,
+    exactly once.
+
+    \b
+    Try it, on a server of its own:
+      export MAILROOM_DSN=postgresql://user@host/database     # or add --embedded to each line
+      mailroom migrate
+      mailroom inbox create shipping --subscribe order.paid
+      mailroom outbox send order.paid --key order-42 --json '{"state": "paid"}'
+      mailroom dispatcher drain                               # or leave `mailroom dispatcher run` running
+      mailroom inbox reap shipping --key order-42
+      mailroom status
+
+    The options below may stand before or after the sub-command. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    """
+
+
+share(root)
+
+
+def main() -> None:
+    """Run the command `mailroom` with the arguments of this process, and exit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Text for people on a terminal that has not every letter; JSON is ASCII anyway.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    root(prog_name="mailroom")

@@ -1,0 +1,64 @@
+"""`mailroom status`, and the line about the dispatcher."""
+
+import click
+
+from mailroom import status as node_status
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.output import document, duration, say, table
+from mailroom.status import DispatcherStatus, Status
+
+
+@click.command()
+@pass_call
+def status(call: Call) -> None:
+    """Show how a node is doing.
+
+    For each inbox: how many messages are on the way to it (committed, and not yet delivered) and in its backlog
+    (delivered, and not yet reaped); for how long the oldest has waited since it was sent, and which part of that is
+    the dispatcher's, which the consumers'. Above: who dispatches, and where the clock stands.
+
+    \b
+    Examples:
+      mailroom status
+      mailroom status --json | jq '.inboxes[] | {name, backlog, lag_s}'
+    """
+    with call.connection("status") as connection:
+        found = node_status.status(connection, call.schema)
+    if call.json:
+        document(found)
+    else:
+        _show(found)
+
+
+def _show(found: Status) -> None:
+    say(f"Node        {found.schema}, clock {found.clock:,} (ceiling {found.clock_ceiling:,})")
+    say(f"Dispatcher  {dispatcher_line(found.dispatcher)}")
+    oldest = f", the oldest sent {duration(found.outbox_lag_s)} ago" if found.outbox_backlog else ""
+    say(f"Outbox      {found.outbox_backlog:,} waiting{oldest}; {found.scheduled:,} scheduled for later")
+    say(f"Dead        {found.dead_letters:,} dead letters")
+    if not found.inboxes:
+        say("Inboxes     none: mailroom inbox create NAME --subscribe TOPIC")
+        return
+    columns = ("inbox", "on the way", "backlog", "lag", "dispatcher's part", "consumers' part", "waiting keys")
+    rows = [
+        (inbox.name, inbox.on_the_way, inbox.backlog, *map(duration, lags), inbox.waiting_keys)
+        for inbox in found.inboxes
+        for lags in [(inbox.lag_s, inbox.dispatcher_lag_s, inbox.consumer_lag_s)]
+    ]
+    table(columns, rows, numbers=columns[1:])
+
+
+def dispatcher_line(found: DispatcherStatus | None) -> str:
+    """Return what there is to say of a node's dispatcher."""
+    if found is None:
+        return "none has run yet: mailroom dispatcher run"
+    if not found.leads:
+        return (
+            f"none leads; {found.host} pid {found.pid} did until {duration(-found.lease_left_s)} ago: "
+            "mailroom dispatcher run"
+        )
+    counts = ", ".join(f"{name} {count:,}" for name, count in found.counts.items())
+    return (
+        f"{found.host} pid {found.pid} leads, {found.state}; lease good for {duration(found.lease_left_s)} "
+        f"(epoch {found.epoch}){f'; {counts}' if counts else ''}"
+    )

@@ -1,0 +1,55 @@
+"""`mailroom trace`."""
+
+from uuid import UUID
+
+import click
+
+from mailroom import trace as message_trace
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.output import document, say, shown
+from mailroom.trace import Place
+
+
+@click.command()
+@click.argument("message_id", metavar="ID", type=click.UUID)
+@pass_call
+def trace(call: Call, message_id: UUID) -> None:
+    """Tell where a message is, by the id its send gave.
+
+    It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
+    among the dead letters. A message that was reaped is gone. Every table of the node is read, so on a large backlog
+    this takes its time.
+
+    \b
+    Examples:
+      mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11
+      mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --json
+    """
+    with call.connection("trace") as connection:
+        places = message_trace.trace(connection, message_id, call.schema)
+    if call.json:
+        document({"id": message_id, "places": places})
+    elif places:
+        for place in places:
+            say(f"{message_id} {_told(place)}")
+    else:
+        say(
+            f"{message_id} is nowhere in schema {call.schema}: it was reaped, or had expired, or was an event without "
+            "subscriber, or its transaction never committed (or has not yet)."
+        )
+
+
+def _told(place: Place) -> str:
+    about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
+    match place.where:
+        case "outbox":
+            return f"is in the outbox, {place.ahead:,} before it {about}: the dispatcher has not taken it yet."
+        case "scheduled":
+            return f"is scheduled for {shown(place.since)} {about}."
+        case "dead_letter":
+            return f"is a dead letter since {shown(place.since)} {about}: {place.reason}."
+    waits = f"; its key failed {place.attempts} times and waits until {shown(place.retry_at)}: {place.reason}"
+    return (
+        f"is in inbox {place.inbox} with clock {place.clock} since {shown(place.since)}, {place.ahead:,} of its key "
+        f"before it {about}{waits if place.retry_at else ''}."
+    )

@@ -1,0 +1,171 @@
+"""How a node is doing: what waits where and for how long, who dispatches, where the clock stands."""
+
+import json
+from dataclasses import dataclass
+
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.operation import Operation, Sql
+from mailroom.schema import checking
+from mailroom.transaction import AnyConnection, run
+
+
+@dataclass(frozen=True, slots=True)
+class InboxStatus:
+    """One inbox. Lags are ages in seconds of the oldest message that waits, 0 when none does.
+
+    `on_the_way` counts its messages in the outbox, `dispatcher_lag_s` is the age of the oldest of them; `backlog`
+    counts its messages that are there to be reaped, `consumer_lag_s` is for how long the oldest of them has been.
+    `lag_s` is the age since the send of the oldest of both. `waiting_keys` have failed and wait for their next try.
+    """
+
+    name: str
+    on_the_way: int
+    backlog: int
+    lag_s: float
+    dispatcher_lag_s: float
+    consumer_lag_s: float
+    waiting_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherStatus:
+    """The dispatcher that leads, or with `leads` false the last one that did.
+
+    `state` is awake, asleep or stopped, as of its last renewal of the lease; `lease_left_s` is for how long that
+    holds, negative once it has run out. `counts` is what it has done so far.
+    """
+
+    leads: bool
+    state: str
+    host: str
+    pid: int
+    epoch: int
+    lease_left_s: float
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
+
+    `outbox_lag_s` is the age in seconds of the oldest one in the outbox, 0 if it is empty. The clock stands at `clock`
+    and may go up to `clock_ceiling` before that is raised. `dispatcher` is None if there has never been one.
+    """
+
+    schema: str
+    clock: int
+    clock_ceiling: int
+    outbox_backlog: int
+    outbox_lag_s: float
+    scheduled: int
+    dead_letters: int
+    dispatcher: DispatcherStatus | None
+    inboxes: tuple[InboxStatus, ...]
+
+
+def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
+    """Return the status of the node `schema`; takes about as long as it takes to count what waits.
+
+    Raises `SchemaError` if there is no such node. Reads only what is committed, waits for nobody.
+    """
+    return run(connection, reading_status(schema_name(schema)))
+
+
+def dispatcher_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
+    """Return who dispatches on the node `schema`, None if nobody ever has; one row is read."""
+    return run(connection, reading_dispatcher(schema_name(schema)))
+
+
+DISPATCHER = Sql(
+    """
+SELECT until > clock_timestamp(), state, host, pid::bigint, epoch,
+       extract(epoch FROM until - clock_timestamp())::float8, counts::text
+FROM {schema}.lease WHERE role = 'dispatcher'
+""",
+    columns=("boolean", "text", "text", "bigint", "bigint", "float8", "text"),
+)
+
+
+def reading_dispatcher(schema: str) -> Operation[DispatcherStatus | None]:
+    """`dispatcher_status` as an operation."""
+    yield from checking(schema)
+    rows = yield DISPATCHER.at(schema=schema)()
+    if not rows:
+        return None
+    [(leads, state, host, pid, epoch, lease_left_s, counts)] = rows
+    return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, json.loads(counts))
+
+
+OUTBOX_BACKLOG = Sql("SELECT count(*) FROM {schema}.outbox", columns=("bigint",))
+
+
+def outbox_backlog(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> int:
+    """Count the committed messages that wait for the dispatcher of the node `schema`."""
+    return run(connection, _counting_outbox(schema_name(schema)))
+
+
+def _counting_outbox(schema: str) -> Operation[int]:
+    [(count,)] = yield OUTBOX_BACKLOG.at(schema=schema)()
+    return int(count)
+
+
+NODE = Sql(
+    """
+SELECT c.last_value, n.clock_ceiling, o.messages, o.lag_s,
+       (SELECT count(*) FROM {schema}.scheduled), (SELECT count(*) FROM {schema}.dead_letter)
+FROM {schema}.node AS n, {schema}.clock AS c,
+     (SELECT count(*) AS messages, extract(epoch FROM clock_timestamp() - min(sent_at))::float8 AS lag_s
+      FROM {schema}.outbox) AS o
+""",
+    columns=("bigint", "bigint", "bigint", "float8", "bigint", "bigint"),
+)
+# Who gets what is the rule of the deliver statement: subscribers, and for all but events the inbox of the topic's name.
+# The floor lets the counts begin above dead rows; with the oldest found by clock, an index is all that is read of it.
+INBOXES = Sql(
+    """
+WITH outgoing AS MATERIALIZED (
+    SELECT topic, kind = 'E' AS event, count(*) AS messages, min(sent_at) AS since
+    FROM {schema}.outbox GROUP BY topic, kind = 'E'),
+route AS MATERIALIZED (
+    SELECT topic, inbox, bool_or(subscribed) AS subscribed
+    FROM (SELECT topic, inbox, true FROM {schema}.subscription
+          UNION ALL SELECT name, name, false FROM {schema}.inbox_registry) AS r (topic, inbox, subscribed)
+    GROUP BY topic, inbox),
+coming AS MATERIALIZED (
+    SELECT inbox, sum(messages)::bigint AS messages, min(since) AS since
+    FROM outgoing JOIN route USING (topic) WHERE subscribed OR NOT event GROUP BY inbox)
+SELECT r.name, coalesce(c.messages, 0), i.messages,
+       extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8,
+       extract(epoch FROM clock_timestamp() - c.since)::float8,
+       extract(epoch FROM clock_timestamp() - oldest.delivered_at)::float8,
+       (SELECT count(*) FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at > clock_timestamp())
+FROM {schema}.inbox_registry AS r
+LEFT JOIN coming AS c ON c.inbox = r.name
+CROSS JOIN LATERAL (
+    SELECT count(*) AS messages FROM {schema}.inbox WHERE inbox = r.name AND clock > r.floor) AS i
+LEFT JOIN LATERAL (
+    SELECT sent_at, delivered_at FROM {schema}.inbox WHERE inbox = r.name AND clock > r.floor
+    ORDER BY clock LIMIT 1) AS oldest ON true
+ORDER BY r.name
+""",
+    columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint"),
+)
+
+
+def reading_status(schema: str) -> Operation[Status]:
+    """`status` as an operation."""
+    dispatcher = yield from reading_dispatcher(schema)
+    [(clock, ceiling, outbox_backlog, outbox_lag_s, scheduled, dead_letters)] = yield NODE.at(schema=schema)()
+    inboxes = yield INBOXES.at(schema=schema)()
+    return Status(
+        schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), scheduled, dead_letters, dispatcher,
+        tuple(
+            InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), waiting_keys)
+            for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, waiting_keys in inboxes
+        ),
+    )  # fmt: skip
+
+
+def _lag(seconds: float | None) -> float:
+    # A sender may have given a sent_at that lies ahead.
+    return max(0.0, seconds or 0.0)

@@ -1,0 +1,76 @@
+"""Where a message is now, by its id."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.operation import Operation, Sql
+from mailroom.schema import checking
+from mailroom.transaction import AnyConnection, run
+
+Where: TypeAlias = Literal["outbox", "scheduled", "inbox", "dead_letter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place where a message is.
+
+    `since` is when it came there (for `scheduled`: when it is due); `clock` its clock in an inbox. `ahead` counts what
+    stands before it: in the outbox all that does, in an inbox messages of its key, which are reaped first. If its key
+    failed, `attempts`, `retry_at` and `reason` tell of that; for a dead letter `reason` says why it ended there.
+    """
+
+    where: Where
+    inbox: str | None
+    topic: str
+    key: str
+    sent_at: datetime
+    since: datetime
+    clock: int | None
+    ahead: int | None
+    attempts: int | None
+    retry_at: datetime | None
+    reason: str | None
+
+
+# One statement, so one snapshot: a message on its way from one table to the next is in exactly one of them. No index
+# holds message ids, since every message would pay for it; the tables are read.
+TRACE = Sql(
+    """
+SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint,
+       (SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position),
+       NULL::bigint, NULL::timestamptz, NULL::text
+FROM {schema}.outbox AS o WHERE message_id = %(id)s::uuid
+UNION ALL
+SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL
+FROM {schema}.scheduled WHERE message_id = %(id)s::uuid
+UNION ALL
+SELECT 'inbox', i.inbox, topic, i.key, sent_at, delivered_at, i.clock,
+       (SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = i.inbox AND b.key = i.key AND b.clock < i.clock),
+       k.attempts::bigint, k.retry_at, k.last_error
+FROM {schema}.inbox AS i LEFT JOIN {schema}.key_state AS k ON k.inbox = i.inbox AND k.key = i.key
+WHERE message_id = %(id)s::uuid
+UNION ALL
+SELECT 'dead_letter', NULL, topic, key, sent_at, failed_at, NULL, NULL, NULL, NULL, reason
+FROM {schema}.dead_letter WHERE message_id = %(id)s::uuid
+""",
+    columns=("text",) * 4 + ("timestamptz",) * 2 + ("bigint",) * 3 + ("timestamptz", "text"),
+)
+
+
+def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Place]:
+    """Return where the message `id` is; several places for one that several inboxes get.
+
+    Empty if it is nowhere: it was reaped, or had expired, or was an event nobody subscribes to, or its transaction has
+    not committed or never did. Reads the node's tables in full, without waiting for anybody.
+    """
+    return run(connection, tracing(schema_name(schema), id))
+
+
+def tracing(schema: str, id: UUID) -> Operation[list[Place]]:
+    """`trace` as an operation."""
+    yield from checking(schema)
+    rows = yield TRACE.at(schema=schema)(id=id)
+    return [Place(*row) for row in rows]

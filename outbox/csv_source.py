@@ -1,0 +1,79 @@
+"""Messages from a CSV file, read row by row: the file may be larger than memory."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from mailroom.errors import ConfigurationError, InvalidMessage
+from mailroom.names import MAX_VALUE_BYTES, shown
+from mailroom.operation import Row
+from outbox.outgoing import Outgoing
+
+
+class CsvSource:
+    """The rows of a CSV file with a heading, one message each, whose value is a map of column name to text.
+
+    `lines` is the open text file, opened with newline="" and errors="surrogateescape". `key_column` names the column
+    that holds the key; a row in which it is empty is sent without order. `columns` are those that go into the value,
+    all if empty. Raises `ConfigurationError` for a column that the heading has not, `InvalidMessage` for a bad heading.
+    """
+
+    def __init__(self, lines: IO[str], topic: str, key_column: str | None = None, columns: Sequence[str] = ()) -> None:
+        csv.field_size_limit(MAX_VALUE_BYTES)
+        self._reader = csv.reader(lines, strict=True)
+        self._topic = topic
+        heading = self._heading()
+        for name in (*columns, *([] if key_column is None else [key_column])):
+            if name not in heading:
+                raise ConfigurationError(
+                    f"The file has no column {shown(name)}; it has {', '.join(map(shown, heading))}."
+                )
+        self._key_at = None if key_column is None else heading.index(key_column)
+        self._columns = [(name, heading.index(name)) for name in columns or heading]
+        self._width = len(heading)
+
+    def rows(self) -> Iterator[Row]:
+        """Give the messages as rows for the outbox; raises `InvalidMessage` that names the row at fault.
+
+        Row 1 is the first below the heading; blank lines do not count. Lines are those of the file.
+        """
+        number = 0
+        try:
+            for cells in self._reader:
+                if cells:
+                    number += 1
+                    yield self._message(cells).row()
+        except InvalidMessage as error:
+            raise type(error)(f"Row {number} (line {self._reader.line_num}): {error} Nothing was sent.") from None
+        except csv.Error as error:
+            raise InvalidMessage(
+                f"Row {number + 1} (line {self._reader.line_num}): {error}. Nothing was sent: correct it first."
+            ) from None
+
+    def _message(self, cells: list[str]) -> Outgoing:
+        if len(cells) != self._width:
+            raise InvalidMessage(f"it has {len(cells)} cells, the heading has {self._width}.")
+        _check_text(cells)
+        key = None if self._key_at is None else cells[self._key_at] or None
+        return Outgoing(self._topic, {name: cells[at] for name, at in self._columns}, key)
+
+    def _heading(self) -> list[str]:
+        try:
+            heading = next(self._reader, [])
+        except csv.Error as error:
+            raise InvalidMessage(f"The heading cannot be read: {error}.") from None
+        if not heading:
+            raise InvalidMessage("The file is empty: its first line must name the columns.")
+        _check_text(heading)
+        twice = {name for name in heading if heading.count(name) > 1}
+        if twice:
+            raise InvalidMessage(f"The heading names {', '.join(map(shown, sorted(twice)))} more than once.")
+        return heading
+
+
+def _check_text(cells: list[str]) -> None:
+    # What is not UTF-8 was read as surrogates, so that the row it stands in can be named.
+    try:
+        "".join(cells).encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage("it is not UTF-8: convert the file, for instance by iconv.") from None

@@ -1,0 +1,45 @@
+"""docs/cli.md, made from what the commands say of themselves: `python -m tests.cli_reference` writes it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from mailroom.cli.root import root
+
+PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
+WIDTH = 100
+INTRODUCTION = """\
+# The command line
+
+What each command says with `--help`. This page is made by `python -m tests.cli_reference`; a test fails when it is out
+of date.
+"""
+
+
+def reference() -> str:
+    """Return the page."""
+    return "\n".join([INTRODUCTION, *_sections(root, None, "mailroom")])
+
+
+def _sections(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
+    context = click.Context(
+        command,
+        parent=parent,
+        info_name=name,
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        **command.context_settings,
+    )
+    text = command.get_help(context)
+    assert "(not available here)" not in text, f"{context.command_path}: a command cannot be imported"
+    yield f"## {context.command_path}\n\n```text\n{text.rstrip()}\n```\n"
+    if isinstance(command, click.Group):
+        for sub_name in command.list_commands(context):
+            sub_command = command.get_command(context, sub_name)
+            assert sub_command is not None
+            yield from _sections(sub_command, context, sub_name)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference())

@@ -1,0 +1,170 @@
+"""compose.yaml and the Dockerfile hold together, and what they run exists; no container engine is needed."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from mailroom.cli.root import root as mailroom_command
+from tests.databases import Connect
+
+ROOT = Path(__file__).parent.parent
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+PASSWORD_FROM_OUTSIDE = re.compile(r"\$\{POSTGRES_PASSWORD:\?[^}]+\}")
+
+
+def dockerfile() -> list[list[tuple[str, str]]]:
+    """The instructions and their arguments, by build stage."""
+    stages: list[list[tuple[str, str]]] = []
+    for line in (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines():
+        if line and not line.startswith("#"):
+            instruction, _, arguments = line.partition(" ")
+            if instruction == "FROM":
+                stages.append([])
+            stages[-1].append((instruction, arguments.strip()))
+    return stages
+
+
+def arguments_of(instruction: str, stage: list[tuple[str, str]]) -> list[str]:
+    return [arguments for name, arguments in stage if name == instruction]
+
+
+def health_check(service: str) -> str:
+    """The service's health check as a shell would be given it."""
+    kind, *words = SERVICES[service]["healthcheck"]["test"]
+    assert kind in ("CMD", "CMD-SHELL")
+    return str(words[0]) if kind == "CMD-SHELL" else shlex.join(words)
+
+
+def parsed_by_mailroom(words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[click.Command]:
+    """Return the commands that the command line reaches for these words; wrong words fail the test."""
+    reached: list[click.Command] = []
+    monkeypatch.setattr(click.Command, "invoke", lambda command, _context: reached.append(command))
+    result = CliRunner().invoke(mailroom_command, words)
+    assert result.exit_code == 0, result.output
+    return reached
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_command_of_a_service_exists(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    [command] = parsed_by_mailroom(SERVICES[service]["command"], monkeypatch)
+    assert command.short_help != "(not available here)"
+
+
+def test_health_check_of_the_dispatcher_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *words = shlex.split(health_check("dispatcher").partition("|")[0])
+    assert program == "mailroom"
+    assert parsed_by_mailroom(words, monkeypatch)
+
+
+@pytest.mark.parametrize(("lease", "healthy"), [("1 minute", True), ("-1 minute", False), (None, False)])
+def test_dispatcher_is_healthy_while_one_leads(dsn: str, connect: Connect, lease: str | None, healthy: bool) -> None:
+    if lease is not None:
+        connect(autocommit=True).execute(
+            "INSERT INTO mailroom.lease VALUES "
+            "('dispatcher', gen_random_uuid(), 1, now() + %s::interval, 'here', 1, 1, now(), 'awake', '{}')",
+            [lease],
+        )
+    command, _, look = health_check("dispatcher").partition("|")
+    status = CliRunner().invoke(mailroom_command, shlex.split(command)[1:], env={"MAILROOM_DSN": dsn})
+    assert status.exit_code == 0
+    assert (subprocess.run(shlex.split(look), input=status.output, text=True, check=False).returncode == 0) is healthy
+
+
+def test_dispatcher_has_a_standby() -> None:
+    assert SERVICES["dispatcher"]["deploy"]["replicas"] >= 2
+
+
+def test_what_a_service_depends_on_exists_and_can_be_waited_for() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in SERVICES, name
+            wanted = {"service_healthy": "healthcheck", "service_completed_successfully": "command"}
+            assert wanted[how["condition"]] in SERVICES[other], name
+    assert SERVICES["dispatcher"]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+    assert "restart" not in SERVICES["migrate"]
+
+
+def test_every_volume_is_declared_and_used() -> None:
+    used = {volume.partition(":")[0] for service in SERVICES.values() for volume in service.get("volumes", ())}
+    assert used == set(COMPOSE["volumes"])
+
+
+def test_services_find_the_database_that_the_server_makes() -> None:
+    server = SERVICES["postgres"]["environment"]
+    for name in OURS:
+        ours = SERVICES[name]["environment"]
+        assert ours["PGHOST"] in SERVICES
+        assert (ours["PGUSER"], ours["PGDATABASE"]) == (server["POSTGRES_USER"], server["POSTGRES_DB"])
+        assert ours["PGPASSWORD"] == server["POSTGRES_PASSWORD"]
+
+
+def test_no_password_stands_in_the_file() -> None:
+    found = [
+        value
+        for service in SERVICES.values()
+        for name, value in service["environment"].items()
+        if "PASSWORD" in name or "DSN" in name
+    ]
+    assert len(found) == len(SERVICES)
+    assert all(PASSWORD_FROM_OUTSIDE.fullmatch(value) for value in found)
+
+
+def test_services_are_given_time_to_stop_cleanly() -> None:
+    assert int(SERVICES["dispatcher"]["stop_grace_period"].removesuffix("s")) > 10
+
+
+def test_everything_the_image_copies_exists() -> None:
+    for stage in dockerfile():
+        for copy in arguments_of("COPY", stage):
+            *sources, _target = shlex.split(copy)
+            assert all((ROOT / source).exists() for source in sources), copy
+
+
+def test_image_is_built_from_all_that_the_wheel_is_made_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", project["project"]["readme"], "LICENSE"}
+    build = dockerfile()[0]
+    assert needed == {source for copy in arguments_of("COPY", build) for source in shlex.split(copy)[:-1]}
+
+
+def test_image_runs_as_nobody_special_and_hears_sigterm() -> None:
+    final = dockerfile()[-1]
+    assert [user for user in arguments_of("USER", final) if user in ("root", "0")] == []
+    assert len(arguments_of("USER", final)) == 1
+    assert arguments_of("STOPSIGNAL", final) == ["SIGTERM"]
+    # The exec form: with a shell in between, SIGTERM would not reach the program.
+    assert arguments_of("ENTRYPOINT", final) == ['["mailroom"]']
+    assert all(command.startswith("[") for command in arguments_of("CMD", final))
+
+
+def _docker_has_compose() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _docker_has_compose(), reason="docker has no compose plugin on this machine")
+@pytest.mark.parametrize(("password", "accepted"), [("secret", True), ("", False)])
+def test_docker_accepts_the_file_once_there_is_a_password(password: str, accepted: bool) -> None:
+    done = subprocess.run(
+        ["docker", "compose", "--file", "compose.yaml", "config", "--quiet"],
+        cwd=ROOT,
+        env=os.environ | {"POSTGRES_PASSWORD": password},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) is accepted, done.stderr

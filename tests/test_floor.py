@@ -1,0 +1,241 @@
+"""The floor: never raised past a position that may still turn up, whatever writers do."""
+
+import random
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from dispatcher import floor as floors
+from dispatcher.deliver import Delivery
+from dispatcher.deliverer import FULL_SCAN_S, Deliverer
+from dispatcher.floor import Floor
+from dispatcher.writers import reading_writers
+from mailroom.operation import Operation
+from mailroom.transaction import run
+from tests.databases import Connect
+from tests.node import SCHEMA, Node, send
+
+
+class Lane:
+    """Deliveries and raises of one dispatcher, one at a time."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.floor = Floor()
+
+    def deliver(self, rows: int = 10_000) -> Delivery:
+        return self.node.deliver(floor=self.floor.value, rows=rows)
+
+    def raise_floor(self, delivery: Delivery, between: Callable[[], None] = lambda: None) -> int:
+        run(self.node.connection, _interleaved(self.floor.raising(SCHEMA, delivery), between))
+        return self.floor.value
+
+    def turn(self, rows: int = 10_000) -> int:
+        """Deliver, take one step at the floor, and return it."""
+        return self.raise_floor(self.deliver(rows))
+
+
+def _interleaved(operation: Operation[None], between: Callable[[], None]) -> Operation[None]:
+    """Call `between` before and after each statement of the operation."""
+    rows = None
+    while True:
+        try:
+            step = operation.send(rows)
+        except StopIteration:
+            return
+        between()
+        rows = yield step
+        between()
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floors, "STEP", 1)
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    node.allow_clocks()
+    return node
+
+
+def test_floor_rises_to_the_last_position_once_everything_was_taken(node: Node) -> None:
+    lane = Lane(node)
+    for _ in range(3):
+        node.send("shipping")
+    assert lane.turn() == 0  # the goal is read
+    assert lane.turn() == 3
+
+
+def test_floor_stays_at_zero_in_an_outbox_that_was_never_used(node: Node) -> None:
+    lane = Lane(node)
+    assert [lane.turn() for _ in range(3)] == [0, 0, 0]
+
+
+def test_floor_waits_for_a_writer_with_a_lower_position(node: Node, connect: Connect) -> None:
+    lane, slow = Lane(node), connect()
+    send(slow, "shipping", key="slow")
+    node.send("shipping", key="fast")
+    assert [lane.turn() for _ in range(4)] == [0, 0, 0, 0]
+    slow.commit()
+    assert [lane.turn() for _ in range(3)][-1] == 2
+    assert node.delivered("key") == [("fast",), ("slow",)]
+
+
+def test_floor_waits_for_a_prepared_transaction(node: Node, connect: Connect) -> None:
+    lane, writer = Lane(node), connect(autocommit=True)
+    writer.execute("BEGIN; SET LOCAL mailroom.notify = off")
+    send(writer, "shipping", key="prepared")
+    node.send("shipping", key="other")
+    assert lane.turn() == 0
+    writer.execute("PREPARE TRANSACTION 'between'")
+    assert [lane.turn() for _ in range(3)] == [0, 0, 0]
+    writer.execute("COMMIT PREPARED 'between'")
+    assert [lane.turn() for _ in range(3)][-1] == 2
+    assert node.delivered("key") == [("other",), ("prepared",)]
+
+
+def test_floor_rises_past_a_writer_that_rolled_back(node: Node, connect: Connect) -> None:
+    lane, writer = Lane(node), connect()
+    send(writer, "shipping")
+    node.send("shipping")
+    assert lane.turn() == 0
+    writer.rollback()
+    assert [lane.turn() for _ in range(3)][-1] == 2
+
+
+def test_floor_is_not_raised_by_a_delivery_that_began_before_the_last_writer_left(node: Node, connect: Connect) -> None:
+    lane, slow = Lane(node), connect()
+    send(slow, "shipping", key="slow")
+    node.send("shipping", key="fast")
+    lane.turn()
+    too_early = lane.deliver()
+    slow.commit()
+    assert lane.raise_floor(too_early) == 0
+    assert lane.turn() == 2
+    assert node.waiting() == []
+    assert node.delivered("key") == [("fast",), ("slow",)]
+
+
+def test_floor_is_not_raised_by_a_full_batch_that_ends_below_the_goal(node: Node) -> None:
+    lane = Lane(node)
+    for _ in range(4):
+        node.send("shipping")
+    assert [lane.turn(rows=1) for _ in range(3)] == [0, 0, 0]
+    assert lane.turn(rows=1) == 4
+
+
+def test_writer_is_known_by_the_same_name_before_and_after_it_is_prepared(node: Node, connect: Connect) -> None:
+    writer = connect(autocommit=True)
+    writer.execute("BEGIN; SET LOCAL mailroom.notify = off")
+    send(writer, "shipping")
+    open_one = run(node.connection, reading_writers(SCHEMA))
+    writer.execute("PREPARE TRANSACTION 'named'")
+    prepared = run(node.connection, reading_writers(SCHEMA))
+    assert open_one & prepared
+    writer.execute("ROLLBACK PREPARED 'named'")
+    assert run(node.connection, reading_writers(SCHEMA)) == frozenset()
+
+
+def test_writers_of_other_tables_and_nodes_and_readers_are_none(node: Node, connect: Connect) -> None:
+    reader, other = connect(), connect()
+    reader.execute("SELECT FROM mailroom.outbox")
+    other.execute("CREATE TABLE own (id int)")
+    other.execute("INSERT INTO own VALUES (1)")
+    assert run(node.connection, reading_writers(SCHEMA)) == frozenset()
+
+
+async def test_new_deliverer_and_one_that_failed_scan_from_the_start(node: Node) -> None:
+    """Whatever was written below the floor meanwhile is found: here by a row with a position of its own."""
+    seconds = 0.0
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        deliverer = Deliverer(connection, SCHEMA, monotonic=lambda: seconds)
+        for _ in range(3):
+            node.send("shipping")
+            await deliverer.deliver()
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (position, topic, value_json) OVERRIDING SYSTEM VALUE VALUES (1, 'shipping', '1')"
+        )
+        assert await deliverer.drain() == 0
+        seconds = FULL_SCAN_S + 1
+        assert await deliverer.drain() == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_stuck_below_the_floor_whatever_fourteen_writers_do(node: Node, connect: Connect, seed: int) -> None:
+    """Every statement of writers and dispatcher is one step; a seeded choice says whose comes next."""
+    chosen = random.Random(seed)
+    lane = Lane(node)
+    writers = [connect(autocommit=True) for _ in range(14)]
+    sent: dict[int, list[str]] = {}  # of each open writer
+    prepared: dict[str, list[str]] = {}
+    committed: list[list[str]] = []
+    count = 0
+    floor_seen: set[int] = set()
+
+    def begin_or_send(nth: int) -> None:
+        nonlocal count
+        if nth not in sent:
+            writers[nth].execute("BEGIN; SET LOCAL mailroom.notify = off")
+            sent[nth] = []
+        count += 1
+        send(writers[nth], "shipping", key=f"{count}")
+        sent[nth].append(f"{count}")
+
+    def savepoint(nth: int) -> None:
+        if nth in sent:
+            writers[nth].execute("SAVEPOINT s")
+            send(writers[nth], "shipping", key="never")
+            writers[nth].execute("ROLLBACK TO s")
+
+    def commit(nth: int) -> None:
+        if nth in sent:
+            writers[nth].execute("COMMIT")
+            committed.append(sent.pop(nth))
+
+    def roll_back(nth: int) -> None:
+        if nth in sent:
+            writers[nth].execute("ROLLBACK")
+            del sent[nth]
+
+    def prepare(nth: int) -> None:
+        nonlocal count
+        if nth in sent and len(prepared) < 3:
+            count += 1
+            writers[nth].execute(f"PREPARE TRANSACTION 'seed{seed}-{count}'".encode())
+            prepared[f"seed{seed}-{count}"] = sent.pop(nth)
+
+    def end_prepared(nth: int) -> None:
+        if prepared and nth not in sent:
+            gid = chosen.choice(sorted(prepared))
+            writers[nth].execute(f"COMMIT PREPARED '{gid}'".encode())
+            committed.append(prepared.pop(gid))
+
+    actions = [begin_or_send, begin_or_send, begin_or_send, commit, commit, savepoint, roll_back, prepare, end_prepared]
+    hurried = range(4, 14)  # the first four stay open for long
+
+    def writers_act() -> None:
+        for _ in range(chosen.randrange(4)):
+            action = chosen.choice(actions)
+            nth = chosen.choice(hurried if action is commit and chosen.random() < 0.9 else range(14))
+            action(nth)
+
+    for _ in range(150):
+        writers_act()
+        delivery = lane.deliver(rows=chosen.choice([1, 3, 10_000]))
+        writers_act()
+        floor_seen.add(lane.raise_floor(delivery, writers_act))
+    for nth in list(sent):
+        commit(nth)
+    while prepared:
+        end_prepared(0)
+    while lane.turn() < 0 or node.waiting():
+        assert lane.deliver().taken, f"stuck below the floor {lane.floor.value}: {node.waiting()}"
+    delivered = [key for (key,) in node.delivered("key")]
+    assert sorted(delivered) == sorted(key for keys in committed for key in keys)
+    place = {key: nth for nth, key in enumerate(delivered)}
+    assert all([place[key] for key in keys] == sorted(place[key] for key in keys) for keys in committed)
+    assert len(floor_seen) > 3, "the floor hardly ever rose, so this run says little"
