@@ -25,7 +25,7 @@ from benchmarks.measure import Figure, Measurement, Setup, measure
 from benchmarks.server import durable_server
 from mailroom import settings
 from mailroom.cli import Call, pass_call
-from mailroom.cli.output import document, note, table
+from mailroom.cli.output import document, note
 
 MODULES = (floors, publish, doorbell, deliver, reap, flow, latency, hot, held, growth, memory)
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
@@ -76,7 +76,7 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
     if call.json:
         document(report.document(figures, postgres=postgres, runs=runs, messages=messages))
         return
-    table(report.COLUMNS, report.rows(figures), numbers=report.NUMBERS)
+    report.show(figures)
     note(f"PostgreSQL {postgres}, median of {runs} runs with {messages:,} messages; a ratio is taken within each run.")
 
 

@@ -118,7 +118,7 @@ def sorted_insert_rate(node: Node, messages: int, keys: int = KEYS) -> float:
         connection.execute(
             f"CREATE TABLE {node.schema}.bare_inbox (LIKE {node.schema}.inbox INCLUDING DEFAULTS); "
             f"ALTER TABLE {node.schema}.bare_inbox ADD PRIMARY KEY (key, clock); "
-            f"CREATE INDEX ON {node.schema}.bare_inbox (clock)".encode()
+            f"CREATE INDEX ON {node.schema}.bare_inbox ((clock + 0))".encode()
         )
         for name, setting in SESSION.items():
             connection.execute("SELECT set_config(%s, %s, false)", [name, setting])

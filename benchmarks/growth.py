@@ -1,7 +1,7 @@
-"""Growth: deliver and reap over ever more keys, 1,000 to ten times `--messages` (10^6 by default).
+"""Growth: deliver and reap over ever more keys, from a hundredth of `--messages` to ten times as many.
 
 There are `--messages` messages, or one per key where that is more. Reaped by one Worker in batches of up to 1,000.
-The rates are divided by those of 1,000 keys.
+The rates are divided by those of the fewest keys. By default it goes from 10^3 to 10^6 keys.
 """
 
 from benchmarks.deliver import deliver_rate
@@ -9,7 +9,8 @@ from benchmarks.measure import Line, Measurement, Setup, Values
 from benchmarks.node import fresh_node
 from benchmarks.pipeline import Pipeline, reap_rate
 
-STEPS = {"1,000 keys": 0.01, "10,000 keys": 0.1, "100,000 keys": 1, "1,000,000 keys": 10}  # of 100,000 messages
+# Keys as shares of `--messages`: by default 1,000, 10,000, 100,000 and 1,000,000.
+STEPS = {"messages / 100 keys": 0.01, "messages / 10 keys": 0.1, "as many keys": 1, "10 x as many keys": 10}
 
 
 def _run(setup: Setup) -> Values:

@@ -12,7 +12,7 @@ from psycopg import IsolationLevel
 
 from benchmarks.measure import Bar, Line, Measurement, Setup, Values
 from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Pipeline
+from benchmarks.pipeline import Pipeline, rate_between
 
 AHEAD = 20_000
 
@@ -33,12 +33,8 @@ def _tenths(setup: Setup, held: bool) -> tuple[float, float]:
         pipeline.dispatch()
         pipeline.work(2)
         pipeline.publish(10 * tenth + AHEAD, ahead=AHEAD)
-        times = []
-        for end in (1, tenth, 9 * tenth, 10 * tenth):
-            times.append((pipeline.wait_handled(end), pipeline.handled))
-        pipeline.wait_drained(10 * tenth + AHEAD)
-    (t0, n0), (t1, n1), (t9, n9), (t10, n10) = times
-    return (n1 - n0) / (t1 - t0), (n10 - n9) / (t10 - t9)
+        marks = [pipeline.wait_handled(messages) for messages in (1, tenth, 9 * tenth, 10 * tenth)]
+    return rate_between(*marks[:2]), rate_between(*marks[2:])
 
 
 def _run(setup: Setup) -> Values:

@@ -13,7 +13,7 @@ import psycopg
 
 from benchmarks.measure import Bar, Line, Measurement, Setup, Values
 from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Count, Handler, Pipeline
+from benchmarks.pipeline import Count, Handler, Pipeline, reap_rate
 from benchmarks.workload import INBOX
 from inbox import Inbox, Message
 
@@ -54,20 +54,21 @@ def _others_rate(setup: Setup, hot: int, *, held: bool) -> float:
 def _rate(node: Node, messages: int) -> float:
     with Pipeline(node) as pipeline:
         pipeline.work(1, counting_others)
-        start = pipeline.wait_handled(1)
-        before = pipeline.handled
-        return max(1, messages - before) / (pipeline.wait_handled(messages) - start)
+        return reap_rate(pipeline, messages)
 
 
 def _run(setup: Setup) -> Values:
     large, small = 3 * setup.messages, 3 * setup.messages // 10
-    return {
+    values = {
         "no hot key": _others_rate(setup, 0, held=False),
         "held, small": _others_rate(setup, small, held=True),
         "held, large": _others_rate(setup, large, held=True),
         "free, small": _others_rate(setup, small, held=False),
         "free, large": _others_rate(setup, large, held=False),
     }
+    for state in ("held", "free"):
+        values[f"{state}, large : small"] = values[f"{state}, large"] / values[f"{state}, small"]
+    return values
 
 
 MEASUREMENT = Measurement(
@@ -79,6 +80,8 @@ MEASUREMENT = Measurement(
         Line("held, large", beside="no hot key", bar=Bar(ratio_at_least=0.7)),
         Line("free, small", beside="no hot key", bar=Bar(ratio_at_least=0.7)),
         Line("free, large", beside="no hot key", bar=Bar(ratio_at_least=0.7)),
+        Line("held, large : small", unit="", bar=Bar(at_least=0.9)),
+        Line("free, large : small", unit="", bar=Bar(at_least=0.9)),
     ),
     _run,
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isnan, nan
 from statistics import median
 from typing import TypeAlias
 
@@ -65,13 +66,15 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Summarise at least one value."""
+        """Summarise at least one value; NaN if any of them is."""
+        if any(map(isnan, values)):
+            return cls(nan, nan, nan)
         return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What came out for one line; `met` is None where no bar is set."""
+    """What came out for one line; `met` is None where no bar is set or nothing could be told."""
 
     measurement: str
     line: Line
@@ -95,5 +98,6 @@ def measure(
         value = Spread.of([run[line.name] for run in values])
         beside = line.beside
         ratio = None if beside is None else Spread.of([run[line.name] / run[beside] for run in values])
-        met = None if line.bar is None else line.bar.is_met(value.median, None if ratio is None else ratio.median)
+        told = line.bar is not None and not isnan((ratio or value).median)
+        met = line.bar.is_met(value.median, ratio.median if ratio else None) if line.bar and told else None
         yield Figure(measurement.name, line, value, ratio, met)

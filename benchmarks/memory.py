@@ -31,7 +31,6 @@ def _run(setup: Setup) -> Values:
         early = resident_mib(pipeline)
         pipeline.wait_handled(total)
         late = resident_mib(pipeline)
-        pipeline.wait_drained(total + AHEAD)
     return {
         "dispatcher, first tenth": early[0],
         "dispatcher, end": late[0],

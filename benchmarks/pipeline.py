@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from ctypes import c_longlong
+from dataclasses import dataclass
+from math import nan
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
 from typing import Any, TypeAlias
@@ -41,6 +43,20 @@ class Count:
     def add(self, number: int) -> None:
         """Raise it."""
         self._cell.value += number
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How many messages had been handled at a monotonic time, in seconds."""
+
+    time_s: float
+    handled: int
+
+
+def rate_between(before: Mark, after: Mark) -> float:
+    """Return the rate from one mark to a later one; NaN where both fell into one batch: too few messages to tell."""
+    count = after.handled - before.handled
+    return count / (after.time_s - before.time_s) if count else nan
 
 
 def counting(count: Count) -> Handler:
@@ -118,9 +134,10 @@ class Pipeline:
             time.sleep(_LOOK_S)
         return time.monotonic()
 
-    def wait_handled(self, messages: int) -> float:
-        """Wait until so many are handled and return the monotonic time."""
-        return self.wait(lambda: self.handled >= messages)
+    def wait_handled(self, messages: int) -> Mark:
+        """Wait until so many are handled."""
+        reached = self.wait(lambda: self.handled >= messages)
+        return Mark(reached, self.handled)
 
     def wait_drained(self, messages: int) -> float:
         """Wait until so many are handled and none is left, and return the monotonic time."""
@@ -160,10 +177,9 @@ def _publish(node: Node, messages: int, keys: int, ahead: int | None, handled: l
 
 
 def reap_rate(pipeline: Pipeline, messages: int) -> float:
-    """Return the rate at which the workers empty the inbox of so many messages, from the first batch to the last.
+    """Return the rate at which the workers handle so many messages, from their first ones on.
 
-    Workers take a moment to start; they are counted from when the first message is handled.
+    Workers take a moment to start, which is not counted; what they handled before the first look is not either.
     """
-    start = pipeline.wait_handled(1)
-    before = pipeline.handled
-    return max(1, messages - before) / (pipeline.wait_drained(messages) - start)
+    first = pipeline.wait_handled(1)
+    return rate_between(first, pipeline.wait_handled(messages))

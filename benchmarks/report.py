@@ -2,35 +2,51 @@
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
+from math import isnan
 from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 import mailroom
 from benchmarks.measure import Bar, Figure, Spread
 
-COLUMNS = ("measurement", "figure", "median", "spread", "unit", "ratio", "spread of ratio", "to", "bar", "verdict")
-NUMBERS = ("median", "spread", "ratio", "spread of ratio")
+WIDTH = 125  # where no terminal says how wide it is: then nothing is folded
+VERDICTS = {None: "", True: "ok", False: "miss"}
 
 
-def rows(figures: Sequence[Figure]) -> Iterator[tuple[object, ...]]:
-    """Give the table's rows, in the order of `COLUMNS`."""
-    before = ""
-    for figure in figures:
-        value, ratio = figure.value, figure.ratio
-        yield (
-            figure.measurement if figure.measurement != before else "",
-            figure.line.name,
-            _number(value.median),
-            f"{_number(value.low)}..{_number(value.high)}",
-            figure.line.unit,
-            f"{ratio.median:.2f}" if ratio else "",
-            f"{ratio.low:.2f}..{ratio.high:.2f}" if ratio else "",
-            figure.line.beside or "",
-            _limits(figure.line.bar) if figure.line.bar else "",
-            {None: "", True: "ok", False: "miss"}[figure.met],
-        )
-        before = figure.measurement
+def show(figures: Sequence[Figure]) -> None:
+    """Print the table: a section per measurement, in it a row per figure."""
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("figure", "median", "spread", "ratio", "spread", "to", "bar", "verdict"):
+        grid.add_column(column, justify="right" if column in ("median", "ratio") else "left", overflow="fold")
+    for name, section in groupby(figures, key=lambda figure: figure.measurement):
+        grid.add_section()
+        grid.add_row(name.upper())
+        for figure in section:
+            grid.add_row(*_row(figure))
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(grid)
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    line, value, ratio = figure.line, figure.value, figure.ratio
+    unit = {"messages/s": "/s", "": ""}.get(line.unit, f" {line.unit}")
+    return (
+        f"  {line.name}",
+        "too few" if isnan(value.median) else _number(value.median) + unit,
+        "" if isnan(value.median) else f"{_number(value.low)}..{_number(value.high)}",
+        "" if ratio is None or isnan(ratio.median) else f"{ratio.median:.2f}",
+        "" if ratio is None or isnan(ratio.median) else f"{ratio.low:.2f}..{ratio.high:.2f}",
+        line.beside or "",
+        _limits(line.bar) if line.bar else "",
+        VERDICTS[figure.met],
+    )
 
 
 def document(figures: Sequence[Figure], *, postgres: str, runs: int, messages: int) -> dict[str, Any]:
@@ -58,19 +74,24 @@ def document(figures: Sequence[Figure], *, postgres: str, runs: int, messages: i
     }
 
 
-def _spread(spread: Spread) -> dict[str, float]:
+def _spread(spread: Spread) -> dict[str, float] | None:
+    if isnan(spread.median):
+        return None  # JSON has no NaN
     return {"median": spread.median, "min": spread.low, "max": spread.high}
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    """Return three digits of it, with k for thousands."""
+    if value >= 999.5:
+        return f"{value / 1_000:.3g}k" if value < 999_500 else f"{value / 1_000:,.0f}k"
+    return f"{value:.3g}"
 
 
 def _limits(bar: Bar) -> str:
     parts = (
         (">=", bar.ratio_at_least, ".2f"),
         ("<=", bar.ratio_at_most, ".2f"),
-        (">=", bar.at_least, ",.0f"),
-        ("<=", bar.at_most, ",.0f"),
+        (">=", bar.at_least, ",g"),
+        ("<=", bar.at_most, ",g"),
     )
     return ", ".join(f"{sign} {limit:{form}}" for sign, limit, form in parts if limit is not None)

@@ -2,6 +2,7 @@
 
 from dispatcher.deliver import LOCK
 from mailroom.operation import Operation, Sql
+from mailroom.schema import BY_CLOCK
 
 STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
 
@@ -15,10 +16,10 @@ def listing_inboxes(schema: str) -> Operation[list[str]]:
 
 
 PROBE = Sql(
-    """
-SELECT floor, coalesce((SELECT i.clock - 1 FROM {schema}.inbox_{inbox} i WHERE i.clock > r.floor
-                        ORDER BY i.clock LIMIT 1), last_value)
-FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
+    f"""
+SELECT floor, coalesce((SELECT clock - 1 FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > r.floor
+                        ORDER BY {BY_CLOCK} LIMIT 1), last_value)
+FROM {{schema}}.inbox_registry r, {{schema}}.clock WHERE name = '{{inbox}}'
 """,
     columns=("bigint", "bigint"),
 )
@@ -32,7 +33,7 @@ def lagging(schema: str, inbox: str) -> Operation[bool]:
 
 HOLD = Sql("SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE", columns=("bigint",))
 OLDEST = Sql(
-    "SELECT clock FROM {schema}.inbox_{inbox} WHERE clock > %(floor)s::bigint ORDER BY clock LIMIT 1",
+    f"SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(floor)s::bigint ORDER BY {BY_CLOCK} LIMIT 1",
     columns=("bigint",),
 )
 CLOCK = Sql("SELECT last_value FROM {schema}.clock", columns=("bigint",))

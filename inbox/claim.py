@@ -11,6 +11,7 @@ from mailroom.errors import UnknownInbox
 from mailroom.message import COLUMNS, SELECTED, Message, messages
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql, Together
+from mailroom.schema import BY_CLOCK
 
 NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
@@ -106,8 +107,8 @@ REAP_ANY = Sql(
     f"""
 WITH RECURSIVE bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
 oldest AS MATERIALIZED (
-    SELECT key, clock FROM {{schema}}.inbox_{{inbox}} WHERE clock > (SELECT floor FROM bound)
-    ORDER BY clock LIMIT {{window}}),
+    SELECT key, clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > (SELECT floor FROM bound)
+    ORDER BY {BY_CLOCK} LIMIT {{window}}),
 head AS MATERIALIZED (SELECT key, min(clock) AS clock, count(*) AS rows FROM oldest GROUP BY key),
 wanted AS MATERIALIZED (
     SELECT least({{keys}}, ceil({{total}} / avg(least(rows, {{share}}))))::bigint AS keys,
@@ -195,7 +196,7 @@ PEEK_KEY = Sql(
     columns=COLUMNS,
 )
 PEEK_ANY = Sql(
-    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} ORDER BY clock LIMIT %(limit)s::bigint", columns=COLUMNS
+    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} ORDER BY {BY_CLOCK} LIMIT %(limit)s::bigint", columns=COLUMNS
 )
 
 

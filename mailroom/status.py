@@ -142,10 +142,10 @@ SELECT r.name, coalesce(c.messages, 0), i.messages,
 FROM {schema}.inbox_registry AS r
 LEFT JOIN coming AS c ON c.inbox = r.name
 CROSS JOIN LATERAL (
-    SELECT count(*) AS messages FROM {schema}.inbox WHERE inbox = r.name AND clock > r.floor) AS i
+    SELECT count(*) AS messages FROM {schema}.inbox WHERE inbox = r.name AND clock + 0 > r.floor) AS i
 LEFT JOIN LATERAL (
-    SELECT sent_at, delivered_at FROM {schema}.inbox WHERE inbox = r.name AND clock > r.floor
-    ORDER BY clock LIMIT 1) AS oldest ON true
+    SELECT sent_at, delivered_at FROM {schema}.inbox WHERE inbox = r.name AND clock + 0 > r.floor
+    ORDER BY clock + 0 LIMIT 1) AS oldest ON true
 ORDER BY r.name
 """,
     columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint"),
