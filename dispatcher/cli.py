@@ -9,7 +9,7 @@ from dispatcher.deliver import Delivery
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, log_to_stderr, progress_bar, say
-from mailroom.cli.parameters import Seconds
+from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.status import dispatcher_line
 
 
@@ -21,7 +21,7 @@ def dispatcher() -> None:
 @dispatcher.command()
 @click.option(
     "--poll-interval-s",
-    type=Seconds(positive=True),
+    type=seconds_above_0,
     default=daemon.POLL_INTERVAL_S,
     show_default=True,
     help="How long a message waits at most if every notification is lost.",

@@ -2,13 +2,14 @@
 
 import asyncio
 import importlib
+import json
 import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import click
-import psycopg
 
 from inbox.claim import Share, finding, reaping_any
 from inbox.inbox import Inbox
@@ -17,11 +18,11 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, log_to_stderr, note, say, table
-from mailroom.cli.parameters import Seconds
+from mailroom.cli.parameters import seconds
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
 from mailroom.names import inbox_name
-from mailroom.operation import Operation, Row, Sql
+from mailroom.operation import Operation, Sql
 from mailroom.schema import create_inbox
 from mailroom.settings import DSN_VARIABLE
 from mailroom.transaction import run
@@ -37,8 +38,8 @@ def inbox() -> None:
 @inbox.command()
 @click.argument("name")
 @click.option("--subscribe", "topics", metavar="TOPIC", multiple=True, help="A topic it gets; may be given repeatedly.")
-@click.option("--backoff-s", type=Seconds(), help="Wait after a key's first failure, doubled by each further one. [1]")
-@click.option("--backoff-max-s", type=Seconds(), help="The longest wait. [60]")
+@click.option("--backoff-s", type=seconds, help="Wait after a key's first failure, doubled by each further one. [1]")
+@click.option("--backoff-max-s", type=seconds, help="The longest wait. [60]")
 @pass_call
 def create(
     call: Call, name: str, topics: tuple[str, ...], backoff_s: float | None, backoff_max_s: float | None
@@ -53,32 +54,38 @@ def create(
       mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
       mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
     """
-    try:
-        with call.connection("inbox create") as connection:
-            create_inbox(connection, name, topics, schema=call.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s)
-    except psycopg.errors.CheckViolation:
-        raise ConfigurationError(
-            "The longest wait would be shorter than the first one: give a --backoff-max-s of at least --backoff-s."
-        ) from None
+    if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
+        raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first.")
+    with call.connection("inbox create") as connection:
+        create_inbox(connection, name, topics, schema=call.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s)
     if call.json:
         document({"inbox": name, "schema": call.schema, "subscribed": topics})
     else:
-        say(f"Inbox {name} is there{f', subscribed to {chr(44).join(topics)}' if topics else ''}.")
+        say(f"Inbox {name} is there" + (f", subscribed to {', '.join(topics)}." if topics else "."))
 
 
 LIST = Sql(
     """
-SELECT name, ARRAY(SELECT topic FROM {schema}.subscription WHERE inbox = name ORDER BY topic),
+SELECT name, (SELECT json_agg(topic ORDER BY topic)::text FROM {schema}.subscription WHERE inbox = name),
        backoff_s, backoff_max_s, created_at
 FROM {schema}.inbox_registry ORDER BY name
 """,
-    columns=("text", "text[]", "float8", "float8", "timestamptz"),
+    columns=("text", "text", "float8", "float8", "timestamptz"),
 )
 
 
-def _listing(schema: str) -> Operation[list[Row]]:
-    rows: list[Row] = yield LIST.at(schema=schema)()
-    return rows
+def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
+    rows = yield LIST.at(schema=schema)()
+    return [
+        {
+            "name": name,
+            "topics": json.loads(topics or "[]"),
+            "backoff_s": backoff_s,
+            "backoff_max_s": backoff_max_s,
+            "created_at": created_at,
+        }
+        for name, topics, backoff_s, backoff_max_s, created_at in rows
+    ]
 
 
 @inbox.command("list")
@@ -92,13 +99,12 @@ def list_(call: Call) -> None:
       mailroom inbox list --json | jq -r '.[].name'
     """
     with call.connection("inbox list") as connection:
-        rows = run(connection, _listing(call.schema))
-    columns = ("name", "topics", "backoff_s", "backoff_max_s", "created_at")
+        found = run(connection, _listing(call.schema))
     if call.json:
-        document([dict(zip(columns, row, strict=True)) for row in rows])
-    elif rows:
-        shown = [(name, "\n".join(topics) or None, *others) for name, topics, *others in rows]
-        table(("inbox", "subscribed to", "back-off from s", "to s", "made"), shown)
+        document(found)
+    elif found:
+        rows = [{**each, "topics": "\n".join(each["topics"]) or None}.values() for each in found]
+        table(("inbox", "subscribed to", "back-off s", "at most s", "made"), rows)
     else:
         say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
 
@@ -147,7 +153,7 @@ def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> N
             messages = run(connection, _reaping(call.schema, inbox_name(name), limit))
         else:
             messages = Inbox(name, call.schema).reap(connection, key, limit)
-        _hand_over(messages, json=call.json)
+        _hand_over(messages, as_json=call.json)
     if not messages:
         note("Nothing to reap.")
 
@@ -158,12 +164,12 @@ def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
     return messages
 
 
-def _hand_over(messages: list[Message], *, json: bool) -> None:
+def _hand_over(messages: list[Message], *, as_json: bool) -> None:
     """Print the messages; raises `MailroomError` before anything is committed if they did not all go out."""
     if sys.stdout is None:
         raise MailroomError("Nothing was reaped: stdout is closed, so there is nowhere to print to.")
     try:
-        print_messages(messages, json=json)
+        print_messages(messages, json=as_json)
     except OSError as error:
         drop_output()
         raise MailroomError(f"Nothing was reaped: the output could not be written ({error.strerror}).") from None

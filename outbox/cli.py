@@ -3,10 +3,10 @@
 import csv
 import io
 import json
-import os
-import stat
+import sys
 from itertools import islice
-from typing import IO, NoReturn
+from pathlib import Path
+from typing import BinaryIO, NoReturn
 
 import click
 
@@ -18,6 +18,7 @@ from outbox.csv_source import CsvSource
 from outbox.outbox import Outbox, _sending_many
 
 ROWS = 10_000  # held in memory at a time
+STDIN = Path("-")
 
 
 @click.group()
@@ -29,7 +30,13 @@ def outbox() -> None:
 @click.argument("topic")
 @click.option("--json", "text", metavar="VALUE", help="The value of one message, as JSON. Prints the message's id.")
 @click.option("--key", metavar="K", help="Its key; messages of one key are reaped in the order sent. Else unordered.")
-@click.option("--csv", "file", type=click.File("rb"), metavar="FILE", help="A CSV file, one message a row; - is stdin.")
+@click.option(
+    "--csv",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="A CSV file, one message a row; - is stdin.",
+)
 @click.option("--key-column", metavar="C", help="The column with the key; a row in which it is empty is unordered.")
 @click.option("--columns", metavar="A,B,...", help="The columns that make up the value. [all]")
 @pass_call
@@ -38,7 +45,7 @@ def send(
     topic: str,
     text: str | None,
     key: str | None,
-    file: IO[bytes] | None,
+    file: Path | None,
     key_column: str | None,
     columns: str | None,
 ) -> None:
@@ -76,20 +83,28 @@ def _send_one(call: Call, topic: str, value: object, key: str | None) -> None:
         say(str(message_id))
 
 
-def _send_csv(call: Call, topic: str, file: IO[bytes], key_column: str | None, columns: list[str]) -> None:
-    lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    status = os.fstat(file.fileno())
-    size = status.st_size if stat.S_ISREG(status.st_mode) else None
+def _send_csv(call: Call, topic: str, file: Path, key_column: str | None, columns: list[str]) -> None:
+    size = file.stat().st_size if file != STDIN and file.is_file() else None
     sent = 0
-    with call.connection("outbox send") as connection, progress_bar("sent", size) as bar:
+    with (
+        _opened(file) as binary,
+        # What is not UTF-8 comes as surrogates, by which the row it stands in is found.
+        io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines,
+        call.connection("outbox send") as connection,
+        progress_bar("sent", size) as bar,
+    ):
         rows = CsvSource(lines, topic, key_column, columns).rows()
         while batch := list(islice(rows, ROWS)):
             sent += run(connection, _sending_many(call.schema, batch))
-            bar.show(sent, 0 if size is None else file.tell())
+            bar.show(sent, 0 if size is None else binary.tell())
     if call.json:
         document({"sent": sent, "topic": topic})
     else:
         say(f"{sent:,} messages sent to {topic}.")
+
+
+def _opened(file: Path) -> BinaryIO:
+    return sys.stdin.buffer if file == STDIN else file.open("rb")
 
 
 def _parsed(text: str) -> object:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,14 +24,8 @@ def reference() -> str:
 
 
 def _sections(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
-    context = click.Context(
-        command,
-        parent=parent,
-        info_name=name,
-        terminal_width=WIDTH,
-        max_content_width=WIDTH,
-        **command.context_settings,
-    )
+    settings: dict[str, Any] = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, parent=parent, info_name=name, **settings)
     text = command.get_help(context)
     assert "(not available here)" not in text, f"{context.command_path}: a command cannot be imported"
     yield f"## {context.command_path}\n\n```text\n{text.rstrip()}\n```\n"

@@ -60,7 +60,7 @@ def cursor(connect: Connect) -> Iterator[psycopg.Cursor[Any]]:
 
 
 def wrong(cursor: psycopg.Cursor[Any]) -> set[str]:
-    return {check.name for check in verify(cursor, "mailroom") if not check.ok}
+    return {check.name for check in verify(cursor, "mailroom") if check.ok is False}
 
 
 def test_verdict_accepts_a_right_run(cursor: psycopg.Cursor[Any]) -> None:
@@ -89,7 +89,11 @@ def test_verdict_accepts_a_right_run(cursor: psycopg.Cursor[Any]) -> None:
             id="unordered flights under one key",
         ),
         pytest.param("DELETE FROM flight WHERE number = 7", {EXACT, FLEET}, id="a flight handled that was not sent"),
-        pytest.param("UPDATE flight SET number = 8 WHERE number = 7", {EXACT}, id="a gap in the flights"),
+        pytest.param(
+            "UPDATE flight SET number = 8 WHERE number = 7; UPDATE ledger SET flight = 8 WHERE flight = 7",
+            {EXACT},
+            id="a gap in the flights",
+        ),
         pytest.param("UPDATE aircraft SET flights = 4 WHERE tail_number = 'N1'", {FLEET}, id="a flight counted twice"),
         pytest.param(
             "UPDATE aircraft SET airport = 'MIA' WHERE tail_number = 'N1'", {FLEET}, id="an aircraft misplaced"
@@ -162,7 +166,6 @@ def test_the_schema_mailroom_is_left_alone_even_if_it_is_free(empty_dsn: str) ->
         remake(empty_dsn, "mailroom")
 
 
-@pytest.mark.slow
 def test_a_run_with_kills_ends_right(dsn: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "mailroom.cli", "demo", "--flights", "5000", "--json"],

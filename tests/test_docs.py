@@ -6,7 +6,8 @@ command of a console block is parsed by the real command line. A comment on the 
 done with it:
 
 - `<!-- test: save as NAME -->`, any block: written to that file, for the commands of a later block, and not executed
-- `<!-- test: run -->`, a console block: its commands are run one after another and must succeed
+- `<!-- test: run -->`, a console block: its commands are run one after another and must succeed; `export` is passed
+  over, since the database is named already
 - `<!-- test: start -->`, a console block: its commands run beside the rest of the page; at the end of the page all
   that was sent must have been consumed, and SIGTERM must end them with exit code 0
 - `<!-- test: stop when idle -->`, a Python block: the workers it runs are stopped once nothing waits any more
@@ -30,8 +31,12 @@ import pytest
 import sqlalchemy
 from click.testing import CliRunner
 
-from inbox import AsyncWorker, Worker
+from inbox import AsyncWorker, Inbox, Worker
+from inbox.failure import recording
 from mailroom.cli.root import root as mailroom_command
+from mailroom.schema import check, create_inbox
+from mailroom.testing import deliver
+from mailroom.transaction import run
 from outbox import Outbox
 from tests.cli_reference import PAGE as CLI_PAGE
 from tests.cli_reference import reference
@@ -40,6 +45,7 @@ from tests.waiting import eventually
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+INLINE = re.compile(r"`(?P<command>mailroom [a-z][^`]*)`")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 SAVE_AS = "save as "
 MARKERS = {"run": "console", "start": "console", "stop when idle": "python"}
@@ -150,13 +156,17 @@ class Page:
         if words[0] == "mailroom":
             result = CliRunner().invoke(mailroom_command, words[1:])
             assert result.exit_code == 0, f"{shlex.join(words)}: {result.output}"
-        else:
+        elif words[0] != "export":
             done = subprocess.run(_argv(words), capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
 
     def _start(self, words: list[str]) -> None:
         process = subprocess.Popen(_argv(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._started.append(process)
+        # Each has one session that listens, and opens it when it is ready for SIGTERM.
+        bells = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ 'bell'"
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            eventually(lambda: connection.execute(bells).fetchone() == (len(self._started),) or self._fallen())
 
     def _end(self) -> None:
         if self._started:
@@ -166,7 +176,7 @@ class Page:
             process.send_signal(signal.SIGTERM)
         for process in self._started:
             output, _ = process.communicate(timeout=15)
-            assert process.returncode == 0, f"{process.args}: {output}"
+            assert process.returncode == 0, f"{process.args!r}: {output}"
 
     def _fallen(self) -> list[subprocess.Popen[str]]:
         return [process for process in self._started if process.poll() is not None]
@@ -228,8 +238,21 @@ def test_every_command_of_the_page_exists(page: Path, tmp_path: Path, monkeypatc
         elif block.language == "console":
             for words in block.commands():
                 if words[:1] == ["mailroom"]:
-                    mailroom_command.main(words[1:], standalone_mode=False)
+                    result = CliRunner().invoke(mailroom_command, words[1:])
+                    assert result.exit_code == 0, result.output
     assert "(not available here)" not in [command.short_help for command in reached]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_every_command_named_in_a_sentence_exists(page: Path) -> None:
+    for match in INLINE.finditer(FENCE.sub("", page.read_text())):
+        _, *words = match["command"].split()
+        command: click.Command | None = mailroom_command
+        while words and isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), words.pop(0))
+            assert command is not None, match["command"]
+        options = {option for parameter in command.params for option in parameter.opts} if command else set()
+        assert {word for word in words if word.startswith("--")} <= options, match["command"]
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
@@ -258,10 +281,6 @@ def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
 def test_the_grants_of_the_page_about_the_dispatcher_are_enough(connect: Any) -> None:
     [grants] = [block for block in blocks(ROOT / "docs" / "dispatcher.md") if block.language == "sql"]
     connection = connect()
-    from inbox import Inbox
-    from mailroom.schema import create_inbox
-    from mailroom.testing import deliver
-
     create_inbox(connection, "shipping")
     # All of it is rolled back, the roles too: they are the whole server's.
     connection.execute("CREATE ROLE shop_writer; CREATE ROLE shop_consumer")
@@ -271,5 +290,9 @@ def test_the_grants_of_the_page_about_the_dispatcher_are_enough(connect: Any) ->
     connection.execute("RESET ROLE")
     deliver(connection)
     connection.execute("SET LOCAL ROLE shop_consumer")
+    check(connection)
+    [message] = Inbox("shipping").peek(connection)
+    with connection.transaction(force_rollback=True):
+        assert run(connection, recording("mailroom", "shipping", message, ValueError())) == 1
     assert [message.key for message in Inbox("shipping").reap_any(connection)] == ["order-42"]
     connection.rollback()

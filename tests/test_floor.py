@@ -148,8 +148,7 @@ def test_writers_of_other_tables_and_nodes_and_readers_are_none(node: Node, conn
     assert run(node.connection, reading_writers(SCHEMA)) == frozenset()
 
 
-async def test_new_deliverer_and_one_that_failed_scan_from_the_start(node: Node) -> None:
-    """Whatever was written below the floor meanwhile is found: here by a row with a position of its own."""
+async def test_row_written_below_the_floor_is_found_by_the_scan_of_every_minute(node: Node) -> None:
     seconds = 0.0
     async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
         deliverer = Deliverer(connection, SCHEMA, monotonic=lambda: seconds)
@@ -157,10 +156,29 @@ async def test_new_deliverer_and_one_that_failed_scan_from_the_start(node: Node)
             node.send("shipping")
             await deliverer.deliver()
         node.connection.execute(
-            "INSERT INTO mailroom.outbox (position, topic, value_json) OVERRIDING SYSTEM VALUE VALUES (1, 'shipping', '1')"
+            "INSERT INTO mailroom.outbox (position, topic, value_json) OVERRIDING SYSTEM VALUE "
+            "VALUES (1, 'shipping', '1')"
         )
         assert await deliverer.drain() == 0
         seconds = FULL_SCAN_S + 1
+        assert await deliverer.drain() == 1
+
+
+async def test_deliverer_that_met_an_error_scans_from_the_start(node: Node) -> None:
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        deliverer = Deliverer(connection, SCHEMA)
+        for _ in range(3):
+            node.send("shipping")
+            await deliverer.deliver()
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (position, topic, value_json) OVERRIDING SYSTEM VALUE "
+            "VALUES (1, 'shipping', '1')"
+        )
+        await connection.execute("SET lock_timeout = '1ms'")
+        with node.connection.transaction():
+            node.connection.execute("LOCK mailroom.outbox")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                await deliverer.deliver()
         assert await deliverer.drain() == 1
 
 
@@ -232,8 +250,9 @@ def test_nothing_is_stuck_below_the_floor_whatever_fourteen_writers_do(node: Nod
         commit(nth)
     while prepared:
         end_prepared(0)
-    while lane.turn() < 0 or node.waiting():
-        assert lane.deliver().taken, f"stuck below the floor {lane.floor.value}: {node.waiting()}"
+    while lane.deliver().taken:
+        pass
+    assert node.waiting() == [], f"stuck below the floor {lane.floor.value}"
     delivered = [key for (key,) in node.delivered("key")]
     assert sorted(delivered) == sorted(key for keys in committed for key in keys)
     place = {key: nth for nth, key in enumerate(delivered)}

@@ -58,6 +58,8 @@ class Process:
             return subprocess.Popen(  # noqa: S603 - a command of ours
                 self._command,
                 env=self._environment,
+                # Modules are looked for in the working directory first, and the user's may hold an `examples` too.
+                cwd=self._log.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

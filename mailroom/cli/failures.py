@@ -51,7 +51,7 @@ def drop_output() -> None:
 def _told(error: Exception) -> tuple[str, int]:
     match error:
         case click.UsageError(ctx=click.Context() as context):
-            return f"{error.format_message()} See: {context.command_path} --help", error.exit_code
+            return f"{error.format_message().rstrip('.')}. See: {context.command_path} --help", error.exit_code
         case click.ClickException():
             return error.format_message(), error.exit_code
         case MailroomError():

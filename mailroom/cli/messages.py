@@ -1,9 +1,8 @@
 """Delivered messages as they are printed, nothing left out: what is printed may be all that is left of them."""
 
 import base64
-from collections.abc import Callable, Iterable
-
-import click
+import sys
+from collections.abc import Iterable
 
 from mailroom.cli.output import as_json, json_text, printable, shown
 from mailroom.message import Message
@@ -13,17 +12,15 @@ FIELDS = (
     "sent_at", "delivered_at", "expires_at",
 )  # fmt: skip
 
-
 # A value that is none of ours; or JSON whose numbers or nesting Python will not read.
 UNREADABLE = (ValueError, RecursionError)
 
 
 def print_messages(messages: Iterable[Message], *, json: bool) -> None:
     """Print messages on stdout, one JSON object per line or for people, and flush; raises OSError if that fails."""
-    form: Callable[[Message], str] = _as_json if json else _for_people
-    stream = click.get_text_stream("stdout")
-    stream.writelines(form(message) + "\n" for message in messages)
-    stream.flush()
+    for message in messages:
+        sys.stdout.write((_as_json(message) if json else _for_people(message)) + "\n")
+    sys.stdout.flush()
 
 
 def _as_json(message: Message) -> str:

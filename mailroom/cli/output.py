@@ -33,7 +33,7 @@ def note(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
+def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Sequence[str] = ()) -> None:
     """Print a table; the columns named in `numbers` are set to the right."""
     grid = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -41,8 +41,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: 
     for row in rows:
         # As Text: what users wrote is no markup.
         grid.add_row(*(Text(printable(shown(cell))) for cell in row))
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(grid, width=None if console.is_terminal else SCREEN_WIDTH)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else SCREEN_WIDTH)
+    console.print(grid)
 
 
 def document(value: object) -> None:

@@ -1,25 +1,24 @@
-"""Types of options that click has none for."""
+"""Types of options that click has none for: functions from what was written to the value."""
 
 import math
-from typing import Any
 
 import click
 
 
-class Seconds(click.ParamType[float]):
-    """A number of seconds, finite and not negative; `positive` excludes 0."""
+def seconds(text: str) -> float:
+    """Return a finite number of seconds from 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise click.BadParameter(f"{text!r} is no number of seconds from 0.")
+    return number
 
-    name = "seconds"
 
-    def __init__(self, *, positive: bool = False) -> None:
-        self._positive = positive
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds as a float."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not (math.isfinite(seconds) and (seconds > 0 if self._positive else seconds >= 0)):
-            self.fail(f"{value!r} is no number of seconds {'above' if self._positive else 'from'} 0.", param, ctx)
-        return seconds
+def seconds_above_0(text: str) -> float:
+    """Return a finite number of seconds above 0."""
+    number = seconds(text)
+    if number == 0:
+        raise click.BadParameter("0 seconds is too short.")
+    return number

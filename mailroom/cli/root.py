@@ -3,7 +3,7 @@
 import io
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
 import click
@@ -20,19 +20,22 @@ class Root(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the sub-commands, whether they can be imported or not."""
-        return sorted(entry_points(group=GROUP).names)
+        return sorted(self._entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a sub-command; what cannot be imported is a command that says why."""
-        found = tuple(entry_points(group=GROUP, name=cmd_name))
-        if not found:
+        found = self._entry_points().get(cmd_name)
+        if found is None:
             return None
         try:
-            command = found[0].load()
+            command: click.Command = found.load()
         except Exception as error:  # one package that is broken or lacks an extra leaves the others usable
             return _missing(cmd_name, error)
         share(command)
-        return command  # type: ignore[no-any-return]
+        return command
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {found.name: found for found in entry_points(group=GROUP)}
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the sub-command."""

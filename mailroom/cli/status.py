@@ -14,8 +14,9 @@ def status(call: Call) -> None:
     """Show how a node is doing.
 
     For each inbox: how many messages are on the way to it (committed, and not yet delivered) and in its backlog
-    (delivered, and not yet reaped); for how long the oldest has waited since it was sent, and which part of that is
-    the dispatcher's, which the consumers'. Above: who dispatches, and where the clock stands.
+    (delivered, and not yet reaped). Its lag is the age of the oldest of them; the dispatcher's part is for how long
+    the oldest has been on the way, the consumers' for how long the oldest has been in the backlog. Above: who
+    dispatches, and where the clock stands.
 
     \b
     Examples:
@@ -39,7 +40,7 @@ def _show(found: Status) -> None:
     if not found.inboxes:
         say("Inboxes     none: mailroom inbox create NAME --subscribe TOPIC")
         return
-    columns = ("inbox", "on the way", "backlog", "lag", "dispatcher's part", "consumers' part", "waiting keys")
+    columns = ("inbox", "on the way", "backlog", "lag", "dispatcher's", "consumers'", "waiting keys")
     rows = [
         (inbox.name, inbox.on_the_way, inbox.backlog, *map(duration, lags), inbox.waiting_keys)
         for inbox in found.inboxes

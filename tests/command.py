@@ -1,0 +1,49 @@
+"""The command `mailroom` as tests call it: in this process, or as one of its own where signals and pipes matter."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from mailroom.cli.root import root
+from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
+
+
+def mailroom(*arguments: str, dsn: str | None = None, stdin: bytes | None = None, **environment: str) -> Result:
+    """Call the command; the environment names the database `dsn` and no other."""
+    names: dict[str, str | None] = dict.fromkeys((DSN_VARIABLE, *LIBPQ_VARIABLES))
+    return CliRunner().invoke(root, arguments, input=stdin, env=names | {DSN_VARIABLE: dsn} | environment)
+
+
+def done(*arguments: str, dsn: str, stdin: bytes | None = None) -> str:
+    """Call the command, which must succeed, and return what it printed."""
+    result = mailroom(*arguments, dsn=dsn, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def json_of(*arguments: str, dsn: str) -> Any:
+    """Call the command with --json and return its one document."""
+    return json.loads(done(*arguments, "--json", dsn=dsn))
+
+
+def error_of(result: Result) -> str:
+    """Return the error of a call that failed as it should: on one line, nothing else on stderr, no traceback."""
+    assert result.exit_code in (1, 2), result.output
+    [line] = result.stderr.splitlines()
+    assert line.startswith("mailroom: error: ")
+    return line.removeprefix("mailroom: error: ")
+
+
+def process(*arguments: str, dsn: str, **options: Any) -> subprocess.Popen[str]:
+    """Start the command as a process; `options` are Popen's, stderr is a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "mailroom.cli", *arguments],
+        env={**os.environ, DSN_VARIABLE: dsn},
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )

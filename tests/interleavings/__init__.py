@@ -1,0 +1,1 @@
+"""Sessions that take named steps in every order."""

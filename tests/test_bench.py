@@ -1,0 +1,108 @@
+"""The benchmarks: that each completes and reports in the form others read. How fast it was is not for tests."""
+
+import json
+from collections.abc import Mapping
+from math import nan
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import workload
+from benchmarks.cli import FEWEST_MESSAGES, MEASUREMENTS
+from benchmarks.clients import rate_of
+from benchmarks.measure import Bar, Line, Measurement, Setup, measure
+from benchmarks.node import Node, fresh_node
+from benchmarks.publish import sending
+from mailroom import codec
+from mailroom.cli.root import root
+from tests.databases import Connect
+
+
+def _bench(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(root, ["bench", *arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
+    todo = iter(runs)
+    measurement = Measurement("made up", "for the test", lines, lambda _setup: next(todo))
+    return list(measure(measurement, Setup("", 1), len(runs)))
+
+
+@pytest.mark.parametrize("name", list(MEASUREMENTS))
+def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> None:
+    document = _bench("--dsn", dsn, "--only", name, "--runs", "1", "--messages", str(FEWEST_MESSAGES))
+    assert [figure["name"] for figure in document["figures"]] == [line.name for line in MEASUREMENTS[name].lines]
+    assert (document["runs"], document["messages"]) == (1, FEWEST_MESSAGES)
+    for figure in document["figures"]:
+        assert figure["measurement"] == name
+        assert figure["value"] is None or figure["value"]["median"] > 0
+        assert (figure["ratio"] is None) or figure["to"]
+        assert figure["met"] in (None, True, False)
+
+
+def test_a_run_leaves_no_schema_behind(dsn: str, connect: Connect) -> None:
+    count = "SELECT count(*) FROM pg_namespace"
+    with connect(autocommit=True) as connection:
+        before = connection.execute(count).fetchone()
+        with pytest.raises(ZeroDivisionError), fresh_node(dsn):
+            raise ZeroDivisionError
+        assert connection.execute(count).fetchone() == before
+
+
+def test_a_ratio_is_taken_within_each_run() -> None:
+    # The medians of the two lines are 20 and 10; of the ratios it is 4.
+    lines = (Line("floor"), Line("ours", beside="floor", bar=Bar(ratio_at_least=3)))
+    _, ours = _figures({"floor": 10, "ours": 40}, {"floor": 1, "ours": 20}, {"floor": 20, "ours": 10}, lines=lines)
+    assert (ours.value.median, ours.value.low, ours.value.high) == (20, 10, 40)
+    assert (ours.ratio.median, ours.ratio.low, ours.ratio.high) == (4, 0.5, 20)
+    assert ours.met is True
+
+
+@pytest.mark.parametrize(
+    ("bar", "met"),
+    [
+        (Bar(ratio_at_least=2), True),
+        (Bar(ratio_at_least=2.1), False),
+        (Bar(ratio_at_most=1.9), False),
+        (Bar(at_least=20, ratio_at_least=2), True),
+        (Bar(at_least=21, ratio_at_least=2), False),
+        (Bar(at_most=19), False),
+    ],
+)
+def test_a_bar_is_met_only_if_all_its_limits_are_kept(bar: Bar, met: bool) -> None:
+    _, ours = _figures({"floor": 10, "ours": 20}, lines=(Line("floor"), Line("ours", beside="floor", bar=bar)))
+    assert ours.met is met
+
+
+def test_what_too_few_messages_cannot_tell_gets_no_verdict() -> None:
+    [figure] = _figures({"rate": nan}, {"rate": 5}, {"rate": 6}, lines=(Line("rate", bar=Bar(at_least=1)),))
+    assert figure.met is None
+
+
+def test_values_take_200_bytes_and_come_equally_often_per_key() -> None:
+    messages = list(workload.outgoing(40, keys=10))
+    assert {len(codec.encode(message.value)) for message in messages} == {workload.VALUE_BYTES}
+    keys = [message.key for message in messages]
+    assert {keys.count(key) for key in keys} == {4}
+
+
+def test_messages_sent_by_sql_have_the_keys_that_python_gives(dsn: str, connect: Connect) -> None:
+    with fresh_node(dsn) as node, connect(autocommit=True) as connection:
+        node.send(25, keys=10)
+        rows = connection.execute(f"SELECT key FROM {node.outbox} ORDER BY position".encode()).fetchall()
+    assert [key for (key,) in rows] == [workload.key(nth, 10) for nth in range(25)]
+
+
+def test_a_client_that_cannot_begin_fails_the_measurement(dsn: str) -> None:
+    nobody = Node("postgresql://localhost:1/nowhere", "nowhere")
+    with pytest.raises(Exception, match="Cannot connect"):
+        rate_of(2, sending, nobody, 1)
+
+
+def test_an_unknown_measurement_is_refused() -> None:
+    result = CliRunner().invoke(root, ["bench", "--only", "nothing"])
+    assert result.exit_code == 2

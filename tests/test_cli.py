@@ -1,0 +1,255 @@
+"""What all commands share: options, errors, help, and how a call ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import click
+import psycopg
+import pytest
+
+from mailroom.cli import root as cli_root
+from mailroom.cli.failures import tell
+from mailroom.cli.root import root
+from mailroom.settings import DSN_VARIABLE
+from tests.command import done, error_of, json_of, mailroom, process
+from tests.databases import Connect
+from tests.node import Node
+from tests.waiting import eventually
+
+
+def commands(command: click.Command = root, parent: click.Context | None = None) -> Iterator[click.Context]:
+    """Give the contexts of all commands, groups left out."""
+    context = click.Context(command, parent=parent, info_name=command.name)
+    if not isinstance(command, click.Group):
+        yield context
+        return
+    for name in command.list_commands(context):
+        sub_command = command.get_command(context, name)
+        assert sub_command is not None
+        yield from commands(sub_command, context)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--dsn", "{}", "--json", "inbox", "list"],
+        ["inbox", "--dsn", "{}", "--json", "list"],
+        ["inbox", "list", "--dsn", "{}", "--json"],
+        ["--json", "inbox", "list", "--dsn", "{}"],
+    ],
+)
+def test_shared_options_stand_before_or_after_the_sub_command(arguments: list[str], dsn: str) -> None:
+    result = mailroom(*(argument.format(dsn) for argument in arguments))
+    assert (result.exit_code, result.stdout) == (0, "[]\n")
+
+
+def test_the_option_that_stands_last_wins(dsn: str) -> None:
+    assert "'second'" in error_of(mailroom("--schema", "first", "status", "--schema", "second", dsn=dsn))
+
+
+@pytest.mark.parametrize("where", [["--version"], ["status", "--version"]])
+def test_version_is_printed_anywhere(where: list[str]) -> None:
+    assert mailroom(*where).stdout.startswith("mailroom 0.")
+
+
+def test_json_of_outbox_send_is_the_value_and_before_it_the_output(dsn: str) -> None:
+    assert done("--json", "outbox", "send", "orders", "--json", '{"a": 1}', dsn=dsn).startswith('{"id": ')
+
+
+def test_no_database_named_is_wrong_usage_with_a_hint() -> None:
+    result = mailroom("status")
+    assert "MAILROOM_DSN" in error_of(result)
+    assert result.exit_code == 2
+
+
+def test_two_databases_named_are_refused(dsn: str) -> None:
+    result = mailroom("status", "--dsn", dsn, "--embedded")
+    assert "--embedded" in error_of(result)
+    assert result.exit_code == 2
+
+
+def test_missing_schema_names_the_command(empty_dsn: str) -> None:
+    result = mailroom("inbox", "list", "--schema", "shop", dsn=empty_dsn)
+    assert "Run: mailroom migrate --schema shop" in error_of(result)
+    assert result.exit_code == 1
+
+
+def test_older_schema_names_the_command(dsn: str, connect: Connect) -> None:
+    connect(autocommit=True).execute("UPDATE mailroom.alembic_version SET version_num = '0001'")
+    assert "Run: mailroom migrate" in error_of(mailroom("status", dsn=dsn))
+
+
+def test_migrate_makes_brings_up_and_removes_a_schema(empty_dsn: str) -> None:
+    assert json_of("migrate", "--schema", "shop", dsn=empty_dsn)["before"] is None
+    assert "nothing to do" in done("migrate", "--schema", "shop", dsn=empty_dsn)
+    done("outbox", "send", "orders", "--json", "1", "--schema", "shop", dsn=empty_dsn)
+    removal = ("migrate", "--schema", "shop", "--revision", "base")
+    assert "--discard" in error_of(mailroom(*removal, dsn=empty_dsn))
+    assert json_of(*removal, "--discard", dsn=empty_dsn)["after"] is None
+
+
+def test_unknown_revision_is_one_line(dsn: str) -> None:
+    assert "9zzz" in error_of(mailroom("migrate", "--revision", "9zzz", dsn=dsn))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["status", "--schema", "No"], 2),
+        (["inbox", "create", "Shipping"], 2),
+        (["inbox", "create", "shipping", "--backoff-s", "nan"], 2),
+        (["inbox", "create", "shipping", "--backoff-s", "2", "--backoff-max-s", "1"], 2),
+        (["inbox", "peek", "nobody"], 1),
+        (["inbox", "reap", "nobody", "--any"], 1),
+        (["inbox", "reap", "shipping"], 2),
+        (["inbox", "reap", "shipping", "--any", "--limit", "0"], 2),
+        (["outbox", "send", "no topic", "--json", "1"], 1),
+        (["outbox", "send", "orders"], 2),
+        (["outbox", "send", "orders", "--json", "{"], 2),
+        (["outbox", "send", "orders", "--json", "NaN"], 2),
+        (["outbox", "send", "orders", "--json", "1", "--key", ""], 1),
+        (["outbox", "send", "orders", "--json", "1", "--key-column", "k"], 2),
+        (["outbox", "send", "orders", "--csv", "no-such-file"], 2),
+        (["dispatcher", "run", "--poll-interval-s", "0"], 2),
+        (["trace", "4711"], 2),
+        (["nothing-like-it"], 2),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments: list[str], code: int, dsn: str) -> None:
+    result = mailroom(*arguments, dsn=dsn)
+    error_of(result)
+    assert result.exit_code == code
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--dsn", "postgresql://me:hush@127.0.0.1:1/shop"],
+        ["status", "--dsn", "postgresql://me:hu@hush@127.0.0.1:1/shop"],
+        ["status", "--dsn", "postgresql://me:hush/hush@127.0.0.1:1/shop"],
+        ["status", "--dsn", "postgresql://me:hush?hush@127.0.0.1:1/shop"],
+        ["status", "--dsn", "postgresql+psycopg://me:hush@127.0.0.1:1/shop"],
+        ["status", "--dsn", "host=127.0.0.1 port=1 password=hush"],
+        ["status", "--dsn", "host=127.0.0.1 password=hush hush"],
+        ["status", "--dsn", "hush"],
+        ["status", "postgresql://me:hush@127.0.0.1/shop"],
+        ["status", "host=127.0.0.1 password='hush hush'"],
+        ["status", "--schema", "postgresql://me:hush@127.0.0.1/shop"],
+        ["postgresql://me:hush@127.0.0.1/shop"],
+    ],
+)
+def test_password_is_never_printed(arguments: list[str]) -> None:
+    result = mailroom(*arguments)
+    assert "hush" not in error_of(result) + result.stdout
+
+
+def test_wrong_password_is_told_without_it(dsn: str) -> None:
+    parts = psycopg.conninfo.conninfo_to_dict(dsn) | {"password": "hush-hush"}
+    wrong = psycopg.conninfo.make_conninfo("", **parts)
+    result = mailroom("status", dsn=wrong)
+    assert "password authentication failed" in error_of(result)
+    assert "hush" not in result.output
+
+
+def test_error_of_the_database_does_not_repeat_the_row(
+    dsn: str, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation) as caught:
+        connect().execute("""INSERT INTO mailroom.outbox (topic, value_json) VALUES ('no topic', '"hush"')""")
+    assert "hush" in str(caught.value)
+    assert tell(caught.value) == 1
+    line = capsys.readouterr().err
+    assert "outbox_topic" in line
+    assert "hush" not in line
+
+
+def test_unexpected_error_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        tell(ZeroDivisionError())
+
+
+def test_what_steers_a_terminal_is_escaped(dsn: str) -> None:
+    assert "\x1b" not in mailroom("inbox", "peek", "\x1b[31m", dsn=dsn).output
+
+
+def test_command_that_cannot_be_imported_leaves_the_others_usable(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    known = {
+        "ghost": EntryPoint("ghost", "no_such_package.cli:ghost", cli_root.GROUP),
+        "status": EntryPoint("status", "mailroom.cli.status:status", cli_root.GROUP),
+    }
+    monkeypatch.setattr(root, "_entry_points", lambda: known)
+    assert "(not available here)" in done("--help", dsn=dsn)
+    done("status", dsn=dsn)
+    assert "no_such_package" in error_of(mailroom("ghost", "--any", "thing", dsn=dsn))
+
+
+def test_commands_are_imported_only_when_asked_for(dsn: str) -> None:
+    modules = "m for m in ('outbox', 'inbox', 'dispatcher', 'benchmarks', 'examples', 'alembic', 'sqlalchemy')"
+    script = (
+        "import sys; from mailroom.cli.root import root\n"
+        "try: root(['status', '--json'])\n"
+        f"finally: sys.stderr.write(str([{modules} if m in sys.modules]))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, DSN_VARIABLE: dsn},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stderr == "[]"
+
+
+def test_help_of_every_command_teaches_by_example() -> None:
+    for context in commands():
+        text = context.get_help()
+        assert "(not available here)" not in text, context.command_path
+        assert "Example" in text or context.command_path.split()[-1] in ("bench", "demo"), context.command_path
+
+
+def test_every_command_takes_the_shared_options_once() -> None:
+    for context in commands():
+        names = [name for option in context.command.params for name in option.opts]
+        for shared in ("--dsn", "--schema", "--embedded", "--json", "--version"):
+            assert names.count(shared) == 1, f"{context.command_path} {shared}"
+
+
+def test_ctrl_c_ends_with_130_and_one_line_and_takes_nothing(dsn: str, connect: Connect) -> None:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping", "orders")
+    node.send("orders", 1, key="k")
+    node.drain()
+    holder = connect()
+    holder.execute("SELECT FROM mailroom.inbox_shipping FOR UPDATE")
+    call = process("inbox", "reap", "shipping", "--key", "k", dsn=dsn)
+    eventually(
+        lambda: node.rows(
+            "SELECT FROM pg_stat_activity WHERE application_name = 'mailroom inbox reap' AND wait_event_type = 'Lock'"
+            " AND datname = current_database()"
+        ),
+        timeout_s=30,
+    )
+    call.send_signal(signal.SIGINT)
+    _, error = call.communicate(timeout=20)
+    assert (call.returncode, error) == (130, "mailroom: interrupted\n")
+    assert len(node.delivered()) == 1
+
+
+def test_embedded_server_is_started_for_the_command_and_stopped_after_it(server_home: Path) -> None:
+    home = str(server_home)
+    assert "Run: mailroom migrate" in error_of(mailroom("--embedded", "status", MAILROOM_HOME=home))
+    assert mailroom("migrate", "--embedded", MAILROOM_HOME=home).exit_code == 0
+    assert mailroom("status", "--embedded", "--json", MAILROOM_HOME=home).exit_code == 0
+    assert not list(server_home.glob("*/data/postmaster.pid"))
+
+
+def test_a_percent_encoded_password_is_taken(dsn: str) -> None:
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    encoded = "".join(f"%{byte:02X}" for byte in str(parts["password"]).encode())
+    again = f"postgresql://{parts['user']}:{encoded}@{parts['host']}:{parts['port']}/{parts['dbname']}"
+    done("status", "--dsn", again, dsn="host=nowhere.invalid")

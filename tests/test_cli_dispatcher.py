@@ -1,0 +1,55 @@
+"""`mailroom dispatcher`."""
+
+import signal
+
+from tests.command import done, json_of, mailroom, process
+from tests.databases import Connect
+from tests.node import Node
+from tests.waiting import eventually
+
+
+def node_of(dsn: str, connect: Connect) -> Node:
+    made = Node(dsn, connect(autocommit=True))
+    made.inbox("shipping", "orders")
+    return made
+
+
+def test_drain_delivers_and_tells_what_became_of_the_messages(dsn: str, connect: Connect) -> None:
+    node = node_of(dsn, connect)
+    node.send("orders", 1)
+    node.send("nobody", 1)
+    node.send("nobody", 1, kind="E")
+    assert done("dispatcher", "drain", dsn=dsn) == "3 messages taken, 1 delivered, 1 unrouted, 1 dead.\n"
+    assert json_of("dispatcher", "drain", dsn=dsn)["taken"] == 0
+
+
+def test_status_without_a_dispatcher_says_how_to_start_one(dsn: str) -> None:
+    assert "mailroom dispatcher run" in done("dispatcher", "status", dsn=dsn)
+    assert done("dispatcher", "status", "--json", dsn=dsn) == "null\n"
+
+
+def test_run_delivers_leads_and_ends_on_sigterm(dsn: str, connect: Connect) -> None:
+    node = node_of(dsn, connect)
+    call = process("dispatcher", "run", dsn=dsn)
+    try:
+        node.send("orders", 1)
+        eventually(node.delivered, timeout_s=30)
+        eventually(lambda: json_of("dispatcher", "status", dsn=dsn)["leads"], timeout_s=30)
+        assert f"pid {call.pid} leads" in done("status", dsn=dsn)
+    finally:
+        call.send_signal(signal.SIGTERM)
+        _, error = call.communicate(timeout=20)
+    assert call.returncode == 0, error
+    assert "Traceback" not in error
+    found = json_of("dispatcher", "status", dsn=dsn)
+    assert (found["leads"], found["state"], found["pid"]) == (False, "stopped", call.pid)
+    assert "none leads" in done("dispatcher", "status", dsn=dsn)
+
+
+def test_run_without_a_schema_is_told_at_once(empty_dsn: str) -> None:
+    result = mailroom("dispatcher", "drain", dsn=empty_dsn)
+    assert "Run: mailroom migrate" in result.stderr
+    call = process("dispatcher", "run", dsn=empty_dsn)
+    _, error = call.communicate(timeout=20)
+    assert call.returncode == 1
+    assert error.splitlines()[-1].startswith("mailroom: error: There is no Mailroom schema")

@@ -1,0 +1,225 @@
+"""`mailroom inbox`, `mailroom worker`: what is printed is what is reaped, and nothing is lost on the way."""
+
+import json
+import os
+import signal
+import subprocess
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.command import done, error_of, json_of, mailroom, process
+from tests.databases import Connect
+from tests.node import Node
+from tests.waiting import eventually
+
+REAP = ("inbox", "reap", "shipping")
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    made = Node(dsn, connect(autocommit=True))
+    made.inbox("shipping", "orders")
+    return made
+
+
+def deliver(node: Node, *values: object, key: str = "k") -> None:
+    for value in values:
+        node.send("orders", value, key=key)
+    node.drain()
+
+
+def test_create_may_be_repeated_and_adds_subscriptions(node: Node) -> None:
+    done("inbox", "create", "billing", "--subscribe", "paid", "--backoff-s", "5", dsn=node.dsn)
+    done("inbox", "create", "billing", "--subscribe", "refunded", dsn=node.dsn)
+    [billing, shipping] = json_of("inbox", "list", dsn=node.dsn)
+    assert (billing["name"], billing["topics"], billing["backoff_s"]) == ("billing", ["paid", "refunded"], 5)
+    assert (shipping["name"], shipping["topics"]) == ("shipping", ["orders"])
+
+
+def test_list_for_people_names_inboxes_and_topics(node: Node) -> None:
+    text = done("inbox", "list", dsn=node.dsn)
+    assert "shipping" in text
+    assert "orders" in text
+
+
+def test_peek_leaves_the_messages(node: Node) -> None:
+    deliver(node, 1, 2)
+    for _ in range(2):
+        lines = done("inbox", "peek", "shipping", "--key", "k", "--limit", "1", "--json", dsn=node.dsn).splitlines()
+        assert [json.loads(line)["value"] for line in lines] == [1]
+    assert done("inbox", "peek", "shipping", "--key", "other", dsn=node.dsn) == ""
+
+
+def test_reap_takes_the_oldest_of_a_key(node: Node) -> None:
+    deliver(node, 1, 2, 3)
+    lines = done(*REAP, "--key", "k", "--limit", "2", "--json", dsn=node.dsn).splitlines()
+    assert [json.loads(line)["value"] for line in lines] == [1, 2]
+    assert node.delivered("clock") == [(3,)]
+
+
+def test_reap_any_takes_no_more_than_the_limit(node: Node) -> None:
+    for key in ("a", "b", "c"):
+        deliver(node, 1, 2, key=key)
+    assert len(done(*REAP, "--any", "--limit", "4", "--json", dsn=node.dsn).splitlines()) == 4
+    assert len(node.delivered()) == 2
+
+
+def test_nothing_to_reap_is_said_beside_the_output(node: Node) -> None:
+    result = mailroom(*REAP, "--any", dsn=node.dsn)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "Nothing to reap.\n")
+
+
+def test_json_carries_what_it_has_no_form_for_as_text(node: Node) -> None:
+    value = {
+        "moment": datetime(2024, 2, 29, 12, tzinfo=UTC),
+        "day": date(2024, 2, 29),
+        "amount": Decimal("1.50"),
+        "id": UUID(int=7),
+        "bytes": b"\x00\xff",
+        "far": float("inf"),
+        "large": 2**63,
+        "nested": [{b"\x01": True}],
+    }
+    deliver(node, value)
+    [message] = map(json.loads, done(*REAP, "--any", "--json", dsn=node.dsn).splitlines())
+    assert message["value"] == {
+        "moment": "2024-02-29T12:00:00+00:00",
+        "day": "2024-02-29",
+        "amount": "1.50",
+        "id": str(UUID(int=7)),
+        "bytes": "AP8=",
+        "far": "inf",
+        "large": 2**63,
+        "nested": [{"AQ==": True}],
+    }
+
+
+def test_undecodable_value_is_printed_raw_with_a_note_and_the_others_as_ever(node: Node) -> None:
+    node.connection.execute("INSERT INTO mailroom.outbox (topic, key, value) VALUES ('orders', 'k', '\\xff')")
+    deliver(node, "well")
+    first, second = map(json.loads, done(*REAP, "--key", "k", "--json", dsn=node.dsn).splitlines())
+    assert (first["raw"], "value" in first) == ("/w==", False)
+    assert "cannot be decoded" in first["note"]
+    assert second["value"] == "well"
+
+
+@pytest.mark.parametrize("number", ["1" * 5_000, "[" * 2_000 + "]" * 2_000])
+def test_json_that_python_does_not_read_is_printed_raw(number: str, node: Node) -> None:
+    node.connection.execute(
+        "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('orders', %s::text::jsonb)", [number]
+    )
+    node.drain()
+    [message] = map(json.loads, done(*REAP, "--any", "--json", dsn=node.dsn).splitlines())
+    assert "raw" in message
+    assert node.delivered() == []
+
+
+def test_for_people_the_value_is_printed_whole_and_steers_no_terminal(node: Node) -> None:
+    value = "\x9b31m" + "x" * 500 + "[red]"
+    deliver(node, value, key="k\x1b[0m")
+    text = done(*REAP, "--any", dsn=node.dsn)
+    assert "\\x9b31m" + "x" * 500 + "[red]" in text
+    assert "k\\x1b[0m" in text
+
+
+def test_reap_that_nobody_reads_takes_nothing(node: Node) -> None:
+    deliver(node, "x" * 100_000)
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = process(*REAP, "--any", dsn=node.dsn, stdout=writer)
+    os.close(writer)
+    _, error = call.communicate(timeout=20)
+    assert call.returncode == 1
+    assert error.splitlines() == ["mailroom: error: Nothing was reaped: the output could not be written (Broken pipe)."]
+    assert len(node.delivered()) == 1
+
+
+def test_reap_onto_a_full_disk_takes_nothing(node: Node) -> None:
+    deliver(node, 1)
+    with Path("/dev/full").open("w") as full:
+        call = process(*REAP, "--any", dsn=node.dsn, stdout=full)
+        _, error = call.communicate(timeout=20)
+    assert call.returncode == 1
+    assert "Nothing was reaped" in error
+    assert "Traceback" not in error
+    assert len(node.delivered()) == 1
+
+
+def test_reap_without_stdout_takes_nothing(node: Node) -> None:
+    deliver(node, 1)
+    call = process(*REAP, "--any", dsn=node.dsn, preexec_fn=lambda: os.close(1))
+    _, error = call.communicate(timeout=20)
+    assert (call.returncode, error.splitlines()[-1][:34]) == (1, "mailroom: error: Nothing was reape")
+    assert len(node.delivered()) == 1
+
+
+def test_reap_commits_after_it_has_printed(node: Node) -> None:
+    deliver(node, "x" * 10_000_000)
+    call = process(*REAP, "--any", dsn=node.dsn, stdout=subprocess.PIPE)
+    assert call.stdout is not None
+    assert call.stdout.read(1)
+    # The pipe is full and nobody reads on, so the command stands before its commit.
+    assert len(node.delivered()) == 1
+    call.communicate(timeout=20)
+    assert node.delivered() == []
+
+
+@pytest.mark.parametrize(
+    ("target", "fault", "code"),
+    [
+        ("service", "MODULE:WORKER", 2),
+        ("no_such_module:worker", "no module 'no_such_module'", 2),
+        ("service.inner:worker", "no module", 2),
+        ("service:no_worker", "no 'no_worker'", 2),
+        ("service:handler", "function", 2),
+        ("broken:worker", "ZeroDivisionError", 1),
+        ("lacking:worker", "no_such_dependency", 1),
+    ],
+)
+def test_worker_that_cannot_be_loaded_is_told(target: str, fault: str, code: int, node: Node, tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text("def handler(message, conn): ...\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "lacking.py").write_text("import no_such_dependency\n")
+    call = process("worker", "run", target, dsn=node.dsn, cwd=tmp_path)
+    _, error = call.communicate(timeout=20)
+    [line] = error.splitlines()
+    assert line.startswith("mailroom: error: ")
+    assert fault in line
+    assert call.returncode == code
+
+
+def test_worker_refuses_a_schema_it_would_not_use(node: Node) -> None:
+    assert "--schema" in error_of(mailroom("worker", "run", "service:worker", "--schema", "shop", dsn=node.dsn))
+
+
+SERVICE = """
+from inbox import {kind}
+from mailroom import settings
+
+{async_}def handler(message, conn):
+    {await_}conn.execute("INSERT INTO public.handled VALUES (%s)", [message.value])
+
+class services:
+    worker = {kind}(settings.dsn(), "shipping", handler)
+"""
+
+
+@pytest.mark.parametrize(("kind", "async_", "await_"), [("Worker", "", ""), ("AsyncWorker", "async ", "await ")])
+def test_worker_runs_on_the_database_given_until_it_is_told_to_stop(
+    kind: str, async_: str, await_: str, node: Node, tmp_path: Path
+) -> None:
+    (tmp_path / "service.py").write_text(SERVICE.format(kind=kind, async_=async_, await_=await_))
+    node.connection.execute("CREATE TABLE public.handled (value text)")
+    deliver(node, "one")
+    arguments = ("worker", "run", "service:services.worker", "--dsn", node.dsn)
+    call = process(*arguments, dsn="host=nowhere.invalid", cwd=tmp_path)
+    try:
+        eventually(lambda: node.rows("TABLE public.handled") == [("one",)], timeout_s=30)
+    finally:
+        call.send_signal(signal.SIGTERM)
+        _, error = call.communicate(timeout=20)
+    assert (call.returncode, "Traceback" in error) == (0, False)

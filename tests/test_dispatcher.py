@@ -1,0 +1,347 @@
+"""The daemon: it delivers when rung and when not, hands over to a standby, comes back, and ends when told to."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import psycopg
+import pytest
+
+from dispatcher import Dispatcher, drain
+from dispatcher.lease import Lease, reading_backend
+from mailroom import bell as bells
+from mailroom.errors import ConnectionFailed, SchemaError
+from mailroom.transaction import run
+from tests.databases import Connect
+from tests.node import SCHEMA, Node
+from tests.proxy import Proxy, proxied
+from tests.waiting import eventually, eventually_async
+
+NEVER_S = 3_600.0  # a poll that no test lives to see
+TAKE_OVER_S = 20.0
+STOP_S = 10.0
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    return node
+
+
+@pytest.fixture
+def proxy(node: Node) -> Iterator[tuple[Proxy, str]]:
+    with proxied(node.dsn) as (proxy, dsn):
+        yield proxy, dsn
+
+
+@contextlib.asynccontextmanager
+async def running(dispatcher: Dispatcher) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        yield task
+    finally:
+        dispatcher.stop()
+        await asyncio.wait_for(task, STOP_S)
+
+
+@contextlib.contextmanager
+def process(dsn: str, poll_interval_s: float = 1.0) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a dispatcher in a process of its own; killed at the end if it still runs."""
+    program = "import sys; from dispatcher.daemon import run; run(sys.argv[1], poll_interval_s=float(sys.argv[2]))"
+    with subprocess.Popen([sys.executable, "-c", program, dsn, str(poll_interval_s)]) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+            started.wait()
+
+
+def leader(node: Node) -> tuple[int, int, int] | None:
+    """Return process id, backend and epoch of the leader, if any leads."""
+    rows = node.rows("SELECT pid, backend_pid, epoch FROM mailroom.lease WHERE until > clock_timestamp()")
+    return rows[0] if rows else None
+
+
+def sessions(node: Node) -> list[int]:
+    rows = node.rows(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ 'mailroom'"
+    )
+    return [pid for (pid,) in rows]
+
+
+def is_delivered(node: Node, key: str) -> bool:
+    return (key,) in node.delivered("key")
+
+
+def is_asleep(node: Node) -> bool:
+    """Tell whether a dispatcher leads and has let go of "awake"."""
+    locks = node.value(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1835100524 "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    return leader(node) is not None and locks == 0
+
+
+# -- Delivering -------------------------------------------------------------------------------------------------------
+
+
+async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        for key in ("a", "b", "c"):
+            node.send("shipping", key=key)
+            await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+
+
+async def test_what_was_sent_before_it_started_is_delivered(node: Node) -> None:
+    node.send("shipping", key="k")
+    async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: is_delivered(node, "k"))
+
+
+async def test_message_whose_bell_was_off_is_delivered_by_the_poll(node: Node) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=0.05)):
+        await eventually_async(lambda: is_asleep(node))
+        node.connection.execute("SET mailroom.notify = off")
+        node.send("shipping", key="k")
+        await eventually_async(lambda: is_delivered(node, "k"))
+
+
+async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a_black_hole(
+    node: Node, proxy: tuple[Proxy, str]
+) -> None:
+    network, dsn = proxy
+    async with running(Dispatcher(dsn, poll_interval_s=0.05)):
+        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        network.black_hole(only=b"dispatcher bell")
+        for key in ("a", "b", "c"):
+            node.send("shipping", key=key)
+            await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+
+
+async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
+    node: Node, proxy: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, dsn = proxy
+    monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(bells, "ANSWER_S", 0.1)
+    async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        network.black_hole(only=b"dispatcher bell")
+        await eventually_async(lambda: network.swallowed)
+        network.forward()
+        node.send("shipping", key="k")
+        await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+
+
+async def test_scheduled_message_is_delivered_when_it_is_due(node: Node) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (topic, key, value_json, deliver_at) "
+            "VALUES ('shipping', 'k', '1', clock_timestamp() + interval '300 ms')"
+        )
+        await eventually_async(lambda: is_delivered(node, "k"))
+
+
+async def test_totals_count_what_was_done(node: Node) -> None:
+    dispatcher = Dispatcher(node.dsn)
+    node.send("shipping", key="k")
+    node.send("nowhere")
+    node.send("nowhere", kind="E")
+    async with running(dispatcher):
+        await eventually_async(lambda: dispatcher.totals.taken == 3)
+    assert (dispatcher.totals.delivered, dispatcher.totals.dead, dispatcher.totals.unrouted) == (1, 1, 1)
+
+
+async def test_drain_works_beside_a_daemon(node: Node) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: is_asleep(node))
+        node.connection.execute("SET mailroom.notify = off")
+        node.send("shipping", key="k")
+        totals = await asyncio.to_thread(drain, node.dsn)
+        assert totals.delivered == 1
+
+
+# -- Leading ----------------------------------------------------------------------------------------------------------
+
+
+async def test_only_one_of_two_dispatchers_delivers(node: Node) -> None:
+    first, second = Dispatcher(node.dsn), Dispatcher(node.dsn)
+    async with running(first):
+        await eventually_async(lambda: leader(node) is not None)
+        async with running(second):
+            await eventually_async(lambda: len(sessions(node)) == 6)
+            for key in "abc":
+                node.send("shipping", key=key)
+                await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+    assert (first.totals.taken, second.totals.taken) == (3, 0)
+
+
+async def test_standby_takes_over_at_once_from_a_leader_that_stops(node: Node) -> None:
+    first, second = Dispatcher(node.dsn), Dispatcher(node.dsn)
+    async with running(first):
+        await eventually_async(lambda: leader(node) is not None)
+        async with running(second):
+            await eventually_async(lambda: len(sessions(node)) == 6)
+            first.stop()
+            node.send("shipping", key="k")
+            await eventually_async(lambda: second.totals.taken == 1 or first.totals.taken == 1, TAKE_OVER_S)
+            await eventually_async(lambda: (leader(node) or (0, 0, 0))[2] == 2, TAKE_OVER_S)
+
+
+async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
+    with process(node.dsn) as first:
+        await eventually_async(lambda: leader(node) is not None, TAKE_OVER_S)
+        standby = Dispatcher(node.dsn)
+        async with running(standby):
+            await eventually_async(lambda: len(sessions(node)) == 6)
+            found = leader(node)
+            assert found is not None
+            assert found[0] == first.pid
+            first.kill()
+            node.send("shipping", key="k")
+            await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+            found = leader(node)
+            assert found is not None
+            assert (found[0], found[2]) == (os.getpid(), 2)
+
+
+async def test_new_leader_ends_the_session_of_one_that_hangs(node: Node) -> None:
+    with process(node.dsn) as first:
+        await eventually_async(lambda: leader(node) is not None, TAKE_OVER_S)
+        found = leader(node)
+        assert found is not None
+        _, backend, _ = found
+        first.send_signal(signal.SIGSTOP)
+        async with running(Dispatcher(node.dsn)):
+            await eventually_async(lambda: backend not in sessions(node), TAKE_OVER_S)
+            node.send("shipping", key="k")
+            await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+
+
+def test_lease_that_is_held_is_not_taken_and_keeps_its_epoch_when_renewed(node: Node) -> None:
+    backend = run(node.connection, reading_backend())
+    first, second = Lease(SCHEMA), Lease(SCHEMA)
+    assert run(node.connection, first.taking(backend, "awake", {}))
+    assert not run(node.connection, second.taking(backend, "awake", {}))
+    assert run(node.connection, first.taking(backend, "awake", {}))
+    assert (first.epoch, second.epoch) == (1, None)
+    run(node.connection, second.giving_up())
+    assert not run(node.connection, second.taking(backend, "awake", {}))
+
+
+def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Connect) -> None:
+    gone = connect(autocommit=True)
+    first, second = Lease(SCHEMA), Lease(SCHEMA)
+    run(node.connection, first.taking(run(gone, reading_backend()), "awake", {}))
+    node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+    assert run(node.connection, second.taking(run(node.connection, reading_backend()), "awake", {}))
+    assert second.epoch == 2
+    assert not run(node.connection, first.taking(run(node.connection, reading_backend()), "awake", {}))
+    with pytest.raises(psycopg.OperationalError):
+        gone.execute("SELECT 1")
+
+
+# -- Losing the database and coming back ------------------------------------------------------------------------------
+
+
+async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(node: Node) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
+        for key in "abc":
+            await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+            for pid in sessions(node):
+                node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+            node.send("shipping", key=key)
+            await eventually_async(lambda key=key: is_delivered(node, key), TAKE_OVER_S)  # type: ignore[misc]
+
+
+async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_has_one(node: Node) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        [(bell,)] = node.rows(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ 'bell'"
+        )
+        node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [bell])
+        node.send("shipping", key="k")
+        await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+
+
+async def test_dispatcher_comes_back_when_the_network_does(node: Node, proxy: tuple[Proxy, str]) -> None:
+    network, dsn = proxy
+    async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: is_asleep(node))
+        network.cut()
+        node.send("shipping", key="k")
+        await eventually_async(lambda: not sessions(node))
+        network.restore()
+        await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+
+
+async def test_first_connection_that_fails_says_why_and_no_password(node: Node, proxy: tuple[Proxy, str]) -> None:
+    network, dsn = proxy
+    network.cut()
+    secret = f"{dsn}?password=s3cret"
+    with pytest.raises(ConnectionFailed) as caught:
+        await Dispatcher(secret).run()
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    with pytest.raises(ConnectionFailed) as caught:
+        await asyncio.to_thread(drain, secret)
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_schema_that_is_not_there_is_said_at_once(empty_dsn: str) -> None:
+    with pytest.raises(SchemaError, match="mailroom migrate"):
+        await Dispatcher(empty_dsn).run()
+
+
+# -- Ending -----------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
+    with process(node.dsn) as started:
+        eventually(lambda: leader(node), TAKE_OVER_S)
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(STOP_S) == 0
+        assert leader(node) is None
+        assert node.value("SELECT state FROM mailroom.lease") == "stopped"
+
+
+@pytest.mark.parametrize("fault", ["black hole", "cut"])
+def test_sigterm_ends_it_while_the_server_is_unreachable(node: Node, proxy: tuple[Proxy, str], fault: str) -> None:
+    network, dsn = proxy
+    with process(dsn, poll_interval_s=0.05) as started:
+        eventually(lambda: is_asleep(node), TAKE_OVER_S)
+        network.black_hole() if fault == "black hole" else network.cut()
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(STOP_S) == 0
+
+
+async def test_stop_before_run_and_twice_is_harmless(node: Node) -> None:
+    dispatcher = Dispatcher(node.dsn)
+    dispatcher.stop()
+    await asyncio.wait_for(dispatcher.run(), STOP_S)
+    dispatcher.stop()
+    assert leader(node) is None
+
+
+async def test_stop_from_another_thread_ends_it(node: Node) -> None:
+    dispatcher = Dispatcher(node.dsn, poll_interval_s=NEVER_S)
+    task = asyncio.create_task(dispatcher.run())
+    await eventually_async(lambda: is_asleep(node))
+    await asyncio.to_thread(dispatcher.stop)
+    await asyncio.wait_for(task, STOP_S)
+
+
+async def test_cancelled_dispatcher_leaves_no_task_and_no_session(node: Node) -> None:
+    task = asyncio.create_task(Dispatcher(node.dsn).run())
+    await eventually_async(lambda: is_asleep(node))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually_async(lambda: not sessions(node))

@@ -1,0 +1,331 @@
+"""The doorbell: rung only while the dispatcher sleeps, and no message left to the poll, wherever its writer stood."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from types import GeneratorType
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from dispatcher import doorbell as doorbells
+from dispatcher.deliverer import Deliverer
+from dispatcher.doorbell import UNSURE_POLL_S, Doorbell
+from mailroom import locks
+from mailroom.bell import Bell
+from mailroom.operation import Operation, T
+from mailroom.transaction import run_async
+from tests.databases import Connect
+from tests.node import SCHEMA, Node, send
+from tests.waiting import eventually_async
+
+NEVER_S = 3_600.0  # a poll that no test lives to see
+OUTBOX = "'mailroom.outbox'::regclass"
+HOLD_AWAKE = f"SELECT pg_try_advisory_lock({locks.AWAKE}, {locks.key(OUTBOX)})"
+LET_GO = HOLD_AWAKE.replace("pg_try_advisory_lock", "pg_advisory_unlock")
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    return node
+
+
+# -- The trigger ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listener(node: Node, connect: Connect) -> psycopg.Connection[Any]:
+    connection = connect(autocommit=True)
+    channel = node.value(f"SELECT {locks.channel(OUTBOX)}")
+    connection.execute(f'LISTEN "{channel}"'.encode())
+    return connection
+
+
+def rings(listener: psycopg.Connection[Any]) -> int:
+    # A notification of a commit that was answered is in the server's queue: this statement's answer comes after it.
+    listener.execute("SELECT 1")
+    return len(list(listener.notifies(timeout=0)))
+
+
+def test_commit_rings_while_nobody_is_awake(node: Node, listener: psycopg.Connection[Any]) -> None:
+    node.send("shipping")
+    assert rings(listener) == 1
+
+
+def test_bell_says_nothing_of_the_message(node: Node, listener: psycopg.Connection[Any]) -> None:
+    node.send("shipping", "secret")
+    assert [notify.payload for notify in listener.notifies(timeout=5, stop_after=1)] == [""]
+
+
+def test_commit_does_not_ring_while_a_dispatcher_is_awake(
+    node: Node, listener: psycopg.Connection[Any], connect: Connect
+) -> None:
+    awake = connect(autocommit=True)
+    awake.execute(HOLD_AWAKE)
+    node.send("shipping")
+    assert rings(listener) == 0
+    awake.execute(LET_GO)
+    node.send("shipping")
+    assert rings(listener) == 1
+
+
+def test_bell_can_be_turned_off_for_a_transaction(node: Node, listener: psycopg.Connection[Any]) -> None:
+    with node.connection.transaction():
+        node.connection.execute("SET LOCAL mailroom.notify = off")
+        send(node.connection, "shipping")
+    assert rings(listener) == 0
+    node.send("shipping")
+    assert rings(listener) == 1
+
+
+def test_transaction_with_the_bell_off_can_be_prepared(node: Node, connect: Connect) -> None:
+    writer = connect(autocommit=True)
+    writer.execute("BEGIN; SET LOCAL mailroom.notify = off")
+    send(writer, "shipping", key="k")
+    writer.execute("PREPARE TRANSACTION 'quiet'")
+    writer.execute("COMMIT PREPARED 'quiet'")
+    assert node.waiting() == ["k"]
+
+
+def test_open_writer_does_not_keep_a_dispatcher_from_being_awake(node: Node, connect: Connect) -> None:
+    writer, awake = connect(), connect(autocommit=True)
+    send(writer, "shipping")
+    assert awake.execute(HOLD_AWAKE).fetchone() == (True,)
+
+
+def test_rolled_back_send_does_not_ring(node: Node, listener: psycopg.Connection[Any], connect: Connect) -> None:
+    writer = connect()
+    send(writer, "shipping")
+    writer.rollback()
+    assert rings(listener) == 0
+
+
+# -- Falling asleep ---------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """What one turn of the doorbell does, step by step; a test acts between any two of them."""
+
+    def __init__(self, node: Node, connection: psycopg.AsyncConnection, bell: Bell) -> None:
+        self._deliverer = Deliverer(connection, SCHEMA)
+        self._bell = bell
+        self.doorbell = Doorbell(connection, SCHEMA, bell, NEVER_S)
+        self.names: list[str] = []
+        self.pauses: list[float] = []
+        self.asleep = asyncio.Event()
+        self.act: Callable[[int], None] = lambda nth: None
+        self._going_on = True
+
+    def passed(self, name: str) -> None:
+        """Note a point between two steps, and let the test act at it."""
+        self.names.append(name)
+        self.act(len(self.names) - 1)
+
+    async def run_async(self, connection: psycopg.AsyncConnection, operation: Operation[T]) -> T:
+        name = cast("GeneratorType[Any, Any, Any]", operation).gi_code.co_name
+        self.passed(f"before {name}")
+        result = await run_async(connection, operation)
+        self.passed(f"after {name}")
+        return result
+
+    async def heard(self, ring: asyncio.Event, timeout_s: float) -> bool:
+        self.pauses.append(timeout_s)
+        if timeout_s == NEVER_S:
+            self.passed("asleep")
+            self.asleep.set()
+            await ring.wait()
+        else:
+            await asyncio.sleep(0)
+        return ring.is_set()
+
+    async def drain(self) -> int:
+        self.passed("before drain")
+        taken = await self._deliverer.drain()
+        self.passed("after drain")
+        return taken
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async def serve() -> None:
+            while self._going_on:
+                await self.doorbell.serve(self.drain, lambda: self._going_on)
+
+        task = asyncio.create_task(serve())
+        try:
+            yield
+        finally:
+            self._going_on = False
+            self._bell.ring()
+            await task
+
+
+@pytest.fixture
+async def served(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[], Steps]]:
+    """Make doorbells on one connection that listens all the time."""
+    bell = Bell(node.dsn, SCHEMA, "outbox", "bell")
+    listening = asyncio.create_task(bell.run())
+    first_ring = bell.next_ring()
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        await first_ring.wait()
+
+        def make() -> Steps:
+            steps = Steps(node, connection, bell)
+            monkeypatch.setattr(doorbells, "run_async", steps.run_async)
+            monkeypatch.setattr(doorbells, "heard", steps.heard)
+            return steps
+
+        yield make
+        listening.cancel()
+        await asyncio.wait([listening])
+
+
+TURN = [
+    "before drain",
+    "after drain",
+    "before _taking",
+    "after _taking",
+    "before _letting_go",
+    "after _letting_go",
+    "before reading_writers",
+    "after reading_writers",
+    "before drain",
+    "after drain",
+    "asleep",
+]
+
+
+async def test_idle_turn_lets_go_before_it_reads_the_writers_and_drains_before_it_sleeps(
+    served: Callable[[], Steps],
+) -> None:
+    steps = served()
+    async with steps.serving():
+        await asyncio.wait_for(steps.asleep.wait(), 10)
+        assert steps.names == TURN
+
+
+@pytest.mark.parametrize("sends_at", range(len(TURN)), ids=[f"{nth} {name}" for nth, name in enumerate(TURN)])
+async def test_message_is_delivered_without_the_poll_wherever_its_writer_sends_and_commits(
+    node: Node, served: Callable[[], Steps], connect: Connect, sends_at: int
+) -> None:
+    writer = connect()
+    for commits_at in range(sends_at, len(TURN) + 8):
+        steps = served()
+
+        def act(nth: int, commits_at: int = commits_at) -> None:
+            if nth == sends_at:
+                send(writer, "shipping")
+            if nth == commits_at:
+                writer.commit()
+
+        steps.act = act
+        async with steps.serving():
+            await asyncio.wait_for(steps.asleep.wait(), 10)
+            for nth in range(len(steps.names), commits_at + 1):  # what is left to do while the dispatcher sleeps
+                act(nth)
+            message = f"sent at {sends_at}, committed at {commits_at}, passed {steps.names}"
+            with contextlib.suppress(AssertionError):
+                await eventually_async(lambda: not node.waiting(), 3)
+            assert node.waiting() == [], message
+
+
+async def test_writer_that_saw_it_awake_is_waited_for_until_it_has_committed(
+    node: Node, served: Callable[[], Steps], connect: Connect
+) -> None:
+    writer, steps = connect(), served()
+
+    def act(nth: int) -> None:
+        if nth == TURN.index("after _taking"):
+            send(writer, "shipping")
+
+    steps.act = act
+    async with steps.serving():
+        await eventually_async(lambda: len(steps.names) > 40)
+        assert not steps.asleep.is_set()
+        writer.commit()
+        await asyncio.wait_for(steps.asleep.wait(), 10)
+        assert node.waiting() == []
+
+
+async def test_writer_that_saw_it_awake_and_prepared_is_waited_for_too(
+    node: Node, served: Callable[[], Steps], connect: Connect
+) -> None:
+    writer, steps = connect(autocommit=True), served()
+
+    def act(nth: int) -> None:
+        if nth == TURN.index("after _taking"):
+            writer.execute("BEGIN; SET LOCAL mailroom.notify = off")
+            send(writer, "shipping")
+        if nth == len(TURN) + 8:
+            writer.execute("PREPARE TRANSACTION 'awake'")
+
+    steps.act = act
+    async with steps.serving():
+        await eventually_async(lambda: len(steps.names) > 60)
+        assert not steps.asleep.is_set()
+        writer.execute("COMMIT PREPARED 'awake'")
+        await asyncio.wait_for(steps.asleep.wait(), 10)
+        assert node.waiting() == []
+
+
+async def test_writer_that_rings_ends_the_wait_for_a_slow_one(
+    node: Node, served: Callable[[], Steps], connect: Connect
+) -> None:
+    slow, steps = connect(), served()
+
+    def act(nth: int) -> None:
+        if nth == TURN.index("after _taking"):
+            send(slow, "shipping", key="slow")
+
+    steps.act = act
+    async with steps.serving():
+        await eventually_async(lambda: len(steps.names) > 20)
+        node.send("shipping", key="fast")
+        await eventually_async(lambda: node.waiting() == [])
+        assert node.delivered("key") == [("fast",)]
+        slow.commit()
+        await eventually_async(lambda: len(node.delivered()) == 2)
+
+
+async def test_dispatcher_that_could_not_be_awake_sleeps_only_for_a_short_poll(
+    node: Node, served: Callable[[], Steps], connect: Connect
+) -> None:
+    """Somebody else holds "awake", so writers do not ring: nobody would wake us."""
+    other = connect(autocommit=True)
+    other.execute(HOLD_AWAKE)
+    steps = served()
+    async with steps.serving():
+        await eventually_async(lambda: len(steps.pauses) > 3)
+        node.send("shipping")
+        await eventually_async(lambda: not node.waiting())
+    assert set(steps.pauses) == {UNSURE_POLL_S}
+
+
+async def test_dispatcher_stays_awake_while_messages_keep_coming(node: Node, served: Callable[[], Steps]) -> None:
+    steps = served()
+    sent = 0
+
+    def act(nth: int) -> None:
+        nonlocal sent
+        if steps.names[nth] == "before drain" and sent < 30:
+            with node.connection.transaction():
+                for _ in range(5):
+                    send(node.connection, "shipping")
+            sent += 5
+
+    steps.act = act
+    async with steps.serving():
+        await asyncio.wait_for(steps.asleep.wait(), 10)
+        assert steps.names.count("before _letting_go") == 1
+        assert node.waiting() == []
+
+
+async def test_nothing_of_awake_is_left_when_it_sleeps(node: Node, served: Callable[[], Steps]) -> None:
+    steps = served()
+    async with steps.serving():
+        await asyncio.wait_for(steps.asleep.wait(), 10)
+        assert not steps.doorbell.awake
+        assert node.value(HOLD_AWAKE) is True
+        node.connection.execute(LET_GO.encode())

@@ -1,0 +1,194 @@
+"""Status and trace: where messages wait and for how long, on any connection, and as the command shows it."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+import sqlalchemy
+
+from mailroom.errors import SchemaError
+from mailroom.status import InboxStatus, dispatcher_status, outbox_backlog, status
+from mailroom.trace import trace
+from tests.command import done, json_of
+from tests.databases import Connect
+from tests.node import Node
+
+LEASE = """
+INSERT INTO mailroom.lease (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts)
+VALUES ('dispatcher', gen_random_uuid(), 3, clock_timestamp() + %s::interval, 'mill', 17, 18, now(), 'asleep',
+        '{"taken": 5}')
+"""
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    return Node(dsn, connect(autocommit=True))
+
+
+def inbox(node: Node, name: str) -> InboxStatus:
+    [found] = [each for each in status(node.connection).inboxes if each.name == name]
+    return found
+
+
+def age(node: Node, table: str, column: str, seconds: int) -> None:
+    node.connection.execute(f"UPDATE mailroom.{table} SET {column} = clock_timestamp() - interval '{seconds} s'")
+
+
+def test_new_node_has_nothing_waiting(node: Node) -> None:
+    found = status(node.connection)
+    assert (found.outbox_backlog, found.outbox_lag_s, found.scheduled, found.dead_letters) == (0, 0, 0, 0)
+    assert (found.clock, found.dispatcher, found.inboxes) == (0, None, ())
+
+
+def test_message_in_the_outbox_is_on_the_way_to_the_inboxes_that_get_its_topic(node: Node) -> None:
+    node.inbox("shipping", "orders", "returns")
+    node.inbox("billing", "invoices")
+    node.inbox("orders")
+    node.send("orders")
+    node.send("returns")
+    on_the_way = {each.name: each.on_the_way for each in status(node.connection).inboxes}
+    assert on_the_way == {"shipping": 2, "billing": 0, "orders": 1}
+    assert outbox_backlog(node.connection) == status(node.connection).outbox_backlog == 2
+
+
+def test_event_is_on_the_way_to_subscribers_only(node: Node) -> None:
+    node.inbox("orders")
+    node.inbox("audit", "orders")
+    node.send("orders", kind="E")
+    assert (inbox(node, "orders").on_the_way, inbox(node, "audit").on_the_way) == (0, 1)
+
+
+def test_lag_is_split_into_the_dispatchers_and_the_consumers_part(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    node.inbox("idle")
+    node.send("orders")
+    node.drain()
+    age(node, "inbox", "sent_at", 500)
+    age(node, "inbox", "delivered_at", 300)
+    node.send("orders")
+    age(node, "outbox", "sent_at", 100)
+    found = inbox(node, "shipping")
+    assert (found.backlog, found.on_the_way) == (1, 1)
+    assert found.lag_s == pytest.approx(500, abs=90)
+    assert found.consumer_lag_s == pytest.approx(300, abs=90)
+    assert found.dispatcher_lag_s == pytest.approx(100, abs=90)
+    assert status(node.connection).outbox_lag_s == pytest.approx(100, abs=90)
+    idle = inbox(node, "idle")
+    assert (idle.lag_s, idle.consumer_lag_s, idle.dispatcher_lag_s) == (0, 0, 0)
+
+
+def test_lag_of_a_message_from_the_future_is_none(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    node.send("orders")
+    age(node, "outbox", "sent_at", -3_600)
+    assert (status(node.connection).outbox_lag_s, inbox(node, "shipping").lag_s) == (0, 0)
+
+
+def test_clock_scheduled_and_dead_letters_are_told(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    node.send("orders", deliver_at=datetime.now(UTC) + timedelta(days=1))
+    node.send("nobody")
+    node.send("orders")
+    node.drain()
+    found = status(node.connection)
+    assert (found.clock, found.scheduled, found.dead_letters) == (3, 1, 1)
+    assert found.clock_ceiling >= found.clock
+
+
+def test_keys_that_wait_after_a_failure_are_counted(node: Node) -> None:
+    node.inbox("shipping")
+    rows = "VALUES ('shipping', 'a', 1, 1, now() + interval '1 h'), ('shipping', 'b', 2, 1, now() - interval '1 h')"
+    node.connection.execute(f"INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) {rows}")
+    assert inbox(node, "shipping").waiting_keys == 1
+
+
+@pytest.mark.parametrize(("left", "leads"), [("1 minute", True), ("-1 minute", False)])
+def test_dispatcher_leads_as_long_as_its_lease_holds(left: str, leads: bool, node: Node) -> None:
+    node.connection.execute(LEASE, [left])
+    found = dispatcher_status(node.connection)
+    assert found is not None
+    assert found == status(node.connection).dispatcher or found.lease_left_s != 0
+    assert (found.leads, found.state, found.host, found.pid, found.epoch) == (leads, "asleep", "mill", 17, 3)
+    assert (found.lease_left_s > 0, found.counts) == (leads, {"taken": 5})
+    assert ("mill pid 17 leads, asleep" in done("status", dsn=node.dsn)) is leads
+
+
+def test_status_and_trace_run_on_sqlalchemy_connections(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    message_id = node.send("orders", key="k")
+    engine = sqlalchemy.create_engine(
+        node.dsn.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool
+    )
+    with engine.connect() as connection:
+        assert status(connection).outbox_backlog == 1
+        [place] = trace(connection, message_id)
+        assert (place.where, place.key, place.sent_at.tzinfo is not None) == ("outbox", "k", True)
+
+
+def test_another_schema_has_no_status(node: Node) -> None:
+    with pytest.raises(SchemaError, match="migrate --schema shop"):
+        status(node.connection, "shop")
+
+
+def test_status_for_people_shows_every_inbox(node: Node) -> None:
+    assert "inbox create" in done("status", dsn=node.dsn)
+    node.inbox("shipping", "orders")
+    node.send("orders")
+    text = done("status", dsn=node.dsn)
+    assert "shipping" in text
+    assert "1 waiting, the oldest sent" in text
+    assert json_of("status", dsn=node.dsn)["inboxes"][0]["on_the_way"] == 1
+
+
+def test_trace_follows_a_message_from_the_outbox_to_its_end(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    node.inbox("audit", "orders")
+    for _ in range(2):
+        message_id = node.send("orders", key="k")
+    [place] = trace(node.connection, message_id)
+    assert (place.where, place.ahead, place.inbox) == ("outbox", 1, None)
+    node.drain()
+    places = trace(node.connection, message_id)
+    assert {(each.where, each.inbox, each.clock, each.ahead) for each in places} == {
+        ("inbox", "shipping", 2, 1),
+        ("inbox", "audit", 2, 1),
+    }
+    node.connection.execute("DELETE FROM mailroom.inbox")
+    assert trace(node.connection, message_id) == []
+    assert "nowhere in schema mailroom" in done("trace", str(message_id), dsn=node.dsn)
+
+
+def test_trace_finds_a_scheduled_message(node: Node) -> None:
+    due = datetime(2100, 1, 1, tzinfo=UTC)
+    node.inbox("shipping", "orders")
+    message_id = node.send("orders", deliver_at=due)
+    node.drain()
+    [place] = trace(node.connection, message_id)
+    assert (place.where, place.since) == ("scheduled", due)
+    assert "is scheduled for" in done("trace", str(message_id), dsn=node.dsn)
+
+
+def test_trace_finds_a_dead_letter_with_its_reason(node: Node) -> None:
+    message_id = node.send("nobody")
+    node.drain()
+    [place] = trace(node.connection, message_id)
+    assert (place.where, place.reason) == ("dead_letter", "no inbox gets this topic")
+    assert "no inbox gets this topic" in done("trace", str(message_id), dsn=node.dsn)
+
+
+def test_trace_tells_of_the_failure_a_key_waits_after(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    message_id = node.send("orders", key="k")
+    node.drain()
+    state = "VALUES ('shipping', 'k', 1, 2, now() + interval '1 h', 'ValueError: no such street')"
+    node.connection.execute(
+        f"INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, last_error) {state}"
+    )
+    [place] = trace(node.connection, message_id)
+    assert (place.attempts, place.reason) == (2, "ValueError: no such street")
+    assert "no such street" in done("trace", str(message_id), dsn=node.dsn)
+
+
+def test_trace_of_an_unknown_id_is_nowhere(node: Node) -> None:
+    message_id = uuid4()
+    assert json_of("trace", str(message_id), dsn=node.dsn) == {"id": str(message_id), "places": []}

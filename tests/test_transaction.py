@@ -1,0 +1,373 @@
+"""One operation on every connection: psycopg's and SQLAlchemy's, sync and async, whatever their users have set."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, cast
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg.adapt import Loader
+from psycopg.pq import Format
+from psycopg.rows import dict_row
+from psycopg.types.string import StrDumper
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from inbox import AsyncInbox, Inbox
+from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, UnsupportedConnection
+from mailroom.schema import create_inbox
+from mailroom.testing import deliver, deliver_async, sent, sent_async
+from outbox import AsyncOutbox, Outbox, Outgoing
+from tests.databases import Connect
+
+OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
+LATER = datetime(2026, 7, 1, 12, 30, 15, 123456, UTC)
+# What a driver that writes arrays as text gets wrong if it can.
+VALUES: list[Any] = [None, "", 'a"b\\c{},NULL', "€\U0001f600", b"\x00\\'\xff", [1, {"a": None}], Decimal("1.50"), LATER]
+KEYS = ["NULL", 'a"b\\c', "{x,y}", " ", "ü€\U0001f600", "%s %% :name", "'", "\n"]
+MANY = [
+    Outgoing("shipping", value, key=key, headers={"h": key, key: "v"} if nth % 2 else None,
+             event_type="C" if nth % 3 else None, expires_at=LATER if nth == 4 else None,
+             after_clock=nth if nth == 5 else None)
+    for nth, (key, value) in enumerate(zip(KEYS, VALUES, strict=True))
+]  # fmt: skip
+
+SYNC = [
+    "psycopg",
+    *(f"{kind} {driver}" for kind in ("Connection", "Session") for driver in ("psycopg", "psycopg2", "pg8000")),
+]
+ASYNC = [
+    "psycopg",
+    *(f"{kind} {driver}" for kind in ("AsyncConnection", "AsyncSession") for driver in ("psycopg", "asyncpg")),
+]
+
+
+def url(dsn: str, driver: str) -> sa.URL:
+    return make_url(dsn).set(drivername=f"postgresql+{driver}")
+
+
+@contextmanager
+def opened(dsn: str, kind: str, **options: Any) -> Iterator[Any]:
+    if kind == "psycopg":
+        with psycopg.connect(dsn, **options) as connection:
+            yield connection
+        return
+    name, driver = kind.split()
+    engine = sa.create_engine(url(dsn, driver), poolclass=sa.NullPool, **options)
+    with engine.connect() if name == "Connection" else Session(engine) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def opened_async(dsn: str, kind: str, **options: Any) -> AsyncIterator[Any]:
+    if kind == "psycopg":
+        async with await psycopg.AsyncConnection.connect(dsn, **options) as connection:
+            yield connection
+        return
+    name, driver = kind.split()
+    engine = create_async_engine(url(dsn, driver), poolclass=sa.NullPool, **options)
+    async with engine.connect() if name == "AsyncConnection" else AsyncSession(engine) as connection:
+        yield connection
+
+
+def rows(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    return connection.execute(
+        "SELECT topic, key, kind, message_type, event_type, value, headers, deliver_at, expires_at, after_clock "
+        "FROM mailroom.outbox ORDER BY position"
+    ).fetchall()
+
+
+@pytest.fixture
+def expected(connect: Connect) -> list[tuple[Any, ...]]:
+    """What `MANY`, sent one by one on a plain connection and rolled back, looks like in the table."""
+    connection = connect()
+    for message in MANY:
+        fields = {
+            name: getattr(message, name) for name in ("key", "headers", "event_type", "expires_at", "after_clock")
+        }
+        OUTBOX.send(connection, message.topic, message.value, **fields)
+    found = rows(connection)
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_send_many_writes_the_same_rows_on_every_connection(
+    dsn: str, connect: Connect, kind: str, expected: list[tuple[Any, ...]]
+) -> None:
+    with opened(dsn, kind) as connection:
+        # The first statement of its transaction: commit() must know of it.
+        assert OUTBOX.send_many(connection, iter(MANY)) == len(MANY)
+        connection.commit()
+    assert rows(connect()) == expected
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_message_goes_all_the_way_on_every_connection(dsn: str, connect: Connect, kind: str) -> None:
+    with connect() as setup:
+        create_inbox(setup, "shipping")
+        create_inbox(setup, "answers")
+    with opened(dsn, kind) as connection:
+        request = OUTBOX.command(connection, "shipping", "ship", key="k", reply_to="answers", headers={"user": "ü€"})
+        OUTBOX.publish(connection, "heard.by.none", 1)
+        OUTBOX.send_many(connection, MANY)
+        assert [message.value for message in sent(connection, "shipping")] == ["ship", *VALUES]
+        assert deliver(connection) == len(MANY) + 2
+        inbox = Inbox("shipping")
+        assert inbox.backlog(connection) == len(MANY)  # one had expired, as of 2026-07-01
+        [peeked] = inbox.peek(connection, key="k")
+        [command] = inbox.reap(connection, "k")
+        assert peeked.id == command.id == request
+        assert (command.value, command.headers["user"], command.clock) == ("ship", "ü€", peeked.clock)
+        others = inbox.reap_any(connection)
+        kept = [message for message in MANY if message.expires_at is None]
+        assert [(message.key, message.value) for message in others] == [(m.key, m.value) for m in kept]
+        assert [dict(message.headers) for message in others] == [dict(m.headers or {}) for m in kept]
+        assert all(message.delivered_at.tzinfo is not None for message in others)
+        OUTBOX.reply(connection, command, "done")
+        deliver(connection)
+        assert [message.value for message in Inbox("answers").reap_any(connection)] == ["done"]
+        connection.rollback()
+    assert rows(connect()) == []
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_message_goes_all_the_way_on_every_async_connection(
+    dsn: str, connect: Connect, kind: str, expected: list[tuple[Any, ...]]
+) -> None:
+    with connect() as setup:
+        create_inbox(setup, "shipping")
+        create_inbox(setup, "answers")
+    async with opened_async(dsn, kind) as connection:
+        assert await ASYNC_OUTBOX.send_many(connection, MANY) == len(MANY)
+        await connection.commit()
+        assert rows(connect()) == expected
+        request = await ASYNC_OUTBOX.command(connection, "shipping", "ship", key="k", reply_to="answers")
+        await ASYNC_OUTBOX.publish(connection, "heard.by.none", 1)
+        await ASYNC_OUTBOX.send(connection, "shipping", "plain", key="k")
+        assert len(await sent_async(connection, "shipping")) == len(MANY) + 2
+        await deliver_async(connection)
+        inbox = AsyncInbox("shipping")
+        assert await inbox.backlog(connection, key="k") == 2
+        assert [message.value for message in await inbox.peek(connection, key="k")] == ["ship", "plain"]
+        command, plain = await inbox.reap(connection, "k")
+        assert (command.id, plain.value) == (request, "plain")
+        kept = [message for message in MANY if message.expires_at is None]
+        assert [message.value for message in await inbox.reap_any(connection)] == [m.value for m in kept]
+        await ASYNC_OUTBOX.reply(connection, command, "done")
+        await connection.rollback()
+    assert rows(connect()) == expected
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_rolled_back_savepoint_takes_its_messages_along(dsn: str, connect: Connect, kind: str) -> None:
+    with opened(dsn, kind) as connection:
+        OUTBOX.send(connection, "t", 1)
+        if kind == "psycopg":
+            with connection.transaction(force_rollback=True):
+                OUTBOX.send_many(connection, [Outgoing("t", 2)])
+        else:
+            savepoint = connection.begin_nested()
+            OUTBOX.send_many(connection, [Outgoing("t", 2)])
+            savepoint.rollback()
+        OUTBOX.send_many(connection, [Outgoing("t", 3)])
+        connection.commit()
+    assert [message.value for message in sent(connect(), "t")] == [1, 3]
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_autocommit_connection_outside_a_transaction_is_refused(dsn: str, connect: Connect, kind: str) -> None:
+    with connect() as setup:
+        create_inbox(setup, "shipping")
+    options: dict[str, Any] = {"autocommit": True} if kind == "psycopg" else {"isolation_level": "AUTOCOMMIT"}
+    with opened(dsn, kind, **options) as connection:
+        calls: list[Callable[[], object]] = [
+            lambda: OUTBOX.send(connection, "t", 1),
+            lambda: OUTBOX.send_many(connection, [Outgoing("t", 1)]),
+            lambda: OUTBOX.send_many(connection, []),
+            lambda: Inbox("shipping").reap(connection, "k"),
+            lambda: Inbox("shipping").reap_any(connection),
+            lambda: create_inbox(connection, "other"),
+        ]
+        for call in calls:
+            with pytest.raises(NotInTransaction, match="autocommit"):
+                call()
+        assert Inbox("shipping").backlog(connection) == 0
+    assert rows(connect()) == []
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_async_autocommit_connection_outside_a_transaction_is_refused(dsn: str, kind: str) -> None:
+    options: dict[str, Any] = {"autocommit": True} if kind == "psycopg" else {"isolation_level": "AUTOCOMMIT"}
+    async with opened_async(dsn, kind, **options) as connection:
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: ASYNC_OUTBOX.send(connection, "t", 1),
+            lambda: ASYNC_OUTBOX.send_many(connection, [Outgoing("t", 1)]),
+        ]
+        for call in calls:
+            with pytest.raises(NotInTransaction, match="autocommit"):
+                await call()
+
+
+def test_autocommit_connection_inside_a_transaction_is_taken(connect: Connect) -> None:
+    connection = connect(autocommit=True)
+    with connection.transaction():
+        OUTBOX.send(connection, "t", 1)
+        OUTBOX.send_many(connection, [Outgoing("t", 2)])
+    assert len(rows(connection)) == 2
+
+
+class Nonsense(Loader):
+    def load(self, data: Any) -> str:
+        return "nonsense"
+
+
+class NonsenseBinary(Nonsense):
+    format = Format.BINARY
+
+
+class Shout(StrDumper):
+    def dump(self, obj: str) -> bytes:
+        return obj.upper().encode()
+
+
+def spoiled(connection: psycopg.Connection[Any]) -> None:
+    for name in ("text", "int8", "uuid", "bytea", "timestamptz", "jsonb", "bool"):
+        connection.adapters.register_loader(name, Nonsense)
+        connection.adapters.register_loader(name, NonsenseBinary)
+    connection.adapters.register_dumper(str, Shout)
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "dict_row": {"row_factory": dict_row},
+    "ClientCursor": {"cursor_factory": psycopg.ClientCursor},
+    "RawCursor": {"cursor_factory": psycopg.RawCursor},
+    "adapters": {},
+    "no prepared statements": {"prepare_threshold": None},
+    "LATIN1": {"client_encoding": "LATIN1"},
+}
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_what_the_user_has_set_does_not_leak_in(connect: Connect, own: str) -> None:
+    with connect() as setup:
+        create_inbox(setup, "shipping")
+    connection = connect(**OWN[own])
+    if own == "adapters":
+        spoiled(connection)
+    for _ in range(2):
+        OUTBOX.send(connection, "shipping", {"ü": b"\xff"}, key="schlüssel", headers={"größe": "ü"})
+        OUTBOX.send_many(connection, [Outgoing("shipping", "€", key="schlüssel", headers={"größe": "ü"})])
+        assert deliver(connection) == 2
+        messages = Inbox("shipping").reap(connection, "schlüssel")
+        assert [message.value for message in messages] == [{"ü": b"\xff"}, "€"]
+        assert {message.headers["größe"] for message in messages} == {"ü"}
+        assert {message.key for message in messages} == {"schlüssel"}
+        assert all(isinstance(message.clock, int) for message in messages)
+
+
+def test_global_adapters_of_the_user_do_not_leak_in(dsn: str, connect: Connect) -> None:
+    with connect() as setup:
+        create_inbox(setup, "shipping")
+    connection = connect()
+    before = psycopg.adapters.get_loader(psycopg.adapters.types["text"].oid, Format.BINARY)
+    assert before is not None
+    psycopg.adapters.register_loader("text", NonsenseBinary)
+    try:
+        OUTBOX.send(connection, "shipping", 1, key="k")
+        deliver(connection)
+        assert [message.key for message in Inbox("shipping").reap_any(connection)] == ["k"]
+    finally:
+        psycopg.adapters.register_loader("text", before)
+
+
+def test_calls_inside_a_pipeline_of_the_user_work(connect: Connect) -> None:
+    with connect() as setup:
+        create_inbox(setup, "shipping")
+    connection = connect()
+    with connection.pipeline():
+        OUTBOX.send(connection, "shipping", 1, key="k")
+        deliver(connection)
+        inbox = Inbox("shipping")
+        assert inbox.backlog(connection) == 1
+        assert [message.value for message in inbox.reap(connection, "k")] == [1]
+        assert inbox.reap_any(connection) == []
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_unknown_inbox_leaves_the_transaction_usable(dsn: str, connect: Connect, kind: str) -> None:
+    with opened(dsn, kind) as connection:
+        OUTBOX.send(connection, "t", 1)
+        for schema in ("mailroom", "nowhere"):
+            calls: list[Callable[[Inbox], object]] = [
+                lambda inbox: inbox.reap(connection, "k"),
+                lambda inbox: inbox.reap_any(connection),
+                lambda inbox: inbox.peek(connection),
+                lambda inbox: inbox.backlog(connection),
+            ]
+            for call in calls:
+                with pytest.raises(UnknownInbox, match="mailroom inbox create shipping"):
+                    call(Inbox("shipping", schema))
+        connection.commit()
+    assert len(rows(connect())) == 1
+
+
+def test_refused_message_leaves_a_session_usable(dsn: str, connect: Connect) -> None:
+    with opened(dsn, "Session psycopg") as session:
+        with pytest.raises(InvalidMessage):
+            OUTBOX.send_many(session, [Outgoing("t", 1), Outgoing("bad topic", 1)])
+        OUTBOX.send(session, "t", 1)
+        session.commit()
+    assert len(rows(connect())) == 1
+
+
+def test_scoped_session_and_a_begin_block_are_taken(dsn: str, connect: Connect) -> None:
+    engine = sa.create_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)
+    scoped = scoped_session(sessionmaker(engine))
+    OUTBOX.send_many(scoped, [Outgoing("t", 1)])
+    scoped.commit()
+    scoped.remove()
+    with engine.begin() as connection:
+        OUTBOX.send_many(connection, [Outgoing("t", 2)])
+    assert len(rows(connect())) == 2
+
+
+def test_copy_outside_a_closed_begin_block_is_refused_as_any_statement_is(dsn: str, connect: Connect) -> None:
+    engine = sa.create_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.rollback()
+        with pytest.raises(sa.exc.InvalidRequestError):
+            OUTBOX.send_many(connection, [Outgoing("t", 1)])
+    assert rows(connect()) == []
+
+
+def test_errors_of_the_driver_pass_through(dsn: str, connect: Connect) -> None:
+    connection = connect()
+    create_inbox(connection, "shipping")
+    connection.execute("DROP TABLE mailroom.outbox CASCADE")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        OUTBOX.send(connection, "t", 1)
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        OUTBOX.send_many(connection, [Outgoing("t", 1)])
+
+
+@pytest.mark.parametrize("thing", [None, "postgresql://", object(), sa.create_engine("sqlite://").connect()])
+def test_what_is_no_connection_to_postgresql_is_refused(thing: Any) -> None:
+    with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection"):
+        OUTBOX.send(thing, "t", 1)
+    with pytest.raises(UnsupportedConnection, match="AsyncConnection"):
+        asyncio.run(ASYNC_OUTBOX.send(thing, "t", 1))
+
+
+def test_async_connection_is_refused_by_the_sync_outbox(dsn: str) -> None:
+    async def check() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            with pytest.raises(UnsupportedConnection):
+                OUTBOX.send(cast(Any, connection), "t", 1)
+
+    asyncio.run(check())
