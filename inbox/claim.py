@@ -93,7 +93,7 @@ def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list
         if rows:
             return messages(rows)
         # Empty, waiting, or its head was reaped while this transaction stood in line: a new statement tells.
-        [(more,)] = yield HAS_MORE.at(**names)(key=key)
+        [(more,)] = yield from _pinned(HAS_MORE.at(**names)(key=key))
         if not more:
             return []
 

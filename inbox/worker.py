@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -54,7 +54,18 @@ class _Attempt:
 
     taken: int = 0
     message: Message | None = None
-    connection: Any = None
+    lost: bool = False
+
+    @contextlib.contextmanager
+    def handling(self, message: Message, connection: Any) -> Iterator[None]:
+        """Call the handler within."""
+        self.message = message
+        try:
+            yield
+        except Exception:
+            # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
+            self.lost = bool(getattr(connection, "closed", False) or getattr(connection, "invalidated", False))
+            raise
 
 
 class _Service(ABC):
@@ -96,17 +107,20 @@ class _Service(ABC):
             dispatcher = _dispatcher(dsn, self._schema, self._poll_interval_s) if self._dispatch else None
             if dispatcher is not None:
                 beside.append(asyncio.create_task(dispatcher.run()))
-            stopping = asyncio.create_task(self._stopping.wait())
-            await asyncio.wait([*lanes, *beside, stopping], return_when=asyncio.FIRST_COMPLETED)
-            self._stopping.set()  # also when one of them failed: the others finish their batches
-            bell.ring()
-            await asyncio.wait(lanes)
-            if dispatcher is not None:
-                dispatcher.stop()
-                await asyncio.wait(beside[1:])
-            for task in (beside[0], stopping):
-                task.cancel()
-            await asyncio.wait([*beside, stopping])
+            tasks = [*lanes, *beside, asyncio.create_task(self._stopping.wait())]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                self._stopping.set()  # also when one of them failed: the others finish their batches
+                bell.ring()
+                await asyncio.wait(lanes)
+                if dispatcher is not None:
+                    dispatcher.stop()
+                    await asyncio.wait(beside[1:])
+            finally:
+                # What still runs is the bell; or, if this was cancelled, everything.
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
         for task in (*lanes, *beside):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -150,8 +164,13 @@ class _Service(ABC):
                     raise
 
     async def _failed(self, message: Message, error: Exception) -> None:
-        with contextlib.suppress(psycopg.OperationalError):
+        try:
             attempts = await self._record(message, error)
+        except Exception as trouble:
+            if not _passing(trouble, _Attempt()):
+                raise
+            log.warning("%s: no attempt recorded of %s (%s)", self._name, message.id, type(trouble).__name__)
+        else:
             # Not the error's text: it may hold what the message holds.
             log.warning("%s: %s failed, attempt %d: %s", self._name, message.id, attempts, type(error).__name__)
 
@@ -183,7 +202,7 @@ def _passing(error: Exception, attempt: _Attempt) -> bool:
         return True
     if attempt.message is not None:
         # A handler may lose connections of its own; that is a failure of its message.
-        return bool(getattr(attempt.connection, "closed", False))
+        return attempt.lost
     return state[:2] in ("08", "53", "57") or isinstance(
         cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError
     )
@@ -248,12 +267,11 @@ class Worker(_Service):
 
     def _batch_of(self, attempt: _Attempt, size: int) -> int:
         with self._transactions.begin() as connection:
-            attempt.connection = connection
             messages = run(connection, self._inbox.claiming(self._share(size)))
             attempt.taken = len(messages)
             for message in messages:
-                attempt.message = message
-                self._handler(message, connection)
+                with attempt.handling(message, connection):
+                    self._handler(message, connection)
             attempt.message = messages[0] if len(messages) == 1 else None
         return attempt.taken
 
@@ -299,12 +317,11 @@ class AsyncWorker(_Service):
 
     async def _work(self, attempt: _Attempt, size: int) -> int:
         async with self._transactions.begin() as connection:
-            attempt.connection = connection
             messages = await run_async(connection, self._inbox.claiming(self._share(size)))
             attempt.taken = len(messages)
             for message in messages:
-                attempt.message = message
-                await self._handler(message, connection)
+                with attempt.handling(message, connection):
+                    await self._handler(message, connection)
             attempt.message = messages[0] if len(messages) == 1 else None
         return attempt.taken
 

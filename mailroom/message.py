@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 from mailroom import codec
@@ -60,10 +60,10 @@ class Message:
         self.sent_at = sent_at
         self.expires_at = expires_at
         self.delivered_at = delivered_at
-        self._value = _UNDECODED
+        self._value: Any = _UNDECODED
 
     @property
-    def value(self) -> object:
+    def value(self) -> Any:
         """The value, decoded on first use. Raises `DecodeError` for bytes that are no value; `raw` still reads them."""
         if self._value is _UNDECODED:
             self._value = codec.decode(self.raw) if self._json is None else _parsed(self._json)

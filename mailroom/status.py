@@ -133,7 +133,7 @@ route AS MATERIALIZED (
     GROUP BY topic, inbox),
 coming AS MATERIALIZED (
     SELECT inbox, sum(messages)::bigint AS messages, min(since) AS since
-    FROM outgoing JOIN route USING (topic) WHERE true GROUP BY inbox)
+    FROM outgoing JOIN route USING (topic) WHERE subscribed OR NOT event GROUP BY inbox)
 SELECT r.name, coalesce(c.messages, 0), i.messages,
        extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8,
        extract(epoch FROM clock_timestamp() - c.since)::float8,

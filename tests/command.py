@@ -40,9 +40,11 @@ def error_of(result: Result) -> str:
 
 def process(*arguments: str, dsn: str, **options: Any) -> subprocess.Popen[str]:
     """Start the command as a process; `options` are Popen's, stderr is a pipe."""
+    environment = {**os.environ, DSN_VARIABLE: dsn}
+    environment.pop("PYTHONUNBUFFERED", None)  # as in a user's shell: what cannot be written stays in the buffer
     return subprocess.Popen(
         [sys.executable, "-m", "mailroom.cli", *arguments],
-        env={**os.environ, DSN_VARIABLE: dsn},
+        env=environment,
         stderr=subprocess.PIPE,
         text=True,
         **options,

@@ -1,5 +1,6 @@
 """A node as tests see it: writers that commit, a dispatcher's drain, and a look into the tables."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -35,7 +36,8 @@ class Node:
 
     def drain(self, now: datetime | None = None) -> Totals:
         """Deliver all there is, as a dispatcher that has just started."""
-        return drain(self.dsn, now=now)
+        with ThreadPoolExecutor(1) as thread:  # an async test's own thread has a loop already
+            return thread.submit(drain, self.dsn, now=now).result()
 
     def deliver(self, *, floor: int = 0, rows: int = 10_000, max_bytes: int = 2**25) -> Delivery:
         """Run the delivery's statements once, in a transaction."""

@@ -15,6 +15,7 @@ import pytest
 from mailroom.cli import root as cli_root
 from mailroom.cli.failures import tell
 from mailroom.cli.root import root
+from mailroom.errors import MailroomError
 from mailroom.settings import DSN_VARIABLE
 from tests.command import done, error_of, json_of, mailroom, process
 from tests.databases import Connect
@@ -166,6 +167,11 @@ def test_error_of_the_database_does_not_repeat_the_row(
     line = capsys.readouterr().err
     assert "outbox_topic" in line
     assert "hush" not in line
+
+
+def test_error_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tell(MailroomError("It broke:\n  here\x1b[31m")) == 1
+    assert capsys.readouterr().err == "mailroom: error: It broke: here\\x1b[31m\n"
 
 
 def test_unexpected_error_keeps_its_traceback() -> None:

@@ -144,8 +144,8 @@ def test_reap_onto_a_full_disk_takes_nothing(node: Node) -> None:
         call = process(*REAP, "--any", dsn=node.dsn, stdout=full)
         _, error = call.communicate(timeout=20)
     assert call.returncode == 1
-    assert "Nothing was reaped" in error
-    assert "Traceback" not in error
+    [line] = error.splitlines()
+    assert "Nothing was reaped" in line
     assert len(node.delivered()) == 1
 
 
@@ -153,7 +153,9 @@ def test_reap_without_stdout_takes_nothing(node: Node) -> None:
     deliver(node, 1)
     call = process(*REAP, "--any", dsn=node.dsn, preexec_fn=lambda: os.close(1))
     _, error = call.communicate(timeout=20)
-    assert (call.returncode, error.splitlines()[-1][:34]) == (1, "mailroom: error: Nothing was reape")
+    assert call.returncode == 1
+    [line] = error.splitlines()
+    assert "Nothing was reaped" in line
     assert len(node.delivered()) == 1
 
 

@@ -103,6 +103,7 @@ class Page:
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._started: list[subprocess.Popen[str]] = []
         self._unused: list[str] = []
+        self._workers_run = 0
 
     def follow(self) -> None:
         try:
@@ -121,7 +122,7 @@ class Page:
         finally:
             for process in self._started:
                 process.kill()
-                process.communicate()
+                sys.stdout.write(process.communicate()[0])  # shown only if the test fails
             for value in self._namespace.values():
                 if isinstance(value, sqlalchemy.Engine):
                     value.dispose()
@@ -132,7 +133,9 @@ class Page:
         with self._monkeypatch.context() as patch:
             for kind in (Worker, AsyncWorker):
                 patch.setattr(kind, "_serve", self._stopped_when_idle(kind) if block.marker else _never_ends)
+            self._workers_run = 0
             exec(code, self._namespace)
+        assert self._workers_run or not block.marker, f"line {block.line}: no worker was run"
 
     def _stopped_when_idle(self, kind: type[Worker] | type[AsyncWorker]) -> Any:
         serve = kind._serve
@@ -140,6 +143,7 @@ class Page:
         async def serve_until_idle(worker: Any, dsn: str) -> None:
             watcher = threading.Thread(target=lambda: self._when_idle(worker.stop))
             watcher.start()
+            self._workers_run += 1
             await serve(worker, dsn)
             watcher.join()
 

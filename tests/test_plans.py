@@ -17,7 +17,7 @@ from tests.databases import Connect
 HOT = {
     "insert": (INSERT, {}, {}),
     "reap(key)": (REAP_KEY, {}, PINNED),
-    "reap(key) looks again": (HAS_MORE, {}, {}),
+    "reap(key) looks again": (HAS_MORE, {}, PINNED),
     "reap_any": (REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
     "reap_any of one": (REAP_ANY, Share(1, 1, 1).names(), PINNED),
     "deliver": (DELIVER, {}, DELIVERY),

@@ -1,7 +1,7 @@
 """Sessions and named steps: a session runs its steps one by one in a thread, and may wait for another's lock in one."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
@@ -37,7 +37,7 @@ class Session:
         pid = self.connection.info.backend_pid
 
         def state() -> str:
-            if pending.done():
+            if wait([pending], timeout=0.005).done:
                 return "done"
             [(blockers,)] = self._observer.execute("SELECT pg_blocking_pids(%s)", [pid]).fetchall()
             return "waiting" if blockers else ""
@@ -64,7 +64,7 @@ def sessions(dsn: str, observer: psycopg.Connection[Any], *names: str) -> Iterat
             session.close()
 
 
-def interleave(opened: dict[str, Session], steps: dict[str, Sequence[Step]], order: Sequence[str]) -> None:
+def interleave(opened: dict[str, Session], steps: Mapping[str, Sequence[Step]], order: Sequence[str]) -> None:
     """Take the steps in `order`, a session's name each. A waiting session's turn comes when it waits no more."""
     queues = {name: list(todo) for name, todo in steps.items()}
     turns = list(order)

@@ -65,7 +65,15 @@ PLANS = {
 
 
 @pytest.mark.parametrize("calls", list(product(("reap", "reap_any"), repeat=2)), ids="-".join)
-@pytest.mark.parametrize(("a", "b"), [(a, b) for a in PLANS for b in PLANS if a <= b])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param(a, b, marks=[pytest.mark.slow] if len(PLANS[a]) + len(PLANS[b]) > 8 else [])
+        for a in PLANS
+        for b in PLANS
+        if a <= b
+    ],
+)
 def test_two_reapers_of_one_key_never_overtake(
     dsn: str, connect: Connect, calls: tuple[str, str], a: str, b: str
 ) -> None:

@@ -1,0 +1,406 @@
+"""The consumer's side: order, exclusiveness per key, what is left out, and what is never left behind."""
+
+import threading
+from collections.abc import Iterable
+from datetime import UTC
+from itertools import product
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from inbox import Inbox, Message
+from inbox.failure import recording
+from mailroom.errors import DecodeError, InvalidMessage, InvalidName
+from mailroom.schema import create_inbox
+from mailroom.testing import deliver
+from mailroom.transaction import run
+from outbox import Outbox, Outgoing
+from tests.databases import Connect
+from tests.waiting import wait_until_blocked
+
+SHIPPING = "mailroom.inbox_shipping"
+
+
+@pytest.fixture
+def filler(connect: Connect) -> psycopg.Connection[Any]:
+    """A connection in autocommit, beside the ones under test, to an inbox `shipping`."""
+    connection = connect(autocommit=True)
+    with connection.transaction():
+        create_inbox(connection, "shipping")
+    return connection
+
+
+def fill(connection: psycopg.Connection[Any], messages: Iterable[tuple[str, object]]) -> None:
+    """Deliver values to `shipping`, each under its key."""
+    with connection.transaction():
+        Outbox().send_many(connection, [Outgoing("shipping", value, key=key) for key, value in messages])
+        deliver(connection)
+
+
+def values(messages: list[Message]) -> list[object]:
+    return [message.value for message in messages]
+
+
+def keys(messages: list[Message]) -> set[str]:
+    return {message.key for message in messages}
+
+
+def fail(connection: psycopg.Connection[Any], key: str, nth: int = 1) -> None:
+    """Record a failure of the key's `nth` message, whose key then waits for a long time."""
+    with connection.transaction():
+        message = Inbox("shipping").peek(connection, key, limit=nth)[-1]
+        assert run(connection, recording("mailroom", "shipping", message, ValueError("no"))) > 0
+        connection.execute("UPDATE mailroom.key_state SET retry_at = now() + interval '1 hour' WHERE key = %s", [key])
+
+
+def due(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("UPDATE mailroom.key_state SET retry_at = now() - interval '1 hour'")
+
+
+class Waiting:
+    """A call in a thread that waits for a lock until the test lets it go on."""
+
+    def __init__(self, observer: psycopg.Connection[Any], connection: psycopg.Connection[Any], key: str) -> None:
+        self._result: list[list[Message]] = []
+        self._thread = threading.Thread(
+            target=lambda: self._result.append(Inbox("shipping").reap(connection, key, limit=3))
+        )
+        self._thread.start()
+        wait_until_blocked(observer, connection.info.backend_pid)
+
+    def result(self) -> list[Message]:
+        self._thread.join(10)
+        [messages] = self._result
+        return messages
+
+
+def test_messages_come_in_clock_order_whatever_the_order_of_the_heap(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(f"k{n % 7}", n) for n in range(700)])
+    filler.execute(f"CREATE TABLE scrambled AS SELECT * FROM {SHIPPING} ORDER BY md5(clock::text)")
+    filler.execute(f"TRUNCATE {SHIPPING}")
+    filler.execute("INSERT INTO mailroom.inbox SELECT * FROM scrambled")
+    connection = connect()
+    assert values(Inbox("shipping").peek(connection, "k3", limit=100)) == list(range(3, 700, 7))
+    assert values(Inbox("shipping").reap(connection, "k3")) == list(range(3, 700, 7))
+    assert values(Inbox("shipping").reap_any(connection, per_key=100)) == [n for n in range(700) if n % 7 != 3]
+
+
+def test_reap_takes_no_more_than_its_limit_and_then_goes_on(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [("k", n) for n in range(5)])
+    connection = connect()
+    inbox = Inbox("shipping")
+    assert [values(inbox.reap(connection, "k", limit=2)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_rolled_back_reap_is_back_and_committed_one_is_gone(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [("k", n) for n in range(5)])
+    connection, inbox = connect(), Inbox("shipping")
+    assert values(inbox.reap(connection, "k", limit=2)) == [0, 1]
+    connection.rollback()
+    with connection.transaction(force_rollback=True):
+        assert values(inbox.reap_any(connection, per_key=3)) == [0, 1, 2]
+    assert values(inbox.reap(connection, "k", limit=2)) == [0, 1]
+    connection.commit()
+    assert values(inbox.peek(filler)) == [2, 3, 4]
+    assert inbox.backlog(filler) == inbox.backlog(filler, "k") == 3
+    assert inbox.backlog(filler, "other") == 0
+
+
+def test_reap_of_a_key_waits_for_its_holder_and_then_gets_what_comes_next(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [("k", n) for n in range(6)])
+    holder, other = connect(), connect()
+    assert values(Inbox("shipping").reap(holder, "k", limit=2)) == [0, 1]
+    waiting = Waiting(filler, other, "k")
+    holder.commit()
+    assert values(waiting.result()) == [2, 3, 4]
+
+
+def test_reap_of_a_key_waits_for_its_holder_and_gets_what_was_rolled_back(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [("k", n) for n in range(6)])
+    holder, other = connect(), connect()
+    assert values(Inbox("shipping").reap_any(holder, per_key=2)) == [0, 1]
+    waiting = Waiting(filler, other, "k")
+    holder.rollback()
+    assert values(waiting.result()) == [0, 1, 2]
+
+
+def test_reap_of_a_key_whose_holder_took_everything_comes_back_empty(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [("k", 0)])
+    holder, other = connect(), connect()
+    Inbox("shipping").reap(holder, "k")
+    waiting = Waiting(filler, other, "k")
+    holder.commit()
+    assert waiting.result() == []
+
+
+def test_reap_of_a_key_gets_what_was_delivered_while_it_waited(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [("k", 0)])
+    holder, other = connect(), connect()
+    Inbox("shipping").reap(holder, "k")
+    waiting = Waiting(filler, other, "k")
+    fill(filler, [("k", 1)])
+    holder.commit()
+    assert values(waiting.result()) == [1]
+
+
+def test_reap_of_another_key_waits_for_nobody(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [("a", 1), ("b", 2)])
+    holder, other = connect(), connect()
+    Inbox("shipping").reap(holder, "a")
+    other.execute("SET LOCAL lock_timeout = '1s'")
+    assert values(Inbox("shipping").reap(other, "b")) == [2]
+
+
+def test_reap_any_leaves_out_keys_that_others_hold_to_the_last_message(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(key, n) for n in range(5) for key in ("held", "free")])
+    holder, other = connect(), connect()
+    assert values(Inbox("shipping").reap(holder, "held", limit=1)) == [0]
+    assert keys(Inbox("shipping").reap_any(other)) == {"free"}
+    assert Inbox("shipping").reap_any(other) == []
+    holder.rollback()
+    assert values(Inbox("shipping").reap_any(other)) == [0, 1, 2, 3, 4]
+
+
+def test_key_that_waits_is_left_out_and_the_others_go_on(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [(key, n) for n in range(3) for key in ("bad", "good")])
+    fail(filler, "bad")
+    connection, inbox = connect(), Inbox("shipping")
+    assert inbox.reap(connection, "bad") == []
+    assert keys(inbox.reap_any(connection)) == {"good"}
+    connection.commit()
+    due(filler)
+    assert values(inbox.reap_any(connection)) == [0, 1, 2]
+
+
+def test_note_of_a_failure_goes_with_the_message_that_failed_and_not_before(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(key, n) for n in range(4) for key in ("k", "other")])
+    fail(filler, "k", nth=3)
+    due(filler)
+    connection, inbox = connect(), Inbox("shipping")
+    noted = "SELECT attempts FROM mailroom.key_state WHERE key = 'k'"
+    inbox.reap(connection, "other")
+    inbox.reap(connection, "k", limit=2)
+    connection.commit()
+    assert filler.execute(noted).fetchall() == [(1,)]
+    inbox.reap_any(connection, per_key=1)
+    connection.rollback()
+    assert filler.execute(noted).fetchall() == [(1,)]
+    assert values(inbox.reap_any(connection, per_key=1)) == [2]
+    connection.commit()
+    assert filler.execute(noted).fetchall() == []
+
+
+# More than any window of oldest messages.
+DEEP = 4_100
+
+
+@pytest.mark.parametrize("trouble", ["held", "waiting"])
+def test_deep_key_that_cannot_be_had_does_not_keep_other_keys_back(
+    connect: Connect, filler: psycopg.Connection[Any], trouble: str
+) -> None:
+    fill(filler, [("m", n) for n in range(DEEP)])
+    fill(filler, [(f"{letter}{n}", n) for letter in "az" for n in range(5)])
+    holder, connection, inbox = connect(), connect(), Inbox("shipping")
+    if trouble == "held":
+        Inbox("shipping").reap(holder, "m", limit=1)
+    else:
+        fail(filler, "m")
+    seen: list[str] = []
+    # Every call takes something, wherever its walk begins, until nothing can be had.
+    while messages := inbox.reap_any(connection, max_keys=3, per_key=1):
+        seen += [message.key for message in messages]
+    assert sorted(seen) == sorted(f"{letter}{n}" for letter in "az" for n in range(5))
+
+
+def test_walk_goes_round_so_that_every_key_has_its_turn(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [("m", n) for n in range(DEEP)])
+    fill(filler, [(f"k{n}", step) for step in range(20) for n in range(6)])
+    holder, connection, inbox = connect(), connect(), Inbox("shipping")
+    Inbox("shipping").reap(holder, "m", limit=1)
+    seen: list[str] = []
+    for _ in range(10):
+        seen += [message.key for message in inbox.reap_any(connection, max_keys=2, per_key=1)]
+        connection.commit()
+    assert {seen.count(f"k{n}") for n in range(6)} <= {2, 3, 4}
+
+
+def test_key_whose_first_keys_all_wait_is_still_found(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [(f"bad{n:02}", step) for step in range(DEEP // 20) for n in range(20)])
+    for n in range(20):
+        fail(filler, f"bad{n:02}")
+    fill(filler, [("good", 1)])
+    connection = connect()
+    assert values(Inbox("shipping").reap_any(connection, max_keys=2)) == [1]
+    assert Inbox("shipping").reap_any(connection, max_keys=2) == []
+
+
+def test_keys_that_begin_alike_are_all_walked(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [("held", n) for n in range(DEEP)])
+    alike = ["k", "k\x01", "k\x01\x01", "k\x02", "k ", "kü"]
+    fill(filler, [(key, key) for key in alike])
+    holder, connection, inbox = connect(), connect(), Inbox("shipping")
+    Inbox("shipping").reap(holder, "held", limit=1)
+    seen = [inbox.reap_any(connection, max_keys=1)[0].key for _ in alike]
+    assert sorted(seen) == sorted(alike)
+
+
+GUCS = ("enable_nestloop", "enable_indexscan", "enable_sort", "enable_tidscan", "enable_material", "enable_hashjoin")
+
+
+@pytest.mark.parametrize("stats", ["none", "stale"])
+def test_bounds_hold_under_every_combination_of_planner_settings(
+    connect: Connect, filler: psycopg.Connection[Any], stats: str
+) -> None:
+    if stats == "stale":
+        filler.execute(f"ANALYZE {SHIPPING}")
+    fill(filler, [(f"k{n % 30:02}", n) for n in range(900)])
+    connection = connect()
+    for combination in product(("on", "off"), repeat=len(GUCS)):
+        for name, value in zip(GUCS, combination, strict=True):
+            connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+        inbox = Inbox("shipping")
+        assert values(inbox.reap(connection, "k00", limit=7)) == list(range(0, 210, 30))
+        messages = inbox.reap_any(connection, max_keys=5, per_key=3)
+        counts = [sum(message.key == key for message in messages) for key in keys(messages)]
+        assert len(counts) == 5, combination
+        assert set(counts) == {3}, combination
+        clocks = [message.clock for message in messages]
+        assert clocks == sorted(clocks)
+        connection.rollback()
+
+
+def test_settings_of_the_caller_are_restored_in_savepoints_too(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [("k", n) for n in range(4)])
+    connection, inbox = connect(), Inbox("shipping")
+    names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+    mine = ["off", "on", "off", "on", "on"]
+
+    def shown() -> list[str]:
+        return [str(connection.execute(f"SHOW {name}".encode()).fetchall()[0][0]) for name in names]
+
+    defaults = shown()
+    for name, value in zip(names, mine, strict=True):
+        connection.execute(f"SET LOCAL {name} = {value}".encode())
+    inbox.reap(connection, "k", limit=1)
+    inbox.reap(connection, "none")
+    assert shown() == mine
+    with connection.transaction(force_rollback=True):
+        inbox.reap_any(connection, per_key=1)
+        assert shown() == mine
+    assert shown() == mine
+    connection.commit()
+    assert shown() == defaults
+
+
+def test_fifty_thousand_keys_are_reaped_in_one_transaction(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    filler.execute(
+        "INSERT INTO mailroom.outbox (topic, key, value_json) "
+        "SELECT 'shipping', n, '1' FROM generate_series(1, 50000) n"
+    )
+    with filler.transaction():
+        deliver(filler)
+    connection, inbox = connect(), Inbox("shipping")
+    taken = 0
+    while messages := inbox.reap_any(connection, max_keys=20_000, per_key=1):
+        taken += len(messages)
+    assert taken == 50_000
+    connection.commit()
+    assert inbox.backlog(filler) == 0
+
+
+@pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
+def test_strict_isolation_gives_the_right_answer_or_40001(
+    connect: Connect, filler: psycopg.Connection[Any], level: psycopg.IsolationLevel
+) -> None:
+    fill(filler, [("k", n) for n in range(6)])
+    first, second, inbox = connect(), connect(), Inbox("shipping")
+    for connection in (first, second):
+        connection.set_isolation_level(level)
+        assert inbox.backlog(connection) == 6  # its snapshot
+    assert values(inbox.reap(first, "k", limit=2)) == [0, 1]
+    first.commit()
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        inbox.reap(second, "k", limit=2)
+    second.rollback()
+    assert values(inbox.reap_any(second, per_key=2)) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "json_text",
+    ['"' + "x" * 100 + '"', "[1.5, null, true]", "123456789012345678901234567890"],
+)
+def test_message_written_as_json_reads_as_it_was_written(
+    connect: Connect, filler: psycopg.Connection[Any], json_text: str
+) -> None:
+    filler.execute("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', %s::jsonb)", [json_text])
+    with filler.transaction():
+        deliver(filler)
+    [message] = Inbox("shipping").reap_any(connect())
+    assert message.raw.decode() == json_text
+    assert filler.execute("SELECT %s::jsonb = %s", [json_text, Jsonb(message.value)]).fetchall() == [(True,)]
+
+
+@pytest.mark.parametrize("bad", ["cut CBOR", "number of JSON too long for Python", "JSON nested too deep for Python"])
+def test_value_that_cannot_be_decoded_fails_alone_and_only_when_read(
+    connect: Connect, filler: psycopg.Connection[Any], bad: str
+) -> None:
+    fill(filler, [("k", 0)])
+    written = {
+        "cut CBOR": r"value) VALUES ('shipping', 'k', '\x8201')",
+        "number of JSON too long for Python": "value_json) VALUES ('shipping', 'k', '1e5000')",
+        "JSON nested too deep for Python": "value_json) VALUES ('shipping', 'k', "
+        "(repeat('[', 3000) || repeat(']', 3000))::jsonb)",
+    }
+    filler.execute(f"INSERT INTO mailroom.outbox (topic, key, {written[bad]}".encode())
+    fill(filler, [("k", 2)])
+    first, broken, last = Inbox("shipping").reap(connect(), "k")
+    with pytest.raises(DecodeError):
+        _ = broken.value
+    assert broken.raw[:2] in (b"\x82\x01", b"10", b"[[")
+    assert (first.value, last.value) == (0, 2)
+
+
+def test_message_shows_where_it_is_and_never_its_value(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [("k", "4711-secret")])
+    [message] = Inbox("shipping").peek(connect())
+    assert "secret" not in repr(message)
+    assert f"clock={message.clock}" in repr(message)
+    assert message.sent_clock == message.clock
+    assert message.sent_at.astimezone(UTC) <= message.delivered_at.astimezone(UTC)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, None, 1_000_001])
+def test_limit_that_is_no_count_is_refused(connect: Connect, filler: psycopg.Connection[Any], limit: Any) -> None:
+    connection, inbox = connect(), Inbox("shipping")
+    for call in (
+        lambda: inbox.reap(connection, "k", limit),
+        lambda: inbox.reap_any(connection, max_keys=limit),
+        lambda: inbox.reap_any(connection, per_key=limit),
+        lambda: inbox.peek(connection, limit=limit),
+    ):
+        with pytest.raises(InvalidMessage, match="1 to 1,000,000"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["Shipping", "ship-ping", "", "x" * 42, 'a"; DROP TABLE x', None])
+def test_inbox_name_outside_the_alphabet_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidName):
+        Inbox(name)
