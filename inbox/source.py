@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import psycopg
 from psycopg import conninfo
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
-from sqlalchemy import URL, Engine
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
@@ -25,7 +25,10 @@ SESSION = {"jit": "off"}
 class Transactions(Protocol):
     """Gives transactions: each begins on entering and commits on leaving, or rolls back on an exception."""
 
-    dsn: str  # where to listen
+    @property
+    def dsn(self) -> str:
+        """Where to listen; raises `ConfigurationError` if the source does not tell."""
+        ...
 
     def begin(self) -> AbstractContextManager[Any]:
         """Begin one; what it gives is what the handler gets."""
@@ -39,7 +42,10 @@ class Transactions(Protocol):
 class AsyncTransactions(Protocol):
     """The same, async."""
 
-    dsn: str
+    @property
+    def dsn(self) -> str:
+        """Where to listen; raises `ConfigurationError` if the source does not tell."""
+        ...
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """Begin one; what it gives is what the handler gets."""
@@ -56,13 +62,11 @@ def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
         dsn = settings.dsn(source)
         settings.connect(dsn, "worker").close()  # fails at once and says why, where a pool would only time out
         text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
-        return _Pool(ConnectionPool(text, min_size=parallel, max_size=parallel, open=True), dsn, owned=True)
+        return _Pool(ConnectionPool(text, min_size=parallel, max_size=parallel, open=True), owned=True)
     if isinstance(source, ConnectionPool):
-        return _Pool(source, _pool_dsn(source.conninfo, source.kwargs), owned=False)
-    if isinstance(source, Engine):
-        return _Factory(source, _url_dsn(source.url))
-    if isinstance(source, sessionmaker):
-        return _Factory(source, _url_dsn(_bound_url(source)))
+        return _Pool(source, owned=False)
+    if isinstance(source, Engine | sessionmaker):
+        return _Factory(source)
     raise _unusable(source, "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker")
 
 
@@ -74,23 +78,24 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
         text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
         pool = AsyncConnectionPool(text, min_size=parallel, max_size=parallel, open=False)
         await pool.open()
-        return _AsyncPool(pool, dsn, owned=True)
+        return _AsyncPool(pool, owned=True)
     if isinstance(source, AsyncConnectionPool):
-        return _AsyncPool(source, _pool_dsn(source.conninfo, source.kwargs), owned=False)
-    if isinstance(source, AsyncEngine):
-        return _AsyncFactory(source, _url_dsn(source.url))
-    if isinstance(source, async_sessionmaker):
-        return _AsyncFactory(source, _url_dsn(_bound_url(source)))
+        return _AsyncPool(source, owned=False)
+    if isinstance(source, AsyncEngine | async_sessionmaker):
+        return _AsyncFactory(source)
     raise _unusable(
         source, "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
     )
 
 
 class _Pool:
-    def __init__(self, pool: "ConnectionPool[Any]", dsn: str, *, owned: bool) -> None:
+    def __init__(self, pool: "ConnectionPool[Any]", *, owned: bool) -> None:
         self._pool = pool
         self._owned = owned
-        self.dsn = dsn
+
+    @property
+    def dsn(self) -> str:
+        return _pool_dsn(self._pool)
 
     @contextlib.contextmanager
     def begin(self) -> Iterator["psycopg.Connection[Any]"]:
@@ -103,10 +108,13 @@ class _Pool:
 
 
 class _AsyncPool:
-    def __init__(self, pool: "AsyncConnectionPool[Any]", dsn: str, *, owned: bool) -> None:
+    def __init__(self, pool: "AsyncConnectionPool[Any]", *, owned: bool) -> None:
         self._pool = pool
         self._owned = owned
-        self.dsn = dsn
+
+    @property
+    def dsn(self) -> str:
+        return _pool_dsn(self._pool)
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
@@ -119,9 +127,12 @@ class _AsyncPool:
 
 
 class _Factory:
-    def __init__(self, factory: "Engine | sessionmaker[Any]", dsn: str) -> None:
+    def __init__(self, factory: "Engine | sessionmaker[Any]") -> None:
         self._factory = factory
-        self.dsn = dsn
+
+    @property
+    def dsn(self) -> str:
+        return _engine_dsn(self._factory)
 
     def begin(self) -> AbstractContextManager[Any]:
         return self._factory.begin()
@@ -131,9 +142,12 @@ class _Factory:
 
 
 class _AsyncFactory:
-    def __init__(self, factory: "AsyncEngine | async_sessionmaker[Any]", dsn: str) -> None:
+    def __init__(self, factory: "AsyncEngine | async_sessionmaker[Any]") -> None:
         self._factory = factory
-        self.dsn = dsn
+
+    @property
+    def dsn(self) -> str:
+        return _engine_dsn(self._factory)
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         return self._factory.begin()
@@ -147,22 +161,21 @@ def _libpq(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known and value is not None}
 
 
-def _pool_dsn(text: object, options: object) -> str:
+def _pool_dsn(pool: "ConnectionPool[Any] | AsyncConnectionPool[Any]") -> str:
+    text: object = pool.conninfo
+    options: object = pool.kwargs or {}
     if not isinstance(text, str) or not isinstance(options, dict):
         raise ConfigurationError("This pool's connection string is made at run time: give the worker listen_dsn too.")
     return conninfo.make_conninfo(text, **_libpq(options))
 
 
-def _url_dsn(url: URL) -> str:
-    parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
-    return conninfo.make_conninfo(**_libpq({**url.query, **parts}))
-
-
-def _bound_url(maker: "sessionmaker[Any] | async_sessionmaker[Any]") -> URL:
-    engine = maker.kw.get("bind")
+def _engine_dsn(factory: "Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]") -> str:
+    engine = factory if isinstance(factory, Engine | AsyncEngine) else factory.kw.get("bind")
     if not isinstance(engine, Engine | AsyncEngine):
         raise ConfigurationError("This sessionmaker is not bound to an engine: make it with sessionmaker(engine).")
-    return engine.url
+    url = engine.url
+    parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
+    return conninfo.make_conninfo(**_libpq({**url.query, **parts}))
 
 
 def _unusable(source: object, wanted: str) -> ConfigurationError:

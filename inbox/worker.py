@@ -100,7 +100,7 @@ class _Service(ABC):
 
     async def _serve(self, dsn: str) -> None:
         self._loop = asyncio.get_running_loop()
-        bell = InboxBell(self._listen_dsn or dsn, self._schema, self._name)
+        bell = InboxBell(dsn, self._schema, self._name)
         with self._signals(self._loop):
             lanes = [asyncio.create_task(self._lane(bell)) for _ in range(self._parallel)]
             beside = [asyncio.create_task(bell.run())]
@@ -258,7 +258,7 @@ class Worker(_Service):
             with self._transactions.begin() as connection:
                 run(connection, self._start())
             with ThreadPoolExecutor(self._parallel, f"mailroom-{self._name}") as self._threads:
-                asyncio.run(self._serve(self._transactions.dsn))
+                asyncio.run(self._serve(self._listen_dsn or self._transactions.dsn))
         finally:
             self._transactions.close()
 
@@ -311,7 +311,7 @@ class AsyncWorker(_Service):
         try:
             async with self._transactions.begin() as connection:
                 await run_async(connection, self._start())
-            await self._serve(self._transactions.dsn)
+            await self._serve(self._listen_dsn or self._transactions.dsn)
         finally:
             await self._transactions.close()
 

@@ -162,12 +162,13 @@ def create_inbox(
 
 
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
-# Asked of a table, in a statement after the lock: what somebody made meanwhile is seen in no other way.
+
 # The oldest of an inbox are found by this expression, the messages of a key by (key, clock). An index on the plain
 # column would be eligible for both, and while an inbox is small the planner takes it for a key's messages: then a plan
 # that is kept walks the whole inbox to find one key. Seen on PostgreSQL 15 and 18.
 BY_CLOCK = "(clock + 0)"
 
+# Asked of a table, in a statement after the lock: what somebody made meanwhile is seen in no other way.
 PREPARE = Sql(
     """
 SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true), EXISTS (

@@ -15,7 +15,7 @@ from mailroom.cli.output import document, progress_bar, say
 from mailroom.names import topic_name
 from mailroom.transaction import run
 from outbox.csv_source import CsvSource
-from outbox.outbox import Outbox, _sending_many
+from outbox.outbox import Outbox, sending_many
 
 ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")
@@ -95,7 +95,7 @@ def _send_csv(call: Call, topic: str, file: Path, key_column: str | None, column
     ):
         rows = CsvSource(lines, topic, key_column, columns).rows()
         while batch := list(islice(rows, ROWS)):
-            sent += run(connection, _sending_many(call.schema, batch))
+            sent += run(connection, sending_many(call.schema, batch))
             bar.show(sent, 0 if size is None else binary.tell())
     if call.json:
         document({"sent": sent, "topic": topic})

@@ -59,7 +59,8 @@ UNNEST = Sql(
 )
 
 
-def _sending_many(schema: str, rows: list[Row]) -> Operation[int]:
+def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
+    """Insert rows of `Outgoing.row` in their order; returns how many."""
     yield IN_TRANSACTION
     if rows:
         yield Fill(COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
@@ -87,7 +88,7 @@ class _Node:
                 rows.append(message.row())
             except InvalidMessage as error:
                 raise type(error)(f"Message {nth}: {error} None of this call was sent.") from None
-        return _sending_many(self.schema, rows)
+        return sending_many(self.schema, rows)
 
     @staticmethod
     def _reply(request: Request, value: object, status: int, fields: dict[str, Any]) -> Outgoing:

@@ -1,7 +1,7 @@
 """The consumer's side: order, exclusiveness per key, what is left out, and what is never left behind."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC
 from itertools import product
 from typing import Any
@@ -257,7 +257,7 @@ def test_keys_that_begin_alike_are_all_walked(connect: Connect, filler: psycopg.
     holder, connection, inbox = connect(), connect(), Inbox("shipping")
     Inbox("shipping").reap(holder, "held", limit=1)
     seen = [inbox.reap_any(connection, max_keys=1)[0].key for _ in alike]
-    assert sorted(seen) == sorted(alike)
+    assert seen == sorted(alike)  # by their bytes, as the walk goes
 
 
 GUCS = ("enable_nestloop", "enable_indexscan", "enable_sort", "enable_tidscan", "enable_material", "enable_hashjoin")
@@ -390,12 +390,13 @@ def test_message_shows_where_it_is_and_never_its_value(connect: Connect, filler:
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None, 1_000_001])
 def test_limit_that_is_no_count_is_refused(connect: Connect, filler: psycopg.Connection[Any], limit: Any) -> None:
     connection, inbox = connect(), Inbox("shipping")
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: inbox.reap(connection, "k", limit),
         lambda: inbox.reap_any(connection, max_keys=limit),
         lambda: inbox.reap_any(connection, per_key=limit),
         lambda: inbox.peek(connection, limit=limit),
-    ):
+    )
+    for call in calls:
         with pytest.raises(InvalidMessage, match="1 to 1,000,000"):
             call()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def working(worker: Worker) -> Iterator[threading.Thread]:
             worker.run()
         except BaseException as error:
             errors.append(error)
+            logging.getLogger("mailroom.worker").exception("the worker ended")
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -182,6 +184,21 @@ def test_handler_gets_a_connection_of_its_source_s_kind(node: Node, source: Any)
         eventually(lambda: kinds)
     [kind] = [given for of, given in expected.items() if isinstance(source, of)]
     assert isinstance(kinds[0], kind)
+
+
+def test_async_engine_is_no_source_of_the_sync_worker(node: Node) -> None:
+    engine: AsyncEngine = create_async_engine(node.dsn.replace("postgresql:", "postgresql+psycopg:"))
+    with pytest.raises(ConfigurationError, match="AsyncEngine"):
+        Worker(engine, "shipping", note).run()  # type: ignore[arg-type]
+
+
+def test_pool_that_makes_its_connection_string_at_run_time_needs_a_listen_dsn(node: Node) -> None:
+    deliver(node, "a")
+    with ConnectionPool(lambda: node.dsn, min_size=1, open=True) as pool:
+        with pytest.raises(ConfigurationError, match="listen_dsn"):
+            Worker(pool, "shipping", note).run()
+        with working(Worker(pool, "shipping", note, listen_dsn=node.dsn)):
+            eventually(lambda: noted(node) == ["a"])
 
 
 def test_source_that_is_none_is_refused(node: Node) -> None:
@@ -614,9 +631,3 @@ def test_delivery_rings_only_for_an_inbox_whose_worker_sleeps(node: Node) -> Non
         node.send("shipping")
         assert node.deliver().woken == 1
         eventually(lambda: len(noted(node)) == 2)
-
-
-def test_async_engine_is_no_source_of_the_sync_worker(node: Node) -> None:
-    engine: AsyncEngine = create_async_engine(node.dsn.replace("postgresql:", "postgresql+psycopg:"))
-    with pytest.raises(ConfigurationError, match="AsyncEngine"):
-        Worker(engine, "shipping", note).run()  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """What one call of `mailroom` was told by the options that every command shares."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +13,6 @@ from mailroom import settings
 from mailroom.embedded import embedded_server
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-
-# user:password of a URL: whatever stands before its last @. Raw, these three would end it earlier for libpq, which
-# then takes the rest of the password for a host or a port and repeats it in its message.
-USER_AND_PASSWORD = re.compile(r"\w+://(.*)@")
-ENDS_IT_EARLY = re.compile(r"[@/?]")
 
 
 @dataclass
@@ -51,13 +45,6 @@ class Call:
             raise ConfigurationError("--dsn and --embedded name two databases: give one of them.")
         if self.embedded or (embedded_by_default and not self._is_named()):
             return self._started()
-        text = self.given_dsn or os.environ.get(settings.DSN_VARIABLE) or ""
-        login = USER_AND_PASSWORD.match(text)
-        if login and ENDS_IT_EARLY.search(login[1]):
-            raise ConfigurationError(
-                "The connection string cannot be read: special characters of a password are percent-encoded "
-                "in a URL (@ as %40, / as %2F, ? as %3F)."
-            )
         return settings.dsn(self.given_dsn)
 
     @contextmanager

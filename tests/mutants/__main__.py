@@ -1,0 +1,69 @@
+"""`python -m tests.mutants`: break each rule once and see its test fail; `make mutants` calls it."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from tests.mutants.mutant import Mutant, stored_mutants
+from tests.mutants.runner import Copy, RunnerError, Verdict
+
+ROOT = Path(__file__).parents[2]
+
+
+@click.command()
+@click.option("--only", metavar="NAME", multiple=True, help="A patch, by its name or a part of it; may be repeated.")
+@click.option("--list", "listed", is_flag=True, help="Name the rules, patches and tests, and run nothing.")
+def main(only: tuple[str, ...], listed: bool) -> None:
+    """Break each rule of Mailroom once, in a copy, and see the test of that rule fail."""
+    console = Console()
+    mutants = [mutant for mutant in stored_mutants() if not only or any(part in mutant.name for part in only)]
+    if not mutants:
+        raise click.UsageError(f"No patch is named like {', '.join(only)}; see those there are: --list")
+    if listed:
+        console.print(_table(mutants))
+        return
+    try:
+        verdicts = _verdicts(mutants)
+    except RunnerError as error:
+        raise click.ClickException(str(error)) from None
+    console.print(_table(mutants, verdicts))
+    for mutant, verdict in zip(mutants, verdicts, strict=True):
+        if not verdict.caught:
+            console.rule(mutant.name)
+            console.print(verdict.output, markup=False, highlight=False)
+    caught = sum(verdict.caught for verdict in verdicts)
+    click.echo(f"{caught} passed, {len(verdicts) - caught} failed")
+    sys.exit(0 if caught == len(verdicts) else 1)
+
+
+def _verdicts(mutants: list[Mutant]) -> list[Verdict]:
+    with tempfile.TemporaryDirectory(prefix="mailroom-mutants-") as directory:
+        copy = Copy(ROOT, Path(directory))
+        tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+        click.echo(f"{len(tests)} tests on the source as it is", err=True)
+        copy.check_tests_pass(tests)
+        verdicts = []
+        for mutant in mutants:
+            verdicts.append(copy.judge(mutant))
+            click.echo(f"{mutant.name}: {verdicts[-1].reason}", err=True)
+        return verdicts
+
+
+def _table(mutants: list[Mutant], verdicts: list[Verdict] | None = None) -> Table:
+    table = Table("rule", "patch", "test", *(["caught"] if verdicts is not None else []), show_lines=True)
+    for nth, mutant in enumerate(mutants):
+        verdict = [verdicts[nth].reason] if verdicts is not None else []
+        table.add_row(*(_plain(cell) for cell in (mutant.rule, mutant.name, "\n".join(mutant.tests), *verdict)))
+    return table
+
+
+def _plain(cell: str) -> str:
+    return cell.replace("[", r"\[")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A copy of the source, in which mutants are tried one after the other; the checkout itself is never touched."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.mutants.mutant import Mutant
+
+TEST_TIMEOUT_S = 60
+RUN_TIMEOUT_S = 300
+PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher")
+
+
+class RunnerError(Exception):
+    """Nothing can be said about the mutants; the message says what to do first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a mutant was caught, why so, and what pytest said."""
+
+    caught: bool
+    reason: str
+    output: str
+
+
+class Copy:
+    """The files that git knows or would take, copied from `source` to `directory`."""
+
+    def __init__(self, source: Path, directory: Path) -> None:
+        self._root = directory / "source"
+        self._report = directory / "report.xml"
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=source, capture_output=True, text=True,
+        )  # fmt: skip
+        if listed.returncode:
+            raise RunnerError(f"{source} is no git checkout: {listed.stderr.strip()}")
+        for name in filter(None, listed.stdout.split("\0")):
+            if (source / name).is_file():  # else removed, and not yet from the index
+                (self._root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source / name, self._root / name)
+        # The package is installed editable; the path given here comes before that, in processes that tests start too.
+        # No bytecode: a file mutated and restored within a second has the same size and time as its stale bytecode.
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(self._root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "GIT_CEILING_DIRECTORIES": str(directory),
+        }
+        self._check_code_is_the_copy_s()
+
+    def check_tests_pass(self, tests: Sequence[str]) -> None:
+        """Raise `RunnerError` unless all the tests pass on the source as it is."""
+        # Not stopped at the first failure: all of them are to be seen.
+        code, output = self._pytest(tests, timeout_s=RUN_TIMEOUT_S)
+        if code != 0:
+            raise RunnerError(f"The tests must pass before a rule is broken; pytest ended with {code}:\n{output}")
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        """Break the rule, run its tests, and mend it again."""
+        applied = self._git_apply(mutant.patch)
+        if applied.returncode:
+            return Verdict(False, "no: the patch no longer applies, renew it", applied.stderr)
+        try:
+            code, output = self._pytest(("-x", *mutant.tests), timeout_s=RUN_TIMEOUT_S)
+        finally:
+            mended = self._git_apply(mutant.patch, "--reverse")
+            if mended.returncode:
+                raise RunnerError(f"{mutant.name} could not be taken back: {mended.stderr}")
+        if code == 0:
+            return Verdict(False, "no: all tests passed", output)
+        if code is None:
+            return Verdict(False, f"no: it hung for {RUN_TIMEOUT_S} s and no test failed", output)
+        if code != 1 or not self._failures():
+            return Verdict(False, f"no: pytest ended with {code} and no failed test", output)
+        return Verdict(True, "yes", output)
+
+    def _git_apply(self, patch: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "apply", *options, str(patch)]
+        return subprocess.run(command, cwd=self._root, env=self._environment, capture_output=True, text=True)
+
+    def _check_code_is_the_copy_s(self) -> None:
+        program = f"import {', '.join(PACKAGES)}\nfor m in {', '.join(PACKAGES)}: print(m.__file__)"
+        found = self._python(["-c", program], timeout_s=60).stdout.split()
+        expected = [str(self._root / package / "__init__.py") for package in PACKAGES]
+        if found != expected:
+            raise RunnerError(f"Not the copy would be tested: {found} were imported and not {expected}.")
+
+    def _pytest(self, arguments: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
+        """Return pytest's exit code, None if it hung, and its output."""
+        self._report.unlink(missing_ok=True)
+        options = ["-p", "no:randomly", "-q", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={self._report}"]
+        try:
+            done = self._python(["-m", "pytest", *options, *arguments], timeout_s)
+        except subprocess.TimeoutExpired as expired:
+            return None, bytes(expired.stdout or b"").decode(errors="replace")
+        return done.returncode, done.stdout
+
+    def _failures(self) -> int:
+        """Count the tests that failed themselves: an error of a fixture proves nothing about the rule."""
+        return len(ElementTree.parse(self._report).findall(".//testcase/failure")) if self._report.exists() else 0
+
+    def _python(self, arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", *arguments], cwd=self._root, env=self._environment, timeout=timeout_s,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
