@@ -2,6 +2,7 @@
 
 from inbox.claim import Share, counting, finding, peeking, reaping_any, reaping_key
 from mailroom.errors import InvalidMessage
+from mailroom.keys import Key, key_text
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.operation import Operation, T
@@ -20,8 +21,8 @@ class _Named:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
 
-    def _reap(self, key: str, limit: int) -> Operation[list[Message]]:
-        return self._known(reaping_key(self.schema, self.name, key, _count(limit, "limit")))
+    def _reap(self, key: Key, limit: int) -> Operation[list[Message]]:
+        return self._known(reaping_key(self.schema, self.name, key_text(key), _count(limit, "limit")))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
         return self.claiming(Share(_count(max_keys, "max_keys"), _count(per_key, "per_key"), max_keys * per_key))
@@ -31,11 +32,11 @@ class _Named:
         taken, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
         return taken
 
-    def _peek(self, key: str | None, limit: int) -> Operation[list[Message]]:
-        return self._known(peeking(self.schema, self.name, key, _count(limit, "limit")))
+    def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
+        return self._known(peeking(self.schema, self.name, _text(key), _count(limit, "limit")))
 
-    def _backlog(self, key: str | None) -> Operation[int]:
-        return self._known(counting(self.schema, self.name, key))
+    def _backlog(self, key: Key | None) -> Operation[int]:
+        return self._known(counting(self.schema, self.name, _text(key)))
 
     def _known(self, operation: Operation[T]) -> Operation[T]:
         # Asked once per instance, before the statement whose failure would spoil the caller's transaction.
@@ -43,6 +44,10 @@ class _Named:
             yield from finding(self.schema, self.name)
             self._found = True
         return (yield from operation)
+
+
+def _text(key: Key | None) -> str | None:
+    return None if key is None else key_text(key)
 
 
 def _count(number: int, what: str) -> int:
@@ -60,7 +65,7 @@ class Inbox(_Named):
     outside a transaction; errors of the driver (40001 and 40P01 among them: try the transaction again) pass through.
     """
 
-    def reap(self, connection: AnyConnection, key: str, limit: int = 100) -> list[Message]:
+    def reap(self, connection: AnyConnection, key: Key, limit: int = 100) -> list[Message]:
         """Take up to `limit` of the key's oldest messages, in clock order; commit after the work, not before.
 
         Waits while another transaction works on the key. Empty when the key has none, or waits after a failure.
@@ -75,11 +80,11 @@ class Inbox(_Named):
         """
         return run(connection, self._reap_any(max_keys, per_key))
 
-    def peek(self, connection: AnyConnection, key: str | None = None, limit: int = 10) -> list[Message]:
+    def peek(self, connection: AnyConnection, key: Key | None = None, limit: int = 10) -> list[Message]:
         """Look at the oldest messages, of one key or of all, and leave them; somebody may be working on them."""
         return run(connection, self._peek(key, limit))
 
-    def backlog(self, connection: AnyConnection, key: str | None = None) -> int:
+    def backlog(self, connection: AnyConnection, key: Key | None = None) -> int:
         """Count the messages waiting, of one key or of all."""
         return run(connection, self._backlog(key))
 
@@ -87,7 +92,7 @@ class Inbox(_Named):
 class AsyncInbox(_Named):
     """`Inbox` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
 
-    async def reap(self, connection: AnyAsyncConnection, key: str, limit: int = 100) -> list[Message]:
+    async def reap(self, connection: AnyAsyncConnection, key: Key, limit: int = 100) -> list[Message]:
         """See `Inbox.reap`."""
         return await run_async(connection, self._reap(key, limit))
 
@@ -95,10 +100,10 @@ class AsyncInbox(_Named):
         """See `Inbox.reap_any`."""
         return await run_async(connection, self._reap_any(max_keys, per_key))
 
-    async def peek(self, connection: AnyAsyncConnection, key: str | None = None, limit: int = 10) -> list[Message]:
+    async def peek(self, connection: AnyAsyncConnection, key: Key | None = None, limit: int = 10) -> list[Message]:
         """See `Inbox.peek`."""
         return await run_async(connection, self._peek(key, limit))
 
-    async def backlog(self, connection: AnyAsyncConnection, key: str | None = None) -> int:
+    async def backlog(self, connection: AnyAsyncConnection, key: Key | None = None) -> int:
         """See `Inbox.backlog`."""
         return await run_async(connection, self._backlog(key))

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from mailroom import codec
 from mailroom.errors import InvalidMessage
-from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, MAX_KEY_BYTES, shown, topic_name
+from mailroom.keys import Key, key_text, utf8
+from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, shown, topic_name
 
-Key: TypeAlias = str | int | UUID
 Kind: TypeAlias = Literal["M", "E", "C", "R"]
 MessageType: TypeAlias = Literal["O", "D", "C", "U"]
 EventType: TypeAlias = Literal["C", "U", "D"]
@@ -70,40 +70,10 @@ class Outgoing:
         )
 
 
-def key_text(key: Key) -> str:
-    """Return the text a key is stored as; refuse what cannot be one."""
-    if isinstance(key, bool) or not isinstance(key, str | int | UUID):
-        raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
-    # Of what subclasses them (an enum of text) the value itself, as the codec takes it.
-    text = str.__str__(key) if isinstance(key, str) else str(key) if isinstance(key, UUID) else _digits(key)
-    size = len(_utf8(text, "key"))
-    if not 1 <= size <= MAX_KEY_BYTES:
-        raise InvalidMessage(
-            f"Key {shown(text)} has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed. "
-            "Use a digest of it, or key=None for a message without order."
-        )
-    return text
-
-
-def _digits(key: int) -> str:
-    if abs(key) >= 10**MAX_KEY_BYTES:
-        raise InvalidMessage(f"The key is an int of more than {MAX_KEY_BYTES} digits: use a digest of it.")
-    return str(int(key))
-
-
 def _uuid(given: UUID) -> UUID:
     if not isinstance(given, UUID):
         raise InvalidMessage(f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.")
     return given
-
-
-def _utf8(text: str, what: str) -> bytes:
-    if "\0" in text:
-        raise InvalidMessage(f"The {what} {shown(text)} holds a NUL character, which PostgreSQL's text cannot.")
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidMessage(f"The {what} {shown(text)} is not valid Unicode text (a lone surrogate).") from None
 
 
 def _headers_json(headers: Mapping[str, str]) -> str | None:
@@ -112,8 +82,8 @@ def _headers_json(headers: Mapping[str, str]) -> str | None:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"Header {shown(name)} is not text to text: put structures into the value.")
-        _utf8(name, "name of a header")
-        _utf8(value, f"header {name}")
+        utf8(name, "name of a header")
+        utf8(value, f"header {name}")
     # Measured in jsonb's own text form, as the table's CHECK does it; sent in ASCII, which every client encoding has.
     size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
     if size > MAX_HEADERS_BYTES:

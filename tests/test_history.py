@@ -1,4 +1,4 @@
-"""Generated histories: whatever writers, deliveries and reapers do, in any order, nothing is lost, doubled or overtaken.
+"""Generated histories: whatever writers, deliveries and reapers do, nothing is lost, doubled or overtaken.
 
 A history is a list of steps on real sessions, a few statements each, and beside it a model keeps the ledgers: what was
 sent in which transaction and what was reaped in which, each counting once its commit was acknowledged.

@@ -55,7 +55,7 @@ def test_clock_given_out_in_a_rolled_back_test_does_not_spoil_the_node(node: Nod
     assert node.drain().delivered == 1
 
 
-def test_sent_tells_what_stands_in_the_outbox_for_a_topic_in_the_order_sent(
+def test_sent_tells_what_stands_in_the_outbox_in_the_order_sent(
     connection: psycopg.Connection[Any],
 ) -> None:
     later = datetime(2100, 1, 1, tzinfo=UTC)
