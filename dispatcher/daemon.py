@@ -199,6 +199,8 @@ async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncCo
     if pending:
         for connection in connections:
             sever(connection)
+        for task in pending:
+            task.cancel()  # again: the bell's connection is its own, and psycopg gives up on it at the second time
         await asyncio.wait(pending, timeout=SEVER_AFTER_S)
 
 

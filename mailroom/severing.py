@@ -33,4 +33,6 @@ async def answered(connection: psycopg.AsyncConnection, work: Coroutine[Any, Any
     finally:
         if not task.done():
             sever(connection)
+            # It ends now; awaited here, so that it is not left behind when the caller was cancelled.
+            await asyncio.gather(task, return_exceptions=True)
     return await task

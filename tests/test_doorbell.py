@@ -10,12 +10,13 @@ import psycopg
 import pytest
 
 from dispatcher import doorbell as doorbells
+from dispatcher.deliver import releasing
 from dispatcher.deliverer import Deliverer
 from dispatcher.doorbell import UNSURE_POLL_S, Doorbell
 from mailroom import locks
 from mailroom.bell import Bell
 from mailroom.operation import Operation, T
-from mailroom.transaction import run_async
+from mailroom.transaction import run, run_async
 from tests.databases import Connect
 from tests.node import SCHEMA, Node, send
 from tests.waiting import eventually_async
@@ -100,6 +101,14 @@ def test_rolled_back_send_does_not_ring(node: Node, listener: psycopg.Connection
     writer = connect()
     send(writer, "shipping")
     writer.rollback()
+    assert rings(listener) == 0
+
+
+def test_look_for_scheduled_messages_does_not_ring_when_none_is_due(
+    node: Node, listener: psycopg.Connection[Any]
+) -> None:
+    """The daemon looks several times a second: it must not wake itself."""
+    assert run(node.connection, releasing(SCHEMA)) == 0
     assert rings(listener) == 0
 
 
@@ -329,3 +338,21 @@ async def test_nothing_of_awake_is_left_when_it_sleeps(node: Node, served: Calla
         assert not steps.doorbell.awake
         assert node.value(HOLD_AWAKE) is True
         node.connection.execute(LET_GO.encode())
+
+
+# -- Listening --------------------------------------------------------------------------------------------------------
+
+
+async def test_bell_rings_its_owner_for_a_scan_once_it_listens(node: Node) -> None:
+    """What came before LISTEN is found by that scan, and what comes after it rings."""
+    bell = Bell(node.dsn, SCHEMA, "outbox", "bell")
+    listening = bell.next_ring()
+    task = asyncio.create_task(bell.run())
+    await asyncio.wait_for(listening.wait(), 10)
+    rung = bell.next_ring()
+    node.send("shipping")
+    try:
+        await asyncio.wait_for(rung.wait(), 10)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

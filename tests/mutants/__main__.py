@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from tests.mutants.mutant import Mutant, stored_mutants
 from tests.mutants.runner import Copy, RunnerError, Verdict
@@ -54,7 +54,8 @@ def _verdicts(mutants: list[Mutant]) -> list[Verdict]:
 
 
 def _table(mutants: list[Mutant], verdicts: list[Verdict] | None = None) -> Table:
-    table = Table("rule", "patch", "test", *(["caught"] if verdicts is not None else []), show_lines=True)
+    titles = ["rule", "patch", "test", *(["caught"] if verdicts is not None else [])]
+    table = Table(*(Column(title, overflow="fold") for title in titles), show_lines=True)
     for nth, mutant in enumerate(mutants):
         verdict = [verdicts[nth].reason] if verdicts is not None else []
         table.add_row(*(_plain(cell) for cell in (mutant.rule, mutant.name, "\n".join(mutant.tests), *verdict)))
