@@ -82,7 +82,7 @@ def connect(text: str, role: str, *, autocommit: bool = False) -> psycopg.Connec
 
 def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:
     """Tell why a connection failed in one line and what to check."""
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
     return ConnectionFailed(f"Cannot connect: {reason}. Check --dsn or {DSN_VARIABLE}, and that the server runs.")
 
 

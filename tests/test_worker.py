@@ -406,33 +406,26 @@ def test_lanes_work_at_once_and_never_two_of_them_on_one_key(node: Node) -> None
     node.drain()
     at_once = threading.Barrier(2)
     met = threading.Event()
-    working_on: dict[str, int] = {}
+    working_on: dict[str, str] = {}
     doubled: list[str] = []
 
     def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
-        pid = connection.info.backend_pid
-        holder = working_on.setdefault(message.key, pid)
-        # The one before may have committed without our seeing it; still working on the key, it holds its transaction.
-        if holder != pid and node_sees_open(holder):
+        note(message, connection)
+        [(transaction,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+        before = working_on.get(message.key, transaction)
+        if before != transaction and is_open(before):
             doubled.append(message.key)
-        working_on[message.key] = pid
+        working_on[message.key] = transaction
         if not met.is_set():
             with contextlib.suppress(threading.BrokenBarrierError):
                 at_once.wait(10)
                 met.set()
-        note(message, connection)
 
     lock = threading.Lock()
 
-    def node_sees_open(pid: int) -> bool:
+    def is_open(transaction: str) -> bool:
         with lock:
-            return bool(
-                node.value(
-                    "SELECT count(*) FROM pg_locks WHERE pid = %s AND mode = 'RowExclusiveLock' "
-                    "AND relation = 'ledger'::regclass",
-                    pid,
-                )
-            )
+            return bool(node.value("SELECT pg_xact_status(%s::xid8) = 'in progress'", transaction))
 
     with working(Worker(node.dsn, "shipping", handle, parallel=4, batch=6, poll_interval_s=0.05)):
         eventually(lambda: node.delivered() == [], WITHIN_S)
