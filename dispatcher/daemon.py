@@ -138,9 +138,14 @@ class Dispatcher:
         async def drain() -> int:
             return await deliverer.drain(progress=self.totals.add)
 
+        async def first() -> int:
+            delivery = await deliverer.deliver()
+            self.totals.add(delivery)
+            return delivery.taken
+
         while not self._stopping.is_set():
             if self._leading.is_set():
-                await doorbell.serve(drain, lambda: self._leading.is_set() and not self._stopping.is_set())
+                await doorbell.serve(drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=first)
             else:
                 # Standing by; the keeper takes the lease when it runs out.
                 await self._pause(RENEW_S / 4)

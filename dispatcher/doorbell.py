@@ -36,17 +36,24 @@ class Doorbell:
         self._poll_interval_s = poll_interval_s
         self.awake = False
 
-    async def serve(self, drain: Callable[[], Awaitable[int]], goes_on: Callable[[], bool]) -> None:
+    async def serve(
+        self,
+        drain: Callable[[], Awaitable[int]],
+        goes_on: Callable[[], bool],
+        *,
+        first: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
         """Be awake as long as messages come, then sleep until the bell rings or the poll is due: one turn of the lane.
 
-        What woke us is delivered before anything else.
+        What woke us is delivered before anything else: by `first` if given, which delivers one batch only, so that
+        writers beside a backlog do not ring until its end.
 
         The order makes sure that no writer is missed: (1) let go of "awake" and wait for the answer; (2) in a new
         statement read the writers, then drain; (3) until each of them has left, drain with a back-off, and once more
         after the last has left; (4) sleep. A writer takes its lock on the outbox before it looks at "awake" and drops
         it after its rows are visible: one that saw us awake is among the writers of (2), or its rows in the drain.
         """
-        taken = await drain()
+        taken = await (first or drain)()
         await self._take()
         while taken >= BUSY and goes_on():
             await asyncio.sleep(BUSY_PAUSE_S)

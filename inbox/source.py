@@ -20,6 +20,7 @@ AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_s
 
 # A worker's sessions run the user's statements too, so they keep the user's search_path and timeouts.
 SESSION = {"jit": "off"}
+ANSWER_S = 5.0  # for a pool of ours to give a connection; a worker that is told to stop waits no longer either
 
 
 class Transactions(Protocol):
@@ -62,7 +63,9 @@ def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
         dsn = settings.dsn(source)
         settings.connect(dsn, "worker").close()  # fails at once and says why, where a pool would only time out
         text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
-        return _Pool(ConnectionPool(text, min_size=parallel, max_size=parallel, open=True), owned=True)
+        return _Pool(
+            ConnectionPool(text, min_size=parallel, max_size=parallel, timeout=ANSWER_S, open=True), owned=True
+        )
     if isinstance(source, ConnectionPool):
         return _Pool(source, owned=False)
     if isinstance(source, Engine | sessionmaker):
@@ -76,7 +79,7 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
         dsn = settings.dsn(source)
         settings.connect(dsn, "worker").close()
         text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
-        pool = AsyncConnectionPool(text, min_size=parallel, max_size=parallel, open=False)
+        pool = AsyncConnectionPool(text, min_size=parallel, max_size=parallel, timeout=ANSWER_S, open=False)
         await pool.open()
         return _AsyncPool(pool, owned=True)
     if isinstance(source, AsyncConnectionPool):

@@ -63,7 +63,9 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION) -> 
     known = conninfo.conninfo_to_dict(text)
     options = " ".join(f"-c {name}={value}".replace(", ", ",") for name, value in settings.items())
     given = str(known.get("options") or "")
-    defaults = {"connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+    # Keepalives find a peer that is gone while nothing is sent, tcp_user_timeout one that does not answer what is.
+    defaults = {"connect_timeout": "10", "tcp_user_timeout": "10000"}
+    defaults |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
     return conninfo.make_conninfo(
         text,
         application_name=f"mailroom {role}"[:63],
