@@ -19,7 +19,7 @@ def key(nth: int, keys: int = KEYS) -> str:
     return f"key-{nth * _STRIDE % keys:07}"
 
 
-KEY = f"'key-' || lpad((nth * {_STRIDE} %% %(keys)s)::text, 7, '0')"  # `key` in SQL, of a column `nth`
+KEY = f"'key-' || lpad((nth::bigint * {_STRIDE} %% %(keys)s)::text, 7, '0')"  # `key` in SQL, of a column `nth`
 
 
 def value(nth: int) -> dict[str, object]:

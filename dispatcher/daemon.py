@@ -31,7 +31,10 @@ from mailroom.transaction import run_async
 log = logging.getLogger("mailroom.dispatcher")
 
 POLL_INTERVAL_S = 1.0
-HOUSE_INTERVAL_S = 0.25
+# How often the keeper looks after floors and scheduled messages: often while floors move, for what a claim passes over
+# under a held snapshot is what was reaped since the last look.
+HOUSE_INTERVAL_S = 0.5
+BUSY_HOUSE_INTERVAL_S = 0.1
 # Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
 FINISH_WITHIN_S = 3.0
 SEVER_AFTER_S = 2.0
@@ -156,28 +159,24 @@ class Dispatcher:
         while True:
             if time.monotonic() - renewed >= RENEW_S:
                 renewed = time.monotonic()
-                led, leads = (
-                    self._leading.is_set(),
-                    await run_async(
-                        keeper,
-                        self._lease.taking(backend, "awake" if doorbell.awake else "asleep", asdict(self.totals)),
-                    ),
-                )
-                if leads != led:
-                    log.info(
-                        "%s schema %s, epoch %s",
-                        "leading" if leads else "standing by for",
-                        self._schema,
-                        self._lease.epoch,
-                    )
+                state = "awake" if doorbell.awake else "asleep"
+                leads = await run_async(keeper, self._lease.taking(backend, state, asdict(self.totals)))
+                if leads != self._leading.is_set():
+                    role = "leading" if leads else "standing by for"
+                    log.info("%s schema %s, epoch %s", role, self._schema, self._lease.epoch)
                     self._leading.set() if leads else self._leading.clear()
-            if self._leading.is_set():
-                await run_async(keeper, releasing(self._schema))
-                for inbox in await run_async(keeper, listing_inboxes(self._schema)):
-                    if await run_async(keeper, lagging(self._schema, inbox)):
-                        async with keeper.transaction():
-                            await run_async(keeper, raising_floor(self._schema, inbox))
-            await asyncio.sleep(HOUSE_INTERVAL_S)
+            raised = await self._keep_house(keeper) if self._leading.is_set() else 0
+            await asyncio.sleep(BUSY_HOUSE_INTERVAL_S if raised else HOUSE_INTERVAL_S)
+
+    async def _keep_house(self, keeper: psycopg.AsyncConnection) -> int:
+        await run_async(keeper, releasing(self._schema))
+        raised = 0
+        for inbox in await run_async(keeper, listing_inboxes(self._schema)):
+            if await run_async(keeper, lagging(self._schema, inbox)):
+                async with keeper.transaction():
+                    await run_async(keeper, raising_floor(self._schema, inbox))
+                raised += 1
+        return raised
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
