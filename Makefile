@@ -27,8 +27,16 @@ demo: $(STAMP) ## The main job on real data: 336,776 flights through an embedded
 test: $(STAMP) ## The tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
+# RUNLEVEL=1: Debian would start it as a service, and the tests start their own.
+.PHONY: pgbouncer
+pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; without it they are skipped
+	@test -x /usr/sbin/pgbouncer || command -v pgbouncer >/dev/null \
+	  || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+	  || { apt-get -qq update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y pgbouncer; } >/dev/null \
+	  || echo "PgBouncer could not be installed: its tests are skipped"
+
 .PHONY: test-all
-test-all: $(STAMP) ## All tests, on every PostgreSQL found (15 to 18)
+test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
 	$(BIN)/python -m pytest -n 2 --pg all
 
 .PHONY: lint
@@ -39,7 +47,7 @@ lint: $(STAMP) ## Format, lint, types and import contracts
 	$(BIN)/lint-imports --no-cache
 
 .PHONY: check
-check: lint test-all ## Everything that CI runs
+check: lint test-all faults ## Everything that CI runs
 
 .PHONY: format
 format: $(STAMP) ## Put the code into its format
@@ -53,6 +61,27 @@ bench: $(STAMP) ## Measure, beside the limits of this machine
 .PHONY: mutants
 mutants: $(STAMP) ## Break each rule once and see its test fail
 	$(BIN)/python -m tests.mutants
+
+# The server is killed, paused, cut off and run out of disk under load; as root more of it. SEED=7 repeats a run.
+SEED ?=
+FAULTS := $(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED))
+.PHONY: faults
+faults: $(STAMP) pgbouncer ## Break a node under load for some minutes, and hold its ledgers against the guarantees
+	$(FAULTS) --seconds 270 --unknown 300 --floor 18
+
+SECONDS_ ?= 1800
+.PHONY: soak
+soak: $(STAMP) pgbouncer ## The same for SECONDS_=1800, with every kind of fault
+	$(FAULTS) --seconds $(SECONDS_) --unknown 1000 --floor 20
+
+.PHONY: fault-mutants
+fault-mutants: $(STAMP) ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each
+	$(FAULTS) --mutants
+
+RUNS ?= 1000000
+.PHONY: fuzz
+fuzz: $(STAMP) ## Hostile bytes for the CBOR reader, RUNS=1000000 of them (needs the extra: fuzz)
+	$(BIN)/python -m tests.fuzz.cbor --runs $(RUNS)
 
 .PHONY: clean
 clean: ## Remove the virtual environment and caches

@@ -1,7 +1,8 @@
 """The daemon: one lane that delivers while it leads, and a keeper beside it for the lease and the house.
 
 Three connections: the lane's (deliveries, and the "awake" lock), the keeper's (lease, floors, scheduled messages) and
-the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them.
+the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them. The
+lease is renewed by a write, so a server that has become a standby is found out by that.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -19,22 +20,31 @@ import psycopg
 from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.doorbell import Doorbell
-from dispatcher.janitor import lagging, listing_inboxes, raising_floor
+from dispatcher.janitor import Janitor
 from dispatcher.lease import RENEW_S, Lease, reading_backend
+from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_queue_usage
 from mailroom import backoff, settings
 from mailroom import schema as node
 from mailroom.bell import LONGEST_PAUSE_S, Bell
+from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.pooler import is_pooled
 from mailroom.severing import answered, sever
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
 
 POLL_INTERVAL_S = 1.0
-# How often the keeper looks after floors and scheduled messages: often while floors move, for what a claim passes over
-# under a held snapshot is what was reaped since the last look.
+# How often the keeper looks after the house: often while floors move, for what a claim passes over under a held
+# snapshot is what was reaped since the last look; and while a parked key's messages are moved aside.
 HOUSE_INTERVAL_S = 0.5
 BUSY_HOUSE_INTERVAL_S = 0.1
+# Delivers. A batch that reaches many inboxes takes its time, and tried anew it would take it again.
+LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
+# Keeps the lease: what it waits for longer than this comes next time.
+KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
+# Somebody waits for its end and sees how far it is: it may wait for another's batch, and take its time with its own.
+DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
 FINISH_WITHIN_S = 3.0
 SEVER_AFTER_S = 2.0
@@ -65,7 +75,8 @@ class Dispatcher:
     """Delivers a node's outbox to its inboxes as long as it runs and holds the lease; else it stands by.
 
     `poll_interval_s` is how long a message waits at most if every notification is lost; `rows` and `max_bytes` bound
-    one batch. A first connection that fails raises `ConnectionFailed`; later ones are tried again with a back-off.
+    one batch. A first connection that fails raises `ConnectionFailed`; later ones are tried again with a back-off. A
+    `dsn` that leads through a pooler raises `ConfigurationError`.
     """
 
     def __init__(
@@ -77,12 +88,13 @@ class Dispatcher:
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._dsn = dsn
+        self._dsn = settings.dsn(dsn)
         self._schema = schema_name(schema)
         self._poll_interval_s = poll_interval_s
         self._rows = rows
         self._max_bytes = max_bytes
         self._lease = Lease(self._schema)
+        self._janitor = Janitor(self._schema)
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +115,13 @@ class Dispatcher:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                async with _session(self._dsn) as lane, _session(self._dsn) as keeper:
+                async with _session(self._dsn, LANE) as lane, _session(self._dsn, KEEPER) as keeper:
+                    if is_pooled(lane):
+                        raise ConfigurationError(
+                            "A dispatcher needs sessions of its own, and this connection string leads through a "
+                            "pooler. Give it one that leads to the server itself: with --dsn, or with listen_dsn for "
+                            "a worker that dispatches."
+                        )
                     await run_async(keeper, node.checking(self._schema))
                     connected = True
                     await self._work(lane, keeper)
@@ -112,9 +130,11 @@ class Dispatcher:
                     raise settings.connection_failed(error) from None
                 if self._stopping.is_set():
                     return
-                failures = 0 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
-                log.warning("lost the database (%s), connecting again", type(error).__name__)
-                await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
+                failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
+                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
+                if backoff.is_worth_a_line(failures, pause_s):
+                    log.warning("lost the database (%s), connecting again", type(error).__name__)
+                await self._pause(pause_s)
 
     async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
         bell = Bell(self._dsn, self._schema, "outbox", "dispatcher bell")
@@ -122,7 +142,7 @@ class Dispatcher:
         deliverer = Deliverer(lane, self._schema, rows=self._rows, max_bytes=self._max_bytes)
         self._leading.clear()
         deliver = asyncio.create_task(self._deliver(doorbell, deliverer))
-        others = [asyncio.create_task(bell.run()), asyncio.create_task(self._keep(lane, keeper, doorbell))]
+        others = [asyncio.create_task(bell.run()), asyncio.create_task(self._keep(lane, keeper, doorbell, bell))]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait([deliver, *others, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -153,11 +173,14 @@ class Dispatcher:
                 # Standing by; the keeper takes the lease when it runs out.
                 await self._pause(RENEW_S / 4)
 
-    async def _keep(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell) -> None:
+    async def _keep(
+        self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell, bell: Bell
+    ) -> None:
         backend = await run_async(lane, reading_backend())
-        renewed = float("-inf")
+        renewed = looked = float("-inf")
         while True:
-            if time.monotonic() - renewed >= RENEW_S:
+            # Standing by, each time: a leader that is gone is to be replaced within 5 s, of which its lease takes 3.
+            if time.monotonic() - renewed >= RENEW_S or not self._leading.is_set():
                 renewed = time.monotonic()
                 state = "awake" if doorbell.awake else "asleep"
                 leads = await run_async(keeper, self._lease.taking(backend, state, asdict(self.totals)))
@@ -165,18 +188,29 @@ class Dispatcher:
                     role = "leading" if leads else "standing by for"
                     log.info("%s schema %s, epoch %s", role, self._schema, self._lease.epoch)
                     self._leading.set() if leads else self._leading.clear()
-            raised = await self._keep_house(keeper) if self._leading.is_set() else 0
+            if time.monotonic() - looked >= LOOK_INTERVAL_S:
+                looked = time.monotonic()
+                await self._look_at_queue(keeper, bell)
+            raised = 0
+            if self._leading.is_set():
+                with contextlib.suppress(psycopg.errors.LockNotAvailable):  # the lane delivers a large batch
+                    raised = await self._keep_house(keeper)
             await asyncio.sleep(BUSY_HOUSE_INTERVAL_S if raised else HOUSE_INTERVAL_S)
 
+    async def _look_at_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
+        usage = await run_async(keeper, reading_queue_usage())
+        if usage < WARN_AT:
+            return
+        log.warning(
+            "the server's queue of notifications is %.0f %% full, and a full one makes every commit that notifies "
+            "fail: look for a session that listens and is paused or idle in a transaction",
+            100 * usage,
+        )
+        if usage >= DROP_AT:
+            bell.listen_anew()
+
     async def _keep_house(self, keeper: psycopg.AsyncConnection) -> int:
-        await run_async(keeper, releasing(self._schema))
-        raised = 0
-        for inbox in await run_async(keeper, listing_inboxes(self._schema)):
-            if await run_async(keeper, lagging(self._schema, inbox)):
-                async with keeper.transaction():
-                    await run_async(keeper, raising_floor(self._schema, inbox))
-                raised += 1
-        return raised
+        return await self._janitor.keep_house(keeper)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -184,10 +218,9 @@ class Dispatcher:
 
 
 @contextlib.asynccontextmanager
-async def _session(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
+async def _session(dsn: str, session: Mapping[str, str]) -> AsyncIterator[psycopg.AsyncConnection]:
     """Give a session of our own, autocommit; its transactions are READ COMMITTED, whatever the server's default."""
-    text = settings.session_dsn(dsn, "dispatcher", settings.SESSION | SESSION)
-    connection = await psycopg.AsyncConnection.connect(text, autocommit=True)
+    connection = await settings.connect_async(dsn, "dispatcher", session)
     try:
         await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         yield connection
@@ -244,7 +277,7 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
             progress(delivery)
 
     try:
-        async with _session(dsn) as connection:
+        async with _session(settings.dsn(dsn), DRAIN) as connection:
             await run_async(connection, node.checking(schema))
             deliverer = Deliverer(connection, schema)
             while await run_async(connection, releasing(schema, now=now)):

@@ -8,26 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mailroom import locks
-from mailroom.operation import Operation, Sql, Together
+from mailroom.message import MESSAGE
+from mailroom.operation import Operation, Sql
+from mailroom.stamping import LOCK
 
 # Sorting and joining a batch stays in memory, and no plan made for an empty outbox reads a full one from end to end.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
 
-MESSAGE = (
-    "message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, "
-    "source, sent_at"
-)
-
-OUTBOX_KEY = locks.key("'{schema}.outbox'::regclass")
 PARTITION_KEY = locks.key("partition")
 PARTITION_CHANNEL = locks.channel("partition")
-
-# One deliverer at a time: clocks rise in commit order, and a statement that begins after this one sees all that the
-# deliverer before it has done.
-LOCK = Sql(
-    f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {OUTBOX_KEY}) IS NULL",
-    columns=("boolean",),
-)
 
 # The steps, in order: `reach` (who gets a topic), `batch` (at most so many rows and bytes, oldest first), `stamp` (the
 # clock before and after), `taken` (deleted by range, twice as fast as by ids; one snapshot, so the very rows of
@@ -49,7 +38,7 @@ batch AS MATERIALIZED (
            max(after_clock) FILTER (WHERE fits) AS after_clock,
            count(*) = %(rows)s::bigint OR NOT bool_and(fits) AS more
     FROM (SELECT position, after_clock, row_number() OVER oldest = 1 OR %(bytes)s::bigint >=
-                 sum(coalesce(octet_length(value), pg_column_size(value_json))) OVER oldest AS fits
+                 sum(coalesce(octet_length(value), pg_catalog.pg_column_size(value_json))) OVER oldest AS fits
           FROM {{schema}}.outbox WHERE position > %(floor)s::bigint
           WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
           ORDER BY position LIMIT %(rows)s::bigint) AS o),
@@ -82,7 +71,8 @@ scheduled AS (
     SELECT deliver_at, position, {MESSAGE} FROM fated WHERE fate = 'scheduled'),
 dead AS (
     INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
-    SELECT 'deliver', CASE WHEN inboxes > 1 THEN format('a command needs exactly one inbox, its topic has %%s', inboxes)
+    SELECT 'deliver', CASE WHEN inboxes > 1
+                           THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', inboxes)
                            ELSE 'no inbox gets this topic' END, {MESSAGE}
     FROM fated WHERE fate = 'dead' ORDER BY clock),
 fates AS MATERIALIZED (
@@ -93,11 +83,11 @@ fates AS MATERIALIZED (
 touched AS MATERIALIZED (
     SELECT to_regclass('{{schema}}.inbox_' || inbox) AS partition, count(*) AS rows FROM delivered GROUP BY inbox),
 woken AS MATERIALIZED (
-    SELECT count(pg_notify({PARTITION_CHANNEL}, '')) FROM touched
+    SELECT pg_catalog.count(pg_notify({PARTITION_CHANNEL}, '')) FROM touched
     WHERE NOT pg_try_advisory_xact_lock({locks.ASLEEP}, {PARTITION_KEY}))
 SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
-       fates.last, setval('{{schema}}.clock', clock), CASE WHEN NOT fits THEN top END, (SELECT count FROM woken),
-       coalesce(more, false)
+       fates.last, setval('{{schema}}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+       (SELECT count FROM woken), coalesce(more, false)
 FROM fates, stamp
 """,
     columns=(*("bigint",) * 10, "boolean"),
@@ -129,9 +119,8 @@ def delivering(
     schema: str, *, floor: int, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) above the position `floor`."""
-    _, [row] = yield Together(
-        (LOCK.at(schema=schema)(), DELIVER.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now))
-    )
+    yield LOCK.at(schema=schema)()
+    [row] = yield DELIVER.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now)
     return Delivery(*row)
 
 
@@ -201,26 +190,10 @@ def burying(schema: str, *, position: int, reason: str) -> Operation[int]:
     return int(count)
 
 
-CEILING = Sql(
-    """
-UPDATE {schema}.node SET clock_ceiling = greatest(clock_ceiling, %(ceiling)s::bigint) RETURNING clock_ceiling
-""",
-    columns=("bigint",),
-)
-DURABLE = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",))
-CEILING_STEP = 1_000_000
-
-
-def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
-    """Raise the clock's ceiling, durably once the transaction commits: no clock above it is ever given out."""
-    yield LOCK.at(schema=schema)()
-    yield DURABLE.at()()
-    yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)
-
-
 RECOVER = Sql(
     """
-SELECT setval('{schema}.clock', greatest(c.last_value, n.clock_ceiling)) FROM {schema}.clock c, {schema}.node n
+SELECT setval('{schema}.clock'::regclass, greatest(c.last_value, n.clock_ceiling))
+FROM {schema}.clock c, {schema}.node n
 """,
     columns=("bigint",),
 )

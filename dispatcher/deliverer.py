@@ -8,18 +8,11 @@ from datetime import datetime
 
 import psycopg
 
-from dispatcher.deliver import (
-    CEILING_STEP,
-    Delivery,
-    burying,
-    delivering,
-    raising_ceiling,
-    reading_oldest,
-    recovering_clock,
-)
+from dispatcher.deliver import Delivery, burying, delivering, reading_oldest, recovering_clock
 from dispatcher.floor import Floor
-from mailroom.clock import MAX_CLOCK, WARN_CLOCK, ClockOverflow
+from mailroom.clock import WARN_CLOCK
 from mailroom.operation import Operation, T
+from mailroom.stamping import raising_ceiling
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -92,7 +85,7 @@ class Deliverer:
                 rows, failed = (max(1, rows // 2) if failed else rows), True
                 continue
             if delivery.ceiling is not None:
-                await self._raise_ceiling(delivery.ceiling)
+                await self._transaction(raising_ceiling(self._schema, delivery.ceiling))
                 continue
             await run_async(self._connection, self._floor.raising(self._schema, delivery))
             return replace(delivery, more=delivery.more or rows < self._rows)
@@ -107,11 +100,6 @@ class Deliverer:
         # Above this floor one row is that very message, even if one that stands before it commits meanwhile.
         oldest = await run_async(self._connection, reading_oldest(self._schema))
         return 0 if oldest is None else oldest - 1
-
-    async def _raise_ceiling(self, needed: int) -> None:
-        if needed > MAX_CLOCK - CEILING_STEP:
-            raise ClockOverflow(f"The clock would pass {MAX_CLOCK}; nothing more can be delivered on this node.")
-        await self._transaction(raising_ceiling(self._schema, needed))
 
     async def _bury(self, position: int, error: psycopg.Error) -> Delivery:
         # Not the error's detail: it repeats the row.

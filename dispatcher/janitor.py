@@ -1,19 +1,80 @@
-"""The janitor: keeps each inbox's floor, where claims start their scans, and sends due scheduled messages on."""
+"""The janitor: what the keeper does beside the lease, so that claims stay fast and tables small.
 
-from dispatcher.deliver import LOCK
+Often: scheduled messages that are due are sent on, each inbox's floor is raised, what stands behind parked messages is
+moved aside. Once a minute: what nobody needs any more is deleted. It waits for no transaction of users: what they hold
+is passed over and comes next time.
+"""
+
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from dispatcher.deliver import releasing
+from inbox.parked import moving_aside
+from mailroom.commit import sweeping_tokens
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
+from mailroom.stamping import LOCK
+from mailroom.transaction import run_async
 
 STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
+SWEEP_INTERVAL_S = 60.0
+SWEPT_ROWS = 10_000  # at most of one table and in one statement; more are left for the next sweep
+ATTEMPTS_KEPT_DAYS = 14
+AUDIT_KEPT_DAYS = 400
 
-INBOXES = Sql("SELECT name FROM {schema}.inbox_registry ORDER BY name", columns=("text",))
+
+class Janitor:
+    """Keeps the house of one node over a connection in autocommit; `monotonic` is its clock, in seconds."""
+
+    def __init__(self, schema: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._schema = schema
+        self._monotonic = monotonic
+        self._swept = float("-inf")
+        self._cursors: dict[str, str] = {}
+
+    async def keep_house(self, connection: psycopg.AsyncConnection) -> int:
+        """Go through the house once; returns how much calls for coming back soon."""
+        await run_async(connection, releasing(self._schema))
+        unfinished = 0
+        inboxes = await run_async(connection, listing_inboxes(self._schema))
+        for inbox, holds_parked in inboxes.items():
+            if await run_async(connection, lagging(self._schema, inbox)):
+                async with connection.transaction():
+                    await run_async(connection, raising_floor(self._schema, inbox))
+                unfinished += 1
+            if holds_parked:
+                moved = await run_async(connection, moving_aside(self._schema, inbox, self._cursors.get(inbox, "")))
+                self._cursors[inbox] = moved.cursor
+                unfinished += moved.more
+        if self._monotonic() - self._swept >= SWEEP_INTERVAL_S:
+            await self._sweep(connection, list(inboxes))
+            self._swept = self._monotonic()
+        return unfinished
+
+    async def _sweep(self, connection: psycopg.AsyncConnection, inboxes: list[str]) -> None:
+        for inbox in inboxes:
+            await run_async(connection, sweeping_notes(self._schema, inbox))
+        await run_async(connection, sweeping_history(self._schema))
+        await run_async(connection, sweeping_tokens(self._schema))
 
 
-def listing_inboxes(schema: str) -> Operation[list[str]]:
-    """Return the names of the node's inboxes."""
-    rows = yield INBOXES.at(schema=schema)()
-    return [row[0] for row in rows]
+INBOXES = Sql(
+    """
+SELECT name, EXISTS (SELECT FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity')
+FROM {schema}.inbox_registry AS r ORDER BY name
+""",
+    columns=("text", "boolean"),
+)
 
+
+def listing_inboxes(schema: str) -> Operation[dict[str, bool]]:
+    """Return the names of the node's inboxes, and whether they have parked keys."""
+    return dict((yield INBOXES.at(schema=schema)()))
+
+
+# -- Floors -----------------------------------------------------------------------------------------------------------
 
 PROBE = Sql(
     f"""
@@ -31,7 +92,11 @@ def lagging(schema: str, inbox: str) -> Operation[bool]:
     return bool(rows) and rows[0][1] - rows[0][0] >= STEP
 
 
-HOLD = Sql("SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE", columns=("bigint",))
+# Passed over while a replay has it, for as long as its caller does not commit: the lease is renewed beside this.
+HOLD = Sql(
+    "SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE SKIP LOCKED",
+    columns=("bigint",),
+)
 OLDEST = Sql(
     f"SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(floor)s::bigint ORDER BY {BY_CLOCK} LIMIT 1",
     columns=("bigint",),
@@ -46,7 +111,8 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
     """Raise the inbox's floor to just below its oldest message, in a READ COMMITTED transaction of its own.
 
     The row is locked first and the oldest read in a later statement: a row that somebody is reaping still counts,
-    since its delete may be rolled back, and one that is being delivered has a higher clock than any that was.
+    since its delete may be rolled back, and one that is being delivered has a higher clock than any that was. One that
+    is being replayed has a lower one, and whoever replays it lowers the floor under the same lock.
     """
     names = {"schema": schema, "inbox": inbox}
     rows = yield HOLD.at(**names)()
@@ -63,3 +129,46 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
     else:
         [(raised,)] = yield CLOCK.at(schema=schema)()
     yield RAISE.at(**names)(floor=raised)
+
+
+# -- Sweeping ---------------------------------------------------------------------------------------------------------
+
+# Left when a claim's snapshot was older than the note on what it took. The oldest due are looked at: whatever stands
+# before a note of nothing, workers take. LATERAL keeps it to a probe of the key's index for each. A row that somebody
+# else has is left alone, and so is one that was written since: what it is about may be too new for this snapshot.
+NOTES = Sql(
+    """
+WITH due AS MATERIALIZED (
+    SELECT key, clock, retry_at FROM {schema}.key_state WHERE inbox = '{inbox}' AND retry_at <= clock_timestamp()
+    ORDER BY retry_at, key LIMIT %(rows)s::bigint),
+idle AS MATERIALIZED (
+    SELECT d.key, d.retry_at FROM due AS d LEFT JOIN LATERAL (
+        SELECT clock FROM {schema}.inbox_{inbox} WHERE key = d.key AND clock <= d.clock LIMIT 1) AS i ON true
+    WHERE i.clock IS NULL),
+held AS MATERIALIZED (
+    SELECT s.key FROM (SELECT * FROM idle) AS i, LATERAL (
+        SELECT key FROM {schema}.key_state AS k
+        WHERE k.inbox = '{inbox}' AND k.key = i.key AND k.retry_at = i.retry_at FOR UPDATE SKIP LOCKED) AS s)
+DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELECT key FROM held))
+"""
+)
+
+
+def sweeping_notes(schema: str, inbox: str) -> Operation[None]:
+    """Delete notes of keys in trouble whose messages are gone."""
+    yield NOTES.at(schema=schema, inbox=inbox)(rows=SWEPT_ROWS)
+
+
+OLD = Sql(
+    """
+DELETE FROM {schema}.{table} WHERE id = ANY (ARRAY(
+    SELECT id FROM {schema}.{table} WHERE at < clock_timestamp() - %(days)s::float8 * interval '1 day'
+    ORDER BY at LIMIT %(rows)s::bigint))
+"""
+)
+
+
+def sweeping_history(schema: str) -> Operation[None]:
+    """Delete what is older than it is kept: attempts 14 days, the audit trail 400 days."""
+    for table, days in (("attempt", ATTEMPTS_KEPT_DAYS), ("audit", AUDIT_KEPT_DAYS)):
+        yield OLD.at(schema=schema, table=table)(days=days, rows=SWEPT_ROWS)

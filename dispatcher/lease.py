@@ -34,11 +34,17 @@ RETURNING epoch
 """,
     columns=("bigint",),
 )
-# A leader that hangs may still hold "awake", and then no writer would ring for the new one.
+# A leader that hangs may still hold "awake", and then writers would not ring for the new one; or the dispatch lock, in
+# the middle of a delivery. Not permitted (the server's own rules), it is left to `idle_in_transaction_session_timeout`,
+# and the new leader polls.
 TERMINATE = Sql(
     """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE pid = %(backend_pid)s::bigint AND backend_start = %(backend_from)s::timestamptz
+SELECT pg_terminate_backend(a.pid)
+FROM pg_stat_activity AS a JOIN pg_roles AS r ON r.oid = a.usesysid,
+     (SELECT rolsuper AS is_super FROM pg_roles WHERE rolname = current_user) AS me
+WHERE a.pid = %(backend_pid)s::bigint AND a.backend_start = %(backend_from)s::timestamptz
+  AND (is_super OR NOT r.rolsuper AND (pg_has_role(a.usesysid, 'USAGE')
+                                       OR pg_has_role('pg_signal_backend'::name, 'USAGE')))
 """,
     columns=("boolean",),
 )

@@ -14,7 +14,7 @@ WRITERS = Sql(
 WITH held AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted AND pid IS DISTINCT FROM pg_backend_pid()),
 writer AS MATERIALIZED (
     SELECT virtualtransaction FROM held
-    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = '{schema}.outbox'::regclass
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = '{schema}.outbox'::regclass::oid
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 SELECT virtualtransaction FROM writer
 UNION

@@ -7,11 +7,11 @@ takes anything of the key. Rows are never updated, so a concurrent delete only m
 from dataclasses import dataclass
 from typing import cast
 
-from mailroom.errors import UnknownInbox
 from mailroom.message import COLUMNS, SELECTED, Message, messages
-from mailroom.names import DEFAULT_SCHEMA
-from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql, Together
+from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 from mailroom.schema import BY_CLOCK
+
+MAX_BYTES = 32 * 1024 * 1024  # of values, as stored, in one claim; a single larger one comes alone
 
 NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
@@ -22,7 +22,7 @@ PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin"
 PINNED |= {"jit": "off"}
 WERE = ", ".join(f"current_setting('{name}')" for name in PINNED)
 PIN = Sql(
-    f"SELECT set_config('mailroom.pinned', concat_ws(',', {WERE}), true), "
+    f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {WERE}), true), "
     + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PINNED.items()),
     columns=("text",) * (1 + len(PINNED)),
 )
@@ -37,13 +37,18 @@ UNPIN = Sql(
 
 
 def _pinned(claim: Execute) -> Operation[list[Row]]:
-    _, rows, _ = yield Together((PIN.at()(), claim, UNPIN.at()()))
+    yield PIN.at()()
+    rows = yield claim
+    yield UNPIN.at()()
     return cast(list[Row], rows)
 
 
-# A key that failed waits until retry_at. A claim that takes the message that failed takes the note of it along: rolled
-# back, both are there again; committed, the key is well.
-WAITING = "EXISTS (SELECT FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s AND s.retry_at > now())"
+# A key in trouble has a row in key_state. It waits until retry_at, for ever while it is parked; a worker then tries it
+# one message at a time (REAP_DUE), so that one bad message does not roll back the batches of others. A claim that takes
+# the message that failed takes the note of it along: rolled back, both are there again; committed, the key is well.
+IN_TROUBLE = "EXISTS (SELECT FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
+WAITING = f"{IN_TROUBLE} AND s.retry_at > now())"
+LEFT_OUT = f"{IN_TROUBLE} AND ({{left_out}}))"
 HEALED = """
 healed AS (
     DELETE FROM {schema}.key_state s
@@ -52,7 +57,14 @@ healed AS (
 
 # The head is asked for by its clock, never by LIMIT 1 FOR UPDATE, which walks past a head that moved away. A head that
 # another transaction holds is waited for; deleted by it, no row comes back and the caller looks again.
-# RETURNING has no order: sorted once more outside.
+# RETURNING has no order: sorted once more outside. `fitting` bounds a claim by the size of its values, as they are
+# stored: at least one message, else as many of the oldest as fit; what is left of a key are its later messages.
+SIZE = "coalesce(octet_length(value), pg_catalog.pg_column_size(value_json))"
+FITTING = f"""
+fitting AS MATERIALIZED (
+    SELECT place FROM (SELECT place, row_number() OVER oldest = 1 OR sum(size) OVER oldest <= {MAX_BYTES} AS fits
+                       FROM picked WINDOW oldest AS (ORDER BY clock ROWS UNBOUNDED PRECEDING)) AS f
+    WHERE fits)"""
 REAP_KEY = Sql(
     f"""
 WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
@@ -64,11 +76,11 @@ head AS MATERIALIZED (
       AND NOT {WAITING.replace("%s", "%(key)s::text")}
     FOR UPDATE),
 picked AS MATERIALIZED (
-    SELECT i.ctid AS place FROM head, LATERAL (
-        SELECT ctid, clock FROM {{schema}}.inbox_{{inbox}}
-        WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),
+    SELECT i.* FROM head, LATERAL (
+        SELECT ctid AS place, clock, {SIZE} AS size FROM {{schema}}.inbox_{{inbox}}
+        WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),{FITTING},
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING picked WHERE i.ctid = picked.place RETURNING i.*),
+    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 {HEALED}
 SELECT {SELECTED} FROM gone ORDER BY clock
 """,
@@ -98,6 +110,12 @@ def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list
             return []
 
 
+# When the next key in trouble is to be tried, told with each claim, so that a worker neither polls for it nor is late.
+DUE_IN_S = (
+    "(SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state "
+    "WHERE inbox = '{{inbox}}' AND retry_at < 'infinity'{})"
+)
+
 # From the oldest rows (`oldest`) come the keys that have waited longest (`head`); as many of them are locked (`near`)
 # as make a full batch. Where that window is full of keys that cannot be had, a loose scan walks on over distinct keys
 # (`walk`, `far`) from a cursor that goes round, so what a claim costs does not depend on the rows of keys that others
@@ -111,10 +129,10 @@ oldest AS MATERIALIZED (
     ORDER BY {BY_CLOCK} LIMIT {{window}}),
 head AS MATERIALIZED (SELECT key, min(clock) AS clock, count(*) AS rows FROM oldest GROUP BY key),
 wanted AS MATERIALIZED (
-    SELECT least({{keys}}, ceil({{total}} / avg(least(rows, {{share}}))))::bigint AS keys,
+    SELECT least({{keys}}, ceil({{total}}::numeric / avg(least(rows, {{share}}))))::bigint AS keys,
            (SELECT count(*) FROM oldest) = {{window}} AS is_full FROM head),
 near AS MATERIALIZED (
-    SELECT l.key, l.clock FROM (SELECT * FROM head WHERE NOT {WAITING % "head.key"} ORDER BY clock) AS h, LATERAL (
+    SELECT l.key, l.clock FROM (SELECT * FROM head WHERE NOT {LEFT_OUT % "head.key"} ORDER BY clock) AS h, LATERAL (
         SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT keys FROM wanted)),
@@ -132,27 +150,27 @@ walk (key, clock, step) AS (
     WHERE w.step < (SELECT keys FROM missing)),
 far AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
-        SELECT * FROM walk WHERE key NOT IN (SELECT key FROM near) AND NOT {WAITING % "walk.key"}) AS h, LATERAL (
+        SELECT * FROM walk WHERE key NOT IN (SELECT key FROM near) AND NOT {LEFT_OUT % "walk.key"}) AS h, LATERAL (
         SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l),
 locked AS MATERIALIZED (SELECT key, clock FROM near UNION ALL SELECT key, clock FROM far),
 picked AS MATERIALIZED (
-    SELECT i.place FROM locked AS l, LATERAL (
-        SELECT ctid AS place, clock FROM {{schema}}.inbox_{{inbox}} WHERE key = l.key AND clock >= l.clock
-        ORDER BY clock
-        LIMIT (SELECT least({{per_key}}, ceil({{total}} / count(*)::float8))::bigint FROM locked)) AS i
-    ORDER BY i.clock LIMIT {{total}}),
+    SELECT i.* FROM locked AS l, LATERAL (
+        SELECT ctid AS place, clock, {SIZE} AS size FROM {{schema}}.inbox_{{inbox}}
+        WHERE key = l.key AND clock >= l.clock ORDER BY clock
+        LIMIT (SELECT least({{per_key}}, ceil({{total}}::float8 / count(*)::float8))::bigint FROM locked)) AS i
+    ORDER BY i.clock LIMIT {{total}}),{FITTING},
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING picked WHERE i.ctid = picked.place RETURNING i.*),
+    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 {HEALED}
-SELECT {SELECTED}, NULL::text AS cursor FROM gone
+SELECT {SELECTED}, NULL::text AS cursor, NULL::float8 AS due_in_s FROM gone
 UNION ALL
-SELECT {NULLS}, (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text WHEN count(walk.key) < m.keys THEN ''
+SELECT {NULLS}, (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text WHEN pg_catalog.count(walk.key) < m.keys THEN ''
                              ELSE max(walk.key) || chr(1) END
-                 FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys)
+                 FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys), {DUE_IN_S.format("")}
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "text"),
+    columns=(*COLUMNS, "text", "float8"),
 )
 
 
@@ -163,6 +181,7 @@ class Share:
     keys: int
     per_key: int
     total: int
+    due_too: bool = True  # keys in trouble that need not wait any more; a worker takes them by themselves
 
     def names(self) -> dict[str, str]:
         """Return the literals of the statement. As literals, the planner knows how few rows there are."""
@@ -172,10 +191,19 @@ class Share:
             "total": str(self.total),
             "share": str(min(self.per_key, 10)),
             "window": str(min(4_000, max(400, 2 * self.total))),
+            "left_out": "s.retry_at > now()" if self.due_too else "true",
         }
 
 
-def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[list[Message], str]]:
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim took, in clock order; and in how many seconds a key in trouble is to be tried, None if none is."""
+
+    messages: list[Message]
+    due_in_s: float | None
+
+
+def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[Claimed, str]]:
     """Take messages of keys that nobody works on, the longest waiting first; returns them and the next cursor.
 
     Comes back empty only when nothing could be had: a walk that met none goes on until it has been round.
@@ -184,50 +212,40 @@ def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation
     first, turned = cursor, False
     while True:
         rows = yield from _pinned(REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor))
-        *taken, (*_, reached) = rows
+        *taken, (*_, reached, due_in_s) = rows
         if taken or reached == cursor or (turned and not "" < reached < first):
-            return [Message(*row[:-1]) for row in taken], reached
+            return Claimed([Message(*row[:-2]) for row in taken], due_in_s), reached
         cursor, turned = reached, turned or not reached
 
 
-PEEK_KEY = Sql(
-    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text "
-    "ORDER BY clock LIMIT %(limit)s::bigint",
-    columns=COLUMNS,
+# One message, the head of a key in trouble whose time has come: alone in its transaction, so that what goes wrong is
+# its own doing. A key whose head somebody holds is passed over; keys are looked at one by one until one can be had.
+REAP_DUE = Sql(
+    f"""
+WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
+due AS MATERIALIZED (
+    SELECT key FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND retry_at <= now() ORDER BY retry_at, key),
+head AS MATERIALIZED (
+    SELECT l.place FROM (SELECT * FROM due) AS d, LATERAL (
+        SELECT ctid AS place FROM {{schema}}.inbox_{{inbox}} AS i
+        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
+                                           WHERE key = d.key AND clock > (SELECT floor FROM bound))
+        FOR UPDATE SKIP LOCKED) AS l
+    LIMIT 1),
+gone AS (
+    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING head WHERE i.ctid = head.place RETURNING i.*),
+{HEALED}
+SELECT {SELECTED}, NULL::float8 FROM gone
+UNION ALL
+SELECT {NULLS}, {DUE_IN_S.format(" AND retry_at > now()")}
+ORDER BY clock
+""",
+    columns=(*COLUMNS, "float8"),
 )
-PEEK_ANY = Sql(
-    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} ORDER BY {BY_CLOCK} LIMIT %(limit)s::bigint", columns=COLUMNS
-)
 
 
-def peeking(schema: str, inbox: str, key: str | None, limit: int) -> Operation[list[Message]]:
-    """Read the oldest messages, of one key or of all, and leave them where they are; waits for nobody."""
-    names = {"schema": schema, "inbox": inbox}
-    if key is None:
-        return messages((yield PEEK_ANY.at(**names)(limit=limit)))
-    return messages((yield PEEK_KEY.at(**names)(key=key, limit=limit)))
-
-
-BACKLOG = Sql("SELECT count(*) FROM {schema}.inbox_{inbox}", columns=("bigint",))
-BACKLOG_KEY = Sql("SELECT count(*) FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text", columns=("bigint",))
-
-
-def counting(schema: str, inbox: str, key: str | None) -> Operation[int]:
-    """Count the messages that wait, of one key or of all."""
-    names = {"schema": schema, "inbox": inbox}
-    [(count,)] = yield BACKLOG.at(**names)() if key is None else BACKLOG_KEY.at(**names)(key=key)
-    return int(count)
-
-
-KNOWN = Sql("SELECT to_regclass('{schema}.inbox_{inbox}') IS NOT NULL", columns=("boolean",))
-
-
-def finding(schema: str, inbox: str) -> Operation[None]:
-    """Raise `UnknownInbox` unless there is such an inbox."""
-    [(found,)] = yield KNOWN.at(schema=schema, inbox=inbox)()
-    if not found:
-        option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
-        raise UnknownInbox(
-            f"There is no inbox {inbox!r} in schema {schema!r}. Create it: mailroom inbox create {inbox}{option}; "
-            f"see those there are: mailroom inbox list{option}"
-        )
+def reaping_due(schema: str, inbox: str) -> Operation[Claimed]:
+    """Take one message of a key in trouble whose time has come, if one can be had."""
+    yield IN_TRANSACTION
+    *taken, (*_, due_in_s) = yield from _pinned(REAP_DUE.at(schema=schema, inbox=inbox)())
+    return Claimed([Message(*row[:-1]) for row in taken], due_in_s)

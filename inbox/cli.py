@@ -7,12 +7,13 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from inbox.claim import Share, finding, reaping_any
+from inbox.claim import Share, reaping_any
 from inbox.inbox import Inbox
+from inbox.look import finding
 from inbox.worker import AsyncWorker, Worker
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
@@ -40,9 +41,21 @@ def inbox() -> None:
 @click.option("--subscribe", "topics", metavar="TOPIC", multiple=True, help="A topic it gets; may be given repeatedly.")
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure, doubled by each further one. [1]")
 @click.option("--backoff-max-s", type=seconds, help="The longest wait. [60]")
+@click.option("--max-attempts", type=click.IntRange(1, 1_000_000), help="How often a message is tried. [3]")
+@click.option(
+    "--on-failure",
+    type=click.Choice(["park", "skip"]),
+    help="Then park its key, which holds all later messages of the key in order, or skip it into dead_letter. [park]",
+)
 @pass_call
 def create(
-    call: Call, name: str, topics: tuple[str, ...], backoff_s: float | None, backoff_max_s: float | None
+    call: Call,
+    name: str,
+    topics: tuple[str, ...],
+    backoff_s: float | None,
+    backoff_max_s: float | None,
+    max_attempts: int | None,
+    on_failure: Literal["park", "skip"] | None,
 ) -> None:
     """Make an inbox, or add subscriptions to it and change its settings.
 
@@ -53,11 +66,21 @@ def create(
     Examples:
       mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
       mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
+      mailroom inbox create audit_log --max-attempts 10 --on-failure skip
     """
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first.")
     with call.connection("inbox create") as connection:
-        create_inbox(connection, name, topics, schema=call.schema, backoff_s=backoff_s, backoff_max_s=backoff_max_s)
+        create_inbox(
+            connection,
+            name,
+            topics,
+            schema=call.schema,
+            backoff_s=backoff_s,
+            backoff_max_s=backoff_max_s,
+            max_attempts=max_attempts,
+            on_failure=on_failure,
+        )
     if call.json:
         document({"inbox": name, "schema": call.schema, "subscribed": topics})
     else:
@@ -66,11 +89,11 @@ def create(
 
 LIST = Sql(
     """
-SELECT name, (SELECT json_agg(topic ORDER BY topic)::text FROM {schema}.subscription WHERE inbox = name),
-       backoff_s, backoff_max_s, created_at
+SELECT name, (SELECT pg_catalog.json_agg(topic ORDER BY topic)::text FROM {schema}.subscription WHERE inbox = name),
+       backoff_s, backoff_max_s, max_attempts::bigint, on_failure, created_at
 FROM {schema}.inbox_registry ORDER BY name
 """,
-    columns=("text", "text", "float8", "float8", "timestamptz"),
+    columns=("text", "text", "float8", "float8", "bigint", "text", "timestamptz"),
 )
 
 
@@ -82,9 +105,11 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "topics": json.loads(topics or "[]"),
             "backoff_s": backoff_s,
             "backoff_max_s": backoff_max_s,
+            "max_attempts": max_attempts,
+            "on_failure": on_failure,
             "created_at": created_at,
         }
-        for name, topics, backoff_s, backoff_max_s, created_at in rows
+        for name, topics, backoff_s, backoff_max_s, max_attempts, on_failure, created_at in rows
     ]
 
 
@@ -104,7 +129,7 @@ def list_(call: Call) -> None:
         document(found)
     elif found:
         rows = [{**each, "topics": "\n".join(each["topics"]) or None}.values() for each in found]
-        table(("inbox", "subscribed to", "back-off s", "at most s", "made"), rows)
+        table(("inbox", "subscribed to", "back-off s", "at most s", "attempts", "then", "made"), rows)
     else:
         say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
 
@@ -160,8 +185,8 @@ def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> N
 
 def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
     yield from finding(schema, name)
-    messages, _ = yield from reaping_any(schema, name, Share(limit, limit, limit), "")
-    return messages
+    claimed, _ = yield from reaping_any(schema, name, Share(limit, limit, limit), "")
+    return claimed.messages
 
 
 def _hand_over(messages: list[Message], *, as_json: bool) -> None:

@@ -1,8 +1,9 @@
 """The consumer's side: reap a key's messages in clock order, in the transaction that uses them."""
 
-from inbox.claim import Share, counting, finding, peeking, reaping_any, reaping_key
-from mailroom.errors import InvalidMessage
+from inbox.claim import Claimed, Share, reaping_any, reaping_due, reaping_key
+from inbox.look import counting, finding, peeking
 from mailroom.keys import Key, key_text
+from mailroom.limits import count
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.operation import Operation, T
@@ -22,18 +23,23 @@ class _Named:
         return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
 
     def _reap(self, key: Key, limit: int) -> Operation[list[Message]]:
-        return self._known(reaping_key(self.schema, self.name, key_text(key), _count(limit, "limit")))
+        return self._known(reaping_key(self.schema, self.name, key_text(key), count(limit, "limit")))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
-        return self.claiming(Share(_count(max_keys, "max_keys"), _count(per_key, "per_key"), max_keys * per_key))
+        share = Share(count(max_keys, "max_keys"), count(per_key, "per_key"), max_keys * per_key)
+        return (yield from self.claiming(share)).messages
 
-    def claiming(self, share: Share) -> Operation[list[Message]]:
+    def claiming(self, share: Share) -> Operation[Claimed]:
         """`reap_any` as an operation, with the worker's own bounds."""
-        taken, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
-        return taken
+        claimed, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
+        return claimed
+
+    def claiming_due(self) -> Operation[Claimed]:
+        """Take one message of a key in trouble whose time has come."""
+        return self._known(reaping_due(self.schema, self.name))
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
-        return self._known(peeking(self.schema, self.name, _text(key), _count(limit, "limit")))
+        return self._known(peeking(self.schema, self.name, _text(key), count(limit, "limit")))
 
     def _backlog(self, key: Key | None) -> Operation[int]:
         return self._known(counting(self.schema, self.name, _text(key)))
@@ -48,12 +54,6 @@ class _Named:
 
 def _text(key: Key | None) -> str | None:
     return None if key is None else key_text(key)
-
-
-def _count(number: int, what: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 1_000_000:
-        raise InvalidMessage(f"{what} is {number!r}; give an int from 1 to 1,000,000.")
-    return number
 
 
 class Inbox(_Named):

@@ -49,11 +49,16 @@ class InboxBell(Bell):
         """Hold "asleep" while a lane sleeps, and hear what rings."""
         self._asleep.clear()
         while True:
-            await self._wanted.wait()
+            while not await heard(self._wanted, HEARTBEAT_S):
+                # All lanes work, but other workers may sleep, and their bell is this one: what nobody takes would pile
+                # up, in the end before the server.
+                await self.beat(connection)
+                async for _ in connection.notifies(timeout=0):
+                    pass
             await run_async(connection, self._running(LIE_DOWN))
             self._asleep.set()
             while self._sleepers:
-                await self.hear(connection, HEARTBEAT_S)
+                await self.hear(connection)
             self._asleep.clear()
             self._wanted.clear()
             await run_async(connection, self._running(GET_UP))

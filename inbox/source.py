@@ -14,6 +14,8 @@ from sqlalchemy.orm import sessionmaker
 
 from mailroom import settings
 from mailroom.errors import ConfigurationError
+from mailroom.pooler import is_pooled
+from mailroom.sqlstate import READ_ONLY, sqlstate
 
 Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any]"
 AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
@@ -60,12 +62,7 @@ class AsyncTransactions(Protocol):
 def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
-        dsn = settings.dsn(source)
-        settings.connect(dsn, "worker").close()  # fails at once and says why, where a pool would only time out
-        text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
-        return _Pool(
-            ConnectionPool(text, min_size=parallel, max_size=parallel, timeout=ANSWER_S, open=True), owned=True
-        )
+        return _Pool(ConnectionPool(**_pool_of_ours(source, inbox, parallel), open=True), owned=True)
     if isinstance(source, ConnectionPool):
         return _Pool(source, owned=False)
     if isinstance(source, Engine | sessionmaker):
@@ -76,10 +73,7 @@ def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
 async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
-        dsn = settings.dsn(source)
-        settings.connect(dsn, "worker").close()
-        text = settings.session_dsn(dsn, f"worker {inbox}", SESSION)
-        pool = AsyncConnectionPool(text, min_size=parallel, max_size=parallel, timeout=ANSWER_S, open=False)
+        pool = AsyncConnectionPool(**_pool_of_ours(source, inbox, parallel), open=False)
         await pool.open()
         return _AsyncPool(pool, owned=True)
     if isinstance(source, AsyncConnectionPool):
@@ -89,6 +83,19 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
     raise _unusable(
         source, "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
     )
+
+
+def _pool_of_ours(source: str, inbox: str, parallel: int) -> dict[str, Any]:
+    dsn = settings.dsn(source)
+    with settings.connect(dsn, "worker", autocommit=True) as probe:  # says why, where a pool would only time out
+        pooled = is_pooled(probe)
+    return {
+        "conninfo": settings.session_dsn(dsn, f"worker {inbox}", SESSION, pooled=pooled),
+        "kwargs": {"prepare_threshold": None} if pooled else {},
+        "min_size": parallel,
+        "max_size": parallel,
+        "timeout": ANSWER_S,
+    }
 
 
 class _Pool:
@@ -102,8 +109,14 @@ class _Pool:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator["psycopg.Connection[Any]"]:
-        with self._pool.connection() as connection, connection.transaction():
-            yield connection
+        with self._pool.connection() as connection:
+            try:
+                with connection.transaction():
+                    yield connection
+            except Exception as error:
+                if sqlstate(error) == READ_ONLY:
+                    connection.close()
+                raise
 
     def close(self) -> None:
         if self._owned:
@@ -121,8 +134,14 @@ class _AsyncPool:
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
-        async with self._pool.connection() as connection, connection.transaction():
-            yield connection
+        async with self._pool.connection() as connection:
+            try:
+                async with connection.transaction():
+                    yield connection
+            except Exception as error:
+                if sqlstate(error) == READ_ONLY:
+                    await connection.close()
+                raise
 
     async def close(self) -> None:
         if self._owned:
@@ -137,8 +156,15 @@ class _Factory:
     def dsn(self) -> str:
         return _engine_dsn(self._factory)
 
-    def begin(self) -> AbstractContextManager[Any]:
-        return self._factory.begin()
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Any]:
+        with self._factory.begin() as connection:
+            try:
+                yield connection
+            except Exception as error:
+                if sqlstate(error) == READ_ONLY:
+                    connection.invalidate()
+                raise
 
     def close(self) -> None:
         """Leave the user's engine alone."""
@@ -152,8 +178,15 @@ class _AsyncFactory:
     def dsn(self) -> str:
         return _engine_dsn(self._factory)
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
-        return self._factory.begin()
+    @contextlib.asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        async with self._factory.begin() as connection:
+            try:
+                yield connection
+            except Exception as error:
+                if sqlstate(error) == READ_ONLY:
+                    await connection.invalidate()
+                raise
 
     async def close(self) -> None:
         """Leave the user's engine alone."""

@@ -1,3 +1,30 @@
 """Mailroom: transactional messaging inside PostgreSQL. What the writer's and the consumer's side agree on."""
 
+from typing import TYPE_CHECKING, Any
+
+from mailroom.errors import CommitUnknown, NotAtomic, TokenExpired
+
+if TYPE_CHECKING:
+    from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CommitUnknown",
+    "NotAtomic",
+    "Outcome",
+    "TokenExpired",
+    "atomically",
+    "atomically_async",
+    "resolve",
+    "resolve_async",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Fetched when asked for: importing any module of the package imports this one, and need not pay for a driver.
+    if name in __all__:
+        from mailroom import commit
+
+        return getattr(commit, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

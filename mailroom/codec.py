@@ -20,6 +20,8 @@ from mailroom.errors import DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
 
 MAX_DEPTH = 32
+# An item of one byte decodes into as many as 72 bytes: so many take about as much memory as the largest value's bytes.
+MAX_ITEMS = 250_000
 MIN_INT, MAX_INT = -(2**64), 2**64 - 1
 MAX_DECIMAL_EXPONENT = 1_000
 
@@ -29,10 +31,12 @@ T = TypeVar("T")
 def encode(value: object) -> bytes:
     """Return `value` as CBOR of at most 16 MiB (`MAX_VALUE_BYTES`), nested at most 32 deep (`MAX_DEPTH`).
 
-    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as two. The same value
-    with its keys in the same order always gives the same bytes. A datetime keeps its instant and its UTC offset, not
-    the name of its zone. What subclasses a supported type (an enum of text, an OrderedDict) comes back as that type.
-    Raises `EncodeError`, which says where in the value the fault is and what to send instead.
+    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as two. It has at most
+    250,000 items (`MAX_ITEMS`): a list, map, key, number, text and so on is one each; a date, datetime or UUID counts
+    as two, a Decimal as four. The same value with its keys in the same order always gives the same bytes. A datetime
+    keeps its instant and its UTC offset, not the name of its zone. What subclasses a supported type (an enum of text,
+    an OrderedDict) comes back as that type. Raises `EncodeError`, which says where in the value the fault is and what
+    to send instead.
     """
     # The walk must come first: cbor2 recurses without a limit, and a value nested deep enough ends the process. It
     # is also complete by itself; proving the bytes by decoding and comparing them on top would double the time.
@@ -47,6 +51,11 @@ def encode(value: object) -> bytes:
             f"The value takes {len(raw):,} bytes as CBOR; the limit is {MAX_VALUE_BYTES:,}. "
             "Store it elsewhere and send where it is."
         )
+    if _has_too_many_items(raw):
+        raise EncodeError(
+            f"The value has more than {MAX_ITEMS:,} items: lists, maps, keys, numbers, texts and so on. "
+            "Send it in parts, or pack numbers that belong together into bytes."
+        )
     return raw
 
 
@@ -54,11 +63,14 @@ def decode(raw: bytes) -> object:
     """Return the value that `raw`, one CBOR item, holds; lists and maps come back as list and dict.
 
     Raises `DecodeError`, and nothing else however hostile the bytes, on what is not a value as this module describes
-    it: more than 16 MiB, nested deeper than 32, indefinite lengths, repeated keys, bytes behind the end, other tags,
-    integers beyond 64 bits, `undefined`. The error never shows content. NaN, which `encode` refuses, is read.
+    it: more than 16 MiB or 250,000 items, nested deeper than 32, indefinite lengths, repeated keys, bytes behind the
+    end, other tags, integers beyond 64 bits, `undefined`. The error never shows content. NaN, which `encode` refuses,
+    is read.
     """
     if len(raw) > MAX_VALUE_BYTES:
         raise _not_ours(f"it has {len(raw):,} bytes; the limit is {MAX_VALUE_BYTES:,}")
+    if _has_too_many_items(raw):
+        raise _not_ours(f"it has more than {MAX_ITEMS:,} items")
     stream = BytesIO(raw)
     try:
         # A decoder of its own per value: reused ones have leaked parts of one message into the next.
@@ -78,6 +90,35 @@ def decode(raw: bytes) -> object:
     if stream.tell() != len(raw):
         raise _not_ours("more bytes follow after its end")
     return value
+
+
+# How far it is from the head of an item to the next one, by the head's first byte; 0 where a length follows, or where
+# there is no item: reserved heads and indefinite lengths.
+_STEPS = bytes(
+    0 if argument > 27 or (argument > 23 and major in (2, 3))
+    else 1 + (argument if major in (2, 3) else (1 << argument - 24) if argument > 23 else 0)
+    for major in range(8) for argument in range(32)
+)  # fmt: skip
+
+
+def _has_too_many_items(raw: bytes) -> bool:
+    """Count heads up to the limit, or up to the first byte that is none, behind which the decoder makes nothing."""
+    size = len(raw)
+    if size <= MAX_ITEMS:  # an item takes a byte at least
+        return False
+    position = items = 0
+    while position < size:
+        items += 1
+        if items > MAX_ITEMS:
+            return True
+        step = _STEPS[raw[position]]
+        if not step:
+            width = 1 << (raw[position] & 31) - 24
+            if width > 8:
+                return False
+            step = 1 + width + int.from_bytes(raw[position + 1 : position + 1 + width])
+        position += step
+    return False
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 Errors of psycopg and SQLAlchemy that arise in the caller's transaction pass through as they are.
 """
 
+from uuid import UUID
+
 
 class MailroomError(Exception):
     """Anything Mailroom refuses or cannot do. `exit_code` is what the command ends with."""
@@ -36,6 +38,44 @@ class DecodeError(MailroomError, ValueError):
 
 class NotInTransaction(MailroomError):
     """A call that must share the caller's transaction was made on an autocommit connection outside of one."""
+
+
+class NotAtomic(MailroomError):
+    """What `atomically` was to commit is not one whole transaction of its own; it did not commit it."""
+
+
+class CommitUnknown(MailroomError):
+    """A COMMIT was sent, no answer came, and nobody could be asked in time: it may have committed or not.
+
+    `token` names the transaction: `mailroom.resolve(connect, token)` tells how it ended, from any process.
+    """
+
+    def __init__(self, token: UUID, reason: str) -> None:
+        super().__init__(token, reason)  # what pickle makes it from, in another process
+        self.token = token
+        self._reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"It is not known whether transaction {self.token} committed ({self._reason}). Do not run its work again "
+            f"before you know: once the database answers, mailroom.resolve(connect, {str(self.token)!r}) returns "
+            "'committed' or 'rolled back', and only after 'rolled back' may the work be run again."
+        )
+
+
+class TokenExpired(MailroomError):
+    """Too long ago: how the transaction of this token ended is not recorded any more."""
+
+    def __init__(self, token: UUID, kept_days: int) -> None:
+        super().__init__(token, kept_days)
+        self.token = token
+        self._kept_days = kept_days
+
+    def __str__(self) -> str:
+        return (
+            f"Transaction {self.token} is too old to be looked up: how one ended is kept for {self._kept_days} days. "
+            "Look in your own tables for what it was to write."
+        )
 
 
 class UnsupportedConnection(MailroomError, TypeError):

@@ -19,4 +19,4 @@ def key(table: str) -> str:
 
 def channel(table: str) -> str:
     """Return SQL for the name of the channel that is the bell of `table`, itself SQL for an oid."""
-    return f"'mailroom:' || {table}::oid"
+    return f"'mailroom:' || {table}::oid::text"

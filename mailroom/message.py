@@ -11,6 +11,14 @@ from mailroom import codec
 from mailroom.errors import DecodeError
 from mailroom.operation import Row
 
+# A message's own columns: it keeps them wherever it goes, so that every move is a plain INSERT .. SELECT.
+MESSAGE = (
+    "message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, "
+    "source, sent_at"
+)
+# The same once it has been delivered.
+DELIVERED = f"inbox, clock, sent_clock, origin, delivered_at, {MESSAGE}"
+
 # What every statement that gives messages selects, with the types of the result, in the order of `Message.__init__`.
 SELECTED = (
     "key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, "
@@ -66,7 +74,7 @@ class Message:
     def value(self) -> Any:
         """The value, decoded on first use. Raises `DecodeError` for bytes that are no value; `raw` still reads them."""
         if self._value is _UNDECODED:
-            self._value = codec.decode(self.raw) if self._json is None else _parsed(self._json)
+            self._value = codec.decode(self.raw) if self._json is None else parsed(self._json)
         return self._value
 
     @property
@@ -84,7 +92,8 @@ class Message:
         return f"Message(clock={self.clock}, topic={self.topic!r}, key={self.key!r}, id={self.id})"
 
 
-def _parsed(text: str) -> object:
+def parsed(text: str) -> object:
+    """Return the value of a message that was written as JSON, or raise `DecodeError`."""
     # jsonb holds numbers longer and nesting deeper than Python reads.
     try:
         return json.loads(text)

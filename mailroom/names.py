@@ -18,9 +18,10 @@ TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
 
 def schema_name(name: str) -> str:
     """Return `name` if it can name a node's schema, else raise `InvalidName`."""
-    if _identifier(name, "schema").startswith("pg_"):
+    schema = _identifier(name, "schema")
+    if schema.startswith("pg_"):
         raise InvalidName(f"Schema name {shown(name)} is not valid: PostgreSQL keeps names that begin with pg_.")
-    return name
+    return schema
 
 
 def inbox_name(name: str) -> str:
@@ -35,7 +36,7 @@ def topic_name(topic: str) -> str:
             f"Topic {shown(topic)} is not valid: use a letter, then up to {MAX_TOPIC_LENGTH - 1} letters, "
             "digits, dots, hyphens or underscores."
         )
-    return topic
+    return str.__str__(topic)
 
 
 def _identifier(name: str, what: str) -> str:
@@ -46,7 +47,8 @@ def _identifier(name: str, what: str) -> str:
             f"{what.capitalize()} name {shown(name)} is not valid: use a lower-case letter, then up to 40 "
             "lower-case letters, digits or underscores."
         )
-    return name
+    # The text that was looked at: a subclass, an enum of text say, may show another one where it is put into SQL.
+    return str.__str__(name)
 
 
 def shown(text: object) -> str:

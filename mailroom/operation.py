@@ -25,6 +25,9 @@ class Sql:
 
     Every value is cast where it stands, so that the statement means the same to each driver; `columns` are the types
     of the result. Identifiers are checked names (`mailroom.names`), so rendering needs no quoting rules.
+
+    An operator or function is called with the exact types of one in pg_catalog, or written with `pg_catalog.`: else one
+    that another role has put into the caller's search_path could fit better, and would run with the caller's rights.
     """
 
     def __init__(self, template: str, columns: Sequence[str] = ()) -> None:
@@ -101,16 +104,6 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Run statements one after the other, in one trip to the server where the driver can.
-
-    Each still begins with a snapshot of its own. The operation receives the rows of all of them, in a list each.
-    """
-
-    steps: tuple[Execute, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Fill:
     """Insert many rows: by COPY where the driver can, else by one statement over arrays, one value per column."""
 
@@ -126,5 +119,5 @@ class InTransaction:
 
 IN_TRANSACTION = InTransaction()
 
-Step: TypeAlias = Execute | Together | Fill | InTransaction
+Step: TypeAlias = Execute | Fill | InTransaction
 Operation: TypeAlias = Generator[Step, Any, T]

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mailroom import locks
 from mailroom.errors import SchemaError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0102"
+HEAD = "0103"
 
 
 def migrate(
@@ -148,17 +148,25 @@ def create_inbox(
     schema: str = DEFAULT_SCHEMA,
     backoff_s: float | None = None,
     backoff_max_s: float | None = None,
+    max_attempts: int | None = None,
+    on_failure: Literal["park", "skip"] | None = None,
 ) -> None:
     """Make an inbox with its subscriptions; what is there already stays, what is given anew is set.
 
-    A key that failed waits `backoff_s`, doubled up to `backoff_max_s`; where only one is given, the other gives way.
+    A key that failed waits `backoff_s` (1), doubled up to `backoff_max_s` (60); where only one is given, the other
+    gives way. A message that failed `max_attempts` times (3, at least 1) has its key parked, which holds all later ones
+    of the key too, or is skipped, which moves it alone to `dead_letter`: `on_failure` (park).
 
     For users' own migrations: everything happens in the caller's transaction. A delivery beside it goes on; one that
     had been planned before the partition was there fails on it and is tried once more.
     """
     topics = [topic_name(topic) for topic in subscribe]
-    operation = creating_inbox(schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s)
-    run(connection, operation)
+    run(
+        connection,
+        creating_inbox(
+            schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure
+        ),
+    )
 
 
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
@@ -173,7 +181,7 @@ PREPARE = Sql(
     """
 SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true), EXISTS (
     SELECT FROM pg_catalog.pg_class WHERE relname = 'inbox_{inbox}'
-    AND relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass))
+    AND relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass::oid))
 """,
     columns=("text", "text", "boolean"),
 )
@@ -194,25 +202,29 @@ ALTER TABLE {schema}.inbox_{inbox} ADD PRIMARY KEY (key, clock), SET (
 RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s)
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure)
 VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
-        coalesce(%(backoff_max_s)s::float8, greatest(60, %(backoff_s)s::float8)))
+        coalesce(%(backoff_max_s)s::float8, greatest(60, %(backoff_s)s::float8)),
+        coalesce(%(max_attempts)s::bigint, 3), coalesce(%(on_failure)s::text, 'park'))
 ON CONFLICT (name) DO UPDATE SET
     backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
-    backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8))
+    backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),
+    max_attempts = coalesce(%(max_attempts)s::bigint, r.max_attempts),
+    on_failure = coalesce(%(on_failure)s::text, r.on_failure)
 """
 )
 SUBSCRIBE = Sql(
     """
-INSERT INTO {schema}.subscription (topic, inbox) SELECT unnest(%(topics)s::text[]), '{inbox}'
+INSERT INTO {schema}.subscription (topic, inbox) SELECT pg_catalog.unnest(%(topics)s::text[]), '{inbox}'
 ON CONFLICT DO NOTHING
 """
 )
 
 
 def creating_inbox(
-    schema: str, name: str, topics: list[str], backoff_s: float | None, backoff_max_s: float | None
-) -> Operation[None]:
+    schema: str, name: str, topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
+    max_attempts: int | None = None, on_failure: str | None = None,
+) -> Operation[None]:  # fmt: skip
     """`create_inbox` as an operation."""
     yield IN_TRANSACTION
     yield from checking(schema)
@@ -223,7 +235,9 @@ def creating_inbox(
         for statement in PARTITION:
             yield statement.at(**names)()
     yield RESTORE.at()(before=lock_timeout)
-    yield REGISTER.at(**names)(backoff_s=backoff_s, backoff_max_s=backoff_max_s)
+    yield REGISTER.at(**names)(
+        backoff_s=backoff_s, backoff_max_s=backoff_max_s, max_attempts=max_attempts, on_failure=on_failure
+    )
     yield SUBSCRIBE.at(**names)(topics=topics)
 
 

@@ -1,4 +1,4 @@
-"""Which database, and how every session of ours is set up."""
+"""Which database, and how every session of ours is opened and set up, directly or through a pooler."""
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ import psycopg
 from psycopg import conninfo
 
 from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.pooler import BACKEND, AsyncPooledConnection, PooledConnection, refuses_options
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -19,6 +20,9 @@ DSN_VARIABLE = "MAILROOM_DSN"
 # Any of these says that libpq's own environment names a database on purpose.
 LIBPQ_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE", "PGUSER")
 
+# What libpq's environment sets, ours does not override.
+ENVIRONMENT = {"connect_timeout": "PGCONNECT_TIMEOUT", "target_session_attrs": "PGTARGETSESSIONATTRS"}
+
 SQLALCHEMY_SCHEME = re.compile(r"\A(postgres(?:ql)?)\+\w+://")
 
 # user:password of a URL: whatever stands before its last @. Raw, these characters would end it earlier for libpq, which
@@ -26,9 +30,24 @@ SQLALCHEMY_SCHEME = re.compile(r"\A(postgres(?:ql)?)\+\w+://")
 USER_AND_PASSWORD = re.compile(r"\w+://(.*)@")
 ENDS_IT_EARLY = re.compile(r"[@/?]")
 
-# jit: its default turned a delivery of 3 ms into one of 48 ms. The rest keeps a session that hangs or whose peer is
-# gone from holding locks or vacuum back; tcp_user_timeout is the one the kernel honours for a paused process.
-SESSION = {"jit": "off", "search_path": "pg_catalog, pg_temp", "tcp_user_timeout": "10000"}
+# jit: its default turned a delivery of 3 ms into one of 48 ms. search_path: nobody's function gets in between.
+SESSION = {"jit": "off", "search_path": "pg_catalog,pg_temp"}
+# For sessions that neither a person nor a handler uses: a statement of theirs that takes so long hangs, and is better
+# tried anew. They send the statements of a transaction one right after the other, so one that idles inside of it is
+# paused or cut off, and gives up its locks; a stand-by is to take over within 15 s, of which the lease takes 4.
+UNATTENDED = SESSION | {
+    "statement_timeout": "60s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "5s",
+}
+# How the server finds a peer that is gone: keepalives one that vanished, tcp_user_timeout one that takes nothing any
+# more, such as a paused process that listens: the kernel answers keepalives for it.
+PEER = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+PEER |= {"tcp_user_timeout": "10000"}
+# The same the other way round. Everything of ours writes: of several hosts the primary is meant, and a server that is
+# none any more is left.
+CLIENT = {"connect_timeout": "10", "tcp_user_timeout": "10000", "target_session_attrs": "read-write"}
+CLIENT |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 
 
 def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -> str:
@@ -58,34 +77,93 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
     )
 
 
-def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION) -> str:
-    """Return `text` completed for a session that Mailroom opens: its name, timeouts, and the given settings."""
+def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, pooled: bool = False) -> str:
+    """Return `text` completed for a session that Mailroom opens: its name, timeouts, and the given settings.
+
+    Through a pooler the settings stay away: see `mailroom.pooler`.
+    """
     known = conninfo.conninfo_to_dict(text)
-    options = " ".join(f"-c {name}={value}".replace(", ", ",") for name, value in settings.items())
-    given = str(known.get("options") or "")
-    # Keepalives find a peer that is gone while nothing is sent, tcp_user_timeout one that does not answer what is.
-    defaults = {"connect_timeout": "10", "tcp_user_timeout": "10000"}
-    defaults |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+    options = [str(known.get("options") or "")]
+    if not pooled:
+        options += [f"-c {name}={value}" for name, value in {**settings, **PEER}.items()]
+    given = {name for name in CLIENT if name in known or os.environ.get(ENVIRONMENT.get(name, ""))}
     return conninfo.make_conninfo(
         text,
         application_name=f"mailroom {role}"[:63],
-        options=f"{given} {options}".strip(),
-        **{name: value for name, value in defaults.items() if name not in known},
+        options=" ".join(options).strip() or None,
+        **{name: value for name, value in CLIENT.items() if name not in given},
     )
 
 
-def connect(text: str, role: str, *, autocommit: bool = False) -> psycopg.Connection:
+def connect(
+    text: str, role: str, settings: Mapping[str, str] = SESSION, *, autocommit: bool = False
+) -> psycopg.Connection:
     """Open a session of our own, or raise `ConnectionFailed` with the server's reason and without the password."""
     try:
-        return psycopg.connect(session_dsn(text, role), autocommit=autocommit)
+        return _direct(text, role, settings, autocommit) or _pooled(text, role, settings, autocommit)
     except psycopg.OperationalError as error:
         raise connection_failed(error) from None
+
+
+def _direct(text: str, role: str, settings: Mapping[str, str], autocommit: bool) -> psycopg.Connection | None:
+    """Return None if a pooler stands in between."""
+    try:
+        connection = psycopg.connect(session_dsn(text, role, settings), autocommit=True)
+    except psycopg.OperationalError as error:
+        if refuses_options(error):
+            return None
+        raise
+    with contextlib.ExitStack() as unless_direct:
+        unless_direct.callback(connection.close)
+        # A pooler invents the process id that it tells its clients.
+        if connection.execute(BACKEND).fetchone() == (connection.info.backend_pid,):
+            unless_direct.pop_all()
+            connection.autocommit = autocommit
+            return connection
+    return None
+
+
+def _pooled(text: str, role: str, settings: Mapping[str, str], autocommit: bool) -> psycopg.Connection:
+    conninfo = session_dsn(text, role, pooled=True)
+    connection = PooledConnection.connect(conninfo, autocommit=autocommit, prepare_threshold=None)
+    connection.settings = settings
+    return connection
+
+
+async def connect_async(text: str, role: str, settings: Mapping[str, str] = SESSION) -> psycopg.AsyncConnection:
+    """Open an autocommit session of our own; psycopg's errors come as they are."""
+    direct = await _direct_async(text, role, settings)
+    if direct is not None:
+        return direct
+    conninfo = session_dsn(text, role, pooled=True)
+    connection = await AsyncPooledConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+    connection.settings = settings
+    return connection
+
+
+async def _direct_async(text: str, role: str, settings: Mapping[str, str]) -> psycopg.AsyncConnection | None:
+    try:
+        connection = await psycopg.AsyncConnection.connect(session_dsn(text, role, settings), autocommit=True)
+    except psycopg.OperationalError as error:
+        if refuses_options(error):
+            return None
+        raise
+    async with contextlib.AsyncExitStack() as unless_direct:
+        unless_direct.push_async_callback(connection.close)
+        if await (await connection.execute(BACKEND)).fetchone() == (connection.info.backend_pid,):
+            unless_direct.pop_all()
+            return connection
+    return None
 
 
 def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:
     """Tell why a connection failed in one line and what to check."""
     reason = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
-    return ConnectionFailed(f"Cannot connect: {reason}. Check --dsn or {DSN_VARIABLE}, and that the server runs.")
+    if "session is read-only" in reason:
+        check = "It is a standby or read-only: name the primary. To look only, add target_session_attrs=any."
+    else:
+        check = f"Check --dsn or {DSN_VARIABLE}, and that the server runs."
+    return ConnectionFailed(f"Cannot connect: {reason}. {check}")
 
 
 def engine(given: str | None = None) -> "Engine":

@@ -15,7 +15,8 @@ class InboxStatus:
 
     `on_the_way` counts its messages in the outbox, `dispatcher_lag_s` is the age of the oldest of them; `backlog`
     counts its messages that are there to be reaped, `consumer_lag_s` is for how long the oldest of them has been.
-    `lag_s` is the age since the send of the oldest of both. `waiting_keys` have failed and wait for their next try.
+    `lag_s` is the age since the send of the oldest of both. `waiting_keys` have failed and wait for their next try;
+    `parked_keys` are held until somebody acts, with `parked_messages`: those moved aside, which are not in `backlog`.
     """
 
     name: str
@@ -25,6 +26,8 @@ class InboxStatus:
     dispatcher_lag_s: float
     consumer_lag_s: float
     waiting_keys: int
+    parked_keys: int
+    parked_messages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,10 @@ SELECT r.name, coalesce(c.messages, 0), i.messages,
        extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8,
        extract(epoch FROM clock_timestamp() - c.since)::float8,
        extract(epoch FROM clock_timestamp() - oldest.delivered_at)::float8,
-       (SELECT count(*) FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at > clock_timestamp())
+       (SELECT count(*) FROM {schema}.key_state AS k
+        WHERE k.inbox = r.name AND k.retry_at > clock_timestamp() AND k.retry_at < 'infinity'),
+       (SELECT count(*) FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity'),
+       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name)
 FROM {schema}.inbox_registry AS r
 LEFT JOIN coming AS c ON c.inbox = r.name
 CROSS JOIN LATERAL (
@@ -148,7 +154,7 @@ LEFT JOIN LATERAL (
     ORDER BY clock + 0 LIMIT 1) AS oldest ON true
 ORDER BY r.name
 """,
-    columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint"),
+    columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint", "bigint", "bigint"),
 )
 
 
@@ -160,8 +166,8 @@ def reading_status(schema: str) -> Operation[Status]:
     return Status(
         schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), scheduled, dead_letters, dispatcher,
         tuple(
-            InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), waiting_keys)
-            for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, waiting_keys in inboxes
+            InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *troubles)
+            for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, *troubles in inboxes
         ),
     )  # fmt: skip
 

@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dispatcher.deliver import delivering, raising_ceiling, releasing
+from dispatcher.deliver import delivering, releasing
 from inbox import Inbox
 from mailroom import codec
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.stamping import raising_ceiling
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
 
 

@@ -10,16 +10,17 @@ from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
 from mailroom.transaction import AnyConnection, run
 
-Where: TypeAlias = Literal["outbox", "scheduled", "inbox", "dead_letter"]
+Where: TypeAlias = Literal["outbox", "scheduled", "inbox", "parked", "dead_letter"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """One place where a message is.
 
-    `since` is when it came there (for `scheduled`: when it is due); `clock` its clock in an inbox. `ahead` counts what
-    stands before it: in the outbox all that does, in an inbox messages of its key, which are reaped first. If its key
-    failed, `attempts`, `retry_at` and `reason` tell of that; for a dead letter `reason` says why it ended there.
+    `since` is when it came there (for `scheduled`: when it is due; for `parked`: since when its key is); `clock` its
+    clock in an inbox. `ahead` counts what stands before it: in the outbox all that does, in an inbox messages of its
+    key, which are reaped first. If its key failed, `attempts`, `retry_at` and `reason` tell of that; for a parked one
+    there is no `retry_at`. For a dead letter `reason` says why it ended there, and `inbox` which inbox skipped it.
     """
 
     where: Where
@@ -36,7 +37,8 @@ class Place:
 
 
 # One statement, so one snapshot: a message on its way from one table to the next is in exactly one of them. No index
-# holds message ids, since every message would pay for it; the tables are read.
+# holds message ids, since every message would pay for it; the tables are read. What a parked key holds is parked,
+# whether it has been moved aside already or not.
 TRACE = Sql(
     """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint,
@@ -47,13 +49,17 @@ UNION ALL
 SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL
 FROM {schema}.scheduled WHERE message_id = %(id)s::uuid
 UNION ALL
-SELECT 'inbox', i.inbox, topic, i.key, sent_at, delivered_at, i.clock,
-       (SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = i.inbox AND b.key = i.key AND b.clock < i.clock),
-       k.attempts::bigint, k.retry_at, k.last_error
-FROM {schema}.inbox AS i LEFT JOIN {schema}.key_state AS k ON k.inbox = i.inbox AND k.key = i.key
-WHERE message_id = %(id)s::uuid
+SELECT CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
+       CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock,
+       (SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock)
+       + (SELECT count(*) FROM {schema}.parked AS b WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock),
+       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error
+FROM (SELECT inbox, key, clock, topic, sent_at, delivered_at FROM {schema}.inbox WHERE message_id = %(id)s::uuid
+      UNION ALL SELECT inbox, key, clock, topic, sent_at, delivered_at FROM {schema}.parked
+      WHERE message_id = %(id)s::uuid) AS h
+LEFT JOIN {schema}.key_state AS k ON k.inbox = h.inbox AND k.key = h.key
 UNION ALL
-SELECT 'dead_letter', NULL, topic, key, sent_at, failed_at, NULL, NULL, NULL, NULL, reason
+SELECT 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason
 FROM {schema}.dead_letter WHERE message_id = %(id)s::uuid
 """,
     columns=("text",) * 4 + ("timestamptz",) * 2 + ("bigint",) * 3 + ("timestamptz", "text"),

@@ -3,6 +3,9 @@
 psycopg connections are used through a plain cursor of ours: tuples, binary results, psycopg's own adapters and
 prepared statements, whatever row factory, cursor class or loaders the user has set. SQLAlchemy connections and
 sessions run bound `text()`, on any PostgreSQL driver. Errors of the driver pass through as they are.
+
+Never in a pipeline: psycopg ends one with a Flush, after which the server's timeout for sessions that idle in a
+transaction does not count, so a process paused right then would keep its locks for ever.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,17 +17,20 @@ from psycopg import postgres
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
+from psycopg.types import array
 
 from mailroom.errors import NotInTransaction, UnsupportedConnection
-from mailroom.operation import Execute, Fill, Operation, Step, Together
+from mailroom.operation import Execute, Fill, Operation, Sql, Step
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
 AnyConnection: TypeAlias = "psycopg.Connection[Any] | Connection | Session | scoped_session[Any]"
-AnyAsyncConnection: TypeAlias = "psycopg.AsyncConnection[Any] | AsyncConnection | AsyncSession"
+AnyAsyncConnection: TypeAlias = (
+    "psycopg.AsyncConnection[Any] | AsyncConnection | AsyncSession | async_scoped_session[Any]"
+)
 T = TypeVar("T")
 
 
@@ -60,6 +66,26 @@ async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> 
         rows = await perform(step)
 
 
+def is_aborted(connection: object) -> bool:
+    """Tell whether a statement failed in the transaction of a psycopg connection; of others it is not known (false).
+
+    The COMMIT of such a transaction rolls back and reports success.
+    """
+    return (
+        isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
+        and connection.info.transaction_status is TransactionStatus.INERROR
+    )
+
+
+PROBE = Sql("SELECT true", columns=("boolean",))
+
+
+def probing(connection: object) -> Operation[None]:
+    """Fail with 25P02 if a statement failed in the transaction, on connections that do not tell (`is_aborted`)."""
+    if not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        yield PROBE.at()()
+
+
 class _PsycopgOwn:
     """psycopg's adapters as they come, made afresh: neither a connection's nor the global changes of users are in."""
 
@@ -88,6 +114,7 @@ class _Char(Dumper):
 
 
 postgres.register_default_adapters(_PsycopgOwn())
+array.register_all_arrays(_PsycopgOwn())
 _PsycopgOwn.adapters.register_dumper(None, _JsonbText)
 _PsycopgOwn.adapters.register_dumper(None, _Char)
 
@@ -116,14 +143,6 @@ def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
             with PlainCursor(connection) as cursor:
                 cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return cursor.fetchall() if statement.columns else []
-        case Together(steps):
-            cursors = [PlainCursor(connection) for _ in steps]
-            with connection.pipeline():
-                for cursor, one in zip(cursors, steps, strict=True):
-                    cursor.execute(one.statement.sql, one.values, prepare=True, binary=True)
-            return [
-                cursor.fetchall() if one.statement.columns else [] for cursor, one in zip(cursors, steps, strict=True)
-            ]
         case Fill(copy, _, columns, rows):
             with PlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
                 stream.set_types([kind for _, kind in columns])
@@ -140,15 +159,6 @@ async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: St
             async with AsyncPlainCursor(connection) as cursor:
                 await cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return await cursor.fetchall() if statement.columns else []
-        case Together(steps):
-            cursors = [AsyncPlainCursor(connection) for _ in steps]
-            async with connection.pipeline():
-                for cursor, one in zip(cursors, steps, strict=True):
-                    await cursor.execute(one.statement.sql, one.values, prepare=True, binary=True)
-            return [
-                await cursor.fetchall() if one.statement.columns else []
-                for cursor, one in zip(cursors, steps, strict=True)
-            ]
         case Fill(copy, _, columns, rows):
             async with AsyncPlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
                 stream.set_types([kind for _, kind in columns])
@@ -173,8 +183,6 @@ def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
         case Execute(statement, values):
             result = connection.execute(statement.text, values)
             return [tuple(row) for row in result] if result.returns_rows else []
-        case Together(steps):
-            return [_sqlalchemy_step(connection, one) for one in steps]
         case Fill(_, unnest, columns, rows):
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):
@@ -217,9 +225,9 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
 
 
 async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-    if isinstance(connection, AsyncSession):
+    if isinstance(connection, AsyncSession | async_scoped_session):
         connection = await connection.connection()
     if isinstance(connection, AsyncConnection) and connection.dialect.name == "postgresql":
         return connection

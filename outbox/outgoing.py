@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
@@ -40,9 +40,9 @@ class Outgoing:
     """One message for `send_many`; the fields mean what the arguments of `Outbox.send` mean."""
 
     topic: str
-    value: object
+    value: object = field(repr=False)  # what is printed ends in logs
     key: Key | None = None
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
     kind: Kind = "M"
     message_type: MessageType = "U"
     event_type: EventType | None = None

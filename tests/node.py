@@ -24,10 +24,11 @@ class Node:
         self.dsn = dsn
         self.connection = connection
 
-    def inbox(self, name: str, *topics: str, backoff_s: float = 1) -> None:
+    def inbox(self, name: str, *topics: str, backoff_s: float = 1, **settings: Any) -> None:
         """Make an inbox that subscribes to the topics."""
+        backoff_max_s = max(backoff_s, 60)
         with self.connection.transaction():
-            create_inbox(self.connection, name, topics, backoff_s=backoff_s, backoff_max_s=max(backoff_s, 60))
+            create_inbox(self.connection, name, topics, backoff_s=backoff_s, backoff_max_s=backoff_max_s, **settings)
 
     def send(self, topic: str, value: object = None, **fields: Any) -> UUID:
         """Send one message in a transaction of its own."""

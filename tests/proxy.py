@@ -1,13 +1,31 @@
-"""A TCP proxy before the server, so that a test can take the network away: cut it, or let it swallow everything."""
+"""A TCP proxy before the server, so that a test can take the network away: cut it, or let it swallow everything.
+
+It also knows a COMMIT when it passes, and can lose it, its answer, or its client.
+"""
 
 import asyncio
 import contextlib
+import re
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from enum import Enum
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 T = TypeVar("T")
+
+# A simple query, or the Parse of drivers that send no simple ones; and the server's word that it is done.
+COMMIT = re.compile(rb"(?:Q.{4}|P.{4}[^\0]*\0)commit;?\0", re.S | re.I)
+DONE = b"Z\0\0\0\x05I"  # the server is ready again, and in no transaction
+
+
+class CommitFault(Enum):
+    """What happens to a COMMIT that passes; in all cases but the first its client is cut off without an answer."""
+
+    NONE = "passed on, as its answer is"
+    CUT = "lost: the server sees the connection end"
+    SWALLOW = "passed on; the connection ends when the answer comes"
+    HOLD = "passed on only when told, while the client has long gone"
 
 
 class Proxy:
@@ -19,10 +37,14 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         self._swallowed: bytes | None = None
+        self._choose: Callable[[], CommitFault] = lambda: CommitFault.NONE
+        self._held_s: float | None = None
+        self._released = asyncio.Event()
         self._streams: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[Any]] = set()
         self.port = 0
         self.swallowed = 0  # bytes that went into the black hole
+        self.commits: list[CommitFault] = []  # what happened to each COMMIT so far
         self._listener: asyncio.Server
         self._do(self._listen())
 
@@ -41,6 +63,22 @@ class Proxy:
     def forward(self) -> None:
         """Swallow nothing any more; what was swallowed is lost, so only new connections work."""
         self._do(self._swallow(None))
+
+    def at_commits(self, choose: Callable[[], CommitFault], held_s: float | None = None) -> None:
+        """Ask `choose`, in the proxy's thread, what to do with each COMMIT; one held goes on by itself after `held_s`.
+
+        One that is held does not pass before `release`, unless `held_s` is given.
+        """
+        self._choose, self._held_s = choose, held_s
+
+    def at_next_commits(self, *faults: CommitFault) -> None:
+        """Do this to the next COMMITs, one after another, and pass on all that follow."""
+        left = iter(faults)
+        self.at_commits(lambda: next(left, CommitFault.NONE))
+
+    def release(self) -> None:
+        """Pass on what is held."""
+        self._loop.call_soon_threadsafe(self._released.set)
 
     def close(self) -> None:
         """End the proxy."""
@@ -76,8 +114,8 @@ class Proxy:
             with contextlib.suppress(OSError):
                 back, forth = await asyncio.open_connection(*self._target)
                 self._streams.add(forth)
-                begun = bytearray()
-                await asyncio.gather(self._pump(reader, forth, begun), self._pump(back, writer, begun))
+                link = _Link(writer, forth)
+                await asyncio.gather(self._requests(reader, link), self._answers(back, link))
         except asyncio.CancelledError:
             pass  # the task ends here; asyncio's own callback would report it
         finally:
@@ -86,16 +124,55 @@ class Proxy:
                 self._streams.discard(stream)
                 stream.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, begun: bytearray) -> None:
+    async def _requests(self, source: asyncio.StreamReader, link: "_Link") -> None:
         while data := await source.read(65_536):
-            if len(begun) < 4_096:
-                begun += data
-            if self._swallowed is not None and self._swallowed in begun:
-                self.swallowed += len(data)
-            else:
-                target.write(data)
-                await target.drain()
-        target.transport.abort()
+            if not self._swallows(data, link):
+                if COMMIT.search(data) and not await self._commit(link):
+                    break
+                link.server.write(data)
+                await link.server.drain()
+        if link.fault is not CommitFault.HOLD:  # then the server has yet to answer
+            link.abort()
+
+    async def _answers(self, source: asyncio.StreamReader, link: "_Link") -> None:
+        while data := await source.read(65_536):
+            if not self._swallows(data, link):
+                if link.fault is not CommitFault.NONE and DONE in data:
+                    break
+                link.client.write(data)
+                await link.client.drain()
+        link.abort()
+
+    def _swallows(self, data: bytes, link: "_Link") -> bool:
+        if len(link.begun) < 4_096:
+            link.begun += data
+        swallows = self._swallowed is not None and self._swallowed in link.begun
+        self.swallowed += len(data) if swallows else 0
+        return swallows
+
+    async def _commit(self, link: "_Link") -> bool:
+        """Tell whether to pass the COMMIT on."""
+        link.fault = self._choose()
+        self.commits.append(link.fault)
+        if link.fault is CommitFault.HOLD:
+            link.client.transport.abort()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._released.wait(), self._held_s)
+        return link.fault is not CommitFault.CUT
+
+
+class _Link:
+    """A connection through the proxy: its two ends, how it began, and what happened to its last COMMIT."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.server = server
+        self.begun = bytearray()
+        self.fault = CommitFault.NONE
+
+    def abort(self) -> None:
+        self.client.transport.abort()
+        self.server.transport.abort()
 
 
 @contextlib.contextmanager

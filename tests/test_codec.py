@@ -4,6 +4,7 @@ import enum
 import math
 import random
 import sys
+import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mailroom.codec import MAX_DEPTH, decode, encode
+from mailroom.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
 from mailroom.errors import DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
 
@@ -263,6 +264,54 @@ def test_value_may_be_as_large_as_the_limit_and_no_larger() -> None:
     assert decode(raw) == largest
     with pytest.raises(EncodeError, match=r"16,777,217 bytes as CBOR; the limit is 16,777,216"):
         encode(largest + b"x")
+
+
+WITH_ITEMS: dict[str, tuple[object, int]] = {
+    "number": (7, 1),
+    "long number": (2**40, 1),
+    "float": (1.5, 1),
+    "null": (None, 1),
+    "long text": ("SECRET" * 5, 1),
+    "bytes": (b"\x80" * 60, 1),
+    "empty list": ([], 1),
+    "list": ([1, 2], 3),
+    "map": ({"a": 1, "b": []}, 5),
+    "datetime": (datetime(2026, 8, 2, tzinfo=UTC), 2),
+    "UUID": (UUID(int=7), 2),
+    "Decimal": (Decimal("1.10"), 4),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_ITEMS)
+def test_value_may_have_as_many_items_as_the_limit_and_no_more(kind: str) -> None:
+    item, items = WITH_ITEMS[kind]
+    largest: list[object] = [item] * ((MAX_ITEMS - 1) // items)
+    largest += [0] * (MAX_ITEMS - 1 - len(largest) * items)
+    assert decode(encode(largest)) == largest
+    with pytest.raises(EncodeError, match=r"more than 250,000 items: .* Send it in parts") as refusal:
+        encode([*largest, 0])
+    assert "SECRET" not in str(refusal.value)
+    with pytest.raises(DecodeError, match="it has more than 250,000 items"):
+        decode(cbor2.dumps([*largest, 0]))
+
+
+def test_sixteen_mib_of_little_items_are_refused_before_they_take_memory() -> None:
+    raw = head(4, MAX_VALUE_BYTES - 9) + b"\x80" * (MAX_VALUE_BYTES - 9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="more than 250,000 items"):
+            decode(raw)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("bad", [0x1C, 0x1F, 0x9F, 0x5F, 0x7C, 0xFE], ids=hex)
+def test_what_is_no_item_ends_the_count_and_is_refused_as_what_it_is(bad: int) -> None:
+    raw = head(4, MAX_ITEMS * 2) + bytes([bad]) * (MAX_ITEMS * 2)
+    with pytest.raises(DecodeError) as refusal:
+        decode(raw)
+    assert "more than" not in str(refusal.value)
 
 
 text = st.text(st.characters(codec="utf-8"))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.deliver import CEILING_STEP, SESSION, Delivery, raising_ceiling
+from dispatcher.deliver import SESSION, Delivery
 from dispatcher.deliverer import Deliverer
 from mailroom.clock import MAX_CLOCK, ClockOverflow, stamp
+from mailroom.stamping import CEILING_STEP, raising_ceiling
 from mailroom.transaction import run
 from outbox import Outbox
 from tests.databases import Connect

@@ -11,17 +11,18 @@ import pytest
 from dispatcher.deliverer import Deliverer
 from dispatcher.doorbell import Doorbell
 from dispatcher.janitor import raising_floor
-from inbox import AsyncWorker, Inbox, Message, claim, sleeping
-from inbox import worker as workers
+from inbox import AsyncWorker, Inbox, Message, claim, lane, sleeping
 from inbox.claim import HAS_MORE, PINNED, REAP_KEY
+from inbox.lane import Batch
+from inbox.note import Note
 from mailroom.bell import Bell
 from mailroom.operation import Execute, Operation, Row, Sql
 from mailroom.transaction import run
 from tests.databases import Connect
 from tests.node import SCHEMA, Node
 from tests.test_plans import generic_plan
-from tests.test_worker import is_asleep, working_async
 from tests.waiting import eventually_async, wait_until_blocked
+from tests.working import is_asleep, working_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 
@@ -208,19 +209,18 @@ async def test_worker_that_lies_down_again_misses_no_delivery(node: Node, monkey
         handled.append(message.key)
 
     class Watched(AsyncWorker):
-        async def _work(self, attempt: Any, size: int) -> int:
+        async def work(self, batch: Batch, note: Note) -> None:
             nonlocal awake_again, second_sent
-            taken = await super()._work(attempt, size)
-            if taken and not awake_again:
+            await super().work(batch, note)
+            if batch.messages and not awake_again:
                 await eventually_async(lambda: not is_asleep(node))
                 awake_again = True
             elif awake_again and not second_sent:
                 # The last scan before the wait is over: if the worker is not asleep by now, nobody rings.
                 second_sent = True
                 deliver(node, "second")
-            return taken
 
-    monkeypatch.setattr(workers, "heard", heard)
+    monkeypatch.setattr(lane, "heard", heard)
     monkeypatch.setattr(sleeping, "HEARTBEAT_S", 0.01)
     async with working_async(Watched(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         await asyncio.wait_for(waits.wait(), 10)

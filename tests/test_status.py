@@ -1,14 +1,18 @@
 """Status and trace: where messages wait and for how long, on any connection, and as the command shows it."""
 
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy
 
+from inbox import Inbox, Park, Skip
+from inbox.failure import recording
+from inbox.parked import moving_aside
 from mailroom.errors import SchemaError
 from mailroom.status import InboxStatus, dispatcher_status, outbox_backlog, status
 from mailroom.trace import trace
+from mailroom.transaction import run
 from tests.command import done, json_of
 from tests.databases import Connect
 from tests.node import Node
@@ -32,6 +36,21 @@ def inbox(node: Node, name: str) -> InboxStatus:
 
 def age(node: Node, table: str, column: str, seconds: int) -> None:
     node.connection.execute(f"UPDATE mailroom.{table} SET {column} = clock_timestamp() - interval '{seconds} s'")
+
+
+def fail(node: Node, error: Exception) -> None:
+    """Record a failure of the first message in `shipping`."""
+    with node.connection.transaction():
+        [message] = Inbox("shipping").peek(node.connection, limit=1)
+        run(node.connection, recording("mailroom", "shipping", message, error))
+
+
+def park(node: Node, messages: int) -> list[UUID]:
+    """Leave the key k parked in `shipping`, and only its first message moved aside."""
+    ids = [node.send("orders", key="k") for _ in range(messages)]
+    node.drain()
+    fail(node, Park("no such street"))
+    return ids
 
 
 def test_new_node_has_nothing_waiting(node: Node) -> None:
@@ -100,6 +119,19 @@ def test_keys_that_wait_after_a_failure_are_counted(node: Node) -> None:
     rows = "VALUES ('shipping', 'a', 1, 1, now() + interval '1 h'), ('shipping', 'b', 2, 1, now() - interval '1 h')"
     node.connection.execute(f"INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) {rows}")
     assert inbox(node, "shipping").waiting_keys == 1
+
+
+def test_parked_keys_and_what_they_hold_are_counted_and_do_not_wait(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    node.inbox("billing")
+    park(node, messages=3)
+    assert (inbox(node, "shipping").parked_keys, inbox(node, "shipping").parked_messages) == (1, 1)
+    with node.connection.transaction():
+        run(node.connection, moving_aside("mailroom", "shipping", ""))
+    found = inbox(node, "shipping")
+    assert (found.parked_keys, found.parked_messages, found.backlog, found.waiting_keys) == (1, 3, 0, 0)
+    assert (inbox(node, "billing").parked_keys, inbox(node, "billing").parked_messages) == (0, 0)
+    assert "parked keys" in done("status", dsn=node.dsn)
 
 
 @pytest.mark.parametrize(("left", "leads"), [("1 minute", True), ("-1 minute", False)])
@@ -187,6 +219,35 @@ def test_trace_tells_of_the_failure_a_key_waits_after(node: Node) -> None:
     [place] = trace(node.connection, message_id)
     assert (place.attempts, place.reason) == (2, "ValueError: no such street")
     assert "no such street" in done("trace", str(message_id), dsn=node.dsn)
+
+
+def test_trace_finds_what_a_parked_key_holds_whether_it_was_moved_aside_or_not(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    ids = park(node, messages=3)
+    for moved in (1, 2, 1):
+        places = [trace(node.connection, id) for id in ids]
+        assert [(each.where, each.inbox, each.clock, each.ahead, each.retry_at) for [each] in places] == [
+            ("parked", "shipping", clock, clock - 1, None) for clock in (1, 2, 3)
+        ]
+        assert {(each.attempts, each.reason) for [each] in places} == {(1, "no such street")}
+        with node.connection.transaction():
+            run(node.connection, moving_aside("mailroom", "shipping", "", rows=moved))
+    text = done("trace", str(ids[1]), dsn=node.dsn)
+    assert "is held in inbox shipping" in text
+    assert "no such street" in text
+
+
+def test_trace_tells_which_inbox_skipped_a_message(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    node.inbox("audit", "orders")
+    message_id = node.send("orders", key="k")
+    node.drain()
+    fail(node, Skip("no such street"))
+    places = {each.where: each for each in trace(node.connection, message_id)}
+    assert places["inbox"].inbox == "audit"
+    letter = places["dead_letter"]
+    assert (letter.inbox, letter.clock, letter.attempts, letter.reason) == ("shipping", 1, 1, "no such street")
+    assert "skipped by inbox shipping" in done("trace", str(message_id), dsn=node.dsn)
 
 
 def test_trace_of_an_unknown_id_is_nowhere(node: Node) -> None:

@@ -15,7 +15,7 @@ from psycopg.pq import Format
 from psycopg.rows import dict_row
 from psycopg.types.string import StrDumper
 from sqlalchemy.engine import make_url
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from inbox import AsyncInbox, Inbox
@@ -335,6 +335,15 @@ def test_scoped_session_and_a_begin_block_are_taken(dsn: str, connect: Connect) 
     with engine.begin() as connection:
         OUTBOX.send_many(connection, [Outgoing("t", 2)])
     assert len(rows(connect())) == 2
+
+
+async def test_async_scoped_session_is_taken(dsn: str, connect: Connect) -> None:
+    engine = create_async_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)
+    scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    await AsyncOutbox().send(scoped, "t", 1)
+    await scoped.commit()
+    await scoped.remove()
+    assert len(rows(connect())) == 1
 
 
 def test_copy_outside_a_closed_begin_block_is_refused_as_any_statement_is(dsn: str, connect: Connect) -> None:

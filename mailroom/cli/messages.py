@@ -2,44 +2,73 @@
 
 import base64
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from mailroom.cli.output import as_json, json_text, printable, shown
 from mailroom.message import Message
 
 FIELDS = (
-    "id", "topic", "key", "clock", "sent_clock", "origin", "kind", "message_type", "event_type", "headers", "source",
-    "sent_at", "delivered_at", "expires_at",
+    "id", "topic", "key", "clock", "sent_clock", "origin", "kind", "message_type", "event_type", "source", "sent_at",
+    "delivered_at", "expires_at",
 )  # fmt: skip
 
 # A value that is none of ours; or JSON whose numbers or nesting Python will not read.
 UNREADABLE = (ValueError, RecursionError)
 
 
+class Content(Protocol):
+    """What carries a value."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers."""
+        ...
+
+    @property
+    def value(self) -> Any:
+        """The value, decoded."""
+        ...
+
+    @property
+    def raw(self) -> bytes:
+        """The value as it was sent."""
+        ...
+
+
 def print_messages(messages: Iterable[Message], *, json: bool) -> None:
     """Print messages on stdout, one JSON object per line or for people, and flush; raises OSError if that fails."""
     for message in messages:
-        sys.stdout.write((_as_json(message) if json else _for_people(message)) + "\n")
+        sys.stdout.write((json_text(message_json(message)) if json else _for_people(message)) + "\n")
     sys.stdout.flush()
 
 
-def _as_json(message: Message) -> str:
-    fields = {name: getattr(message, name) for name in FIELDS}
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a message as a JSON object."""
+    return {**{name: as_json(getattr(message, name)) for name in FIELDS}, **content_json(message)}
+
+
+def content_json(held: Content) -> dict[str, Any]:
+    """Return headers and value as parts of a JSON object: `raw` and a `note` in place of a value it cannot carry."""
     try:
-        content = {"value": as_json(message.value)}
+        content = {"value": as_json(held.value)}
     except UNREADABLE as error:
-        content = {"raw": _base64(message.raw), "note": str(error)}
-    return json_text({**fields, "headers": dict(message.headers), **content})
+        content = {"raw": _base64(held.raw), "note": str(error)}
+    return {"headers": dict(held.headers), **content}
+
+
+def content_lines(held: Content) -> list[str]:
+    """Return headers and value as people read them."""
+    try:
+        content = json_text(held.value, ascii_only=False)
+    except UNREADABLE as error:
+        content = f"{error} They are, as base64: {_base64(held.raw)}"
+    return [*(f"    {name}: {text}" for name, text in held.headers.items()), f"    {content}"]
 
 
 def _for_people(message: Message) -> str:
-    try:
-        content = json_text(message.value, ascii_only=False)
-    except UNREADABLE as error:
-        content = f"{error} They are, as base64: {_base64(message.raw)}"
     heading = f"{message.clock}  {message.topic}  key {message.key}  {shown(message.sent_at)}  {message.id}"
-    headers = [f"    {name}: {text}" for name, text in message.headers.items()]
-    return printable("\n".join([heading, *headers, f"    {content}"]))
+    return printable("\n".join([heading, *content_lines(message)]))
 
 
 def _base64(raw: bytes) -> str:

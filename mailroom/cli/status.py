@@ -15,8 +15,9 @@ def status(call: Call) -> None:
 
     For each inbox: how many messages are on the way to it (committed, and not yet delivered) and in its backlog
     (delivered, and not yet reaped). Its lag is the age of the oldest of them; the dispatcher's part is for how long
-    the oldest has been on the way, the consumers' for how long the oldest has been in the backlog. Above: who
-    dispatches, and where the clock stands.
+    the oldest has been on the way, the consumers' for how long the oldest has been in the backlog. Keys wait after a
+    failure, or are parked, with their messages, until somebody acts (mailroom parked list). Above: who dispatches, and
+    where the clock stands.
 
     \b
     Examples:
@@ -36,13 +37,31 @@ def _show(found: Status) -> None:
     say(f"Dispatcher  {dispatcher_line(found.dispatcher)}")
     oldest = f", the oldest sent {duration(found.outbox_lag_s)} ago" if found.outbox_backlog else ""
     say(f"Outbox      {found.outbox_backlog:,} waiting{oldest}; {found.scheduled:,} scheduled for later")
-    say(f"Dead        {found.dead_letters:,} dead letters")
+    say(f"Dead        {found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}")
     if not found.inboxes:
         say("Inboxes     none: mailroom inbox create NAME --subscribe TOPIC")
         return
-    columns = ("inbox", "on the way", "backlog", "lag", "dispatcher's", "consumers'", "waiting keys")
+    columns = (
+        "inbox",
+        "on the way",
+        "backlog",
+        "lag",
+        "dispatcher's",
+        "consumers'",
+        "waiting keys",
+        "parked keys",
+        "parked",
+    )
     rows = [
-        (inbox.name, inbox.on_the_way, inbox.backlog, *map(duration, lags), inbox.waiting_keys)
+        (
+            inbox.name,
+            inbox.on_the_way,
+            inbox.backlog,
+            *map(duration, lags),
+            inbox.waiting_keys,
+            inbox.parked_keys,
+            inbox.parked_messages,
+        )
         for inbox in found.inboxes
         for lags in [(inbox.lag_s, inbox.dispatcher_lag_s, inbox.consumer_lag_s)]
     ]

@@ -17,8 +17,8 @@ def trace(call: Call, message_id: UUID) -> None:
     """Tell where a message is, by the id its send gave.
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
-    among the dead letters. A message that was reaped is gone. Every table of the node is read, so on a large backlog
-    this takes its time.
+    among the dead letters. One whose key is parked is held there. A message that was reaped is gone. Every table of the
+    node is read, so on a large backlog this takes its time.
 
     \b
     Examples:
@@ -46,8 +46,14 @@ def _told(place: Place) -> str:
             return f"is in the outbox, {place.ahead:,} before it {about}: the dispatcher has not taken it yet."
         case "scheduled":
             return f"is scheduled for {shown(place.since)} {about}."
+        case "parked":
+            return (
+                f"is held in inbox {place.inbox} with clock {place.clock}, {place.ahead:,} of its key before "
+                f"it {about}; its key is parked since {shown(place.since)}: {place.reason}."
+            )
         case "dead_letter":
-            return f"is a dead letter since {shown(place.since)} {about}: {place.reason}."
+            skipped = "" if place.inbox is None else f", skipped by inbox {place.inbox}"
+            return f"is a dead letter since {shown(place.since)}{skipped} {about}: {place.reason}."
     waits = f"; its key failed {place.attempts} times and waits until {shown(place.retry_at)}: {place.reason}"
     return (
         f"is in inbox {place.inbox} with clock {place.clock} since {shown(place.since)}, {place.ahead:,} of its key "

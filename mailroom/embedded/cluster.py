@@ -132,6 +132,8 @@ class Cluster:
             raise EmbeddedServerError(f"initdb failed in {self._directory}:\n{output.strip()}")
         with (aside / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '../{self._conf.name}'\n")
+            conf.flush()
+            os.fsync(conf.fileno())  # initdb has synced all it wrote; a power cut would leave zeros for this line
         aside.rename(self._data)
 
     def _run_server(self, binaries: Binaries, account: Account, configuration: str) -> int:

@@ -1,0 +1,191 @@
+"""`mailroom parked`."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from inbox.parked import Attempt, Changed, Parked
+from mailroom.cli.acting import acting, counted
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.messages import message_json, print_messages
+from mailroom.cli.output import document, say, shown, table
+from mailroom.errors import MailroomError
+
+LIMIT = click.IntRange(1, 1_000_000)
+ATTEMPTS_SHOWN = 20
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def targeted(command: F) -> F:
+    """Add --key, --reason and --all, of which a command that changes something demands one."""
+    for option in (
+        click.option("--all", "every", is_flag=True, help="All parked keys of the inbox."),
+        click.option("--reason", metavar="TEXT", help="The keys whose reason contains TEXT; see the list."),
+        click.option("--key", "keys", metavar="K", multiple=True, help="This key; may be given repeatedly."),
+    ):
+        command = option(command)
+    return command
+
+
+def _target(keys: tuple[str, ...], reason: str | None, every: bool) -> tuple[str, ...] | None:
+    if every == bool(keys or reason is not None):
+        raise click.UsageError("Say which keys: --key K, --reason TEXT (or both), or --all.")
+    return keys or None
+
+
+@click.group()
+def parked() -> None:
+    """See parked keys; replay or discard what they hold.
+
+    A message that failed too often parks its key: it and all later messages of the key are held, in order, out of the
+    way of other keys, until somebody acts. Nothing of the key is reaped meanwhile.
+
+    \b
+    The way out:
+      mailroom parked list shipping
+      mailroom parked show shipping --key order-42
+      mailroom parked replay shipping --key order-42              # once the cause is mended
+      mailroom parked discard shipping --key order-42 --limit 1   # or drop the bad message for good,
+      mailroom parked replay shipping --key order-42              # and go on with the next one
+    """
+
+
+@parked.command("list")
+@click.argument("inbox")
+@click.option("--reason", metavar="TEXT", help="Only keys whose reason contains TEXT.")
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many keys at most.")
+@pass_call
+def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
+    """List the parked keys of an inbox, the longest parked first.
+
+    Their messages are counted, so with millions of them this takes its time.
+
+    \b
+    Examples:
+      mailroom parked list shipping
+      mailroom parked list shipping --reason "no such street" --limit 1000
+      mailroom parked list shipping --json | jq -r '.[].key'
+    """
+    with call.connection("parked list") as connection:
+        found = Parked(inbox, call.schema).keys(connection, reason=reason, limit=limit)
+    if call.json:
+        document(found)
+    elif found:
+        columns = ("key", "messages", "first clock", "attempts", "parked", "reason")
+        rows = (
+            (each.key, each.messages, str(each.clock), each.attempts, each.parked_at, each.reason) for each in found
+        )
+        table(columns, rows, numbers=("messages", "first clock", "attempts"))
+    else:
+        say(f"Inbox {inbox} has no parked keys{'' if reason is None else ' with this reason'}.")
+
+
+@parked.command()
+@click.argument("inbox")
+@click.option("--key", metavar="K", required=True, help="The key.")
+@click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many messages at most.")
+@pass_call
+def show(call: Call, inbox: str, key: str, limit: int) -> None:
+    """Show a parked key: its first messages, which stay where they are, and its failed attempts, the last first.
+
+    Attempts are kept for 14 days.
+
+    \b
+    Examples:
+      mailroom parked show shipping --key order-42
+      mailroom parked show shipping --key order-42 --limit 100 --json | jq '.messages[].value'
+    """
+    with call.connection("parked show") as connection:
+        of = Parked(inbox, call.schema)
+        found = of.keys(connection, key)
+        messages = of.messages(connection, key, limit)
+        attempts = of.attempts(connection, key, ATTEMPTS_SHOWN)
+    if not found:
+        raise _not_parked(inbox, key)
+    [state] = found
+    if call.json:
+        document({"parked": state, "attempts": attempts, "messages": [message_json(each) for each in messages]})
+        return
+    say(f"Key {key} is parked since {shown(state.parked_at)}, with {counted(state.messages, 'message')}.")
+    say(f"Reason: {state.reason}")
+    table(("at", "clock", "attempt", "then", "error", "recorded by"), map(_cells, attempts), numbers=("clock",))
+    print_messages(messages, json=False)
+
+
+def _cells(attempt: Attempt) -> tuple[object, ...]:
+    return attempt.at, str(attempt.clock), attempt.attempt, attempt.outcome, attempt.error, attempt.worker
+
+
+@parked.command()
+@click.argument("inbox")
+@targeted
+@click.option("--limit", type=LIMIT, help="How many keys at most, the longest parked first. [all of them]")
+@acting
+@pass_call
+def replay(
+    call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
+    actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Let parked keys go on, from the message that failed, with all their messages in order.
+
+    Their attempts count from 1 again; what still fails is parked again. Mend the cause first.
+
+    \b
+    Examples:
+      mailroom parked replay shipping --key order-42
+      mailroom parked replay shipping --reason "connection refused" --limit 10   # try ten of them,
+      mailroom parked replay shipping --reason "connection refused"              # then the others
+      mailroom parked replay shipping --all --dry-run
+    """
+    target = _target(keys, reason, every)
+    with call.connection("parked replay") as connection:
+        changed = Parked(inbox, call.schema).replay(
+            connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
+        )
+    _tell(call, "replayed", inbox, keys, changed, dry_run=dry_run)
+
+
+@parked.command()
+@click.argument("inbox")
+@targeted
+@click.option("--limit", type=LIMIT, help="Only the first so many messages of each key. [all of them]")
+@acting
+@pass_call
+def discard(
+    call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
+    actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Throw away messages of parked keys for good.
+
+    A key that has none left works again. Any other stays parked until it is replayed. What was thrown away cannot be
+    brought back: look first (show --json), and try with --dry-run.
+
+    \b
+    Examples:
+      mailroom parked discard shipping --key order-42 --limit 1 --why "sent by mistake"
+      mailroom parked discard shipping --reason "no such street" --limit 1 --dry-run
+    """
+    target = _target(keys, reason, every)
+    with call.connection("parked discard") as connection:
+        changed = Parked(inbox, call.schema).discard(
+            connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
+        )
+    _tell(call, "discarded", inbox, keys, changed, dry_run=dry_run)
+
+
+def _tell(call: Call, done: str, inbox: str, keys: tuple[str, ...], changed: Changed, *, dry_run: bool) -> None:
+    if len(keys) == 1 and not changed.keys:
+        raise _not_parked(inbox, keys[0])
+    if call.json:
+        document({"keys": changed.keys, "messages": changed.messages, "freed": changed.freed, "dry_run": dry_run})
+        return
+    would_be = "would be " if dry_run else ""
+    say(
+        f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} {would_be}{done}; "
+        f"{counted(changed.freed, 'key')} {would_be}free again."
+    )
+
+
+def _not_parked(inbox: str, key: str) -> MailroomError:
+    return MailroomError(f"Key {key!r} is not parked in inbox {inbox}. See: mailroom parked list {inbox}")

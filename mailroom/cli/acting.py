@@ -1,0 +1,36 @@
+"""The options of commands by which somebody changes what is held: who acts, why, and whether to act at all."""
+
+import getpass
+import os
+import platform
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def person() -> str:
+    """Return who runs this process, as user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have a number and no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{platform.node()}"
+
+
+def acting(command: F) -> F:
+    """Add --dry-run, --actor and --why to a command that changes something."""
+    for option in (
+        click.option("--why", metavar="TEXT", help="Why, for the audit."),
+        click.option("--actor", metavar="NAME", default=person, help="Who acts, for the audit. [you, as user@host]"),
+        click.option("--dry-run", is_flag=True, help="Only tell what would be done."),
+    ):
+        command = option(command)
+    return command
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun: 1 message, 2,000 messages."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

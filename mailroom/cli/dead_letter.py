@@ -1,0 +1,180 @@
+"""`mailroom dead-letter`."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import click
+
+from mailroom.cli.acting import acting, counted
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.messages import content_json, content_lines
+from mailroom.cli.output import as_json, document, say, shown, table
+from mailroom.dead_letter import DeadLetters
+from mailroom.errors import MailroomError
+
+LIMIT = click.IntRange(1, 1_000_000)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def narrowed(command: F) -> F:
+    """Add the options that choose dead letters by what they are."""
+    for option in (
+        click.option("--inbox", metavar="NAME", help="Those that this inbox skipped."),
+        click.option("--stage", type=click.Choice(["deliver", "reap"]), help="Not delivered, or skipped by an inbox."),
+        click.option("--reason", metavar="TEXT", help="Those whose reason contains TEXT."),
+    ):
+        command = option(command)
+    return command
+
+
+def targeted(command: F) -> F:
+    """Add the ids and options of which a command that changes something demands one."""
+    for option in (
+        click.option("--limit", type=LIMIT, help="The first so many at most. [all of them]"),
+        click.option("--all", "every", is_flag=True, help="All dead letters of the node."),
+    ):
+        command = option(command)
+    return click.argument("ids", metavar="[ID]...", type=click.IntRange(1, 2**63 - 1), nargs=-1)(narrowed(command))
+
+
+def _target(ids: tuple[int, ...], every: bool, *narrowing: str | None) -> tuple[int, ...] | None:
+    if every == bool(ids or any(text is not None for text in narrowing)):
+        raise click.UsageError("Say which dead letters: their IDs, --reason, --stage or --inbox, or --all.")
+    return ids or None
+
+
+@click.group("dead-letter")
+def dead_letter() -> None:
+    """See single messages that ended; requeue or discard them.
+
+    A message ends here if it could not be delivered (stage deliver), or if an inbox skipped it (stage reap): its
+    handler raised Skip, or its attempts ran out in an inbox that was made with --on-failure skip.
+
+    \b
+    The way out:
+      mailroom dead-letter list
+      mailroom dead-letter show 17
+      mailroom dead-letter requeue 17          # once the cause is mended
+      mailroom dead-letter discard 17
+    """
+
+
+@dead_letter.command("list")
+@narrowed
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
+@pass_call
+def list_(
+    call: Call, reason: str | None, stage: Literal["deliver", "reap"] | None, inbox: str | None, limit: int
+) -> None:
+    """List dead letters, the first to come first.
+
+    \b
+    Examples:
+      mailroom dead-letter list
+      mailroom dead-letter list --inbox audit_log --reason ValueError
+      mailroom dead-letter list --json | jq -r '.[].message_id'
+    """
+    with call.connection("dead-letter list") as connection:
+        found = DeadLetters(call.schema).find(connection, reason=reason, stage=stage, inbox=inbox, limit=limit)
+    if call.json:
+        document(found)
+    elif found:
+        columns = ("id", "failed", "stage", "inbox", "topic", "key", "reason")
+        rows = (
+            (str(each.id), each.failed_at, each.stage, each.inbox, each.topic, each.key, each.reason) for each in found
+        )
+        table(columns, rows, numbers=("id",))
+    else:
+        say("There are no such dead letters.")
+
+
+@dead_letter.command()
+@click.argument("id", type=click.IntRange(1, 2**63 - 1))
+@pass_call
+def show(call: Call, id: int) -> None:
+    """Show one dead letter with its headers and value.
+
+    \b
+    Examples:
+      mailroom dead-letter show 17
+      mailroom dead-letter show 17 --json | jq .value
+    """
+    with call.connection("dead-letter show") as connection:
+        found = DeadLetters(call.schema).get(connection, id)
+    if found is None:
+        raise _unknown(id)
+    letter, content = found
+    if call.json:
+        document(as_json(letter) | content_json(content))
+        return
+    where = "could not be delivered" if letter.inbox is None else f"was skipped by inbox {letter.inbox}"
+    say(f"Dead letter {letter.id} {where} at {shown(letter.failed_at)}: {letter.reason}")
+    if letter.attempts is not None:
+        say(f"It was tried {counted(letter.attempts, 'time')}, with clock {letter.clock}.")
+    say(f"{letter.topic}  key {letter.key}  {shown(letter.sent_at)}  {letter.message_id}")
+    say("\n".join(content_lines(content)))
+
+
+@dead_letter.command()
+@targeted
+@acting
+@pass_call
+def requeue(
+    call: Call, ids: tuple[int, ...], reason: str | None, stage: Literal["deliver", "reap"] | None, inbox: str | None,
+    every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Try dead letters again, ordered by when they come back.
+
+    What could not be delivered goes back to the outbox and is routed anew. What an inbox skipped goes into that inbox
+    only, behind what its key has there. Both keep their message ids.
+
+    \b
+    Examples:
+      mailroom dead-letter requeue 17 18 19
+      mailroom dead-letter requeue --reason "no inbox gets this topic" --dry-run
+      mailroom dead-letter requeue --inbox audit_log --limit 10 --why "disk was full"
+    """
+    target = _target(ids, every, reason, stage, inbox)
+    with call.connection("dead-letter requeue") as connection:
+        number = DeadLetters(call.schema).requeue(
+            connection, target, actor=actor, reason=reason, stage=stage, inbox=inbox, limit=limit, why=why,
+            dry_run=dry_run,
+        )  # fmt: skip
+    _tell(call, "requeued", ids, number, dry_run=dry_run)
+
+
+@dead_letter.command()
+@targeted
+@acting
+@pass_call
+def discard(
+    call: Call, ids: tuple[int, ...], reason: str | None, stage: Literal["deliver", "reap"] | None, inbox: str | None,
+    every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
+) -> None:  # fmt: skip
+    """Throw dead letters away for good.
+
+    \b
+    Examples:
+      mailroom dead-letter discard 17
+      mailroom dead-letter discard --reason "no inbox gets this topic" --dry-run
+    """
+    target = _target(ids, every, reason, stage, inbox)
+    with call.connection("dead-letter discard") as connection:
+        number = DeadLetters(call.schema).discard(
+            connection, target, actor=actor, reason=reason, stage=stage, inbox=inbox, limit=limit, why=why,
+            dry_run=dry_run,
+        )  # fmt: skip
+    _tell(call, "discarded", ids, number, dry_run=dry_run)
+
+
+def _tell(call: Call, done: str, ids: tuple[int, ...], number: int, *, dry_run: bool) -> None:
+    if len(ids) == 1 and not number:
+        raise _unknown(ids[0])
+    if call.json:
+        document({"messages": number, "dry_run": dry_run})
+    else:
+        say(f"{counted(number, 'dead letter')} {'would be ' if dry_run else ''}{done}.")
+
+
+def _unknown(id: int) -> MailroomError:
+    return MailroomError(f"There is no such dead letter {id}. See: mailroom dead-letter list")

@@ -1,0 +1,282 @@
+"""Dead letters: single messages that could not be delivered, or that an inbox skipped; kept until somebody acts."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+from mailroom import codec, locks
+from mailroom.audit import auditing, check_actor
+from mailroom.errors import InvalidMessage, UnknownInbox
+from mailroom.keys import utf8
+from mailroom.limits import count_or_all
+from mailroom.message import MESSAGE, parsed
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.stamping import LOCK, raising_ceiling
+from mailroom.transaction import AnyConnection, run
+
+Stage: TypeAlias = Literal["deliver", "reap"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter, without its value. `id` is its number here, `message_id` the message's own.
+
+    `stage` says where it failed. `deliver`: nobody got it. `reap`: the one inbox `inbox` skipped it, where it had the
+    clock `clock` and was tried `attempts` times; other inboxes have their own copies of the message.
+    """
+
+    id: int
+    failed_at: datetime
+    stage: str
+    reason: str
+    inbox: str | None
+    clock: int | None
+    attempts: int | None
+    message_id: UUID
+    topic: str
+    key: str
+    kind: str
+    source: str | None
+    sent_at: datetime
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a dead letter carries: its headers, and its value as it was sent (`raw`: CBOR, or JSON in UTF-8)."""
+
+    headers: Mapping[str, str]
+    raw: bytes
+    is_json: bool
+
+    @property
+    def value(self) -> Any:
+        """The value, decoded. Raises `DecodeError` for bytes that are no value."""
+        return parsed(self.raw.decode()) if self.is_json else codec.decode(self.raw)
+
+
+MATCHING = """
+    WHERE (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
+      AND (%(reason)s::text IS NULL OR position(%(reason)s::text IN reason) > 0)
+      AND (%(stage)s::text IS NULL OR stage = %(stage)s::text)
+      AND (%(inbox)s::text IS NULL OR inbox = %(inbox)s::text)
+    ORDER BY id LIMIT %(limit)s::bigint"""
+FIELDS = (
+    "id, failed_at, stage, reason, inbox, clock, attempts::bigint, message_id, topic, key, kind::text, source, "
+    "sent_at, expires_at"
+)
+TYPES = (
+    *("bigint", "timestamptz", "text", "text", "text", "bigint", "bigint", "uuid", "text", "text", "text", "text"),
+    *("timestamptz", "timestamptz"),
+)
+
+FIND = Sql(f"SELECT {FIELDS} FROM {{schema}}.dead_letter {MATCHING}", columns=TYPES)
+GET = Sql(
+    f"SELECT {FIELDS}, headers::text, value, value_json::text FROM {{schema}}.dead_letter WHERE id = %(id)s::bigint",
+    columns=(*TYPES, "text", "bytea", "text"),
+)
+COUNT = Sql(
+    f"SELECT count(*) FROM (SELECT FROM {{schema}}.dead_letter {MATCHING}) AS m",
+    columns=("bigint",),
+)
+HOLD = Sql(
+    f"SELECT id, stage, inbox FROM {{schema}}.dead_letter {MATCHING} FOR UPDATE", columns=("bigint", "text", "text")
+)
+
+GONE = Sql(
+    """
+SELECT name FROM pg_catalog.unnest(%(inboxes)s::text[]) AS name
+WHERE to_regclass('{schema}.inbox_' || name) IS NULL ORDER BY name LIMIT 1
+""",
+    columns=("text",),
+)
+# Back to the outbox, as a scheduled message that is due: there it is routed and stamped by the one statement that does
+# so, and the doorbell's trigger wakes who is to run it.
+SEND = Sql(
+    f"""
+WITH gone AS (
+    DELETE FROM {{schema}}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, {MESSAGE})
+INSERT INTO {{schema}}.outbox ({MESSAGE}) SELECT {MESSAGE} FROM gone ORDER BY id
+"""
+)
+# As a dispatcher that has just connected: a crash may have taken the sequence back, and no clock is used twice.
+BASE = Sql(
+    "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)
+)
+# Only into the inbox that skipped it, with a new clock: it is sent once more, and ordered by when it comes back.
+PLACE = Sql(
+    f"""
+WITH gone AS (
+    DELETE FROM {{schema}}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, inbox, {MESSAGE}),
+stamped AS MATERIALIZED (
+    SELECT g.*, n.id AS origin, %(base)s::bigint + row_number() OVER (ORDER BY g.id) AS clock
+    FROM gone AS g, {{schema}}.node AS n),
+placed AS (
+    INSERT INTO {{schema}}.inbox (inbox, clock, sent_clock, origin, {MESSAGE})
+    SELECT inbox, clock, clock, origin, {MESSAGE} FROM stamped ORDER BY inbox, key, clock),
+touched AS MATERIALIZED (
+    SELECT DISTINCT to_regclass('{{schema}}.inbox_' || inbox) AS partition FROM stamped)
+SELECT setval('{{schema}}.clock'::regclass, (SELECT max(clock) FROM stamped)),
+       (SELECT pg_catalog.count(pg_notify({locks.channel("partition")}, '')) FROM touched)
+""",
+    columns=("bigint", "bigint"),
+)
+DISCARD = Sql("DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[])")
+
+
+class DeadLetters:
+    """The dead letters of a node; free to share between threads.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What changes something does so
+    in the caller's transaction and never commits; with `dry_run` it only tells how many it would change. It raises
+    `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who acts and `why` for what
+    reason; both go into the table `audit`. `ids` is one number, several, or None for all; `reason` (contains that
+    text), `stage` and `inbox` narrow them, and `limit` takes the first so many.
+    """
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self.schema = schema_name(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self.schema!r})"
+
+    def find(
+        self,
+        connection: AnyConnection,
+        ids: int | Collection[int] | None = None,
+        *,
+        reason: str | None = None,
+        stage: Stage | None = None,
+        inbox: str | None = None,
+        limit: int | None = 100,
+    ) -> list[DeadLetter]:
+        """Return dead letters, the first to come first."""
+        return run(connection, self._finding(_matching(ids, reason, stage, inbox, limit)))
+
+    def get(self, connection: AnyConnection, id: int) -> tuple[DeadLetter, Content] | None:
+        """Return one dead letter with what it carries; None if there is none of that number."""
+        return run(connection, self._getting(_id(id)))
+
+    def requeue(
+        self,
+        connection: AnyConnection,
+        ids: int | Collection[int] | None,
+        *,
+        actor: str,
+        reason: str | None = None,
+        stage: Stage | None = None,
+        inbox: str | None = None,
+        limit: int | None = None,
+        why: str | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Try dead letters again, under their own message ids, and return how many.
+
+        One that was not delivered goes back to the outbox, where it is routed anew; expired meanwhile, it is dropped
+        there. One that an inbox skipped goes into that inbox only, behind what its key has there. For those the node's
+        dispatch lock is held until the caller commits, and nothing is delivered meanwhile: so commit soon. Raises
+        `UnknownInbox` if such an inbox is gone.
+        """
+        check_actor(actor, why)
+        return run(
+            connection, self._requeueing(_matching(ids, reason, stage, inbox, limit), actor, why, dry_run=dry_run)
+        )
+
+    def discard(
+        self,
+        connection: AnyConnection,
+        ids: int | Collection[int] | None,
+        *,
+        actor: str,
+        reason: str | None = None,
+        stage: Stage | None = None,
+        inbox: str | None = None,
+        limit: int | None = None,
+        why: str | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Throw dead letters away for good, and return how many."""
+        check_actor(actor, why)
+        return run(
+            connection, self._discarding(_matching(ids, reason, stage, inbox, limit), actor, why, dry_run=dry_run)
+        )
+
+    def _finding(self, matching: dict[str, object]) -> Operation[list[DeadLetter]]:
+        return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**matching))]
+
+    def _getting(self, id: int) -> Operation[tuple[DeadLetter, Content] | None]:
+        rows = yield GET.at(schema=self.schema)(id=id)
+        if not rows:
+            return None
+        [(*fields, headers, value, value_json)] = rows
+        raw = value if value_json is None else value_json.encode()
+        return DeadLetter(*fields), Content(json.loads(headers or "{}"), raw, value_json is not None)
+
+    def _requeueing(self, matching: dict[str, object], actor: str, why: str | None, *, dry_run: bool) -> Operation[int]:
+        yield IN_TRANSACTION
+        if dry_run:
+            return (yield from self._counting(matching))
+        held: list[Row] = yield HOLD.at(schema=self.schema)(**matching)
+        skipped = [(id, inbox) for id, _, inbox in held if inbox is not None]
+        if skipped:
+            yield from self._placing([id for id, _ in skipped], sorted({inbox for _, inbox in skipped}))
+        if undelivered := [id for id, _, inbox in held if inbox is None]:
+            yield SEND.at(schema=self.schema)(ids=undelivered)
+        yield from self._auditing("requeue dead letters", held, actor, why)
+        return len(held)
+
+    def _placing(self, ids: list[int], inboxes: list[str]) -> Operation[None]:
+        if gone := (yield GONE.at(schema=self.schema)(inboxes=inboxes)):
+            raise UnknownInbox(
+                f"Inbox {gone[0][0]!r}, which skipped some of these messages, is gone. Leave them out (--inbox, ids), "
+                "or discard them."
+            )
+        # Its own statement, before: what follows must see all that the deliverer before it has done.
+        yield LOCK.at(schema=self.schema)()
+        [(base,)] = yield BASE.at(schema=self.schema)()
+        yield from raising_ceiling(self.schema, base + len(ids))
+        yield PLACE.at(schema=self.schema)(ids=ids, base=base)
+
+    def _discarding(self, matching: dict[str, object], actor: str, why: str | None, *, dry_run: bool) -> Operation[int]:
+        yield IN_TRANSACTION
+        if dry_run:
+            return (yield from self._counting(matching))
+        held: list[Row] = yield HOLD.at(schema=self.schema)(**matching)
+        yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])
+        yield from self._auditing("discard dead letters", held, actor, why)
+        return len(held)
+
+    def _counting(self, matching: dict[str, object]) -> Operation[int]:
+        [(number,)] = yield COUNT.at(schema=self.schema)(**matching)
+        return int(number)
+
+    def _auditing(self, action: str, held: list[Row], actor: str, why: str | None) -> Operation[None]:
+        changes = [(inbox, None, number) for inbox, number in Counter(inbox for _, _, inbox in held).items()]
+        yield from auditing(self.schema, action, changes, actor, why)
+
+
+def _matching(
+    ids: int | Collection[int] | None, reason: str | None, stage: str | None, inbox: str | None, limit: int | None
+) -> dict[str, object]:
+    if reason is not None:
+        utf8(reason, "reason")
+    if stage not in (None, "deliver", "reap"):
+        raise InvalidMessage(f"stage is {stage!r}; give 'deliver' or 'reap'.")
+    return {
+        "ids": None if ids is None else [_id(each) for each in (ids if isinstance(ids, Collection) else [ids])],
+        "reason": reason,
+        "stage": stage,
+        "inbox": None if inbox is None else inbox_name(inbox),
+        "limit": count_or_all(limit, "limit"),
+    }
+
+
+def _id(number: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**63:
+        raise InvalidMessage(f"{number!r} is no dead letter's number; they are ints from 1.")
+    return number

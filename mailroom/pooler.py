@@ -1,0 +1,68 @@
+"""Poolers: how a session through one is told from a session of its own, and what ours do differently there.
+
+A pooler in transaction mode, such as PgBouncer, gives each transaction whatever connection to the server is free.
+Whatever belongs to a session is then lost or, worse, left behind for others: start-up options, prepared statements,
+session locks, LISTEN. A session of ours through a pooler has none of them; what it sets, it sets for a transaction.
+"""
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
+
+# As PgBouncer puts it, of any version, and the proxy of Amazon RDS.
+REFUSAL = re.compile(r"unsupported startup parameter|support command-line options")
+BACKEND = "SELECT pg_backend_pid()"
+
+
+def refuses_options(error: psycopg.OperationalError) -> bool:
+    """Tell whether a connection failed because it was given options at its start, which poolers refuse."""
+    return REFUSAL.search(str(error)) is not None
+
+
+class PooledConnection(psycopg.Connection[TupleRow]):
+    """A session through a pooler; `settings` are set in each `transaction()`."""
+
+    settings: Mapping[str, str] = {}
+
+    @contextlib.contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[psycopg.Transaction]:
+        """Begin a transaction, or a savepoint in one."""
+        begins = self.info.transaction_status is TransactionStatus.IDLE
+        with super().transaction(savepoint_name, force_rollback) as transaction:
+            if begins and self.settings:
+                self.execute(_setting(self.settings))
+            yield transaction
+
+
+class AsyncPooledConnection(psycopg.AsyncConnection[TupleRow]):
+    """The same, async."""
+
+    settings: Mapping[str, str] = {}
+
+    @contextlib.asynccontextmanager
+    async def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> AsyncIterator[psycopg.AsyncTransaction]:
+        """Begin a transaction, or a savepoint in one."""
+        begins = self.info.transaction_status is TransactionStatus.IDLE
+        async with super().transaction(savepoint_name, force_rollback) as transaction:
+            if begins and self.settings:
+                await self.execute(_setting(self.settings))
+            yield transaction
+
+
+def is_pooled(connection: object) -> bool:
+    """Tell whether a session that `mailroom.settings` opened leads through a pooler."""
+    return isinstance(connection, PooledConnection | AsyncPooledConnection)
+
+
+def _setting(settings: Mapping[str, str]) -> sql.Composed:
+    each = (sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items())
+    return sql.SQL("SELECT {}").format(sql.SQL(", ").join(each))

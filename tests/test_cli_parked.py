@@ -1,0 +1,260 @@
+"""`mailroom parked` and `mailroom dead-letter`: what operators see and do, from a shell."""
+
+import getpass
+import json
+import platform
+from typing import Any
+
+import pytest
+
+from inbox import Inbox, Park, Retry, Skip
+from inbox.failure import recording
+from mailroom.transaction import run
+from tests.command import done, error_of, json_of, mailroom
+from tests.databases import Connect
+from tests.node import SCHEMA, Node
+
+INBOX = Inbox("shipping")
+ME = f"{getpass.getuser()}@{platform.node()}"
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    return node
+
+
+def fail(node: Node, key: str, error: Exception) -> None:
+    with node.connection.transaction():
+        [message] = INBOX.peek(node.connection, key, limit=1)
+        run(node.connection, recording(SCHEMA, "shipping", message, error))
+
+
+@pytest.fixture
+def held(node: Node) -> Node:
+    """A node with the parked keys a (three messages) and b (one), whose reasons differ."""
+    for value, key in enumerate("aaab"):
+        node.send("shipping", value, key=key)
+    node.drain()
+    fail(node, "a", Retry(0, "try later"))
+    fail(node, "a", Park("no such street"))
+    fail(node, "b", Park("no such town"))
+    return node
+
+
+@pytest.fixture
+def dead(node: Node) -> Node:
+    """A node with two dead letters: 1 was not delivered, 2 was skipped by `shipping`."""
+    node.send("nobody", {"order": 1}, key="k", headers={"user": "ada"})
+    node.send("shipping", {"order": 2}, key="k")
+    node.drain()
+    fail(node, "k", Skip("no such street"))
+    return node
+
+
+def parked(node: Node) -> list[str]:
+    return [each["key"] for each in json_of("parked", "list", "shipping", dsn=node.dsn)]
+
+
+def audited(node: Node, columns: str = "actor, action, key, messages, reason") -> list[Any]:
+    return node.rows(f"SELECT {columns} FROM mailroom.audit ORDER BY id")
+
+
+# -- parked -----------------------------------------------------------------------------------------------------------
+
+
+def test_list_tells_of_every_parked_key_why(held: Node) -> None:
+    text = done("parked", "list", "shipping", dsn=held.dsn)
+    assert "no such street" in text
+    assert "no such town" in text
+    first, second = json_of("parked", "list", "shipping", dsn=held.dsn)
+    assert (first["key"], first["messages"], first["clock"], first["attempts"]) == ("a", 3, 1, 2)
+    assert (second["key"], second["reason"]) == ("b", "no such town")
+
+
+def test_list_may_be_narrowed(held: Node) -> None:
+    assert [each["key"] for each in json_of("parked", "list", "shipping", "--reason", "town", dsn=held.dsn)] == ["b"]
+    assert [each["key"] for each in json_of("parked", "list", "shipping", "--limit", "1", dsn=held.dsn)] == ["a"]
+    assert "no parked keys with this reason" in done("parked", "list", "shipping", "--reason", "x", dsn=held.dsn)
+
+
+def test_show_tells_the_history_and_the_messages(held: Node) -> None:
+    text = done("parked", "show", "shipping", "--key", "a", dsn=held.dsn)
+    assert "try later" in text
+    assert text.count("key a  ") == 3
+    found = json_of("parked", "show", "shipping", "--key", "a", "--limit", "2", dsn=held.dsn)
+    assert [message["value"] for message in found["messages"]] == [0, 1]
+    assert [(each["attempt"], each["outcome"]) for each in found["attempts"]] == [(2, "park"), (1, "retry")]
+    assert found["parked"]["messages"] == 3
+
+
+def test_replay_of_a_key_brings_it_back_and_is_audited_as_mine(held: Node) -> None:
+    text = done("parked", "replay", "shipping", "--key", "a", "--why", "mended", dsn=held.dsn)
+    assert text == "3 messages of 1 parked key replayed; 1 key free again.\n"
+    assert parked(held) == ["b"]
+    assert [message.value for message in INBOX.peek(held.connection)] == [0, 1, 2]
+    assert audited(held) == [(ME, "replay", "a", 3, "mended")]
+
+
+@pytest.mark.parametrize(
+    ("target", "left"),
+    [
+        (["--key", "a", "--key", "b"], []),
+        (["--all"], []),
+        (["--reason", "no such"], []),
+        (["--reason", "town"], ["a"]),
+        (["--key", "a", "--reason", "town"], ["a", "b"]),
+        (["--all", "--limit", "1"], ["b"]),
+    ],
+    ids=str,
+)
+def test_replay_takes_what_is_named(held: Node, target: list[str], left: list[str]) -> None:
+    result = mailroom("parked", "replay", "shipping", *target, "--actor", "ada", dsn=held.dsn)
+    assert result.exit_code == (1 if len(left) == 2 else 0)
+    assert parked(held) == left
+    assert {actor for (actor,) in audited(held, "actor")} <= {"ada"}
+
+
+def test_discarding_the_first_and_replaying_goes_on_with_the_next(held: Node) -> None:
+    arguments = ("parked", "discard", "shipping", "--key", "a", "--limit", "1")
+    would = {"keys": 1, "messages": 1, "freed": 0, "dry_run": True}
+    assert json_of(*arguments, "--dry-run", dsn=held.dsn) == would
+    assert json_of(*arguments, dsn=held.dsn) == would | {"dry_run": False}
+    done("parked", "replay", "shipping", "--key", "a", dsn=held.dsn)
+    assert [message.value for message in INBOX.peek(held.connection)] == [1, 2]
+
+
+@pytest.mark.parametrize("command", ["replay", "discard"])
+def test_dry_run_of_a_parked_key_changes_nothing(held: Node, command: str) -> None:
+    text = done("parked", command, "shipping", "--all", "--dry-run", dsn=held.dsn)
+    assert f"4 messages of 2 parked keys would be {command}" in text
+    assert (parked(held), audited(held)) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("command", ["replay", "discard"])
+@pytest.mark.parametrize(
+    "target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "--key", "a"], ["--all", "--reason", "x"]], ids=str
+)
+def test_parked_command_without_one_target_is_wrong_usage(held: Node, command: str, target: list[str]) -> None:
+    result = mailroom("parked", command, "shipping", *target, dsn=held.dsn)
+    assert "Say which keys" in error_of(result)
+    assert (result.exit_code, parked(held)) == (2, ["a", "b"])
+
+
+@pytest.mark.parametrize("command", ["show", "replay", "discard"])
+def test_key_that_is_not_parked_is_told(held: Node, command: str) -> None:
+    result = mailroom("parked", command, "shipping", "--key", "typo", dsn=held.dsn)
+    assert result.exit_code == 1
+    assert error_of(result) == "Key 'typo' is not parked in inbox shipping. See: mailroom parked list shipping"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["list", "nowhere"], 1, "no inbox 'nowhere'"),
+        (["list", "No Where"], 2, "not valid"),
+        (["replay", "shipping", "--all", "--limit", "0"], 2, "--limit"),
+        (["replay", "shipping", "--all", "--actor", " "], 1, "who acts"),
+        (["replay", "shipping", "--key", ""], 1, "0 bytes"),
+        (["show", "shipping"], 2, "--key"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_told(held: Node, arguments: list[str], code: int, told: str) -> None:
+    result = mailroom("parked", *arguments, dsn=held.dsn)
+    assert told in error_of(result)
+    assert result.exit_code == code
+
+
+# -- dead-letter ------------------------------------------------------------------------------------------------------
+
+
+def letters(node: Node) -> list[int]:
+    return [each["id"] for each in json_of("dead-letter", "list", dsn=node.dsn)]
+
+
+def test_list_tells_of_every_dead_letter_why(dead: Node) -> None:
+    text = done("dead-letter", "list", dsn=dead.dsn)
+    assert "no inbox gets this topic" in text
+    assert "no such street" in text
+    [second] = json_of("dead-letter", "list", "--inbox", "shipping", dsn=dead.dsn)
+    assert (second["id"], second["stage"], second["attempts"]) == (2, "reap", 1)
+    assert "no such dead letters" in done("dead-letter", "list", "--reason", "tax", dsn=dead.dsn)
+
+
+def test_dead_letter_is_shown_with_its_value(dead: Node) -> None:
+    text = done("dead-letter", "show", "1", dsn=dead.dsn)
+    assert "could not be delivered" in text
+    assert '{"order": 1}' in text
+    assert "user: ada" in text
+    found = json_of("dead-letter", "show", "2", dsn=dead.dsn)
+    assert (found["value"], found["inbox"], found["clock"]) == ({"order": 2}, "shipping", 2)
+    assert "was skipped by inbox shipping" in done("dead-letter", "show", "2", dsn=dead.dsn)
+
+
+def test_value_that_cannot_be_read_is_shown_raw(dead: Node) -> None:
+    dead.connection.execute("UPDATE mailroom.dead_letter SET value = '\\xff' WHERE id = 1")
+    assert json_of("dead-letter", "show", "1", dsn=dead.dsn)["raw"] == "/w=="
+    assert "/w==" in done("dead-letter", "show", "1", dsn=dead.dsn)
+
+
+def test_requeue_of_a_skipped_message_brings_it_back_and_is_audited_as_mine(dead: Node) -> None:
+    assert done("dead-letter", "requeue", "2", "--why", "mended", dsn=dead.dsn) == "1 dead letter requeued.\n"
+    assert letters(dead) == [1]
+    assert [message.value for message in INBOX.peek(dead.connection)] == [{"order": 2}]
+    assert audited(dead) == [(ME, "requeue dead letters", None, 1, "mended")]
+
+
+@pytest.mark.parametrize(
+    ("target", "left"),
+    [
+        (["1", "2"], []),
+        (["--all"], []),
+        (["--all", "--limit", "1"], [2]),
+        (["--stage", "reap"], [1]),
+        (["--inbox", "shipping"], [1]),
+        (["--reason", "street"], [1]),
+        (["1", "--reason", "street"], [1, 2]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["requeue", "discard"])
+def test_command_takes_the_dead_letters_that_are_named(
+    dead: Node, command: str, target: list[str], left: list[int]
+) -> None:
+    result = mailroom("dead-letter", command, *target, "--dry-run", "--actor", "ada", dsn=dead.dsn)
+    assert result.exit_code == (1 if len(left) == 2 else 0)
+    assert (letters(dead), audited(dead)) == ([1, 2], [])
+    mailroom("dead-letter", command, *target, "--actor", "ada", dsn=dead.dsn)
+    assert letters(dead) == left
+    assert {actor for (actor,) in audited(dead, "actor")} <= {"ada"}
+
+
+@pytest.mark.parametrize("command", ["requeue", "discard"])
+@pytest.mark.parametrize("target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "1"], ["--all", "--stage", "reap"]])
+def test_dead_letter_command_without_one_target_is_wrong_usage(dead: Node, command: str, target: list[str]) -> None:
+    result = mailroom("dead-letter", command, *target, dsn=dead.dsn)
+    assert "Say which dead letters" in error_of(result)
+    assert (result.exit_code, letters(dead)) == (2, [1, 2])
+
+
+@pytest.mark.parametrize("command", ["show", "requeue", "discard"])
+def test_dead_letter_that_is_not_there_is_told(dead: Node, command: str) -> None:
+    result = mailroom("dead-letter", command, "99", dsn=dead.dsn)
+    assert result.exit_code == 1
+    assert error_of(result) == "There is no such dead letter 99. See: mailroom dead-letter list"
+
+
+def test_what_was_changed_is_told_to_programs(dead: Node) -> None:
+    told = json.loads(done("dead-letter", "discard", "--all", "--json", dsn=dead.dsn))
+    assert told == {"messages": 2, "dry_run": False}
+
+
+def test_user_without_a_name_acts_by_number(held: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    done("parked", "replay", "shipping", "--all", dsn=held.dsn)
+    assert {actor.partition(" ")[0] for (actor,) in audited(held, "actor")} == {"uid"}

@@ -1,0 +1,402 @@
+"""Our connections: each finds out that it is of no use any more, and none of them holds anybody up."""
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool
+
+from dispatcher import Dispatcher, daemon
+from inbox import AsyncInbox, Inbox, Worker
+from inbox.sleeping import InboxBell
+from mailroom import backoff, locks, settings
+from mailroom import bell as bells
+from mailroom.bell import Bell
+from mailroom.embedded import Binaries, Server
+from mailroom.errors import ConnectionFailed
+from mailroom.schema import create_inbox, migrate
+from tests.databases import Connect
+from tests.node import SCHEMA, Node
+from tests.proxy import proxied
+from tests.standby import standby_of
+from tests.waiting import eventually, eventually_async
+from tests.working import LEDGER, note, noted, working
+
+NEVER_S = 3_600.0  # a poll that no test lives to see
+POLL_S = 0.05
+WITHIN_S = 20.0
+BELL = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    return node
+
+
+@contextlib.asynccontextmanager
+async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        yield
+    finally:
+        dispatcher.stop()
+        await asyncio.wait_for(task, WITHIN_S)
+
+
+@contextlib.asynccontextmanager
+async def ringing(bell: Bell) -> AsyncIterator[None]:
+    task = asyncio.create_task(bell.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def is_delivered(node: Node, key: str) -> bool:
+    return (key,) in node.delivered("key")
+
+
+def listeners(node: Node, role: str) -> list[int]:
+    return [pid for (pid,) in node.rows(BELL, f"mailroom {role}")]
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == logger and record.levelname == "WARNING"]
+
+
+# -- Settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "session",
+    [settings.SESSION, settings.UNATTENDED, daemon.LANE, daemon.KEEPER, daemon.DRAIN, bells.SESSION],
+    ids=["command", "notes", "lane", "keeper", "drain", "bell"],
+)
+async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
+    async with await settings.connect_async(dsn, "test", session) as connection:
+        for name, value in {**session, **settings.PEER}.items():
+            # Set once more, it is as it was: units and all.
+            both = "SELECT current_setting(%s), set_config(%s, %s, false)"
+            found = await (await connection.execute(both, [name, name, value])).fetchone()
+            assert found is not None
+            assert found[0] == found[1], name
+        assert session["search_path"] == "pg_catalog,pg_temp"
+
+
+def test_worker_s_session_keeps_the_user_s_settings_and_notices_a_peer_that_is_gone(node: Node) -> None:
+    node.connection.execute("CREATE TABLE found (name text, value text)")
+
+    def tells(message: Any, connection: Any) -> None:
+        for name in ("search_path", "statement_timeout", "idle_in_transaction_session_timeout", "tcp_keepalives_idle"):
+            connection.execute("INSERT INTO public.found VALUES (%s, current_setting(%s))", [name, name])
+
+    dsn = make_conninfo(node.dsn, options="-c statement_timeout=7s -c search_path=theirs")
+    node.send("shipping")
+    node.drain()
+    with working(Worker(dsn, "shipping", tells)):
+        eventually(lambda: node.rows("SELECT FROM found"))
+    assert dict(node.rows("SELECT name, value FROM found")) == {
+        "search_path": "theirs",
+        "statement_timeout": "7s",
+        "idle_in_transaction_session_timeout": "0",
+        "tcp_keepalives_idle": "10",
+    }
+
+
+@pytest.mark.parametrize("flavour", ["sync", "async"])
+async def test_session_that_idles_after_a_claim_is_ended_by_the_server_s_timeout(node: Node, flavour: str) -> None:
+    """A paused consumer gives its key up, if its session says when: nothing that we send takes the timeout away."""
+    node.send("shipping", key="k")
+    node.drain()
+    dsn = make_conninfo(node.dsn, options="-c idle_in_transaction_session_timeout=100")
+    with contextlib.ExitStack() as closing:
+        if flavour == "sync":
+            connection = closing.enter_context(contextlib.closing(psycopg.connect(dsn)))
+            assert Inbox("shipping").reap(connection, key="k")
+            pid = connection.info.backend_pid
+        else:
+            asynchronous = await psycopg.AsyncConnection.connect(dsn)
+            assert await AsyncInbox("shipping").reap(asynchronous, key="k")
+            pid = asynchronous.info.backend_pid
+        await eventually_async(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", pid))
+        if flavour == "async":
+            await asynchronous.close()
+
+
+# -- The queue of notifications ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clogged(node: Node, connect: Connect) -> Iterator[None]:
+    """Four pages of notifications that a stranger's session, listening within a transaction, does not take."""
+    stranger = connect(autocommit=True)
+    stranger.execute("LISTEN strange")
+    with stranger.transaction():
+        stranger.execute("SELECT 1")
+        for _ in range(5):
+            node.connection.execute("SELECT pg_notify('strange', repeat('x', 7000))")
+        yield
+
+
+@pytest.mark.usefixtures("clogged")
+async def test_queue_of_notifications_that_fills_up_is_warned_of(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemon, "WARN_AT", 1e-6)
+    async with running(Dispatcher(node.dsn)):
+        await eventually_async(lambda: warnings_of(caplog, "mailroom.dispatcher"))
+        [bell] = await eventually_async(lambda: listeners(node, "dispatcher bell"))
+        node.send("shipping", key="k")
+        await eventually_async(lambda: is_delivered(node, "k"))
+        assert listeners(node, "dispatcher bell") == [bell]
+    [warning] = warnings_of(caplog, "mailroom.dispatcher")
+    assert "queue of notifications is 0 % full" in warning
+
+
+@pytest.mark.usefixtures("clogged")
+async def test_dispatcher_drops_its_own_listener_when_the_queue_fills_up_further(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "LOOK_INTERVAL_S", 0.1)
+    async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
+        [bell] = await eventually_async(lambda: listeners(node, "dispatcher bell"))
+        monkeypatch.setattr(daemon, "WARN_AT", 1e-6)
+        monkeypatch.setattr(daemon, "DROP_AT", 1e-6)
+        await eventually_async(lambda: bell not in listeners(node, "dispatcher bell"))
+        monkeypatch.setattr(daemon, "DROP_AT", 1)
+        await eventually_async(lambda: listeners(node, "dispatcher bell"))
+        node.send("shipping", key="k")
+        await eventually_async(lambda: is_delivered(node, "k"))
+
+
+# -- Listening --------------------------------------------------------------------------------------------------------
+
+
+async def test_listen_that_fails_leaves_polling_and_is_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(bells, "LISTEN", psycopg.sql.SQL("LISTEN {} could not access status of transaction"))
+        async with running(Dispatcher(node.dsn, poll_interval_s=POLL_S)):
+            for key in "abc":
+                node.send("shipping", key=key)
+                await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+            await eventually_async(lambda: warnings_of(caplog, "mailroom.bell"))
+            broken.undo()
+            await eventually_async(lambda: listens(node), WITHIN_S)
+    assert "not listening, polling meanwhile (SyntaxError)" in caplog.text
+
+
+def listens(node: Node) -> bool:
+    [*found] = node.rows(
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query ^@ 'LISTEN' AND query !~ 'access'"
+    )
+    return bool(found)
+
+
+async def test_session_that_has_ceased_to_listen_is_replaced(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
+    bell = Bell(node.dsn, SCHEMA, "outbox", "test bell")
+    async with ringing(bell):
+        [first] = await eventually_async(lambda: listeners(node, "test bell"))
+        await eventually_async(lambda: bell._connection)
+        assert bell._connection is not None
+        await bell._connection.execute("UNLISTEN *")
+        await eventually_async(lambda: listeners(node, "test bell") not in ([], [first]))
+        ring = bell.next_ring()
+        channel = locks.channel("'mailroom.outbox'::regclass")
+        node.connection.execute(f"SELECT pg_notify({channel}, '')".encode())
+        await asyncio.wait_for(ring.wait(), WITHIN_S)
+
+
+async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bells, "ANSWER_S", 0.1)
+    monkeypatch.setattr("inbox.sleeping.HEARTBEAT_S", 0.1)
+    with proxied(node.dsn) as (network, dsn):
+        async with ringing(InboxBell(dsn, SCHEMA, "shipping")):
+            await eventually_async(lambda: listens(node))
+            [first] = listeners(node, "worker bell shipping")
+            network.black_hole()
+            await eventually_async(lambda: network.swallowed)
+            network.forward()
+            await eventually_async(lambda: listeners(node, "worker bell shipping") not in ([], [first]), WITHIN_S)
+
+
+async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inbox.sleeping.HEARTBEAT_S", 0.05)
+    bell = InboxBell(node.dsn, SCHEMA, "shipping")
+    async with ringing(bell):
+        await eventually_async(lambda: listens(node))
+        channel = locks.channel("'mailroom.inbox_shipping'::regclass")
+        node.connection.execute(f"SELECT pg_notify({channel}, n::text) FROM generate_series(1, 1000) AS n".encode())
+        beats = "SELECT FROM pg_stat_activity WHERE application_name ~ 'worker bell' AND query_start > %s"
+        for _ in range(2):
+            now = node.value("SELECT clock_timestamp()")
+            await eventually_async(lambda now=now: node.rows(beats, now))  # type: ignore[misc]
+        assert bell._connection is not None
+        assert not bell._connection._notifies_backlog
+
+
+async def test_row_that_fires_no_trigger_is_delivered_by_the_poll(node: Node) -> None:
+    """What logical replication applies is such a row."""
+    node.connection.execute("SET session_replication_role = replica")
+    async with running(Dispatcher(node.dsn, poll_interval_s=POLL_S)):
+        for key in "abc":
+            node.send("shipping", key=key)
+            await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+
+
+LISTENER = """
+import asyncio, sys
+from mailroom import settings
+from mailroom.bell import Bell
+
+settings.PEER.update({name: "1000" for name in settings.PEER if name == "tcp_user_timeout"})
+asyncio.run(Bell(sys.argv[1], "mailroom", "outbox", "test bell").run())
+"""
+
+
+def test_paused_listener_is_ended_by_the_server(node: Node) -> None:
+    """Else it would hold back vacuum, and all notifications, for as long as it sleeps."""
+    channel = locks.channel("'mailroom.outbox'::regclass")
+    notify = f"SELECT pg_notify({channel}, n || repeat('x', 7000)) FROM generate_series(1, 500) AS n".encode()
+    with subprocess.Popen([sys.executable, "-c", LISTENER, node.dsn]) as started:
+        try:
+            eventually(lambda: listens(node), WITHIN_S)
+            [listener] = listeners(node, "test bell")
+            started.send_signal(signal.SIGSTOP)
+            # Until the kernel's buffers are full and the server's process waits for its client.
+            waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'ClientWrite'"
+            eventually(lambda: node.connection.execute(notify) and node.rows(waits, listener), WITHIN_S)
+            eventually(lambda: listener not in listeners(node, "test bell"), WITHIN_S)
+        finally:
+            started.kill()
+            started.wait()
+
+
+# -- A server that is no primary any more -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private(private_server: Server) -> Iterator[Node]:
+    """A node on a server of the test's own."""
+    engine = sqlalchemy.create_engine(private_server.dsn().replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        migrate(connection)
+        create_inbox(connection, "shipping")
+    engine.dispose()
+    with psycopg.connect(private_server.dsn(), autocommit=True) as own:
+        yield Node(private_server.dsn(), own)
+
+
+@contextlib.contextmanager
+def read_only(node: Node) -> Iterator[None]:
+    """Let the server of the test's own write nothing, in sessions that there are as well."""
+    node.connection.execute("SET default_transaction_read_only = off")
+    node.connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+    node.connection.execute("SELECT pg_reload_conf()")
+    with psycopg.connect(node.dsn, autocommit=True) as other:
+        eventually(lambda: other.execute("SHOW default_transaction_read_only").fetchone() == ("on",))
+    yield
+    node.connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+    node.connection.execute("SELECT pg_reload_conf()")
+
+
+async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
+    private: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[str] = []
+    connect_async = settings.connect_async
+
+    async def counted(text: str, role: str, *rest: Any) -> psycopg.AsyncConnection:
+        tries.append(role)
+        return await connect_async(text, role, *rest)
+
+    monkeypatch.setattr(settings, "connect_async", counted)
+    monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: 0.01)
+    async with running(Dispatcher(private.dsn)):
+        await eventually_async(lambda: listeners(private, "dispatcher bell"))
+        with read_only(private):
+            await eventually_async(lambda: not listeners(private, "dispatcher"))
+            tries.clear()
+            await eventually_async(lambda: len(tries) > 10)
+        private.send("shipping", key="k")
+        await eventually_async(lambda: is_delivered(private, "k"), WITHIN_S)
+    # Tried again and again; said once, since no pause was as long as a second.
+    assert warnings_of(caplog, "mailroom.dispatcher") == [
+        "lost the database (ReadOnlySqlTransaction), connecting again"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["dsn", "pool", "engine"])
+def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, kind: str) -> None:
+    private.connection.execute(LEDGER)
+    private.send("shipping", key="a")
+    private.drain()
+    dsn, name = f"{private.dsn}?application_name=lane", "mailroom worker shipping" if kind == "dsn" else "lane"
+    with contextlib.ExitStack() as closing:
+        source: Any = dsn
+        if kind == "pool":
+            source = closing.enter_context(ConnectionPool(dsn, min_size=1, open=True))
+        elif kind == "engine":
+            source = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))
+            closing.callback(source.dispose)
+        with working(Worker(source, "shipping", note, poll_interval_s=POLL_S)):
+            eventually(lambda: noted(private) == ["a"], WITHIN_S)
+            lanes = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
+            [before] = private.rows(lanes, name)
+            with read_only(private):
+                eventually(lambda: before not in private.rows(lanes, name), WITHIN_S)
+            private.send("shipping", key="b")
+            private.drain()
+            eventually(lambda: noted(private) == ["a", "b"], WITHIN_S)
+    assert private.rows("SELECT FROM mailroom.key_state") == []
+
+
+def test_standby_is_refused_and_the_message_says_what_to_do(private: Node) -> None:
+    with read_only(private):
+        with pytest.raises(ConnectionFailed, match="name the primary"):
+            settings.connect(private.dsn, "test")
+        settings.connect(make_conninfo(private.dsn, target_session_attrs="any"), "test").close()
+
+
+async def test_dispatcher_follows_the_primary(
+    private: Node, private_server: Server, server_home: Path, binaries: Binaries
+) -> None:
+    primary = conninfo_to_dict(private.dsn)
+    with standby_of(private_server, server_home / "standby", binaries) as standby:
+        standby.await_replay(private.connection)
+        both = make_conninfo(private.dsn, host="127.0.0.1,127.0.0.1", port=f"{standby.port},{primary['port']}")
+        async with running(Dispatcher(both, poll_interval_s=POLL_S)):
+            private.send("shipping", key="a")
+            await eventually_async(lambda: is_delivered(private, "a"), WITHIN_S)
+            standby.await_replay(private.connection)
+            await asyncio.to_thread(private_server.stop)
+            await asyncio.to_thread(standby.promote)
+            with psycopg.connect(standby.dsn, autocommit=True) as connection:
+                promoted = Node(standby.dsn, connection)
+                promoted.send("shipping", key="b")
+                await eventually_async(lambda: is_delivered(promoted, "b"), WITHIN_S)
+                assert [key for (key,) in promoted.delivered("key")] == ["a", "b"]
+
+
+def test_failure_is_logged_at_once_and_then_before_long_pauses_only() -> None:
+    assert backoff.is_worth_a_line(1, 0.01)
+    assert not backoff.is_worth_a_line(2, 0.99)
+    assert backoff.is_worth_a_line(3, 1.0)

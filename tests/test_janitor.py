@@ -1,0 +1,234 @@
+"""The janitor: what it moves aside and sweeps, how often, and that it waits for no transaction of users."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import psycopg
+import pytest
+
+from dispatcher import janitor
+from dispatcher.daemon import KEEPER
+from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_notes
+from inbox import Inbox, Park, Parked
+from inbox.failure import recording, suspecting
+from inbox.parked import moving_aside
+from mailroom import settings
+from mailroom.transaction import run, run_async
+from tests.databases import Connect
+from tests.node import SCHEMA, Node
+from tests.test_plans import generic_plan
+
+INBOX = Inbox("shipping")
+STATE = "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) VALUES ('shipping', %s, %s, 0, %s)"
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    node.allow_clocks()
+    return node
+
+
+@pytest.fixture
+async def keeper(node: Node) -> AsyncIterator[psycopg.AsyncConnection]:
+    """The keeper's session, which gives up where it would wait for a lock."""
+    connection = await settings.connect_async(node.dsn, "keeper", KEEPER | {"lock_timeout": "1s"})
+    async with connection:
+        yield connection
+
+
+class House:
+    """A janitor whose clock the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        self.janitor = Janitor(SCHEMA, lambda: self.now_s)
+
+
+def deliver(node: Node, *keys: str) -> None:
+    for key in keys:
+        node.send("shipping", key=key)
+    node.deliver()
+
+
+def park(node: Node, key: str) -> None:
+    with node.connection.transaction():
+        [message] = INBOX.peek(node.connection, key, limit=1)
+        run(node.connection, recording(SCHEMA, "shipping", message, Park("no")))
+
+
+def suspect(node: Node, key: str, clock: int) -> None:
+    with node.connection.transaction():
+        run(node.connection, suspecting(SCHEMA, "shipping", [key], [clock], "in a batch that failed"))
+
+
+def troubled(node: Node) -> list[str]:
+    return [key for (key,) in node.rows("SELECT key FROM mailroom.key_state ORDER BY key")]
+
+
+# -- Moving aside -----------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_delivered_for_parked_keys_is_moved_aside_again_and_again(
+    node: Node, keeper: psycopg.AsyncConnection
+) -> None:
+    node.inbox("billing")
+    house = House().janitor
+    deliver(node, "k", "free", "k")
+    park(node, "k")
+    for _ in range(2):
+        assert await house.keep_house(keeper) == 0
+        assert node.delivered("key") == [("free",)]
+        deliver(node, "k")
+
+
+async def test_full_move_calls_for_coming_back_soon(
+    node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "moving_aside", partial(moving_aside, rows=2))
+    house = House().janitor
+    deliver(node, *["k"] * 4)
+    park(node, "k")
+    assert [await house.keep_house(keeper) for _ in range(2)] == [1, 0]
+
+
+async def test_house_of_parked_keys_with_nothing_new_is_kept_without_writing(
+    node: Node, keeper: psycopg.AsyncConnection
+) -> None:
+    house = House().janitor
+    deliver(node, "k")
+    park(node, "k")
+    await house.keep_house(keeper)
+    async with keeper.transaction():
+        await house.keep_house(keeper)
+        [(clean,)] = await (await keeper.execute("SELECT pg_current_xact_id_if_assigned() IS NULL")).fetchall()
+    assert clean
+
+
+async def test_house_is_kept_beside_an_open_replay_and_an_open_claim(
+    node: Node, keeper: psycopg.AsyncConnection, connect: Connect
+) -> None:
+    replaying, claiming = connect(), connect()
+    house = House()
+    deliver(node, *["free"] * janitor.STEP, "k", "k", "free")
+    park(node, "k")
+    INBOX.reap(claiming, "free", limit=janitor.STEP)
+    claiming.commit()
+    suspect(node, "free", janitor.STEP + 3)
+    INBOX.reap(claiming, "free")
+    Parked("shipping").replay(replaying, "k", actor="ada")
+    await house.janitor.keep_house(keeper)
+    assert node.value("SELECT floor FROM mailroom.inbox_registry") == 0
+    replaying.commit()
+    claiming.rollback()
+    await house.janitor.keep_house(keeper)
+    assert node.value("SELECT floor FROM mailroom.inbox_registry") == janitor.STEP
+    assert [message.key for message in INBOX.peek(node.connection)] == ["k", "k", "free"]
+
+
+# -- Sweeping ---------------------------------------------------------------------------------------------------------
+
+
+async def test_house_is_swept_at_first_and_then_once_a_minute(node: Node, keeper: psycopg.AsyncConnection) -> None:
+    house = House()
+    swept = []
+    for wait_s in (0, SWEEP_INTERVAL_S - 1, 1):
+        house.now_s += wait_s
+        node.connection.execute(STATE, ["gone", 1, "2020-01-01"])
+        await house.janitor.keep_house(keeper)
+        swept.append(not troubled(node))
+        node.connection.execute("DELETE FROM mailroom.key_state")
+    assert swept == [True, False, True]
+
+
+async def test_notes_of_messages_that_are_gone_are_swept_and_no_others(
+    node: Node, keeper: psycopg.AsyncConnection
+) -> None:
+    deliver(node, "alive", "later", "parked", "waits", "gone", "later")
+    with node.connection.transaction():
+        INBOX.reap(node.connection, "gone")
+        INBOX.reap(node.connection, "later", limit=1)
+    park(node, "parked")
+    for key, clock in (("alive", 1), ("later", 2), ("gone", 5)):
+        node.connection.execute(STATE, [key, clock, "2020-01-01"])
+    node.connection.execute(STATE, ["waits", 3, "2999-01-01"])
+    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
+    assert troubled(node) == ["alive", "parked", "waits"]
+
+
+async def test_note_of_a_message_that_is_being_reaped_is_left(
+    node: Node, keeper: psycopg.AsyncConnection, connect: Connect
+) -> None:
+    deliver(node, "k")
+    suspect(node, "k", 1)
+    claiming = connect()
+    INBOX.reap(claiming, "k")
+    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
+    claiming.rollback()
+    assert troubled(node) == ["k"]
+
+
+async def test_idle_note_that_an_open_claim_takes_along_is_passed_over(
+    node: Node, keeper: psycopg.AsyncConnection, connect: Connect
+) -> None:
+    deliver(node, "k")
+    node.connection.execute(STATE, ["k", 0, "2020-01-01"])
+    claiming = connect()
+    INBOX.reap(claiming, "k")
+    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
+    claiming.rollback()
+    assert troubled(node) == ["k"]
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "values", "days"),
+    [
+        ("attempt", "inbox, key, clock, message_id, attempt, outcome, error",
+         "'shipping', 'k', 1, gen_random_uuid(), 1, 'retry', 'no'", 14),
+        ("audit", "actor, action, messages", "'ada', 'replay', 1", 400),
+    ],
+)  # fmt: skip
+async def test_history_is_kept_so_long_and_then_swept(
+    node: Node, keeper: psycopg.AsyncConnection, table: str, columns: str, values: str, days: int
+) -> None:
+    for age_h in (days * 24 + 1, days * 24 - 1, 0):
+        node.connection.execute(
+            f"INSERT INTO mailroom.{table} (at, {columns}) VALUES (now() - interval '{age_h} h', {values})"
+        )
+    await House().janitor.keep_house(keeper)
+    assert node.value(f"SELECT count(*) FROM mailroom.{table}") == 2
+
+
+async def test_history_is_swept_in_bounded_steps_the_oldest_first(
+    node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "SWEPT_ROWS", 2)
+    for days in (500, 700, 600):
+        node.connection.execute(
+            "INSERT INTO mailroom.audit (at, actor, action, messages) "
+            f"VALUES (now() - interval '{days} days', 'ada', '{days}', 1)"
+        )
+    await House().janitor.keep_house(keeper)
+    assert node.value("SELECT action FROM mailroom.audit") == "500"
+
+
+async def test_old_tokens_of_commits_are_swept(node: Node, keeper: psycopg.AsyncConnection) -> None:
+    node.connection.execute(
+        "INSERT INTO mailroom.commit_token VALUES ('00000000-0000-7000-8000-000000000000', true)"  # of 1970
+    )
+    await House().janitor.keep_house(keeper)
+    assert node.value("SELECT count(*) FROM mailroom.commit_token") == 0
+
+
+def test_notes_are_looked_at_by_indexes_only_even_in_a_plan_of_empty_tables(node: Node, connect: Connect) -> None:
+    node.connection.execute("ANALYZE")
+    connection = connect()
+    for name, value in KEEPER.items():
+        connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+    plan = generic_plan(connection, janitor.NOTES, {})
+    tables = [each for each in plan if each.get("Relation Name") in ("inbox_shipping", "key_state")]
+    assert {each["Node Type"] for each in tables} <= {"Index Scan", "Index Only Scan", "ModifyTable"}
+    used = {each["Index Name"] for each in plan if str(each.get("Index Name")).startswith("inbox_shipping")}
+    assert used == {"inbox_shipping_pkey"}
+    assert not {each["Node Type"] for each in plan} & {"Hash Join", "Merge Join"}

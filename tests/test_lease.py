@@ -1,0 +1,180 @@
+"""Who leads: real processes that are killed, paused and woken. Another takes over, and what comes back does no harm."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from dispatcher import Dispatcher
+from dispatcher.lease import Lease, reading_backend
+from mailroom import locks
+from mailroom.transaction import run
+from tests.databases import Connect
+from tests.node import SCHEMA, Node
+from tests.waiting import eventually, eventually_async
+
+START_S = 20.0
+KILLED_S = 5.0 + 5.0  # to take over from a crash, and as much again for a machine that has other things to do
+PAUSED_S = 15.0 + 5.0
+WITHIN_S = 20.0
+
+RUN = """
+import sys
+from dispatcher.daemon import run
+run(sys.argv[1], poll_interval_s=1)
+"""
+# Stops once, between the statements of its first delivery and their COMMIT.
+STOPS = """
+import os, signal
+from dispatcher import deliverer
+from mailroom.transaction import run_async
+
+async def stopping(connection, operation):
+    result = await run_async(connection, operation)
+    if operation.__name__ == "delivering" and result.taken:
+        deliverer.run_async = run_async
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return result
+
+deliverer.run_async = stopping
+"""
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    return node
+
+
+@pytest.fixture
+def plain(node: Node) -> Iterator[str]:
+    """The DSN of a role that may dispatch, and see all sessions, but end none of anybody else's."""
+    name, password = f"mailroom_test_{secrets.token_hex(8)}", secrets.token_hex(8)
+    grants = "; ".join(
+        f"GRANT ALL ON {what} {SCHEMA} TO {name}"
+        for what in ("SCHEMA", "ALL TABLES IN SCHEMA", "ALL SEQUENCES IN SCHEMA")
+    )
+    node.connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}' IN ROLE pg_monitor; {grants}".encode())
+    try:
+        yield make_conninfo(node.dsn, user=name, password=password)
+    finally:
+        eventually(lambda: not node.value("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", name))
+        node.connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+
+
+@contextlib.contextmanager
+def process(dsn: str, before: str = "") -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a dispatcher in a process of its own, whatever else that does before; killed at the end."""
+    with subprocess.Popen([sys.executable, "-c", before + RUN, dsn]) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+            started.wait()
+
+
+def is_stopped(paused: "subprocess.Popen[bytes]") -> bool:
+    return Path(f"/proc/{paused.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def leader(node: Node) -> int | None:
+    """Return the process id of the leader, if any leads."""
+    rows = node.rows("SELECT pid FROM mailroom.lease WHERE until > clock_timestamp()")
+    return rows[0][0] if rows else None
+
+
+def sessions(node: Node) -> int:
+    found = node.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ 'mailroom'"
+    )
+    return int(found)
+
+
+def delivered(node: Node) -> list[str]:
+    return [key for (key,) in node.delivered("key")]
+
+
+def send(node: Node, *keys: str) -> None:
+    for key in keys:
+        node.send("shipping", key=key)
+
+
+def test_killed_leader_is_replaced(node: Node) -> None:
+    with process(node.dsn) as first:
+        eventually(lambda: leader(node) == first.pid, START_S)
+        with process(node.dsn) as second:
+            eventually(lambda: sessions(node) == 6, START_S)
+            first.kill()
+            send(node, *"abc")
+            eventually(lambda: delivered(node) == ["a", "b", "c"], KILLED_S)
+            assert leader(node) == second.pid
+
+
+@pytest.mark.parametrize("may_end_it", [True, False], ids=["ended", "not permitted"])
+@pytest.mark.parametrize("where", ["asleep", "within a delivery"])
+def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
+    node: Node, request: pytest.FixtureRequest, where: str, may_end_it: bool
+) -> None:
+    keys = [f"k{nth:02}" for nth in range(20)]
+    with process(node.dsn, STOPS if where == "within a delivery" else "") as first:
+        eventually(lambda: leader(node) == first.pid and sessions(node) == 3, START_S)
+        send(node, *keys[:5])
+        if where == "within a delivery":
+            eventually(lambda: is_stopped(first), START_S)
+        else:
+            eventually(lambda: delivered(node) == keys[:5], WITHIN_S)
+            first.send_signal(signal.SIGSTOP)
+        with process(node.dsn if may_end_it else request.getfixturevalue("plain")) as second:
+            eventually(lambda: leader(node) == second.pid, PAUSED_S)
+            send(node, *keys[5:10])
+            eventually(lambda: delivered(node) == keys[:10], PAUSED_S)
+            first.send_signal(signal.SIGCONT)
+            send(node, *keys[10:])
+            eventually(lambda: len(delivered(node)) >= len(keys), WITHIN_S)
+            eventually(lambda: sessions(node) == 6, WITHIN_S)
+            assert leader(node) == second.pid
+            assert node.value("SELECT epoch FROM mailroom.lease") == 2
+            # In clock order: nothing twice, nothing out of the order in which it was sent.
+            assert delivered(node) == keys
+            assert node.waiting() == []
+
+
+def test_take_over_from_a_session_that_may_not_be_ended_is_no_error(node: Node, plain: str) -> None:
+    first, second = Lease(SCHEMA), Lease(SCHEMA)
+    backend = run(node.connection, reading_backend())
+    run(node.connection, first.taking(backend, "awake", {}))
+    node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+    with psycopg.connect(plain, autocommit=True) as other:
+        assert run(other, second.taking(run(other, reading_backend()), "awake", {}))
+    assert node.value("SELECT pg_backend_pid()") == backend.pid
+
+
+async def test_message_arrives_though_a_stranger_stays_awake_for_ever(node: Node, connect: Connect) -> None:
+    """Writers believe that somebody is awake, so nobody rings: the lock is a matter of speed only."""
+    outbox = locks.key("'mailroom.outbox'::regclass")
+    dispatcher = Dispatcher(node.dsn, poll_interval_s=0.2)
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        await eventually_async(lambda: leader(node) == os.getpid())
+        stranger = connect(autocommit=True)
+        await eventually_async(
+            lambda: (
+                stranger.execute(f"SELECT pg_try_advisory_lock({locks.AWAKE}, {outbox})".encode()).fetchone() == (True,)
+            )
+        )
+        for key in "abc":
+            node.send("shipping", key=key)
+            await eventually_async(lambda key=key: key in delivered(node))  # type: ignore[misc]
+    finally:
+        dispatcher.stop()
+        await asyncio.wait_for(task, WITHIN_S)

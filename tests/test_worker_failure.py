@@ -1,0 +1,480 @@
+"""Failures: an attempt is counted once and for the message at fault, its key waits, and other keys go on."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg_pool import ConnectionPool
+from sqlalchemy import text
+
+from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
+from inbox import note as notes
+from inbox.failure import recording
+from inbox.lane import Batch
+from inbox.note import DIED, Notes
+from mailroom.errors import DecodeError
+from mailroom.transaction import run
+from tests.databases import Connect
+from tests.node import Node, send
+from tests.waiting import eventually, eventually_async
+from tests.working import (
+    LEDGER,
+    NEVER_S,
+    WITHIN_S,
+    deliver,
+    note,
+    note_async,
+    noted,
+    trouble,
+    working,
+    working_async,
+)
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping", backoff_s=0)
+    node.connection.execute(LEDGER)
+    return node
+
+
+def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node, source: Any) -> None:
+    deliver(node, "a", "bad", "b")
+    seen: list[list[tuple[Any, ...]]] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        note(message, connection)
+        if message.key == "bad":
+            seen.append(trouble(node))
+            if len(seen) < 3:
+                raise ValueError("no such state")
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=0.01)):
+        eventually(lambda: len(noted(node)) == 3, WITHIN_S)
+    assert seen == [[], [("bad", 1)], [("bad", 2)]]
+    assert sorted(noted(node)) == ["a", "b", "bad"]
+    assert trouble(node) == []
+    assert node.delivered() == []
+
+
+async def test_async_exception_counts_one_attempt(node: Node, async_source: Any) -> None:
+    deliver(node, "a", "bad", "b")
+    seen: list[list[tuple[Any, ...]]] = []
+
+    async def handle(message: Message, connection: Any) -> None:
+        await note_async(message, connection)
+        if message.key == "bad":
+            seen.append(trouble(node))
+            if len(seen) < 3:
+                raise ValueError("no such state")
+
+    async with working_async(AsyncWorker(async_source, "shipping", handle, poll_interval_s=0.01)):
+        await eventually_async(lambda: len(noted(node)) == 3, WITHIN_S)
+    assert seen == [[], [("bad", 1)], [("bad", 2)]]
+    assert trouble(node) == []
+
+
+def test_key_that_failed_waits_with_all_its_messages_while_others_go_on(node: Node) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            raise ValueError("secret")
+        note(message, connection)
+
+    deliver(node, "bad", "a", "bad")
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.01)):
+        eventually(lambda: noted(node) == ["a"])
+        deliver(node, "b", "bad")
+        eventually(lambda: noted(node) == ["a", "b"])
+    assert [key for _, key, _ in node.delivered()] == ["bad"] * 3
+    [(attempts, waits, error)] = node.rows(
+        "SELECT attempts, retry_at > now() + interval '1000 s', last_error FROM mailroom.key_state"
+    )
+    assert (attempts, waits, error) == (1, True, "ValueError: secret")
+
+
+def test_log_of_a_failure_names_the_message_and_not_what_it_holds(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    message_id = node.send("shipping", "secret", key="k")
+    node.drain()
+
+    def handle(message: Message, connection: Any) -> None:
+        raise ValueError(message.value)
+
+    with working(Worker(node.dsn, "shipping", handle)):
+        eventually(lambda: trouble(node))
+    eventually(lambda: str(message_id) in caplog.text)
+    assert "secret" not in caplog.text
+
+
+def test_value_that_cannot_be_decoded_fails_only_its_own_message(node: Node) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    node.connection.execute("INSERT INTO mailroom.outbox (topic, key, value) VALUES ('shipping', 'bad', '\\xff')")
+    deliver(node, "a", "b")
+    values: list[object] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        values.append(message.value)
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b"])
+    # Tried again it would fail again: parked at once.
+    assert trouble(node) == [("bad", 1)]
+    assert node.value("SELECT last_error FROM mailroom.key_state").startswith(DecodeError.__name__)
+    assert [key for (key,) in node.rows("SELECT key FROM mailroom.parked")] == ["bad"]
+
+
+def test_lost_connection_is_no_attempt_and_the_batch_comes_again(node: Node, source: Any) -> None:
+    deliver(node, "a", "b")
+    lost = 0
+    seen: list[list[tuple[Any, ...]]] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        nonlocal lost
+        seen.append(trouble(node))
+        if lost < 2 and message.key == "b":
+            lost += 1
+            node.rows(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND state ~ 'in transaction'"
+            )
+        note(message, connection)
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
+    assert lost == 2
+    assert seen == [[]] * len(seen)
+
+
+def test_connection_of_the_handler_s_own_that_is_lost_is_an_attempt(node: Node, source: Any) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            raise psycopg.OperationalError("another database is away")
+        note(message, connection)
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
+        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+    assert trouble(node) == [("bad", 1)]
+
+
+def test_worker_goes_on_when_an_attempt_could_not_be_recorded(
+    node: Node, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(node, "a")
+    failures = iter(range(2))
+    lost = psycopg.OperationalError("the connection is lost")
+    if not isinstance(source, str | ConnectionPool):
+        lost = sqlalchemy.exc.OperationalError("SELECT", {}, lost, connection_invalidated=True)  # type: ignore[assignment]
+
+    async def within(self: Any, operation: object) -> object:
+        raise lost
+
+    def handle(message: Message, connection: Any) -> None:
+        if next(failures, None) is not None:
+            raise ValueError
+        note(message, connection)
+
+    monkeypatch.setattr(Worker, "within", within)
+    with working(Worker(source, "shipping", handle, poll_interval_s=0.01)):
+        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+
+
+def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_through(node: Node) -> None:
+    """Not the head of its key: those before it are consumed first, then it is tried alone."""
+    node.inbox("shipping", backoff_s=3_600)
+    with node.connection.transaction():
+        for nth in range(4):
+            send(node.connection, "shipping", nth, key="k")
+    node.drain()
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.value == 2:
+            raise ValueError
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: trouble(node) == [("k", 1)], WITHIN_S)
+    assert noted(node) == ["k", "k"]
+    assert len(node.delivered()) == 2
+
+
+def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=3)
+    deliver(node, "bad", "bad", "a")
+    calls: list[str] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        calls.append(message.key)
+        if message.key == "bad":
+            raise ValueError("no such state")
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        deliver(node, "b", "bad")
+        eventually(lambda: noted(node) == ["a", "b"])
+    assert calls.count("bad") == 3
+    assert node.rows("SELECT key, clock, attempts, retry_at = 'infinity', last_error FROM mailroom.key_state") == [
+        ("bad", 1, 3, True, "ValueError: no such state")
+    ]
+    # Exactly the head; the rest waits in order behind it.
+    assert node.rows("SELECT inbox, key, clock FROM mailroom.parked") == [("shipping", "bad", 1)]
+    assert [key for (key,) in node.delivered("key")] == ["bad", "bad"]
+    history = "SELECT key, clock, attempt, outcome, error FROM mailroom.attempt ORDER BY id"
+    assert node.rows(history) == [
+        ("bad", 1, nth, "park" if nth == 3 else "retry", "ValueError: no such state") for nth in (1, 2, 3)
+    ]
+
+
+def test_message_that_is_skipped_goes_alone_to_the_dead_letters(node: Node) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=2, on_failure="skip")
+    with node.connection.transaction():
+        bad = send(node.connection, "shipping", "bad", key="k", headers={"user": "ada"})
+        send(node.connection, "shipping", "good", key="k")
+        send(node.connection, "shipping", "bad", key="nothing else")
+    node.drain()
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.value == "bad":
+            raise ValueError("no such state")
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: noted(node) == ["k"] and not node.delivered(), WITHIN_S)
+    assert trouble(node) == []
+    assert node.rows(
+        "SELECT message_id, stage, reason, inbox, key, clock, attempts, headers ->> 'user' FROM mailroom.dead_letter "
+        "ORDER BY clock LIMIT 1"
+    ) == [(bad, "reap", "ValueError: no such state", "shipping", "k", 1, 2, "ada")]
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (Park("the account is closed"), ("park", 1, "the account is closed")),
+        (Skip("too old to matter"), ("skip", 1, "too old to matter")),
+        (KeyError("price"), ("park", 1, "KeyError: 'price'")),
+        (Retry(after_s=3_600, reason="the bank sleeps"), ("retry", 1, "the bank sleeps")),
+    ],
+    ids=["Park", "Skip", "fatal", "Retry"],
+)
+def test_handler_says_what_becomes_of_its_message(
+    node: Node, source: Any, error: Exception, ends: tuple[str, int, str]
+) -> None:
+    node.inbox("shipping", backoff_s=0)
+    deliver(node, "a", "bad", "b")
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            raise error
+        note(message, connection)
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S, fatal=(LookupError,))):
+        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: node.rows("SELECT FROM mailroom.attempt"), WITHIN_S)
+    assert node.rows("SELECT outcome, attempt, error FROM mailroom.attempt") == [ends]
+    parked, dead = (node.value(f"SELECT count(*) FROM mailroom.{table}") for table in ("parked", "dead_letter"))
+    assert (parked, dead) == (int(ends[0] == "park"), int(ends[0] == "skip"))
+    waits = "SELECT retry_at BETWEEN now() + interval '3500 s' AND now() + interval '3700 s' FROM mailroom.key_state"
+    assert node.rows(waits) == {"retry": [(True,)], "park": [(False,)], "skip": []}[ends[0]]
+
+
+def test_retry_is_an_attempt_too(node: Node) -> None:
+    node.inbox("shipping", max_attempts=2)
+    deliver(node, "k")
+
+    def handle(message: Message, connection: Any) -> None:
+        raise Retry(after_s=0)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+    assert trouble(node) == [("k", 2)]
+
+
+def test_key_in_trouble_is_tried_alone_when_its_time_has_come_without_any_poll(node: Node) -> None:
+    """Alone, so that it does not roll back the batches of others."""
+    node.inbox("shipping", backoff_s=0.05, max_attempts=1_000)
+    deliver(node, "bad", "a", "b")
+    batches: dict[str, list[str]] = {}
+    failures = iter(range(3))
+
+    def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
+        [(transaction,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+        batches.setdefault(transaction, []).append(message.key)
+        if message.key == "bad" and next(failures, None) is not None:
+            raise ValueError
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b", "bad"], WITHIN_S)
+    # The first time in a batch with others; then, known to be in trouble, always alone.
+    tries = [batch for batch in batches.values() if "bad" in batch]
+    assert tries == [tries[0], ["bad"], ["bad"], ["bad"]]
+    assert trouble(node) == []
+
+
+def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(node: Node, source: Any) -> None:
+    """COMMIT of a transaction in which a statement failed rolls back and reports success."""
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "a", "bad", "b")
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            with contextlib.suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
+                connection.execute("SELECT 1/0" if isinstance(connection, psycopg.Connection) else text("SELECT 1/0"))
+        else:
+            note(message, connection)
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+
+
+async def test_error_that_an_async_handler_swallows_is_its_own(node: Node, async_source: Any) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "a", "bad", "b")
+
+    async def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            with contextlib.suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
+                is_psycopg = isinstance(connection, psycopg.AsyncConnection)
+                await connection.execute("SELECT 1/0" if is_psycopg else text("SELECT 1/0"))
+        else:
+            await note_async(message, connection)
+
+    async with working_async(AsyncWorker(async_source, "shipping", handle, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
+        await eventually_async(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+
+
+def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
+    node.connection.execute("CREATE TABLE once (key text UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    node.connection.execute("INSERT INTO once VALUES ('bad')")
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "a", "bad", "b")
+
+    def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("INSERT INTO once VALUES (%s)", [message.key])
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.01)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+
+
+DEADLY = """
+import os, sys
+from inbox import Worker
+
+def handle(message, connection):
+    connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
+    if message.key == "deadly":
+        os.kill(os.getpid(), 9)
+
+Worker(sys.argv[1], "shipping", handle, poll_interval_s=0.05).run()
+"""
+
+
+def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> None:
+    """As a supervisor would, the worker is started again each time it dies."""
+    node.inbox("shipping", backoff_s=0, max_attempts=2)
+    deliver(node, "a", "deadly", "b", "deadly", "c")
+    deaths = 0
+    while not node.rows("SELECT FROM mailroom.parked"):
+        assert deaths < 20
+        with subprocess.Popen([sys.executable, "-c", DEADLY, node.dsn]) as process:
+            try:
+                eventually(lambda: process.poll() is not None or node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+            finally:
+                deaths += process.poll() is not None
+                process.kill()
+    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
+    assert trouble(node) == [("deadly", 2)]
+    assert node.rows("SELECT key, error FROM mailroom.attempt") == [("deadly", DIED)] * 2
+    assert node.rows("SELECT key, clock FROM mailroom.parked") == [("deadly", 2)]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["commits", "rolled back"])
+def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)  # it would remove what is left behind
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "k")
+    keys: list[object] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        keys.append(node.value("SELECT keys FROM mailroom.worker"))
+        if fails:
+            raise ValueError
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: trouble(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
+        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
+    assert keys == [["k"]]
+
+
+def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Node, connect: Connect) -> None:
+    """It is tried by a claim of its own, one message at a time."""
+    deliver(node, "bad", "a", "bad")
+    connection = connect()
+    with node.connection.transaction():
+        [head] = Inbox("shipping").peek(node.connection, "bad", limit=1)
+        run(node.connection, recording("mailroom", "shipping", head, ValueError()))
+    worker = Worker(node.dsn, "shipping", note)
+    batch, due = Batch(), Batch(due=True)
+    run(connection, worker._claiming(batch, Inbox("shipping")))
+    run(connection, worker._claiming(due, Inbox("shipping")))
+    assert [message.key for message in batch.messages] == ["a"]
+    assert [message.clock for message in due.messages] == [head.clock]
+
+
+async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    deliver(node, "a", "b")
+    handling, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message, connection: Any) -> None:
+        handling.set()
+        await go_on.wait()
+        await note_async(message, connection)
+
+    async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
+        await asyncio.wait_for(handling.wait(), 10)
+        others = Notes(node.dsn, "mailroom", "shipping")
+        await others.take_over()
+        assert len(node.rows("SELECT FROM mailroom.worker")) == 1
+        go_on.set()
+        await eventually_async(lambda: noted(node) == ["a", "b"])
+        await others.close()
+    assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
+
+
+async def test_batches_that_a_server_took_along_are_no_message_s_fault(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    deliver(node, "k")
+    node.connection.execute(
+        "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
+        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, pg_postmaster_start_time() - interval '1 s', 1, '{k}', '{1}')"
+    )
+    others = Notes(node.dsn, "mailroom", "shipping")
+    await others.take_over()
+    await others.close()
+    assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []

@@ -1,0 +1,117 @@
+"""Sleep: nothing is missed on the way to it, and a delivery wakes whom it must."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from inbox import AsyncWorker, Worker, lane
+from inbox.lane import Batch
+from inbox.note import Note
+from inbox.sleeping import InboxBell
+from tests.databases import Connect
+from tests.node import Node
+from tests.waiting import eventually, eventually_async
+from tests.working import (
+    LEDGER,
+    NEVER_S,
+    is_asleep,
+    note,
+    note_async,
+    noted,
+    working,
+    working_async,
+)
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping", backoff_s=0)
+    node.connection.execute(LEDGER)
+    return node
+
+
+class Watched(AsyncWorker):
+    """A worker that says where it is: before and after each scan, and when it waits for the bell."""
+
+    def __init__(self, node: Node, act: Callable[[str], None], listens: asyncio.Event) -> None:
+        super().__init__(node.dsn, "shipping", note_async, poll_interval_s=NEVER_S)
+        self._act = act
+        self._listens = listens
+
+    async def work(self, batch: Batch, note: Note) -> None:
+        await self._listens.wait()  # it rings when it begins to listen, which would wake a worker by luck
+        self._act("before scan")
+        await super().work(batch, note)
+        self._act("after scan")
+
+
+POINTS = ["before scan", "after scan", "before scan", "after scan", "waits"]
+
+
+@pytest.mark.parametrize("delivered_at", range(len(POINTS)), ids=[f"{nth} {name}" for nth, name in enumerate(POINTS)])
+async def test_delivery_is_found_without_the_poll_wherever_the_worker_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch, delivered_at: int
+) -> None:
+    """The poll never comes: either the scan after lying down sees the delivery, or the bell rings for it."""
+    passed: list[str] = []
+
+    def act(point: str) -> None:
+        passed.append(point)
+        if len(passed) == delivered_at + 1:
+            node.send("shipping", key="k")
+            assert node.deliver().taken == 1
+
+    async def heard(ring: asyncio.Event, timeout_s: float) -> bool:
+        act("waits")
+        await ring.wait()
+        return True
+
+    async def attend(bell: InboxBell, connection: psycopg.AsyncConnection) -> None:
+        listens.set()
+        await attend_as_ever(bell, connection)
+
+    listens, attend_as_ever = asyncio.Event(), InboxBell.attend
+    monkeypatch.setattr(InboxBell, "attend", attend)
+    monkeypatch.setattr(lane, "heard", heard)
+    node.allow_clocks()
+    async with working_async(Watched(node, act, listens)):
+        await eventually_async(lambda: noted(node) == ["k"])
+        assert passed[: delivered_at + 1] == POINTS[: delivered_at + 1]
+
+
+async def test_delivery_that_saw_nobody_asleep_is_waited_for_before_the_last_scan(node: Node, connect: Connect) -> None:
+    """An open delivery holds the lock that tells it whether to ring: a worker about to sleep stands in line for it."""
+    node.allow_clocks()
+    delivering = Node(node.dsn, connect(autocommit=True))
+    node.send("shipping", key="k")
+    async with contextlib.AsyncExitStack() as running:
+        with delivering.connection.transaction():
+            delivery = delivering.deliver()
+            assert (delivery.taken, delivery.woken) == (1, 0)
+            worker = AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=NEVER_S)
+            await running.enter_async_context(working_async(worker))
+            waits = (
+                "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
+                "(SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+            await eventually_async(lambda: node.rows(waits))
+        await eventually_async(lambda: noted(node) == ["k"])
+
+
+def test_delivery_rings_only_for_an_inbox_whose_worker_sleeps(node: Node) -> None:
+    node.inbox("billing")
+    node.allow_clocks()
+    node.send("shipping")
+    assert node.deliver().woken == 0
+    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
+        eventually(lambda: len(noted(node)) == 1)
+        eventually(lambda: is_asleep(node))
+        node.send("billing")
+        assert node.deliver().woken == 0
+        node.send("shipping")
+        assert node.deliver().woken == 1
+        eventually(lambda: len(noted(node)) == 2)
