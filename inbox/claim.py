@@ -7,7 +7,7 @@ takes anything of the key. Rows are never updated, so a concurrent delete only m
 from dataclasses import dataclass
 from typing import cast
 
-from mailroom.message import COLUMNS, SELECTED, Message, messages
+from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 from mailroom.schema import BY_CLOCK
 
@@ -17,7 +17,7 @@ NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
 # A plan made while the inbox was small would be kept for when it is large and read it from end to end; so the planner
 # is told, for this one statement and in the caller's transaction, to go by the indexes only. jit costs ten times the
-# statement. What the caller had set comes back afterwards.
+# statement. What the caller had set comes back with the claim's own last row: by then it is planned.
 PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 PINNED |= {"jit": "off"}
 WERE = ", ".join(f"current_setting('{name}')" for name in PINNED)
@@ -26,21 +26,18 @@ PIN = Sql(
     + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PINNED.items()),
     columns=("text",) * (1 + len(PINNED)),
 )
-UNPIN = Sql(
-    "SELECT "
-    + ", ".join(
-        f"set_config('{name}', split_part(current_setting('mailroom.pinned'), ',', {nth}), true)"
-        for nth, name in enumerate(PINNED, start=1)
-    ),
-    columns=("text",) * len(PINNED),
+UNPINNED = " IS NULL OR ".join(
+    f"set_config('{name}', split_part(current_setting('mailroom.pinned'), ',', {nth}), true)"
+    for nth, name in enumerate(PINNED, start=1)
 )
+UNPINNED = f"({UNPINNED} IS NULL)"
 
 
-def _pinned(claim: Execute) -> Operation[list[Row]]:
+def _pinned(claim: Execute) -> Operation[tuple[list[Row], Row]]:
+    """Run a claim and return its rows, and apart from them its last one."""
     yield PIN.at()()
-    rows = yield claim
-    yield UNPIN.at()()
-    return cast(list[Row], rows)
+    *rows, last = yield claim
+    return cast(list[Row], rows), cast(Row, last)
 
 
 # A key in trouble has a row in key_state. It waits until retry_at, for ever while it is parked; a worker then tries it
@@ -82,17 +79,20 @@ picked AS MATERIALIZED (
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 {HEALED}
-SELECT {SELECTED} FROM gone ORDER BY clock
+SELECT {SELECTED}, NULL::boolean FROM gone
+UNION ALL
+SELECT {NULLS}, {UNPINNED}
+ORDER BY clock
 """,
-    columns=COLUMNS,
+    columns=(*COLUMNS, "boolean"),
 )
 HAS_MORE = Sql(
     f"""
 SELECT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text AND clock > (
                    SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'))
-       AND NOT {WAITING.replace("%s", "%(key)s::text")}
+       AND NOT {WAITING.replace("%s", "%(key)s::text")}, {UNPINNED}
 """,
-    columns=("boolean",),
+    columns=("boolean", "boolean"),
 )
 
 
@@ -101,11 +101,11 @@ def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list
     names = {"schema": schema, "inbox": inbox}
     yield IN_TRANSACTION
     while True:
-        rows = yield from _pinned(REAP_KEY.at(**names)(key=key, limit=limit))
+        rows, _ = yield from _pinned(REAP_KEY.at(**names)(key=key, limit=limit))
         if rows:
-            return messages(rows)
+            return [Message(*row[:-1]) for row in rows]
         # Empty, waiting, or its head was reaped while this transaction stood in line: a new statement tells.
-        [(more,)] = yield from _pinned(HAS_MORE.at(**names)(key=key))
+        _, (more, _) = yield from _pinned(HAS_MORE.at(**names)(key=key))
         if not more:
             return []
 
@@ -163,14 +163,15 @@ picked AS MATERIALIZED (
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 {HEALED}
-SELECT {SELECTED}, NULL::text AS cursor, NULL::float8 AS due_in_s FROM gone
+SELECT {SELECTED}, NULL::text AS cursor, NULL::float8 AS due_in_s, NULL::boolean FROM gone
 UNION ALL
 SELECT {NULLS}, (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text WHEN pg_catalog.count(walk.key) < m.keys THEN ''
                              ELSE max(walk.key) || chr(1) END
-                 FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys), {DUE_IN_S.format("")}
+                 FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys), {DUE_IN_S.format("")},
+       {UNPINNED}
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "text", "float8"),
+    columns=(*COLUMNS, "text", "float8", "boolean"),
 )
 
 
@@ -211,10 +212,10 @@ def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation
     yield IN_TRANSACTION
     first, turned = cursor, False
     while True:
-        rows = yield from _pinned(REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor))
-        *taken, (*_, reached, due_in_s) = rows
+        claim = REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor)
+        taken, (*_, reached, due_in_s, _) = yield from _pinned(claim)
         if taken or reached == cursor or (turned and not "" < reached < first):
-            return Claimed([Message(*row[:-2]) for row in taken], due_in_s), reached
+            return Claimed([Message(*row[:-3]) for row in taken], due_in_s), reached
         cursor, turned = reached, turned or not reached
 
 
@@ -235,17 +236,17 @@ head AS MATERIALIZED (
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING head WHERE i.ctid = head.place RETURNING i.*),
 {HEALED}
-SELECT {SELECTED}, NULL::float8 FROM gone
+SELECT {SELECTED}, NULL::float8, NULL::boolean FROM gone
 UNION ALL
-SELECT {NULLS}, {DUE_IN_S.format(" AND retry_at > now()")}
+SELECT {NULLS}, {DUE_IN_S.format(" AND retry_at > now()")}, {UNPINNED}
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "float8"),
+    columns=(*COLUMNS, "float8", "boolean"),
 )
 
 
 def reaping_due(schema: str, inbox: str) -> Operation[Claimed]:
     """Take one message of a key in trouble whose time has come, if one can be had."""
     yield IN_TRANSACTION
-    *taken, (*_, due_in_s) = yield from _pinned(REAP_DUE.at(schema=schema, inbox=inbox)())
-    return Claimed([Message(*row[:-1]) for row in taken], due_in_s)
+    taken, (*_, due_in_s, _) = yield from _pinned(REAP_DUE.at(schema=schema, inbox=inbox)())
+    return Claimed([Message(*row[:-2]) for row in taken], due_in_s)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 from psycopg.rows import TupleRow
@@ -83,6 +83,8 @@ def test_hostile_keys_headers_and_values_come_back_equal(dsn: str, connect: Conn
         @example([Outgoing("shipping", None, key="\r\n\t\x1f\x7f\\N\\."), Outgoing("shipping", b"\\.\n", key="\\.")])
         @example([Outgoing("shipping", 1, key="k" * MAX_KEY_BYTES, headers={"h": "x" * (MAX_HEADERS_BYTES - 9)})])
         def check(messages: list[Outgoing]) -> None:
+            if kind == "Session pg8000":
+                assume(not any(str(each.key).upper() == "NULL" for each in messages))  # see the next test
             OUTBOX.send_many(connection, messages)
             for each in messages:
                 OUTBOX.send(connection, each.topic, each.value, key=each.key, headers=each.headers)
@@ -94,6 +96,16 @@ def test_hostile_keys_headers_and_values_come_back_equal(dsn: str, connect: Conn
             connection.rollback()
 
         check()
+
+
+UNQUOTED = pytest.mark.xfail(strict=True, reason="pg8000 leaves it unquoted in an array; PostgreSQL refuses the row")
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "Connection psycopg2", pytest.param("Session pg8000", marks=UNQUOTED)])
+def test_key_that_reads_null_is_sent_like_any_other(dsn: str, kind: str) -> None:
+    with opened(dsn, kind) as connection:
+        OUTBOX.send_many(connection, [Outgoing("t", 1, key="null"), Outgoing("t", 1, key="Null")])
+        assert [message.key for message in testing.sent(connection, "t")] == ["null", "Null"]
 
 
 def test_hostile_keys_are_reaped_by_the_key_they_were_sent_with(connect: Connect) -> None:
