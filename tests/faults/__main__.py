@@ -1,0 +1,51 @@
+"""`python -m tests.faults`: the fault campaign; `make faults`, `make soak` and `make fault-mutants` call it."""
+
+import logging
+import secrets
+import sys
+
+import click
+from rich.console import Console
+
+from tests.faults import disasters
+from tests.faults.campaign import Campaign
+from tests.faults.hunting import hunt_all
+from tests.faults.report import Report
+
+DISASTERS = {"F15", "F21", "F22", "F33", "F35"}
+DISASTERS_SHARE = 0.25  # of the time
+
+
+@click.command()
+@click.option("--seconds", default=240.0, show_default=True, help="How long faults are made.")
+@click.option("--seed", type=int, help="The same seed makes the same faults in the same order; drawn if not given.")
+@click.option("--floor", default=0, help="Fail with fewer kinds of faults executed than this.")
+@click.option("--only", multiple=True, metavar="F1", help="These kinds only; `matrix` for the failpoints. Repeatable.")
+@click.option("--mutants", "hunts", is_flag=True, help="Break one rule after the other instead: all must be caught.")
+@click.option("--mutant", "names", multiple=True, metavar="NAME", help="This mutant only. Repeatable.")
+@click.option("--logs", metavar="DIR", help="Keep what the processes and the server logged here.")
+@click.option("--unknown", default=200, show_default=True, help="How many COMMITs are lost and resolved.")
+def main(
+    seconds: float, seed: int | None, floor: int, only: tuple[str, ...], unknown: int, hunts: bool,
+    names: tuple[str, ...], logs: str | None,
+) -> None:  # fmt: skip
+    """Break a node under load in every way there is, and hold its ledgers against the guarantees."""
+    console = Console(width=160)
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # it tells of every connection that was lost
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    click.echo(f"seed {seed}")
+    if hunts or names:
+        sys.exit(0 if hunt_all(names, seed, console) else 1)
+    report = Report()
+    if not only or set(only) - DISASTERS:
+        Campaign(report, seed, seconds * (1 - DISASTERS_SHARE), only, logs).run()
+    disasters.run(report, seed, seconds * DISASTERS_SHARE, unknown, only)
+    report.print(console)
+    click.echo(f"seed {seed}")
+    if len(report.kinds) < floor:
+        raise click.ClickException(f"only {len(report.kinds)} kinds of faults were executed, {floor} are demanded")
+    sys.exit(1 if report.violations else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""Faults from outside: what processes, sessions, server, network and neighbours do to a campaign.
+
+Each kind is a function that does its fault, mends it, and returns whom it struck; the campaign then sends messages and
+wants them handled. What this machine cannot do raises `Skipped` with the reason.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg import sql
+
+from inbox import Parked
+from outbox import Outbox
+from tests.faults.ledger import SENT
+from tests.faults.load import DEADLY
+from tests.faults.network import QUIET, Trouble
+from tests.faults.stage import Stage
+
+Fault = Callable[[Stage, random.Random], str]
+OURS = "faults campaign%"
+
+
+class Skipped(Exception):
+    """This machine cannot do that."""
+
+
+def kill_process(stage: Stage, dice: random.Random) -> str:
+    """F1: one process, of any role; the leader as often as the others together."""
+    if dice.random() < 0.3 and (leader := stage.leader_or_none()) is not None:
+        before = time.monotonic()
+        leader.signal(signal.SIGKILL)
+        stage.await_other_leader(leader.pid, before, "take-over after a crash")
+        return "dispatcher"
+    actor = dice.choice(list(stage.actors.values()))
+    actor.signal(signal.SIGKILL)
+    return actor.task.role
+
+
+def pause_process(stage: Stage, dice: random.Random) -> str:
+    """F2: a process that stands still, so long that another has to take over, or just a moment."""
+    leader = stage.leader_or_none() if dice.random() < 0.4 else None
+    actor = leader or dice.choice(list(stage.actors.values()))
+    before = time.monotonic()
+    actor.signal(signal.SIGSTOP)
+    try:
+        if leader is not None and dice.random() < 0.7:
+            stage.await_other_leader(leader.pid, before, "take-over after a pause")
+            stage.probe(what="while the old leader stands still")
+        else:
+            time.sleep(dice.uniform(0.1, 2))
+    finally:
+        actor.signal(signal.SIGCONT)
+    return actor.task.role
+
+
+def terminate(stage: Stage, dice: random.Random) -> str:
+    """F3: one session, or all there are, several times."""
+    return _on_sessions(stage, dice, "pg_terminate_backend")
+
+
+def cancel(stage: Stage, dice: random.Random) -> str:
+    """F4: what one session is doing, or all, several times."""
+    return _on_sessions(stage, dice, "pg_cancel_backend")
+
+
+def _on_sessions(stage: Stage, dice: random.Random, function: str) -> str:
+    storm = dice.random() < 0.5
+    limit = "" if storm else "ORDER BY random() LIMIT 1"
+    with stage.host.session() as session:
+        for _ in range(dice.randint(2, 10) if storm else 1):
+            session.execute(
+                f"SELECT {function}(pid) FROM (SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+                f"AND backend_type = 'client backend' AND application_name NOT LIKE '{OURS}' {limit}) AS s".encode()
+            )
+            time.sleep(dice.uniform(0, 0.05))
+    return "all sessions" if storm else "one session"
+
+
+def kill_backend(stage: Stage, dice: random.Random) -> str:
+    """F5: PostgreSQL takes all its sessions down and recovers."""
+    with stage.host.session() as session:
+        row = session.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+            f"AND application_name NOT LIKE '{OURS}' ORDER BY random() LIMIT 1".encode()
+        ).fetchone()
+    if row is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(row[0], signal.SIGKILL)
+    stage.host.await_sessions()
+    return "server"
+
+
+def kill_server(stage: Stage, dice: random.Random) -> str:
+    """F6: all of it, and it is down for a while."""
+    stage.host.kill()
+    time.sleep(dice.uniform(0, 1))
+    stage.host.start()
+    return "server"
+
+
+def stop_server(stage: Stage, dice: random.Random) -> str:
+    """F7: immediate or fast."""
+    stage.host.stop(dice.choice((signal.SIGQUIT, signal.SIGINT)))
+    time.sleep(dice.uniform(0, 1))
+    stage.host.start()
+    return "server"
+
+
+def _trouble(kind: str, share: float, delay_s: float, longest_s: float) -> Fault:
+    def trouble(stage: Stage, dice: random.Random) -> str:
+        before = stage.network.done[kind]
+        stage.network.be(Trouble(kind, share, delay_s))
+        deadline = time.monotonic() + dice.uniform(0.3, longest_s)
+        try:
+            while time.monotonic() < deadline or (
+                stage.network.done[kind] == before and time.monotonic() < deadline + 3
+            ):
+                time.sleep(0.02)
+        finally:
+            stage.network.be(QUIET)
+        if kind == "black hole" and dice.random() < 0.5:
+            stage.network.cut()
+        return "network" if stage.network.done[kind] > before else ""
+
+    return trouble
+
+
+def hit_pooler(stage: Stage, dice: random.Random) -> str:
+    """F14: killed, or told to read its configuration again."""
+    if stage.pooler is None:
+        raise Skipped("pgbouncer is not installed")
+    if dice.random() < 0.5:
+        stage.pooler.reload()
+    else:
+        stage.pooler.kill()
+        time.sleep(dice.uniform(0, 0.5))
+        stage.pooler.start()
+    return "pooler"
+
+
+def too_many_connections(stage: Stage, dice: random.Random) -> str:
+    """F16: all slots are taken, and then all sessions of ours are ended, so that they want new ones."""
+    with contextlib.ExitStack() as held, stage.host.session() as session:
+        try:
+            while True:
+                held.enter_context(psycopg.connect(stage.host.dsn, application_name="faults campaign crowd"))
+        except psycopg.OperationalError:
+            pass  # full
+        session.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            f"AND application_name NOT LIKE '{OURS}' ORDER BY random() LIMIT 6".encode()
+        )
+        with contextlib.suppress(psycopg.OperationalError):
+            while True:
+                held.enter_context(psycopg.connect(stage.host.dsn, application_name="faults campaign crowd"))
+        time.sleep(dice.uniform(0.2, 1.5))
+    return "server"
+
+
+TABLES = ("outbox", "inbox_alpha", "inbox_gamma", "key_state", "inbox_registry", "lease", "worker", "scheduled")
+
+
+def lock_tables(stage: Stage, dice: random.Random) -> str:
+    """F18: what an administrator does in the middle of the day."""
+    table = sql.Identifier("mailroom", dice.choice(TABLES))
+    with stage.host.session() as session:
+        match dice.randrange(3):
+            case 0:
+                with session.transaction(), contextlib.suppress(psycopg.errors.LockNotAvailable):
+                    session.execute("SET LOCAL lock_timeout = '5s'")
+                    session.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(table))
+                    time.sleep(dice.uniform(0.1, 1))
+            case 1:
+                with contextlib.suppress(psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+                    session.execute("SET lock_timeout = '5s'")
+                    session.execute(sql.SQL("VACUUM FULL {}").format(table))
+            case _:
+                with contextlib.suppress(psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+                    session.execute("SET lock_timeout = '5s'")
+                    session.execute(sql.SQL("REINDEX TABLE CONCURRENTLY {}").format(table))
+        _drop_invalid_indexes(session)
+    return "administrator"
+
+
+def _drop_invalid_indexes(session: psycopg.Connection[Any]) -> None:
+    # What an interrupted REINDEX CONCURRENTLY leaves.
+    for (name,) in session.execute(
+        "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid "
+        "AND indexrelid::regclass::text LIKE 'mailroom.%\\_ccnew%'"
+    ).fetchall():
+        with contextlib.suppress(psycopg.Error):
+            session.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}".encode())
+
+
+def long_transaction(stage: Stage, dice: random.Random) -> str:
+    """F19: one that reads, writes, is prepared, or lives in another database."""
+    length_s = dice.uniform(0.5, 3)
+    match dice.randrange(4):
+        case 0:
+            with stage.host.session() as session:
+                session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                session.execute("SELECT count(*) FROM mailroom.outbox")
+                time.sleep(length_s)
+                session.execute("COMMIT")
+        case 1:
+            with stage.host.session() as session, session.transaction():
+                _send(session, "gamma", "key-1")
+                time.sleep(length_s)
+        case 2:
+            with stage.host.session() as session:
+                gid = f"faults-long-{uuid4()}"
+                session.execute("BEGIN; SET LOCAL mailroom.notify = off")
+                _send(session, "gamma", "key-2")
+                session.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+                time.sleep(min(length_s, 1.5))
+                with contextlib.suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
+                    session.execute(f"COMMIT PREPARED '{gid}'".encode())
+        case _:
+            other = stage.host.dsn.rpartition("/")[0] + "/postgres"
+            with psycopg.connect(other, application_name="faults campaign other") as session:
+                session.execute("CREATE TABLE IF NOT EXISTS other (n int)")
+                session.execute("INSERT INTO other VALUES (1)")
+                time.sleep(length_s)
+    return "neighbour"
+
+
+def _send(session: psycopg.Connection[Any], topic: str, key: str) -> None:
+    number = uuid4()
+    Outbox().send(session, topic, {"id": str(number)}, key=key, id=number)
+    session.execute(SENT, [[number], [topic], [key], [0]])
+
+
+# Bytes that are no value, and keys at the edge of what is allowed.
+CORPUS = (
+    b"", b"\xff", b"\x9f", b"\x81" * 4_000, b"\xa2\x01\x02\x01\x02", b"\xc2\x41\xff", b"\x1b" + b"\xff" * 8,
+    b"\xd8\x1c\x80", b"\x01\x02", b"\x5a\xff\xff\xff\xff", b"\xfb\x7f\xf8\x00\x00\x00\x00\x00\x01", b"\x00" * 65_536,
+)  # fmt: skip
+ODD_KEYS = ("\x01", "é" * 512, "k" * 1_024, "' ; DROP TABLE x --", "\u202e", "a\nb", "%s", "\ufffe")
+
+
+DEADLY_SHARE = 0.3
+
+
+def poison_corpus(stage: Stage, dice: random.Random) -> str:
+    """F27: what no handler can decode, written by SQL as another language would; and one that workers die of."""
+    with stage.host.session() as session, session.transaction():
+        if dice.random() < DEADLY_SHARE:
+            _send(session, dice.choice(("alpha", "beta")), f"{DEADLY}{uuid4()}")
+        rows: list[tuple[UUID, str, str]] = []
+        for value in CORPUS:
+            number, topic = uuid4(), dice.choice(("alpha", "beta"))
+            key = f"{number}{dice.choice(ODD_KEYS)}"
+            while len(key.encode()) > 1_024:
+                key = key[:-1]
+            session.execute(
+                "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)",
+                [number, topic, key, value],
+            )
+            rows.append((number, topic, key))
+        session.execute(SENT, [*map(list, zip(*rows, strict=True)), list(range(1, 1 + len(rows)))])
+    return "messages"
+
+
+def kill_listeners(stage: Stage, dice: random.Random) -> str:
+    """F29: nobody listens for a moment, and that is when messages come."""
+    for _ in range(4):
+        with stage.host.session() as session:
+            session.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'mailroom % bell%'"
+            )
+        time.sleep(dice.uniform(0.005, 0.1))
+        stage.probe(what="while nobody listens")
+    return "doorbell"
+
+
+def lose_doorbells(stage: Stage, dice: random.Random) -> str:
+    """F29: the trigger is off, the listeners are killed: polling has to find what comes."""
+    if dice.random() < 0.3:
+        return kill_listeners(stage, dice)
+    with stage.host.session() as session, _silenced(session):
+        session.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'mailroom % bell%'"
+        )
+        for _ in range(3):
+            stage.probe(what="while doorbells are lost")
+            time.sleep(dice.uniform(0, 0.7))
+    return "doorbell"
+
+
+@contextlib.contextmanager
+def _silenced(session: psycopg.Connection[Any]) -> Iterator[None]:
+    session.execute("SET lock_timeout = '5s'")
+    with contextlib.suppress(psycopg.errors.LockNotAvailable):  # the listeners are killed all the same
+        session.execute("ALTER TABLE mailroom.outbox DISABLE TRIGGER doorbell")
+    try:
+        yield
+    finally:
+        session.execute("SET lock_timeout = '30s'")
+        session.execute("ALTER TABLE mailroom.outbox ENABLE TRIGGER doorbell")
+
+
+def rolling_restart(stage: Stage, dice: random.Random) -> str:
+    """F32: a process is told to finish, and ends by itself."""
+    actor = dice.choice([*stage.of_role("worker"), *stage.of_role("dispatcher")])
+    actor.signal(signal.SIGTERM)
+    return actor.task.role
+
+
+def replay_parked(stage: Stage, dice: random.Random) -> str:
+    """F34: somebody lets parked keys go on, which have not become any better; and is not always sure of it."""
+    with stage.host.session() as session, session.transaction(force_rollback=dice.random() < 0.3):
+        Parked("alpha").replay(session, None, actor="faults", limit=dice.randint(1, 5))
+        time.sleep(dice.uniform(0, 0.3))
+    return "operator"
+
+
+FAULTS: dict[str, Fault] = {
+    "F1": kill_process, "F2": pause_process, "F3": terminate, "F4": cancel, "F5": kill_backend, "F6": kill_server,
+    "F7": stop_server, "F8": _trouble("cut before COMMIT", 0.3, 0, 1.5),
+    "F9": _trouble("COMMIT answer lost", 0.3, 0, 1.5),
+    "F10": _trouble("COMMIT delayed", 0.5, 0.3, 2), "F11": _trouble("black hole", 1, 0, 3),
+    "F12": _trouble("latency", 1, 0.02, 2), "F13": _trouble("half of COMMIT", 0.3, 0, 1.5), "F14": hit_pooler,
+    "F16": too_many_connections, "F18": lock_tables, "F19": long_transaction, "F27": poison_corpus,
+    "F29": lose_doorbells, "F32": rolling_restart, "F34": replay_parked,
+}  # fmt: skip

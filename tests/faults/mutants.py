@@ -1,0 +1,288 @@
+"""Negative controls: rules of Mailroom broken in the campaign's own processes, to see that the checker notices.
+
+A mutant is switched on only here, in a child that was started with its name; no code of the product asks for one. Each
+changes SQL text or replaces a function, and fails loudly if what it changes is no longer there.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mailroom.operation import Operation, Sql
+from tests.faults.task import USUAL, Habits
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A broken rule, and how to look for it: the faults (`kinds.FAULTS`, or none) and how the stage is set."""
+
+    name: str
+    broken: str
+    apply: Callable[[], None]
+    faults: tuple[str, ...] = ()
+    quiet: bool = False  # no load: nothing but the campaign's own messages
+    lossy: bool = False  # commits are asynchronous, and the server loses what it has not written
+    habits: Habits = USUAL  # what it takes to see it
+
+
+HOUR_S = 3_600
+MUTANTS: dict[str, Mutant] = {}
+
+
+def apply(name: str) -> None:
+    """Break the rule in this process."""
+    MUTANTS[name].apply()
+
+
+def _mutant(broken: str, *faults: str, **how: Any) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def add(work: Callable[[], None]) -> Callable[[], None]:
+        name = work.__name__.strip("_").replace("_", "-")
+        MUTANTS[name] = Mutant(name, broken, work, faults, **how)
+        return work
+
+    return add
+
+
+def _rewrite(sql: Sql, old: str, new: str) -> None:
+    if old not in sql.template:
+        raise AssertionError(f"the mutant no longer applies: no {old!r} in {sql.template!r}")
+    sql.template = sql.template.replace(old, new)
+
+
+def _put(owner: object, name: str, value: object) -> None:
+    if not hasattr(owner, name):
+        raise AssertionError(f"the mutant no longer applies: {owner} has no {name}")
+    setattr(owner, name, value)
+
+
+@_mutant("the outbox is read by a cursor that never goes back", "F19")
+def _cursor_read() -> None:
+    from dispatcher import deliverer
+    from dispatcher.deliver import Delivery
+    from dispatcher.floor import Floor
+
+    def raising(self: Floor, schema: str, delivery: Delivery) -> Operation[None]:
+        self.value = max(self.value, delivery.last or 0)
+        yield from ()
+
+    _put(Floor, "raising", raising)
+    _put(deliverer, "FULL_SCAN_S", float("inf"))
+
+
+@_mutant("locked rows are skipped within a key")
+def _skip_locked_in_key() -> None:
+    from inbox import claim
+
+    head = "AS i WHERE i.key = h.key AND i.clock = h.clock\n        FOR UPDATE SKIP LOCKED) AS l"
+    _rewrite(claim.REAP_ANY, head, "AS i WHERE i.key = h.key AND i.clock = h.clock) AS l")
+    _rewrite(
+        claim.REAP_ANY, "/ count(*)::float8))::bigint FROM locked)) AS i",
+        "/ count(*)::float8))::bigint FROM locked) FOR UPDATE SKIP LOCKED) AS i",
+    )  # fmt: skip
+
+
+@_mutant("no fence: whoever believes that it leads delivers, without the dispatch lock")
+def _no_fence() -> None:
+    from dispatcher.lease import Lease
+    from mailroom import stamping
+
+    def taking(self: Lease, *_: object) -> Operation[bool]:
+        self.epoch = 1
+        yield from ()
+        return True
+
+    _put(Lease, "taking", taking)
+    _rewrite(stamping.LOCK, stamping.LOCK.template, "SELECT true")
+
+
+@_mutant("after an unknown commit the transaction is run again", "F9")
+def _blind_retry() -> None:
+    from mailroom import commit
+
+    _after_unknown(commit.Next.RETRY)
+
+
+@_mutant("after an unknown commit COMMIT is sent again, and reports success", "F8", "F13")
+def _commit_replayed() -> None:
+    from mailroom import commit
+
+    _after_unknown(commit.Next.RETURN)
+
+
+def _after_unknown(instead: Any) -> None:
+    from mailroom import commit
+
+    following = commit.following
+
+    def blindly(*arguments: Any, **options: Any) -> Any:
+        found = following(*arguments, **options)
+        return instead if found is commit.Next.ASK else found
+
+    _put(commit, "following", blindly)
+
+
+@_mutant("messages leave the outbox in a transaction before the one that delivers them", "F1", "F3")
+def _ack_before_deliver() -> None:
+    from dispatcher.deliverer import Deliverer
+
+    deliver = Deliverer.deliver
+    columns = "SELECT string_agg(column_name, ', ') FROM information_schema.columns WHERE table_schema = 'mailroom' "
+    columns += "AND table_name = 'outbox' AND column_name <> 'xact'"
+
+    async def twice(self: Deliverer, now: Any = None) -> Any:
+        connection = self._connection
+        await connection.execute("CREATE TEMP TABLE IF NOT EXISTS taken (LIKE mailroom.outbox)")
+        row = await (await connection.execute(columns.encode())).fetchone()
+        names = row[0] if row else ""
+        await connection.execute(
+            "WITH g AS (DELETE FROM mailroom.outbox RETURNING *) INSERT INTO taken SELECT * FROM g"
+        )
+        await asyncio.sleep(0.02)
+        await connection.execute(
+            f"WITH g AS (DELETE FROM taken RETURNING *) INSERT INTO mailroom.outbox ({names}) OVERRIDING SYSTEM VALUE "
+            f"SELECT {names} FROM g ORDER BY position".encode()
+        )
+        return await deliver(self, now)
+
+    _put(Deliverer, "deliver", twice)
+
+
+@_mutant("a worker consumes its messages before it handles them", "F1", "F3")
+def _ack_before_handling() -> None:
+    from inbox.worker import Worker
+    from mailroom.transaction import run
+
+    def batch_of(self: Any, batch: Any, note: Any, loop: Any) -> None:
+        with self._transactions.begin() as connection:
+            run(connection, self._claiming(batch, self._inbox))
+        if not batch.messages:
+            return
+        with self._transactions.begin() as connection:
+            for message in batch.messages:
+                with batch.handling(message, connection):
+                    self._handler(message, connection)
+            batch.handled()
+
+    _put(Worker, "_batch_of", batch_of)
+
+
+@_mutant("the clock's ceiling is raised without waiting for the disk", "F6", lossy=True, habits=Habits(ceiling_step=20))
+def _ceiling_not_durable() -> None:
+    from mailroom import stamping
+
+    _rewrite(stamping.DURABLE, "'on'", "'off'")
+
+
+@_mutant(
+    "a dispatcher that starts does not look how far the clock may have been",
+    "F6",
+    lossy=True,
+    habits=Habits(ceiling_step=20),
+)
+def _clock_not_recovered() -> None:
+    from dispatcher import deliver
+
+    _rewrite(deliver.RECOVER, "greatest(c.last_value, n.clock_ceiling)", "greatest(c.last_value, 1)")
+
+
+@_mutant("clocks are read off the wall")
+def _wall_clock() -> None:
+    from dispatcher import deliver
+
+    _rewrite(
+        deliver.DELIVER, "SELECT greatest(last_value, after_clock) FROM {schema}.clock",
+        "SELECT (1000 * extract(epoch FROM clock_timestamp()))::bigint FROM {schema}.clock",
+    )  # fmt: skip
+
+
+@_mutant(
+    "after a lost connection a listener scans, and only then listens", "F29b", quiet=True, habits=Habits(poll_s=120)
+)
+def _listen_after_scan() -> None:
+    from mailroom import bell
+
+    async def run(self: Any) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                self.ring()  # the scan
+                await asyncio.sleep(0.05)
+                async with self._listening() as connection:
+                    await self.attend(connection)
+
+    _put(bell.Bell, "run", run)
+
+
+@_mutant("nothing is polled: whatever no notification tells is not looked for", "F29", quiet=True)
+def _notify_only() -> None:
+    from dispatcher import doorbell
+    from mailroom.bell import heard
+
+    async def only_heard(ring: asyncio.Event, timeout_s: float) -> bool:
+        return await heard(ring, timeout_s if timeout_s < doorbell.UNSURE_POLL_S else HOUR_S)
+
+    _put(doorbell, "heard", only_heard)
+
+
+@_mutant("what is older than a fifth of a second is purged from the outbox", "F19")
+def _purge_by_age() -> None:
+    from dispatcher.janitor import Janitor
+
+    keep_house = Janitor.keep_house
+
+    async def purging(self: Janitor, connection: Any) -> int:
+        await connection.execute("DELETE FROM mailroom.outbox WHERE sent_at < clock_timestamp() - interval '0.2 s'")
+        return await keep_house(self, connection)
+
+    _put(Janitor, "keep_house", purging)
+
+
+@_mutant("what a claim gives is in no order")
+def _returning_unsorted() -> None:
+    from inbox import inbox
+    from inbox.claim import reaping_any, reaping_key
+
+    def key(*arguments: Any) -> Operation[list[Any]]:
+        messages = yield from reaping_key(*arguments)
+        return _shuffled(messages)
+
+    def any_(*arguments: Any) -> Operation[Any]:
+        claimed, cursor = yield from reaping_any(*arguments)
+        return replace(claimed, messages=_shuffled(claimed.messages)), cursor
+
+    _put(inbox, "reaping_key", key)
+    _put(inbox, "reaping_any", any_)
+
+
+def _shuffled(messages: list[Any]) -> list[Any]:
+    return random.sample(messages, len(messages))
+
+
+@_mutant("an attempt is counted in the transaction that is rolled back")
+def _attempt_rolled_back() -> None:
+    from inbox.lane import Lane
+
+    async def record(self: Lane, message: Any, error: Exception) -> None:
+        await asyncio.sleep(0.05)
+
+    _put(Lane, "_record", record)
+
+
+@_mutant("a message that its worker dies of is not counted", "F27")
+def _death_not_counted() -> None:
+    from inbox.note import Notes
+
+    async def nothing(self: Notes) -> None:
+        await asyncio.sleep(0)
+
+    _put(Notes, "take_over", nothing)
+
+
+@_mutant("a key that is well again keeps its note", habits=Habits(failing=0.05))
+def _healed_dropped() -> None:
+    from inbox import claim
+
+    for sql in (claim.REAP_KEY, claim.REAP_ANY, claim.REAP_DUE):
+        _rewrite(sql, "s.clock <= g.clock)", "s.clock <= g.clock AND false)")

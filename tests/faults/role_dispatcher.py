@@ -1,0 +1,24 @@
+"""A dispatcher: the product's own, with batches small enough that there are many of them."""
+
+import asyncio
+
+from dispatcher import daemon, lease
+from dispatcher.daemon import Dispatcher
+from mailroom import stamping
+from tests.faults.role import Control
+from tests.faults.task import Task
+
+ROWS = 500
+
+
+def play(task: Task, control: Control) -> None:
+    """Deliver until told to stop."""
+    for module, name, value in (
+        (lease, "LEASE_S", task.habits.lease_s),
+        (lease, "RENEW_S", task.habits.lease_s / 3),
+        (daemon, "RENEW_S", task.habits.lease_s / 3),
+        (stamping, "CEILING_STEP", task.habits.ceiling_step),
+    ):
+        setattr(module, name, value)
+    dispatcher = Dispatcher(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS)
+    asyncio.run(daemon._until_signalled(dispatcher))

@@ -1,0 +1,124 @@
+"""Workers, sync and async: the handler writes the ledger in the batch's own transaction, and fails in every way."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from inbox import AsyncWorker, Message, Park, Retry, Skip, Worker
+from tests.faults.ledger import ONE_REAPED, PROBE, SEEN
+from tests.faults.load import DEADLY, POISON
+from tests.faults.role import Control
+from tests.faults.task import READ_COMMITTED, Task
+
+BATCH = 40
+LANES = 2
+
+
+class Refused(Exception):
+    """A handler's own failure."""
+
+
+class Final(Exception):
+    """A failure that no further attempt mends."""
+
+
+SETTINGS: dict[str, Any] = {"parallel": LANES, "batch": BATCH, "fatal": (Final,)}
+
+
+def play(task: Task, control: Control) -> None:
+    """Work until told to stop; inboxes named `b..` are worked on by async workers."""
+    handler = Handler(task)
+    settings = SETTINGS | {"poll_interval_s": task.habits.poll_s}
+    if task.inbox.startswith("b"):
+        asyncio.run(_work(task, handler, settings))
+    elif task.isolation == READ_COMMITTED:
+        Worker(task.dsn, task.inbox, handler.handle, **settings).run()
+    else:
+        with ConnectionPool(
+            task.dsn, min_size=LANES, max_size=LANES, timeout=5, configure=partial(_isolate, task), open=True
+        ) as pool:
+            Worker(pool, task.inbox, handler.handle, **settings).run()
+
+
+async def _work(task: Task, handler: "Handler", settings: dict[str, Any]) -> None:
+    if task.isolation == READ_COMMITTED:
+        await AsyncWorker(task.dsn, task.inbox, handler.handle_async, **settings).run()
+        return
+    async with AsyncConnectionPool(
+        task.dsn, min_size=LANES, max_size=LANES, timeout=5, configure=partial(_isolate_async, task)
+    ) as pool:
+        await AsyncWorker(pool, task.inbox, handler.handle_async, **settings).run()
+
+
+def _isolate(task: Task, connection: psycopg.Connection[Any]) -> None:
+    connection.isolation_level = isolation_level(task)
+
+
+async def _isolate_async(task: Task, connection: psycopg.AsyncConnection[Any]) -> None:
+    await connection.set_isolation_level(isolation_level(task))
+
+
+def isolation_level(task: Task) -> psycopg.IsolationLevel:
+    """Return the isolation level of a task."""
+    return psycopg.IsolationLevel[task.isolation.upper().replace(" ", "_")]
+
+
+class Handler:
+    """Writes what it was given into the ledger, or fails as the dice say."""
+
+    def __init__(self, task: Task) -> None:
+        self._inbox = task.inbox
+        self._failing = task.habits.failing
+        self._random = random.Random(task.seed)
+
+    def handle(self, message: Message, connection: psycopg.Connection[Any]) -> None:
+        """Handle one message."""
+        statement, values = self._note(message)
+        connection.execute(statement, values)
+        if message.key.startswith(PROBE):
+            connection.execute(SEEN, [message.id])
+        if self._fate(message) == "swallow":
+            # As a careless handler does: its transaction is lost, and it returns as if it were not.
+            with contextlib.suppress(psycopg.errors.DivisionByZero):
+                connection.execute("SELECT 1 / 0")
+
+    async def handle_async(self, message: Message, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Handle one message."""
+        statement, values = self._note(message)
+        await connection.execute(statement, values)
+        if message.key.startswith(PROBE):
+            await connection.execute(SEEN, [message.id])
+        if self._fate(message) == "swallow":
+            with contextlib.suppress(psycopg.errors.DivisionByZero):
+                await connection.execute("SELECT 1 / 0")
+
+    def _note(self, message: Message) -> tuple[bytes, list[object]]:
+        assert message.value["id"] == str(message.id), "the value belongs to another message"
+        return ONE_REAPED.encode(), [self._inbox, message.id, message.key, message.clock]
+
+    def _fate(self, message: Message) -> str:
+        if message.key.startswith(PROBE):
+            return "handled"
+        if message.key.startswith(DEADLY):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if message.key.startswith(POISON):
+            raise (Refused, Final, Park)[message.clock % 3]("poison")
+        if self._random.random() >= self._failing:
+            return "handled"
+        match self._random.randrange(5):
+            case 0:
+                raise Refused("this time")
+            case 1:
+                raise Retry(self._random.uniform(0, 0.1))
+            case 2:
+                raise Skip("not wanted")
+            case 3:
+                return "swallow"
+        raise psycopg.errors.CheckViolation("of the handler's own")

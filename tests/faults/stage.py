@@ -1,0 +1,352 @@
+"""The stage: a server, a network, a cast under load, and the watch that keeps them going between faults."""
+
+import contextlib
+import random
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
+
+import psycopg
+
+from outbox import Outbox
+from tests.faults import history, invariants
+from tests.faults.actors import Actor
+from tests.faults.host import Host
+from tests.faults.invariants import Violation
+from tests.faults.ledger import PROBE, SENT
+from tests.faults.load import INBOXES, POISON
+from tests.faults.network import Network
+from tests.faults.nursery import Nursery
+from tests.faults.pooler import Pooler
+from tests.faults.role_writer import GID
+from tests.faults.task import USUAL, Habits, Task
+
+HIGH_WATER, LOW_WATER = 3_000, 1_500  # messages waiting at which writers rest, and go on
+WATCH_S = 0.25
+ORPHAN_S = 2.0
+HANDLED_WITHIN_S = 60.0  # I11: 30 s and what the backlog takes, with other faults meanwhile
+
+
+SITUATION = """
+SELECT pid, application_name, state, wait_event, pg_blocking_pids(pid), left(query, 60),
+       round(extract(epoch FROM clock_timestamp() - xact_start), 1)::text
+FROM pg_stat_activity WHERE datname = current_database() AND (state <> 'idle' OR wait_event_type = 'Lock')
+ORDER BY xact_start"""
+
+
+class NotHandled(Exception):
+    """A message sent after a recovery was not handled in time."""
+
+
+class Stage:
+    """Everything that a campaign's faults strike; a context manager.
+
+    `roles` are the names of those who come on, all if there are none; `environment` is the processes' own. With
+    `timed` false the server's clock may jump; with `durable` false its settings let go of what was acknowledged.
+    """
+
+    def __init__(
+        self, home: Path, seed: int, *, pace: float, habits: Habits = USUAL, roles: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None, server_directory: Path | None = None,
+        settings: Mapping[str, str] | None = None, timed: bool = True, durable: bool = True,
+        handled_within_s: float = HANDLED_WITHIN_S,
+    ) -> None:  # fmt: skip
+        self.home = home
+        self.host = Host(server_directory or home / "server", settings=settings)
+        self.endings: Counter[str] = Counter()
+        self.actors: dict[str, Actor] = {}
+        self.liveness: dict[str, float] = {}  # the longest it took, by what
+        self.dice = random.Random(seed)
+        self.timed = timed
+        self.habits = habits
+        self.network: Network
+        self.pooler: Pooler | None = None
+        self._seed = seed
+        self._pace = pace
+        self._durable = durable
+        self._handled_within_s = handled_within_s
+        self._roles = roles
+        self._environment = dict(environment or {})
+        self._nursery: Nursery
+        self._over = threading.Event()
+        self._resting = False
+        self._closing = contextlib.ExitStack()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as closing:
+            self.host.start()
+            closing.callback(self.host.close)
+            self.host.make_node()
+            server = urlsplit(self.host.dsn)
+            self.network = Network(server.hostname or "127.0.0.1", server.port or 5432, self._seed)
+            closing.callback(self.network.close)
+            if Pooler.available():
+                self.pooler = Pooler(self.home, self.host.dsn, _free_port())
+                closing.callback(self.pooler.kill)
+                self.pooler.start()
+            self._nursery = Nursery(self.home, self._environment)
+            closing.callback(self._nursery.close)
+            closing.callback(self._end_actors)
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._closing.close()
+
+    def cast(self) -> None:
+        """Let the actors come on, and begin to watch them."""
+        through = self.network.dsn(self.host.dsn)
+        direct = self.host.dsn
+        tasks = [
+            ("writer", "writer-1", direct, ""), ("writer", "writer-2", through, ""),
+            ("dispatcher", "dispatcher-1", direct, ""), ("dispatcher", "dispatcher-2", through, ""),
+            ("worker", "worker-a1", direct, "alpha"), ("worker", "worker-a2", through, "alpha"),
+            ("worker", "worker-b1", direct, "beta"), ("worker", "worker-b2", through, "beta"),
+            ("reaper", "reaper-1", direct, "gamma"), ("reaper", "reaper-2", through, "gamma"),
+        ]  # fmt: skip
+        if self.pooler is not None:
+            tasks += [("writer", "writer-3", self.pooler.dsn, ""), ("reaper", "reaper-3", self.pooler.dsn, "gamma")]
+        writers = sum(role == "writer" for role, *_ in tasks)
+        for nth, (role, name, dsn, inbox) in enumerate(tasks):
+            if self._roles and name not in self._roles:
+                continue
+            pooled = self.pooler is not None and dsn == self.pooler.dsn
+            task = Task(
+                role, name, dsn, direct, str(self.home), self._seed + nth, inbox, pooled, self._pace / writers,
+                self.habits,
+            )  # fmt: skip
+            self.actors[name] = Actor(task, self._nursery, self.endings)
+        watch = threading.Thread(target=self._watch, name="watch", daemon=True)
+        watch.start()
+        self._closing.callback(watch.join, 10)
+        self._closing.callback(self._over.set)
+
+    def of_role(self, role: str) -> list[Actor]:
+        """Return the actors of a role."""
+        return [actor for actor in self.actors.values() if actor.task.role == role]
+
+    def leader_or_none(self) -> Actor | None:
+        """Return the dispatcher that leads, if one does and the server tells."""
+        try:
+            with self.host.session() as connection:
+                row = connection.execute(
+                    "SELECT pid FROM mailroom.lease WHERE role = 'dispatcher' AND until > clock_timestamp()"
+                ).fetchone()
+        except psycopg.OperationalError:
+            return None
+        return next((one for one in self.of_role("dispatcher") if row is not None and one.pid == row[0]), None)
+
+    def strike_leader(self, number: signal.Signals) -> None:
+        """Send the leading dispatcher a signal."""
+        if (leader := self.leader_or_none()) is not None:
+            leader.signal(number)
+
+    def await_other_leader(self, pid: int, since: float, what: str) -> float:
+        """Wait until another process than `pid` leads; returns and notes how long it took since `since`."""
+        while time.monotonic() - since < HANDLED_WITHIN_S:
+            leader = self.leader_or_none()
+            if leader is not None and leader.pid != pid:
+                break
+            time.sleep(0.02)
+        took = time.monotonic() - since
+        self._note(what, took)
+        return took
+
+    def probe(self, inboxes: Sequence[str] = INBOXES, what: str = "probe", within_s: float | None = None) -> float:
+        """Send a message to each of the inboxes and wait until all are handled; returns seconds."""
+        began = time.monotonic()
+        within_s = self._handled_within_s if within_s is None else within_s
+        asked: dict[UUID, str] = {}
+        with contextlib.ExitStack() as stack:
+            session: psycopg.Connection[Any] | None = None
+            while True:
+                try:
+                    if session is None or session.closed:
+                        session = stack.enter_context(self.host.session())
+                        asked = {}  # of those before it is not known whether they were committed
+                    if not asked:
+                        asked = self._ask(session, inboxes)
+                    seen = session.execute("SELECT DISTINCT mid FROM faults.seen WHERE mid = ANY (%s)", [list(asked)])
+                    if len(seen.fetchall()) == len(asked):
+                        session.execute("DELETE FROM faults.seen WHERE mid = ANY (%s)", [list(asked)])
+                        break
+                except (psycopg.OperationalError, psycopg.InterfaceError):
+                    session = None
+                if time.monotonic() - began > within_s:
+                    raise NotHandled(
+                        f"{what}: {sorted(asked.values())} not handled within {within_s:.0f} s; {self._situation()}"
+                    )
+                time.sleep(0.01)
+        took = time.monotonic() - began
+        self._note(what, took)
+        return took
+
+    def _note(self, what: str, took: float) -> None:
+        with self._lock:
+            self.liveness[what] = max(self.liveness.get(what, 0.0), took)
+
+    def _situation(self) -> str:
+        """Say what is left, who waits for whom, and where the leader stands."""
+        try:
+            with self.host.session() as session:
+                rows = session.execute(SITUATION).fetchall()
+                lease = session.execute("SELECT pid, until > clock_timestamp(), state FROM mailroom.lease").fetchall()
+                left = self._left(session)
+        except psycopg.OperationalError as error:
+            return f"the server: {error}"
+        leader = self.leader_or_none()
+        stacks = [] if leader is None else [f"{leader.task.name} at {place}" for place in leader.stacks()]
+        return "\n    ".join([f"lease {lease}, left {left}", *(str(row) for row in rows), *stacks])
+
+    @staticmethod
+    def _ask(session: psycopg.Connection[Any], inboxes: Sequence[str]) -> dict[UUID, str]:
+        asked = {uuid4(): inbox for inbox in inboxes}
+        with session.transaction():
+            for nth, (number, inbox) in enumerate(asked.items()):
+                key = f"{PROBE}{number}"
+                Outbox().send(session, inbox, {"id": str(number)}, key=key, id=number)
+                session.execute(SENT, [[number], [inbox], [key], [nth]])
+        return asked
+
+    # At rest.
+
+    def settle(self, within_s: float = 60.0) -> None:
+        """Stop the writers and wait until everything that can be handled is."""
+        self._rest(True)
+        deadline = time.monotonic() + within_s
+        with self.host.session() as session:
+            while (left := self._left(session)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        if left:
+            raise NotHandled(f"not drained within {within_s:.0f} s: {left}")
+
+    def go_on(self) -> None:
+        """Let the writers write again."""
+        self._rest(False)
+
+    def check(self) -> list[Violation]:
+        """Hold the ledgers against the invariants, at any moment when nobody is at work; returns what is violated."""
+        with self.host.session() as session:
+            acknowledged = history.read(self.home) if self._durable else ()
+            return invariants.check(session, acknowledged, history.observed(self.home), timed=self.timed)
+
+    def counted(self) -> dict[str, int]:
+        """Count messages by where they are."""
+        query = (
+            "SELECT (SELECT count(*) FROM faults.w_ledger), (SELECT count(*) FROM faults.r_ledger), "
+            "(SELECT count(*) FROM mailroom.inbox), (SELECT count(*) FROM mailroom.parked), "
+            "(SELECT count(*) FROM mailroom.dead_letter), (SELECT count(*) FROM faults.d_ledger)"
+        )
+        with self.host.session() as session:
+            row = session.execute(query).fetchone()
+        assert row is not None
+        return dict(zip(("sent", "reaped", "waiting", "parked", "dead", "deliveries"), row, strict=True))
+
+    def _rest(self, rests: bool) -> None:
+        self._resting = rests
+        for writer in self.of_role("writer"):
+            writer.rest(rests)
+
+    @staticmethod
+    def _left(session: psycopg.Connection[Any]) -> dict[str, int]:
+        row = session.execute(
+            "SELECT (SELECT count(*) FROM mailroom.outbox), (SELECT count(*) FROM mailroom.scheduled), "
+            "(SELECT count(*) FROM mailroom.inbox i WHERE NOT EXISTS (SELECT FROM mailroom.key_state s "
+            "WHERE s.inbox = i.inbox AND s.key = i.key AND s.retry_at = 'infinity')), "
+            "(SELECT count(*) FROM pg_prepared_xacts)"
+        ).fetchone()
+        assert row is not None
+        return {name: n for name, n in zip(("outbox", "scheduled", "inboxes", "prepared"), row, strict=True) if n}
+
+    def isolate(self, level: str) -> None:
+        """Have one of two workers and reapers go by another isolation level from their next life on, which is now."""
+        for actor in (*self.of_role("worker"), *self.of_role("reaper")):
+            if actor.task.name.endswith("2") and actor.task.isolation != level:
+                actor.task = replace(actor.task, isolation=level)
+                actor.restart()
+
+    def wake(self) -> None:
+        """Let everybody go on who was stopped."""
+        for actor in self.actors.values():
+            actor.signal(signal.SIGCONT)
+
+    def keep_logs(self, directory: str) -> None:
+        """Copy what the processes and the server have logged."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        for path in (*self.home.glob("*.log"), *self.host.directory.glob("server.log*")):
+            shutil.copy(path, directory)
+
+    # The watch.
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH_S):
+            try:
+                with self.host.session() as session:
+                    while not self._over.wait(WATCH_S):
+                        self._throttle(session)
+                        self._end_orphans(session)
+            except (psycopg.OperationalError, psycopg.InterfaceError):
+                continue
+
+    def _throttle(self, session: psycopg.Connection[Any]) -> None:
+        row = session.execute(
+            "SELECT (SELECT count(*) FROM mailroom.outbox) + "
+            "(SELECT count(*) FROM mailroom.inbox WHERE key NOT LIKE %s)",
+            [f"{POISON}%"],
+        ).fetchone()
+        waiting = row[0] if row else 0
+        if self._resting or waiting > HIGH_WATER:
+            rests = True
+        elif waiting < LOW_WATER:
+            rests = False
+        else:
+            return
+        # Told again and again: a writer that was started anew does not know.
+        for writer in self.of_role("writer"):
+            writer.rest(rests)
+
+    def _end_orphans(self, session: psycopg.Connection[Any]) -> None:
+        """End transactions whose writer was killed between PREPARE and COMMIT PREPARED, one way or the other."""
+        for gid, old in session.execute(
+            "SELECT gid, prepared < clock_timestamp() - %s * interval '1 s' FROM pg_prepared_xacts "
+            "WHERE database = current_database() AND gid LIKE %s",
+            [ORPHAN_S, f"{GID}%"],
+        ).fetchall():
+            if old:
+                verb = self.dice.choice(("COMMIT", "ROLLBACK"))
+                with contextlib.suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
+                    session.execute(f"{verb} PREPARED '{gid}'".encode())
+
+    def _end_actors(self) -> None:
+        for actor in self.actors.values():
+            actor.end()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def home_of_campaign() -> Iterator[Path]:
+    """Give a directory that the server's account can reach, removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="mailroom-faults-") as directory:
+        home = Path(directory)
+        home.chmod(0o755)
+        yield home

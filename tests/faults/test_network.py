@@ -1,0 +1,56 @@
+"""The campaign's network: where it cuts decides whether a transaction has committed."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from tests.databases import Connect
+from tests.faults.network import Network, Trouble
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def network(dsn: str) -> Iterator[Network]:
+    server = urlsplit(dsn)
+    network = Network(server.hostname or "", server.port or 0, seed=1)
+    yield network
+    network.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "committed"), [("cut before COMMIT", False), ("half of COMMIT", False), ("COMMIT answer lost", True)]
+)
+def test_a_commit_is_lost_on_one_side_of_the_server(
+    dsn: str, connect: Connect, network: Network, kind: str, committed: bool
+) -> None:
+    observer = connect(autocommit=True)
+    observer.execute("CREATE TABLE note (n int)")
+    network.be(Trouble(kind))
+    writer = psycopg.connect(network.dsn(dsn))
+    writer.execute("INSERT INTO note VALUES (1)")
+    with pytest.raises(psycopg.OperationalError):
+        writer.commit()
+    writer.close()
+    assert network.done[kind] == 1
+    eventually(lambda: not _others(observer))
+    assert observer.execute("SELECT count(*) FROM note").fetchone() == (int(committed),)
+
+
+def test_a_black_hole_gives_back_what_it_held(dsn: str, network: Network) -> None:
+    with psycopg.connect(network.dsn(dsn), autocommit=True) as through:
+        network.be(Trouble("black hole"))
+        through.pgconn.send_query(b"SELECT 1")
+        through.pgconn.flush()
+        eventually(lambda: network.done["black hole"])
+        network.be(Trouble())
+        assert through.pgconn.get_result() is not None
+        assert through.pgconn.get_result() is None
+
+
+def _others(observer: psycopg.Connection[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    return observer.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    ).fetchall()

@@ -1,0 +1,1 @@
+"""Fuzzing with atheris, which is no part of the development environment: `pip install -e '.[fuzz]'`."""
