@@ -25,7 +25,7 @@ from dispatcher.lease import RENEW_S, Lease, reading_backend
 from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_queue_usage
 from mailroom import backoff, settings
 from mailroom import schema as node
-from mailroom.bell import LONGEST_PAUSE_S, Bell
+from mailroom.bell import Bell
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.pooler import is_pooled
@@ -35,6 +35,7 @@ from mailroom.transaction import run_async
 log = logging.getLogger("mailroom.dispatcher")
 
 POLL_INTERVAL_S = 1.0
+LONGEST_PAUSE_S = 5.0  # after losing the database; a node has few dispatchers, and all of its messages wait for one
 # How often the keeper looks after the house: often while floors move, for what a claim passes over under a held
 # snapshot is what was reaped since the last look; and while a parked key's messages are moved aside.
 HOUSE_INTERVAL_S = 0.5

@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
@@ -98,11 +98,10 @@ class Notes:
         """Commit the note of a batch; through a pooler that has no connection free, leave it out."""
         keys = last_clocks(messages)
         writing = self._writing(note, list(keys), list(keys.values()), len(messages))
-        async with self._lock:
-            if time.monotonic() < self._without_until:
-                return
-            note.written = True
-            connection = await self._connected()
+        if time.monotonic() < self._without_until:
+            return
+        note.written = True
+        async with self._held() as connection:
             if not is_pooled(connection):
                 await run_async(connection, writing)
                 return
@@ -115,43 +114,47 @@ class Notes:
     async def clear(self, note: Note) -> None:
         """Remove the note of a batch that was rolled back; its lane lives."""
         if note.written:
-            await self._run(removing(self._schema, note))
+            async with self._held() as connection:
+                await run_async(connection, removing(self._schema, note))
             note.written = False
 
     async def take_over(self) -> None:
         """Look for notes of the dead, and have what they had in hand counted or tried alone."""
-        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # somebody has it in hand: at the next look
-            while await self._run(self._taking_over(), transaction=True):
-                pass
+        try:
+            async with self._held() as connection:
+                found = True
+                while found:
+                    async with connection.transaction():
+                        found = await run_async(connection, self._taking_over()) > 0
+        except psycopg.errors.LockNotAvailable:
+            log.debug("%s: what the dead had in hand is being tried: looking again later", self._inbox)
+        except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
+            log.warning("%s: not looking for batches of the dead: %s", self._inbox, type(error).__name__)
 
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            try:
-                await self.take_over()
-            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
-                log.warning("%s: not looking for batches of the dead: %s", self._inbox, type(error).__name__)
+            await self.take_over()
 
     async def close(self) -> None:
         """Close the session."""
         if self._connection is not None:
             await self._connection.close()
 
-    async def _run(self, operation: Operation[object], *, transaction: bool = False) -> object:
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[psycopg.AsyncConnection]:
         async with self._lock:  # statements of several lanes do not mix with a transaction of the watch
-            connection = await self._connected()
+            if self._connection is None or self._connection.closed:
+                self._connection = await settings.connect_async(self._dsn, f"worker notes {self._inbox}", self._session)
             try:
-                async with connection.transaction() if transaction else contextlib.nullcontext():
-                    return await run_async(connection, operation)
-            except psycopg.errors.ReadOnlySqlTransaction:
-                await connection.close()  # no primary any more
+                yield self._connection
+            except psycopg.errors.LockNotAvailable:
                 raise
-
-    async def _connected(self) -> psycopg.AsyncConnection:
-        if self._connection is None or self._connection.closed:
-            self._connection = await settings.connect_async(self._dsn, f"worker notes {self._inbox}", self._session)
-        return self._connection
+            except BaseException:
+                # Its state is unknown: left within a transaction, it would keep every note from being written.
+                await self._connection.close()
+                raise
 
     def _writing(self, note: Note, keys: list[str], clocks: list[int], messages: int) -> Operation[None]:
         yield WRITE.at(schema=self._schema, inbox=self._inbox)(

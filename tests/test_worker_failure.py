@@ -5,6 +5,7 @@ import contextlib
 import subprocess
 import sys
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,8 +17,9 @@ from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
 from inbox import note as notes
 from inbox.failure import recording
 from inbox.lane import Batch
-from inbox.note import DIED, Notes
+from inbox.note import DIED, REMOVE, Notes
 from mailroom.errors import DecodeError
+from mailroom.operation import Operation
 from mailroom.transaction import run
 from tests.databases import Connect
 from tests.node import Node, send
@@ -478,3 +480,30 @@ async def test_batches_that_a_server_took_along_are_no_message_s_fault(
     await others.take_over()
     await others.close()
     assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
+
+
+async def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction would stay open, and no note could be written."""
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    mine = Notes(node.dsn, "mailroom", "shipping")
+    with monkeypatch.context() as patched:
+        patched.setattr(Notes, "_taking_over", failing)
+        patched.setattr(psycopg.AsyncTransaction, "__aexit__", leaving_it_open)
+        with pytest.raises(ZeroDivisionError):
+            await mine.take_over()
+    await mine.take_over()
+    assert (
+        node.rows("SELECT FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'in transaction'") == []
+    )
+    await mine.close()
+
+
+def failing(_: Notes) -> Operation[int]:
+    yield REMOVE.at(schema="mailroom")(id=uuid4())
+    raise ZeroDivisionError
+
+
+async def leaving_it_open(*_: object) -> None:
+    """End the transaction as an error in the middle of a statement would: not at all."""

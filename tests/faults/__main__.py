@@ -13,7 +13,7 @@ from tests.faults.hunting import hunt_all
 from tests.faults.report import Report
 
 DISASTERS = {"F15", "F21", "F22", "F33", "F35"}
-DISASTERS_SHARE = 0.25  # of the time
+DISASTERS_SHARE = 0.15  # of the time
 
 
 @click.command()

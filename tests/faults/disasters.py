@@ -253,8 +253,8 @@ def cut_power(report: Report, dice: random.Random, seconds: float) -> None:
 def _cut(stage: Stage, btrfs: Path, place: Path, image: Path, number: int) -> Path:
     left = btrfs / f"image-{number}"
     first = stage.host.postmaster()
-    tree = [first, *first.children(recursive=True)]
-    for process in tree:
+    first.suspend()  # before its children are listed: a session that is opened meanwhile would go on
+    for process in first.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.suspend()
     _made("cp", "--reflink=always", image, left)

@@ -6,6 +6,7 @@ action, and which pass. Passing an unarmed one costs a dictionary look-up.
 """
 
 import asyncio
+import inspect
 import os
 import random
 import signal
@@ -264,7 +265,8 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
             coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
             **rest: Any,
         ) -> asyncio.Task[Any]:
-            self._failpoints.coroutines.add(coroutine)
+            if inspect.iscoroutine(coroutine):  # the end of an async generator comes as something else
+                self._failpoints.coroutines.add(coroutine)
 
             async def driven() -> Any:
                 return await awaits.Driven(coroutine, self._failpoints.suspended)

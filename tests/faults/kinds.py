@@ -34,9 +34,9 @@ class Skipped(Exception):
 def kill_process(stage: Stage, dice: random.Random) -> str:
     """F1: one process, of any role; the leader as often as the others together."""
     if dice.random() < 0.3 and (leader := stage.leader_or_none()) is not None:
-        before = time.monotonic()
+        pid, before = leader.pid, time.monotonic()
         leader.signal(signal.SIGKILL)
-        stage.await_other_leader(leader.pid, before, "take-over after a crash")
+        stage.await_other_leader(pid, before, "take-over after a crash")
         return "dispatcher"
     actor = dice.choice(list(stage.actors.values()))
     actor.signal(signal.SIGKILL)

@@ -1,6 +1,7 @@
 """The campaign's network: where it cuts decides whether a transaction has committed."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import psycopg
@@ -39,14 +40,13 @@ def test_a_commit_is_lost_on_one_side_of_the_server(
 
 
 def test_a_black_hole_gives_back_what_it_held(dsn: str, network: Network) -> None:
-    with psycopg.connect(network.dsn(dsn), autocommit=True) as through:
+    with ThreadPoolExecutor(1) as thread, psycopg.connect(network.dsn(dsn), autocommit=True) as through:
         network.be(Trouble("black hole"))
-        through.pgconn.send_query(b"SELECT 1")
-        through.pgconn.flush()
+        answer = thread.submit(through.execute, "SELECT 1")
         eventually(lambda: network.done["black hole"])
+        assert not answer.done()
         network.be(Trouble())
-        assert through.pgconn.get_result() is not None
-        assert through.pgconn.get_result() is None
+        assert answer.result(10).fetchone() == (1,)
 
 
 def _others(observer: psycopg.Connection[tuple[object, ...]]) -> list[tuple[object, ...]]:
