@@ -69,10 +69,10 @@ FAULTS := $(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED))
 faults: $(STAMP) pgbouncer ## Break a node under load for some minutes, and hold its ledgers against the guarantees
 	$(FAULTS) --seconds 270 --unknown 300 --floor 18
 
-SECONDS_ ?= 1800
+SOAK_S ?= 1800
 .PHONY: soak
-soak: $(STAMP) pgbouncer ## The same for SECONDS_=1800, with every kind of fault
-	$(FAULTS) --seconds $(SECONDS_) --unknown 1000 --floor 20
+soak: $(STAMP) pgbouncer ## The same for SOAK_S=1800, with every kind of fault
+	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 20
 
 .PHONY: fault-mutants
 fault-mutants: $(STAMP) ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each

@@ -1,5 +1,6 @@
 """`mailroom bench`."""
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from benchmarks import (
     hot,
     latency,
     memory,
+    poison,
     publish,
     reap,
     report,
@@ -27,7 +29,7 @@ from mailroom import settings
 from mailroom.cli import Call, pass_call
 from mailroom.cli.output import document, note
 
-MODULES = (floors, publish, doorbell, deliver, reap, flow, latency, hot, held, growth, memory)
+MODULES = (floors, publish, doorbell, deliver, reap, flow, latency, poison, hot, held, growth, memory)
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
 FEWEST_MESSAGES = 300
 
@@ -69,7 +71,7 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
       mailroom bench --json > bench.json
     """
     chosen = [MEASUREMENTS[name] for name in MEASUREMENTS if not only or name in only]
-    with _database(call) as dsn:
+    with _terminated_like_interrupted(), _database(call) as dsn:
         with settings.connect(dsn, "bench") as connection:
             postgres = connection.info.parameter_status("server_version") or "unknown"
         figures = _measured(chosen, Setup(dsn, messages), runs)
@@ -96,6 +98,16 @@ def _measured(chosen: Sequence[Measurement], setup: Setup, runs: int) -> list[Fi
             progress.update(bar, description=f"{measurement.name}: {measurement.about}")
             figures += measure(measurement, setup, runs, lambda: progress.advance(bar))
     return figures
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    # By itself SIGTERM would end this process alone, and leave its children and its server running.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ slow one does not make the next ones late on paper. The commit itself is part of
 the time after it would have missed what the dispatcher had already begun. The first half second is not counted.
 """
 
+import logging
 import time
 from ctypes import c_double
 from multiprocessing.sharedctypes import RawArray
@@ -16,7 +17,7 @@ from benchmarks.clients import PROCESSES
 from benchmarks.measure import Bar, Line, Measurement, Setup, Values
 from benchmarks.node import Node, fresh_node
 from benchmarks.pipeline import Count, Handler, Pipeline
-from benchmarks.workload import INBOX, number, outgoing
+from benchmarks.workload import INBOX, key, number, outgoing
 from inbox import Message
 from outbox import Outbox
 
@@ -25,11 +26,15 @@ WARM_UP = 100
 AT_MOST = 2_000
 
 
-def noting(count: Count, handled: "Any") -> Handler:
-    """Return a handler that notes when each message reached it."""
+def noting(count: Count, handled: "Any", failing: frozenset[str]) -> Handler:
+    """Return a handler that notes when each message reached it, and fails on those of some keys."""
+
+    logging.getLogger("mailroom").addHandler(logging.NullHandler())  # the failures are on purpose
 
     def handle(message: Message, _connection: psycopg.Connection[Any]) -> None:
         now = time.monotonic()
+        if message.key in failing:
+            raise ValueError("poisoned")
         handled[number(cast(dict[str, Any], message.value))] = now
         count.add(1)
 
@@ -48,19 +53,29 @@ def _write(node: Node, messages: int, committed: "Any") -> None:
             connection.commit()
 
 
-def _run(setup: Setup) -> Values:
+def waits_ms(setup: Setup, failing: frozenset[str] = frozenset()) -> list[float]:
+    """Return how long each message of the healthy keys took, shortest first."""
     messages = min(AT_MOST, setup.messages) + WARM_UP
+    healthy = [nth for nth in range(messages) if key(nth) not in failing]
     committed, handled = RawArray(c_double, messages), RawArray(c_double, messages)
     with fresh_node(setup.dsn) as node, Pipeline(node) as pipeline:
         pipeline.dispatch()
-        pipeline.work(1, noting, handled)
+        pipeline.work(1, noting, handled, failing)
         writer = PROCESSES.Process(target=_write, args=(node, messages, committed), daemon=True)
         writer.start()
-        pipeline.wait_handled(messages)
+        pipeline.wait_handled(len(healthy))
         writer.join()
-    waits_ms = [(after - before) * 1_000 for before, after in zip(committed, handled, strict=True)]
-    counted = sorted(waits_ms[WARM_UP:])
-    return {"p50": counted[len(counted) // 2], "p99": counted[len(counted) * 99 // 100]}
+    return sorted((handled[nth] - committed[nth]) * 1_000 for nth in healthy if nth >= WARM_UP)
+
+
+def percentile(sorted_waits: list[float], percent: int) -> float:
+    """Return the wait that so many percent of the messages did not exceed."""
+    return sorted_waits[len(sorted_waits) * percent // 100]
+
+
+def _run(setup: Setup) -> Values:
+    waits = waits_ms(setup)
+    return {"p50": percentile(waits, 50), "p99": percentile(waits, 99)}
 
 
 MEASUREMENT = Measurement(

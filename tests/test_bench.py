@@ -1,6 +1,8 @@
 """The benchmarks: that each completes and reports in the form others read. How fast it was is not for tests."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from math import nan
 from typing import Any
@@ -17,6 +19,7 @@ from benchmarks.publish import sending
 from mailroom import codec
 from mailroom.cli.root import root
 from tests.databases import Connect
+from tests.waiting import eventually
 
 
 def _bench(*arguments: str) -> dict[str, Any]:
@@ -42,6 +45,19 @@ def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> 
         assert figure["value"] is None or figure["value"]["median"] > 0
         assert (figure["ratio"] is None) or figure["to"]
         assert figure["met"] in (None, True, False)
+
+
+def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect) -> None:
+    command = [sys.executable, "-m", "mailroom.cli", "bench", "--dsn", dsn, "--only", "memory"]
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with connect(autocommit=True) as connection, subprocess.Popen(command, stderr=subprocess.DEVNULL) as bench:
+        try:
+            eventually(lambda: connection.execute(f"{sessions} AND state ~ 'transaction'").fetchone() != (0,), 60)
+            bench.terminate()
+            bench.wait(60)
+            eventually(lambda: connection.execute(sessions).fetchone() == (0,), 30)
+        finally:
+            bench.kill()
 
 
 def test_a_run_leaves_no_schema_behind(dsn: str, connect: Connect) -> None:

@@ -1,0 +1,34 @@
+"""Poison: the latency of healthy keys while the handler fails on every message of one key in a hundred.
+
+Those keys are tried as often as an inbox does by itself, wait in between, and are parked. Beside it stands the same run
+in which no key fails.
+"""
+
+from benchmarks.latency import percentile, waits_ms
+from benchmarks.measure import Bar, Line, Measurement, Setup, Values
+from benchmarks.workload import KEYS, key
+
+POISONED = frozenset(key(nth) for nth in range(0, KEYS, 100))
+
+
+def _run(setup: Setup) -> Values:
+    healthy, beside = waits_ms(setup), waits_ms(setup, POISONED)
+    return {
+        "p50, none poisoned": percentile(healthy, 50),
+        "p99, none poisoned": percentile(healthy, 99),
+        "p50 beside poison": percentile(beside, 50),
+        "p99 beside poison": percentile(beside, 99),
+    }
+
+
+MEASUREMENT = Measurement(
+    "poison",
+    "latency of healthy keys while 1 % fail",
+    (
+        Line("p50, none poisoned", unit="ms"),
+        Line("p99, none poisoned", unit="ms"),
+        Line("p50 beside poison", unit="ms", beside="p50, none poisoned"),
+        Line("p99 beside poison", unit="ms", beside="p99, none poisoned", bar=Bar(ratio_at_most=1.2)),
+    ),
+    _run,
+)
