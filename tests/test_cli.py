@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import click
 import psycopg
@@ -25,7 +26,9 @@ from tests.waiting import eventually
 
 def commands(command: click.Command = root, parent: click.Context | None = None) -> Iterator[click.Context]:
     """Give the contexts of all commands, groups left out."""
-    context = click.Context(command, parent=parent, info_name=command.name)
+    # With its settings: click keeps the help option that it makes for the first context of a command.
+    settings: dict[str, Any] = {**command.context_settings}
+    context = click.Context(command, parent=parent, info_name=command.name, **settings)
     if not isinstance(command, click.Group):
         yield context
         return
