@@ -19,7 +19,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, log_to_stderr, note, say, table
-from mailroom.cli.parameters import seconds
+from mailroom.cli.parameters import LIMIT, seconds
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
 from mailroom.names import inbox_name
@@ -27,8 +27,6 @@ from mailroom.operation import Operation, Sql
 from mailroom.schema import create_inbox
 from mailroom.settings import DSN_VARIABLE
 from mailroom.transaction import run
-
-LIMIT = click.IntRange(1, 1_000_000)
 
 
 @click.group()
@@ -41,7 +39,7 @@ def inbox() -> None:
 @click.option("--subscribe", "topics", metavar="TOPIC", multiple=True, help="A topic it gets; may be given repeatedly.")
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure, doubled by each further one. [1]")
 @click.option("--backoff-max-s", type=seconds, help="The longest wait. [60]")
-@click.option("--max-attempts", type=click.IntRange(1, 1_000_000), help="How often a message is tried. [3]")
+@click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [3]")
 @click.option(
     "--on-failure",
     type=click.Choice(["park", "skip"]),

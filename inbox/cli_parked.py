@@ -10,9 +10,9 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.messages import message_json, print_messages
 from mailroom.cli.output import document, say, shown, table
+from mailroom.cli.parameters import LIMIT
 from mailroom.errors import MailroomError
 
-LIMIT = click.IntRange(1, 1_000_000)
 ATTEMPTS_SHOWN = 20
 F = TypeVar("F", bound=Callable[..., Any])
 

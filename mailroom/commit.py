@@ -287,10 +287,10 @@ def atomically(
         nth += 1
         attempt = Attempt(schema, reconnecting=nth > 1)
         try:
-            with connect() as connection, attempt.watching(connection), _transaction(connection):
-                run(connection, attempt.beginning())  # type: ignore[arg-type]  # told by `run` if it is another kind
+            with connect() as connection, attempt.watching(connection), _transaction(connection) as session:
+                run(session, attempt.beginning())
                 result = work(connection)
-                run(connection, attempt.ending())  # type: ignore[arg-type]
+                run(session, attempt.ending())
             return result
         except Exception as error:
             found = attempt.after(error)
@@ -325,10 +325,10 @@ async def atomically_async(
         try:
             async with _opened(connect) as connection:
                 with attempt.watching(connection):
-                    async with _async_transaction(connection):
-                        await run_async(connection, attempt.beginning())  # type: ignore[arg-type]
+                    async with _async_transaction(connection) as session:
+                        await run_async(session, attempt.beginning())
                         result = await work(connection)
-                        await run_async(connection, attempt.ending())  # type: ignore[arg-type]
+                        await run_async(session, attempt.ending())
             return result
         except Exception as error:
             found = attempt.after(error)
@@ -344,23 +344,23 @@ async def atomically_async(
 
 
 @contextmanager
-def _transaction(connection: Any) -> Iterator[None]:
-    """Commit on leaving; after an exception, leaving `connect` rolls SQLAlchemy's kinds back."""
+def _transaction(connection: Any) -> Iterator[Any]:
+    """Commit on leaving; after an exception, leaving `connect` rolls SQLAlchemy's kinds back. Gives the connection."""
     if isinstance(connection, psycopg.Connection):
         with connection.transaction():  # in autocommit mode too
-            yield
+            yield connection
     else:
-        yield
+        yield connection
         connection.commit()
 
 
 @asynccontextmanager
-async def _async_transaction(connection: Any) -> AsyncIterator[None]:
+async def _async_transaction(connection: Any) -> AsyncIterator[Any]:
     if isinstance(connection, psycopg.AsyncConnection):
         async with connection.transaction():
-            yield
+            yield connection
     else:
-        yield
+        yield connection
         await connection.commit()
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -20,6 +20,7 @@ from mailroom.stamping import LOCK, raising_ceiling
 from mailroom.transaction import AnyConnection, run
 
 Stage: TypeAlias = Literal["deliver", "reap"]
+Change: TypeAlias = Callable[[list[Row]], Operation[str]]  # of what is held; returns its name for the audit
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,8 @@ class DeadLetters:
         """
         check_actor(actor, why)
         return run(
-            connection, self._requeueing(_matching(ids, reason, stage, inbox, limit), actor, why, dry_run=dry_run)
+            connection,
+            self._changing(self._requeueing, _matching(ids, reason, stage, inbox, limit), actor, why, dry_run),
         )
 
     def discard(
@@ -203,7 +205,8 @@ class DeadLetters:
         """Throw dead letters away for good, and return how many."""
         check_actor(actor, why)
         return run(
-            connection, self._discarding(_matching(ids, reason, stage, inbox, limit), actor, why, dry_run=dry_run)
+            connection,
+            self._changing(self._discarding, _matching(ids, reason, stage, inbox, limit), actor, why, dry_run),
         )
 
     def _finding(self, matching: dict[str, object]) -> Operation[list[DeadLetter]]:
@@ -217,18 +220,26 @@ class DeadLetters:
         raw = value if value_json is None else value_json.encode()
         return DeadLetter(*fields), Content(json.loads(headers or "{}"), raw, value_json is not None)
 
-    def _requeueing(self, matching: dict[str, object], actor: str, why: str | None, *, dry_run: bool) -> Operation[int]:
+    def _changing(
+        self, change: Change, matching: dict[str, object], actor: str, why: str | None, dry_run: bool
+    ) -> Operation[int]:
         yield IN_TRANSACTION
         if dry_run:
-            return (yield from self._counting(matching))
+            [(number,)] = yield COUNT.at(schema=self.schema)(**matching)
+            return int(number)
         held: list[Row] = yield HOLD.at(schema=self.schema)(**matching)
+        action = yield from change(held)
+        changes = [(inbox, None, number) for inbox, number in Counter(inbox for _, _, inbox in held).items()]
+        yield from auditing(self.schema, action, changes, actor, why)
+        return len(held)
+
+    def _requeueing(self, held: list[Row]) -> Operation[str]:
         skipped = [(id, inbox) for id, _, inbox in held if inbox is not None]
         if skipped:
             yield from self._placing([id for id, _ in skipped], sorted({inbox for _, inbox in skipped}))
         if undelivered := [id for id, _, inbox in held if inbox is None]:
             yield SEND.at(schema=self.schema)(ids=undelivered)
-        yield from self._auditing("requeue dead letters", held, actor, why)
-        return len(held)
+        return "requeue dead letters"
 
     def _placing(self, ids: list[int], inboxes: list[str]) -> Operation[None]:
         if gone := (yield GONE.at(schema=self.schema)(inboxes=inboxes)):
@@ -242,22 +253,9 @@ class DeadLetters:
         yield from raising_ceiling(self.schema, base + len(ids))
         yield PLACE.at(schema=self.schema)(ids=ids, base=base)
 
-    def _discarding(self, matching: dict[str, object], actor: str, why: str | None, *, dry_run: bool) -> Operation[int]:
-        yield IN_TRANSACTION
-        if dry_run:
-            return (yield from self._counting(matching))
-        held: list[Row] = yield HOLD.at(schema=self.schema)(**matching)
+    def _discarding(self, held: list[Row]) -> Operation[str]:
         yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])
-        yield from self._auditing("discard dead letters", held, actor, why)
-        return len(held)
-
-    def _counting(self, matching: dict[str, object]) -> Operation[int]:
-        [(number,)] = yield COUNT.at(schema=self.schema)(**matching)
-        return int(number)
-
-    def _auditing(self, action: str, held: list[Row], actor: str, why: str | None) -> Operation[None]:
-        changes = [(inbox, None, number) for inbox, number in Counter(inbox for _, _, inbox in held).items()]
-        yield from auditing(self.schema, action, changes, actor, why)
+        return "discard dead letters"
 
 
 def _matching(

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mailroom import locks
-from mailroom.errors import SchemaError
+from mailroom.errors import ConfigurationError, SchemaError
+from mailroom.limits import count
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, topic_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.transaction import AnyConnection, run
@@ -158,9 +159,14 @@ def create_inbox(
     of the key too, or is skipped, which moves it alone to `dead_letter`: `on_failure` (park).
 
     For users' own migrations: everything happens in the caller's transaction. A delivery beside it goes on; one that
-    had been planned before the partition was there fails on it and is tried once more.
+    had been planned before the partition was there fails on it and is tried once more. Raises `InvalidName`,
+    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`.
     """
     topics = [topic_name(topic) for topic in subscribe]
+    if max_attempts is not None:
+        count(max_attempts, "max_attempts")
+    if on_failure not in (None, "park", "skip"):
+        raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.")
     run(
         connection,
         creating_inbox(

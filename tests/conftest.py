@@ -19,8 +19,6 @@ from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
 from tests.databases import Connect, Databases
 from tests.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
-from tests.working import async_source as async_source  # a fixture of all tests, like those below
-from tests.working import source as source
 
 _RUN_DIRECTORY = pytest.StashKey[Path]()
 _MAJORS = pytest.StashKey[list[int]]()

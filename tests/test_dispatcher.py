@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import psycopg
 import pytest
@@ -95,7 +96,7 @@ async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
         await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
-            await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+            await eventually_async(partial(is_delivered, node, key))
 
 
 async def test_what_was_sent_before_it_started_is_delivered(node: Node) -> None:
@@ -111,7 +112,7 @@ async def test_message_whose_bell_was_off_is_delivered_by_the_poll(node: Node) -
         for key in ("a", "b", "c"):
             await eventually_async(lambda: is_asleep(node))
             node.send("shipping", key=key)
-            await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+            await eventually_async(partial(is_delivered, node, key))
 
 
 async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a_black_hole(
@@ -123,7 +124,7 @@ async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a
         network.black_hole(only=b"dispatcher bell")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
-            await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+            await eventually_async(partial(is_delivered, node, key))
 
 
 async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
@@ -180,7 +181,7 @@ async def test_only_one_of_two_dispatchers_delivers(node: Node) -> None:
             await eventually_async(lambda: len(sessions(node)) == 6)
             for key in "abc":
                 node.send("shipping", key=key)
-                await eventually_async(lambda key=key: is_delivered(node, key))  # type: ignore[misc]
+                await eventually_async(partial(is_delivered, node, key))
     assert (first.totals.taken, second.totals.taken) == (3, 0)
 
 
@@ -259,7 +260,7 @@ async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(no
             for pid in sessions(node):
                 node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             node.send("shipping", key=key)
-            await eventually_async(lambda key=key: is_delivered(node, key), TAKE_OVER_S)  # type: ignore[misc]
+            await eventually_async(partial(is_delivered, node, key), TAKE_OVER_S)
 
 
 async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_has_one(node: Node) -> None:

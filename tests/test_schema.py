@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,7 +22,7 @@ import alembic
 from alembic import command
 from inbox import Inbox
 from mailroom import schema
-from mailroom.errors import InvalidName, NotInTransaction, SchemaError
+from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
 from mailroom.testing import deliver
 from outbox import Outbox
 from tests.databases import Connect
@@ -245,12 +246,27 @@ def test_inbox_is_made_once_and_keeps_what_was_not_given_anew(connect: Connect) 
     [({}, (1, 60)), ({"backoff_s": 100}, (100, 100)), ({"backoff_max_s": 0.5}, (0.5, 0.5))],
 )
 def test_backoff_given_alone_moves_the_other_bound(
-    connect: Connect, given: dict[str, float], kept: tuple[float, float]
+    connect: Connect, given: dict[str, Any], kept: tuple[float, float]
 ) -> None:
     connection = connect()
     for _ in range(2):
-        schema.create_inbox(connection, "shipping", **given)  # type: ignore[arg-type]
+        schema.create_inbox(connection, "shipping", **given)
         assert connection.execute("SELECT backoff_s, backoff_max_s FROM mailroom.inbox_registry").fetchall() == [kept]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"max_attempts": 0}, InvalidMessage, "max_attempts is 0; give an int from 1"),
+        ({"max_attempts": True}, InvalidMessage, "max_attempts is True"),
+        ({"on_failure": "drop"}, ConfigurationError, "on_failure is 'drop'; give 'park' or 'skip'"),
+    ],
+)
+def test_inbox_of_nonsense_settings_is_refused(
+    connect: Connect, given: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        schema.create_inbox(connect(), "shipping", **given)
 
 
 def test_rolled_back_inbox_leaves_nothing(dsn: str, connect: Connect) -> None:

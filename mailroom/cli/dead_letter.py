@@ -9,10 +9,10 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.messages import content_json, content_lines
 from mailroom.cli.output import as_json, document, say, shown, table
+from mailroom.cli.parameters import LIMIT
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import MailroomError
 
-LIMIT = click.IntRange(1, 1_000_000)
 F = TypeVar("F", bound=Callable[..., Any])
 
 

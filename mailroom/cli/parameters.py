@@ -1,8 +1,12 @@
-"""Types of options that click has none for: functions from what was written to the value."""
+"""Types of options that several commands share or that click has none for."""
 
 import math
 
 import click
+
+from mailroom.limits import MAX_COUNT
+
+LIMIT = click.IntRange(1, MAX_COUNT)
 
 
 def seconds(text: str) -> float:

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import signal
 import sys
 
 import click
@@ -30,6 +31,8 @@ def main(
     names: tuple[str, ...], logs: str | None,
 ) -> None:  # fmt: skip
     """Break a node under load in every way there is, and hold its ledgers against the guarantees."""
+    # Ended like by Ctrl-C, with its processes and its server: by itself SIGTERM would leave them running.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(width=160)
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # it tells of every connection that was lost
     seed = secrets.randbelow(1_000_000) if seed is None else seed

@@ -23,7 +23,6 @@ from tests.databases import Connect
 from tests.node import Node, send
 from tests.waiting import eventually, eventually_async, wait_until_blocked
 from tests.working import (
-    LEDGER,
     NEVER_S,
     STOP_S,
     WITHIN_S,
@@ -36,15 +35,6 @@ from tests.working import (
     working,
     working_async,
 )
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
-    node.inbox("shipping", backoff_s=0)
-    node.connection.execute(LEDGER)
-    return node
-
 
 # -- Where its transactions come from ---------------------------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from tests.databases import Connect
 from tests.node import Node, send
 from tests.waiting import eventually, eventually_async
 from tests.working import (
-    LEDGER,
     NEVER_S,
     WITHIN_S,
     deliver,
@@ -36,14 +35,6 @@ from tests.working import (
     working,
     working_async,
 )
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
-    node.inbox("shipping", backoff_s=0)
-    node.connection.execute(LEDGER)
-    return node
 
 
 def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node, source: Any) -> None:

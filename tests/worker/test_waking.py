@@ -15,7 +15,6 @@ from tests.databases import Connect
 from tests.node import Node
 from tests.waiting import eventually, eventually_async
 from tests.working import (
-    LEDGER,
     NEVER_S,
     is_asleep,
     note,
@@ -24,14 +23,6 @@ from tests.working import (
     working,
     working_async,
 )
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
-    node.inbox("shipping", backoff_s=0)
-    node.connection.execute(LEDGER)
-    return node
 
 
 class Watched(AsyncWorker):
