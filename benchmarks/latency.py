@@ -53,9 +53,9 @@ def _write(node: Node, messages: int, committed: "Any") -> None:
             connection.commit()
 
 
-def waits_ms(setup: Setup, failing: frozenset[str] = frozenset()) -> list[float]:
-    """Return how long each message of the healthy keys took, shortest first."""
-    messages = min(AT_MOST, setup.messages) + WARM_UP
+def waits_ms(setup: Setup, at_most: int = AT_MOST, failing: frozenset[str] = frozenset()) -> list[float]:
+    """Return how long each message of the healthy keys took, in the order in which they were sent."""
+    messages = min(at_most, setup.messages) + WARM_UP
     healthy = [nth for nth in range(messages) if key(nth) not in failing]
     committed, handled = RawArray(c_double, messages), RawArray(c_double, messages)
     with fresh_node(setup.dsn) as node, Pipeline(node) as pipeline:
@@ -65,12 +65,12 @@ def waits_ms(setup: Setup, failing: frozenset[str] = frozenset()) -> list[float]
         writer.start()
         pipeline.wait_handled(len(healthy))
         writer.join()
-    return sorted((handled[nth] - committed[nth]) * 1_000 for nth in healthy if nth >= WARM_UP)
+    return [(handled[nth] - committed[nth]) * 1_000 for nth in healthy if nth >= WARM_UP]
 
 
-def percentile(sorted_waits: list[float], percent: int) -> float:
+def percentile(waits: list[float], percent: int) -> float:
     """Return the wait that so many percent of the messages did not exceed."""
-    return sorted_waits[len(sorted_waits) * percent // 100]
+    return sorted(waits)[len(waits) * percent // 100]
 
 
 def _run(setup: Setup) -> Values:

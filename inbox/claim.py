@@ -17,9 +17,10 @@ NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
 # A plan made while the inbox was small would be kept for when it is large and read it from end to end; so the planner
 # is told, for this one statement and in the caller's transaction, to go by the indexes only. jit costs ten times the
-# statement. What the caller had set comes back with the claim's own last row: by then it is planned.
+# statement, planning it anew until PostgreSQL keeps a plan four times; psycopg forgets its statements with each
+# roll-back. What the caller had set comes back with the claim's own last row: by then it is planned.
 PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-PINNED |= {"jit": "off"}
+PINNED |= {"jit": "off", "plan_cache_mode": "force_generic_plan"}
 WERE = ", ".join(f"current_setting('{name}')" for name in PINNED)
 PIN = Sql(
     f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {WERE}), true), "
@@ -132,7 +133,8 @@ wanted AS MATERIALIZED (
     SELECT least({{keys}}, ceil({{total}}::numeric / avg(least(rows, {{share}}))))::bigint AS keys,
            (SELECT count(*) FROM oldest) = {{window}} AS is_full FROM head),
 near AS MATERIALIZED (
-    SELECT l.key, l.clock FROM (SELECT * FROM head WHERE NOT {LEFT_OUT % "head.key"} ORDER BY clock) AS h, LATERAL (
+    SELECT l.key, l.clock, h.rows
+    FROM (SELECT * FROM head WHERE NOT {LEFT_OUT % "head.key"} ORDER BY clock) AS h, LATERAL (
         SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT keys FROM wanted)),
@@ -163,15 +165,17 @@ picked AS MATERIALIZED (
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 {HEALED}
-SELECT {SELECTED}, NULL::text AS cursor, NULL::float8 AS due_in_s, NULL::boolean FROM gone
+SELECT {SELECTED}, NULL::boolean, NULL::text AS cursor, NULL::float8 AS due_in_s, NULL::boolean FROM gone
 UNION ALL
-SELECT {NULLS}, (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text WHEN pg_catalog.count(walk.key) < m.keys THEN ''
-                             ELSE max(walk.key) || chr(1) END
-                 FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys), {DUE_IN_S.format("")},
-       {UNPINNED}
+SELECT {NULLS}, (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
+                        OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near) FROM wanted),
+       (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text WHEN pg_catalog.count(walk.key) < m.keys THEN ''
+                    ELSE max(walk.key) || chr(1) END
+        FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys),
+       {DUE_IN_S.format("")}, {UNPINNED}
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "text", "float8", "boolean"),
+    columns=(*COLUMNS, "boolean", "text", "float8", "boolean"),
 )
 
 
@@ -198,10 +202,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a claim took, in clock order; and in how many seconds a key in trouble is to be tried, None if none is."""
+    """What a claim took, in clock order; and in how many seconds a key in trouble is to be tried, None if none is.
+
+    `is_all`: there was nothing else to be had, but for keys in trouble and those that others hold.
+    """
 
     messages: list[Message]
     due_in_s: float | None
+    is_all: bool
 
 
 def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[Claimed, str]]:
@@ -213,14 +221,16 @@ def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation
     first, turned = cursor, False
     while True:
         claim = REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor)
-        taken, (*_, reached, due_in_s, _) = yield from _pinned(claim)
+        taken, (*_, left, reached, due_in_s, _) = yield from _pinned(claim)
         if taken or reached == cursor or (turned and not "" < reached < first):
-            return Claimed([Message(*row[:-3]) for row in taken], due_in_s), reached
+            return Claimed([Message(*row[:-4]) for row in taken], due_in_s, not (taken and left)), reached
         cursor, turned = reached, turned or not reached
 
 
 # One message, the head of a key in trouble whose time has come: alone in its transaction, so that what goes wrong is
 # its own doing. A key whose head somebody holds is passed over; keys are looked at one by one until one can be had.
+# It tells when the next one is due: of those that are already, only if it had one, since it had passed them over.
+OTHERS = "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key)"
 REAP_DUE = Sql(
     f"""
 WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
@@ -238,7 +248,7 @@ gone AS (
 {HEALED}
 SELECT {SELECTED}, NULL::float8, NULL::boolean FROM gone
 UNION ALL
-SELECT {NULLS}, {DUE_IN_S.format(" AND retry_at > now()")}, {UNPINNED}
+SELECT {NULLS}, {DUE_IN_S.format(f" AND ({OTHERS})")}, {UNPINNED}
 ORDER BY clock
 """,
     columns=(*COLUMNS, "float8", "boolean"),
@@ -249,4 +259,4 @@ def reaping_due(schema: str, inbox: str) -> Operation[Claimed]:
     """Take one message of a key in trouble whose time has come, if one can be had."""
     yield IN_TRANSACTION
     taken, (*_, due_in_s, _) = yield from _pinned(REAP_DUE.at(schema=schema, inbox=inbox)())
-    return Claimed([Message(*row[:-2]) for row in taken], due_in_s)
+    return Claimed([Message(*row[:-2]) for row in taken], due_in_s, is_all=True)

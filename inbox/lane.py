@@ -9,12 +9,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
 import psycopg
 
+from inbox.claim import Claimed
 from inbox.failure import Recorded, recording, suspecting
 from inbox.note import Note, Notes, last_clocks
 from inbox.sleeping import InboxBell
@@ -43,10 +44,14 @@ class Batch:
     """
 
     due: bool = False
-    messages: list[Message] = field(default_factory=list)
+    claimed: Claimed | None = None
     message: Message | None = None
     lost: bool = False
-    due_in_s: float | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was claimed; nothing as long as nothing is."""
+        return self.claimed.messages if self.claimed else []
 
     @contextlib.contextmanager
     def handling(self, message: Message, connection: Any) -> Iterator[None]:
@@ -71,6 +76,10 @@ class Batch:
         if len(self.messages) > 1:
             self.message = None
 
+    def committed(self) -> None:
+        """Say that what fails from now on is nobody's fault any more."""
+        self.message = None
+
 
 class Due:
     """When a key in trouble is next to be tried, as far as this worker knows; seconds by `monotonic`."""
@@ -87,24 +96,29 @@ class Due:
 
     def told(self, in_s: float | None) -> None:
         """Take what a claim told; a key that was due and could not be had is looked at again after a while only."""
+        now = self._monotonic()
         if in_s is None:
             self._at = inf
+        elif in_s > 0:
+            self._at = now + in_s
         else:
-            self._at = self._monotonic() + in_s if in_s > 0 else max(self._monotonic(), self._not_before)
+            self._at = min(max(now, self._not_before), self._at if self._at > now else inf)
 
     def recorded(self, in_s: float | None) -> None:
         """Take what a recorded failure told: one key more."""
         if in_s is not None:
             self._at = min(self._at, self._monotonic() + in_s)
 
-    def had(self) -> None:
-        """One was tried: look for the next at once."""
+    def had(self, in_s: float | None) -> None:
+        """One was tried, and the next of the others is due in so many seconds."""
         self._at = self._not_before = -inf
+        self.told(in_s)
 
     def missed(self, in_s: float | None) -> None:
-        """None could be had, and the next is due in so many seconds; whoever holds one that is due has it for now."""
+        """None of those that are due could be had: whoever holds them has them for now. The next one is due then."""
         self._not_before = self._monotonic() + self._poll_interval_s
-        self.told(in_s)
+        self._at = self._not_before
+        self.recorded(in_s)
 
 
 class Service(Protocol):
@@ -112,7 +126,6 @@ class Service(Protocol):
 
     name: str
     schema: str
-    batch: int
     poll_interval_s: float
     fatal: tuple[type[BaseException], ...]
     stopping: asyncio.Event
@@ -137,6 +150,7 @@ class Lane:
         self._note = Note()
         self._batch = Batch()
         self._failures = 0
+        self._is_drained = False
 
     async def run(self) -> None:
         """Work until the worker stops; raises what no retry mends."""
@@ -146,40 +160,59 @@ class Lane:
         except asyncio.CancelledError:
             # Its batch is rolled back and no message is to blame. A handler that ends the process leaves its note.
             with contextlib.suppress(psycopg.Error):
-                await self._notes.clear(self._note)
+                await asyncio.to_thread(self._notes.clear, self._note)
             raise
+        finally:
+            self._bell.get_up(self)
 
     async def _turn(self) -> None:
         try:
             if not self._due.in_s():
                 await self._work(due=True)
-            elif await self._work() < self._service.batch:
-                # Less than was asked for: asleep first, then the scan that finds what came meanwhile.
-                with self._bell.sleeper():
-                    ring = self._bell.next_ring()
-                    await self._bell.asleep(self._service.poll_interval_s)
-                    if not await self._work() and not self._service.stopping.is_set():
-                        await heard(ring, min(self._service.poll_interval_s, self._due.in_s()))
+            elif self._is_drained:
+                await self._sleep()
+            else:
+                self._bell.get_up(self)
+                await self._work()
             self._failures = 0
         except Exception as error:
             await self._recover(error)
 
-    async def _work(self, *, due: bool = False) -> int:
-        self._batch = Batch(due)
-        await self._service.work(self._batch, self._note)
+    async def _sleep(self) -> None:
+        """Have deliveries ring, scan for what came before they did, and wait.
+
+        Woken, it does not get up, so that the next scan is the one before it waits again; not until there is more than
+        a batch to do, when nothing has to ring any more.
+        """
+        ring = self._bell.next_ring()
+        rings = await self._bell.asleep(self, self._until_look_s())  # without the bell, this is the poll
+        await self._work()
+        if self._is_drained and rings and not self._service.stopping.is_set():
+            await heard(ring, self._until_look_s())
+
+    def _until_look_s(self) -> float:
+        return min(self._service.poll_interval_s, self._due.in_s())
+
+    async def _work(self, *, due: bool = False) -> None:
+        self._batch = batch = Batch(due)
+        try:
+            await self._service.work(batch, self._note)
+        finally:
+            if batch.claimed is not None:
+                self._learn(batch.claimed, due)
+
+    def _learn(self, claimed: Claimed, due: bool) -> None:
         if not due:
-            self._due.told(self._batch.due_in_s)
-        elif self._batch.messages:
-            self._due.had()
+            self._is_drained = claimed.is_all
+            self._due.told(claimed.due_in_s)
+        elif claimed.messages:
+            self._due.had(claimed.due_in_s)
         else:
-            self._due.missed(self._batch.due_in_s)
-        return len(self._batch.messages)
+            self._due.missed(claimed.due_in_s)
 
     async def _recover(self, error: Exception) -> None:
         batch = self._batch
         try:
-            # First of all: while what follows waits for somebody, the note would look like one of the dead.
-            await self._notes.clear(self._note)
             if is_passing(error, batch):
                 await self._pause(error, "trying the batch again")
             elif batch.message is not None:

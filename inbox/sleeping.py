@@ -6,8 +6,6 @@ rings. One that can holds it to its end, and the worker about to sleep waits for
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 
 import psycopg
 
@@ -27,23 +25,19 @@ class InboxBell(Bell):
     def __init__(self, dsn: str, schema: str, inbox: str) -> None:
         super().__init__(dsn, schema, f"inbox_{inbox}", f"worker bell {inbox}")
         self._inbox = {"schema": schema, "inbox": inbox}
-        self._sleepers = 0
+        self._sleepers: set[object] = set()
         self._wanted = asyncio.Event()
         self._asleep = asyncio.Event()
 
-    @contextlib.contextmanager
-    def sleeper(self) -> Iterator[None]:
-        """Count a lane as sleeping, or about to."""
-        self._sleepers += 1
+    async def asleep(self, lane: object, timeout_s: float) -> bool:
+        """Count a lane as asleep, and wait until deliveries ring for it, at most so long; tell whether they do."""
+        self._sleepers.add(lane)
         self._wanted.set()
-        try:
-            yield
-        finally:
-            self._sleepers -= 1
+        return await heard(self._asleep, timeout_s)
 
-    async def asleep(self, timeout_s: float) -> None:
-        """Wait until deliveries ring for this worker, at most so long: without the lock it polls."""
-        await heard(self._asleep, timeout_s)
+    def get_up(self, lane: object) -> None:
+        """Count a lane as awake."""
+        self._sleepers.discard(lane)
 
     async def attend(self, connection: psycopg.AsyncConnection) -> None:
         """Hold "asleep" while a lane sleeps, and hear what rings."""

@@ -33,8 +33,12 @@ class Transactions(Protocol):
         """Where to listen; raises `ConfigurationError` if the source does not tell."""
         ...
 
-    def begin(self) -> AbstractContextManager[Any]:
-        """Begin one; what it gives is what the handler gets."""
+    def begin(self, *, aside: bool = False) -> AbstractContextManager[Any]:
+        """Begin one; what it gives is what the handler gets.
+
+        `aside` is for what may fail again and again. A pool of ours has connections apart for it, one to begin with:
+        at each roll-back psycopg forgets what it has prepared, and the batches of others would be planned anew.
+        """
         ...
 
     def close(self) -> None:
@@ -50,7 +54,7 @@ class AsyncTransactions(Protocol):
         """Where to listen; raises `ConfigurationError` if the source does not tell."""
         ...
 
-    def begin(self) -> AbstractAsyncContextManager[Any]:
+    def begin(self, *, aside: bool = False) -> AbstractAsyncContextManager[Any]:
         """Begin one; what it gives is what the handler gets."""
         ...
 
@@ -62,9 +66,10 @@ class AsyncTransactions(Protocol):
 def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
-        return _Pool(ConnectionPool(**_pool_of_ours(source, inbox, parallel), open=True), owned=True)
+        pool, aside = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
+        return _Pool(pool, aside)
     if isinstance(source, ConnectionPool):
-        return _Pool(source, owned=False)
+        return _Pool(source)
     if isinstance(source, Engine | sessionmaker):
         return _Factory(source)
     raise _unusable(source, "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker")
@@ -73,11 +78,12 @@ def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
 async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
-        pool = AsyncConnectionPool(**_pool_of_ours(source, inbox, parallel), open=False)
+        pool, aside = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
         await pool.open()
-        return _AsyncPool(pool, owned=True)
+        await aside.open()
+        return _AsyncPool(pool, aside)
     if isinstance(source, AsyncConnectionPool):
-        return _AsyncPool(source, owned=False)
+        return _AsyncPool(source)
     if isinstance(source, AsyncEngine | async_sessionmaker):
         return _AsyncFactory(source)
     raise _unusable(
@@ -85,31 +91,37 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
     )
 
 
-def _pool_of_ours(source: str, inbox: str, parallel: int) -> dict[str, Any]:
+def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of the lanes' pool and of the one aside."""
     dsn = settings.dsn(source)
     with settings.connect(dsn, "worker", autocommit=True) as probe:  # says why, where a pool would only time out
         pooled = is_pooled(probe)
-    return {
-        "conninfo": settings.session_dsn(dsn, f"worker {inbox}", SESSION, pooled=pooled),
-        "kwargs": {"prepare_threshold": None} if pooled else {},
-        "min_size": parallel,
-        "max_size": parallel,
-        "timeout": ANSWER_S,
-    }
+
+    def arguments(role: str, connections: int) -> dict[str, Any]:
+        return {
+            "conninfo": settings.session_dsn(dsn, role, SESSION, pooled=pooled),
+            "kwargs": {"prepare_threshold": None} if pooled else {},
+            "min_size": connections,
+            "max_size": parallel,
+            "timeout": ANSWER_S,
+        }
+
+    return arguments(f"worker {inbox}", parallel), arguments(f"worker aside {inbox}", 1)
 
 
 class _Pool:
-    def __init__(self, pool: "ConnectionPool[Any]", *, owned: bool) -> None:
+    def __init__(self, pool: "ConnectionPool[Any]", aside: "ConnectionPool[Any] | None" = None) -> None:
+        """With `aside`, both are ours."""
         self._pool = pool
-        self._owned = owned
+        self._aside = aside
 
     @property
     def dsn(self) -> str:
         return _pool_dsn(self._pool)
 
     @contextlib.contextmanager
-    def begin(self) -> Iterator["psycopg.Connection[Any]"]:
-        with self._pool.connection() as connection:
+    def begin(self, *, aside: bool = False) -> Iterator["psycopg.Connection[Any]"]:
+        with ((aside and self._aside) or self._pool).connection() as connection:
             try:
                 with connection.transaction():
                     yield connection
@@ -119,22 +131,24 @@ class _Pool:
                 raise
 
     def close(self) -> None:
-        if self._owned:
+        if self._aside is not None:
             self._pool.close()
+            self._aside.close()
 
 
 class _AsyncPool:
-    def __init__(self, pool: "AsyncConnectionPool[Any]", *, owned: bool) -> None:
+    def __init__(self, pool: "AsyncConnectionPool[Any]", aside: "AsyncConnectionPool[Any] | None" = None) -> None:
+        """With `aside`, both are ours."""
         self._pool = pool
-        self._owned = owned
+        self._aside = aside
 
     @property
     def dsn(self) -> str:
         return _pool_dsn(self._pool)
 
     @contextlib.asynccontextmanager
-    async def begin(self) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
-        async with self._pool.connection() as connection:
+    async def begin(self, *, aside: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
+        async with ((aside and self._aside) or self._pool).connection() as connection:
             try:
                 async with connection.transaction():
                     yield connection
@@ -144,8 +158,9 @@ class _AsyncPool:
                 raise
 
     async def close(self) -> None:
-        if self._owned:
+        if self._aside is not None:
             await self._pool.close()
+            await self._aside.close()
 
 
 class _Factory:
@@ -157,7 +172,7 @@ class _Factory:
         return _engine_dsn(self._factory)
 
     @contextlib.contextmanager
-    def begin(self) -> Iterator[Any]:
+    def begin(self, *, aside: bool = False) -> Iterator[Any]:
         with self._factory.begin() as connection:
             try:
                 yield connection
@@ -179,7 +194,7 @@ class _AsyncFactory:
         return _engine_dsn(self._factory)
 
     @contextlib.asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
+    async def begin(self, *, aside: bool = False) -> AsyncIterator[Any]:
         async with self._factory.begin() as connection:
             try:
                 yield connection

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from inbox.claim import Claimed, Share
+from inbox.claim import Share
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.lane import Batch, Due, Lane
 from inbox.look import finding
-from inbox.note import Note, Notes, removing
+from inbox.note import Note, Notes
 from inbox.sleeping import InboxBell
 from inbox.source import AsyncSource, AsyncTransactions, Source, Transactions, async_transactions, transactions
 from mailroom import schema as node
@@ -80,11 +80,11 @@ class _Service(ABC):
         self._notes = Notes(dsn, self.schema, self.name)
         try:
             # Before the first batch: it may hold the message that the last worker died of.
-            await self._notes.take_over()
+            await asyncio.to_thread(self._notes.take_over)
             with self._signals(self._loop):
                 await self._run_lanes([Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, dsn)
         finally:
-            await self._notes.close()
+            await asyncio.to_thread(self._notes.close)
 
     async def _run_lanes(self, made: list[Lane], bell: InboxBell, dsn: str) -> None:
         lanes = [asyncio.create_task(lane.run()) for lane in made]
@@ -129,8 +129,7 @@ class _Service(ABC):
         yield from finding(self.schema, self.name)
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox) -> Operation[None]:
-        claimed: Claimed = yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))
-        batch.messages, batch.due_in_s = claimed.messages, claimed.due_in_s
+        batch.claimed = yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))
 
     @abstractmethod
     async def work(self, batch: Batch, note: Note) -> None:
@@ -200,22 +199,21 @@ class Worker(_Service):
 
     async def work(self, batch: Batch, note: Note) -> None:
         """Claim, handle and commit one batch."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, self._batch_of, batch, note, loop)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._batch_of, batch, note)
 
-    def _batch_of(self, batch: Batch, note: Note, loop: asyncio.AbstractEventLoop) -> None:
-        with self._transactions.begin() as connection:
-            run(connection, self._claiming(batch, self._inbox))
-            if not batch.messages:
-                return
-            asyncio.run_coroutine_threadsafe(self._notes.write(note, batch.messages), loop).result()
-            run(connection, removing(self.schema, note))
-            for message in batch.messages:
-                with batch.handling(message, connection):
-                    self._handler(message, connection)
-            batch.handled()
-            run(connection, probing(connection))
-        note.written = False
+    def _batch_of(self, batch: Batch, note: Note) -> None:
+        with self._notes.clearing(note):
+            with self._transactions.begin(aside=batch.due) as connection:
+                run(connection, self._claiming(batch, self._inbox))
+                if not batch.messages:
+                    return
+                self._notes.write(note, batch.messages)
+                for message in batch.messages:
+                    with batch.handling(message, connection):
+                        self._handler(message, connection)
+                batch.handled()
+                run(connection, probing(connection))
+            batch.committed()
 
     async def within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
@@ -262,18 +260,18 @@ class AsyncWorker(_Service):
 
     async def work(self, batch: Batch, note: Note) -> None:
         """Claim, handle and commit one batch."""
-        async with self._transactions.begin() as connection:
-            await run_async(connection, self._claiming(batch, self._inbox))
-            if not batch.messages:
-                return
-            await self._notes.write(note, batch.messages)
-            await run_async(connection, removing(self.schema, note))
-            for message in batch.messages:
-                with batch.handling(message, connection):
-                    await self._handler(message, connection)
-            batch.handled()
-            await run_async(connection, probing(connection))
-        note.written = False
+        async with self._notes.clearing_async(note):
+            async with self._transactions.begin(aside=batch.due) as connection:
+                await run_async(connection, self._claiming(batch, self._inbox))
+                if not batch.messages:
+                    return
+                await asyncio.to_thread(self._notes.write, note, batch.messages)
+                for message in batch.messages:
+                    with batch.handling(message, connection):
+                        await self._handler(message, connection)
+                batch.handled()
+                await run_async(connection, probing(connection))
+            batch.committed()
 
     async def within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""

@@ -23,6 +23,7 @@ from typing import Any
 import psycopg
 from psycopg.waiting import Wait
 
+from inbox import posting
 from mailroom import transaction
 from mailroom.operation import Execute, Fill, Sql, Statement, Step
 from tests.faults import awaits
@@ -195,7 +196,7 @@ class Failpoints:
         asyncio.set_event_loop_policy(_Policy(self))
 
     def _wrap_runner(self) -> None:
-        step, async_step = transaction._psycopg_step, transaction._async_psycopg_step
+        step, async_step, post = transaction._psycopg_step, transaction._async_psycopg_step, posting.send
 
         def wrapped(connection: psycopg.Connection[Any], one: Step) -> list[Any]:
             self.at_step(connection, one, "before")
@@ -209,7 +210,19 @@ class Failpoints:
             self.at_step(connection, one, "after")
             return rows
 
-        _replace((transaction, "_psycopg_step", wrapped), (transaction, "_async_psycopg_step", async_wrapped))
+        def posted(connection: psycopg.Connection[Any], one: Execute) -> None:
+            self.at_step(connection, one, "before")
+            post(connection, one)
+            if id(connection) in self._cut_when_sent:
+                self._cut_when_sent.discard(id(connection))
+                _shut(connection)
+            self.at_step(connection, one, "after")
+
+        _replace(
+            (transaction, "_psycopg_step", wrapped),
+            (transaction, "_async_psycopg_step", async_wrapped),
+            (posting, "send", posted),
+        )
 
     def _wrap_commands(self) -> None:
         command, execute = psycopg.BaseConnection._exec_command, psycopg.AsyncConnection.execute

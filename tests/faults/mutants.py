@@ -155,7 +155,7 @@ def _ack_before_handling() -> None:
     from inbox.worker import Worker
     from mailroom.transaction import run
 
-    def batch_of(self: Any, batch: Any, note: Any, loop: Any) -> None:
+    def batch_of(self: Any, batch: Any, note: Any) -> None:
         with self._transactions.begin() as connection:
             run(connection, self._claiming(batch, self._inbox))
         if not batch.messages:
@@ -274,8 +274,8 @@ def _attempt_rolled_back() -> None:
 def _death_not_counted() -> None:
     from inbox.note import Notes
 
-    async def nothing(self: Notes) -> None:
-        await asyncio.sleep(0)
+    def nothing(self: Notes) -> None:
+        pass
 
     _put(Notes, "take_over", nothing)
 

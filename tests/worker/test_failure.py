@@ -410,14 +410,15 @@ def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
     keys: list[object] = []
 
     def handle(message: Message, connection: Any) -> None:
-        keys.append(node.value("SELECT keys FROM mailroom.worker"))
+        # Sent before, and not waited for.
+        keys.append(eventually(lambda: node.rows("SELECT keys FROM mailroom.worker")))
         if fails:
             raise ValueError
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: trouble(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
-    assert keys == [["k"]]
+    assert keys == [[(["k"],)]]
 
 
 def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Node, connect: Connect) -> None:
@@ -450,17 +451,15 @@ async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
     async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
         await asyncio.wait_for(handling.wait(), 10)
         others = Notes(node.dsn, "mailroom", "shipping")
-        await others.take_over()
+        await asyncio.to_thread(others.take_over)
         assert len(node.rows("SELECT FROM mailroom.worker")) == 1
         go_on.set()
         await eventually_async(lambda: noted(node) == ["a", "b"])
-        await others.close()
+        await asyncio.to_thread(others.close)
     assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
 
 
-async def test_batches_that_a_server_took_along_are_no_message_s_fault(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_that_a_server_took_along_are_no_message_s_fault(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes, "AGE_S", 0.0)
     deliver(node, "k")
     node.connection.execute(
@@ -468,12 +467,12 @@ async def test_batches_that_a_server_took_along_are_no_message_s_fault(
         "VALUES (gen_random_uuid(), 'shipping', 'h', 1, pg_postmaster_start_time() - interval '1 s', 1, '{k}', '{1}')"
     )
     others = Notes(node.dsn, "mailroom", "shipping")
-    await others.take_over()
-    await others.close()
+    others.take_over()
+    others.close()
     assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
-async def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_again(
+def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its transaction would stay open, and no note could be written."""
@@ -481,14 +480,14 @@ async def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not
     mine = Notes(node.dsn, "mailroom", "shipping")
     with monkeypatch.context() as patched:
         patched.setattr(Notes, "_taking_over", failing)
-        patched.setattr(psycopg.AsyncTransaction, "__aexit__", leaving_it_open)
+        patched.setattr(psycopg.Transaction, "__exit__", leaving_it_open)
         with pytest.raises(ZeroDivisionError):
-            await mine.take_over()
-    await mine.take_over()
+            mine.take_over()
+    mine.take_over()
     assert (
         node.rows("SELECT FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'in transaction'") == []
     )
-    await mine.close()
+    mine.close()
 
 
 def failing(_: Notes) -> Operation[int]:
@@ -496,5 +495,5 @@ def failing(_: Notes) -> Operation[int]:
     raise ZeroDivisionError
 
 
-async def leaving_it_open(*_: object) -> None:
+def leaving_it_open(*_: object) -> None:
     """End the transaction as an error in the middle of a statement would: not at all."""
