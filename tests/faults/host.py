@@ -34,10 +34,12 @@ class Host:
     ) -> None:
         self.directory = directory
         self._server = Server(directory, binaries=binaries, settings=SETTINGS | dict(settings or {}))
+        self.dsn = ""  # the URL of its database, from its first start on, also while its disk is away
 
     def start(self) -> None:
         """Start it, or bring it back."""
         self._server.start()
+        self.dsn = self._server.dsn()
 
     def make_node(self) -> None:
         """Migrate the database and make inboxes and ledgers."""
@@ -56,11 +58,6 @@ class Host:
             ledger.create(connection, ROUTES)
         with self.session() as connection:
             connection.execute("CHECKPOINT")  # all of this lasts, whatever the settings promise for what comes
-
-    @property
-    def dsn(self) -> str:
-        """The URL of its database."""
-        return self._server.dsn()
 
     @contextlib.contextmanager
     def session(self, **options: Any) -> Iterator[psycopg.Connection[Any]]:
