@@ -106,6 +106,7 @@ def _take_answer(connection: psycopg.Connection) -> None:
             _wait(connection, selectors.EVENT_READ, deadline)
             pgconn.consume_input()
         elif (result := pgconn.get_result()) is None:
+            pgconn.consume_input()  # behind the answer the server may have hung up
             return
         elif result.status == ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)

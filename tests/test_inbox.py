@@ -11,6 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from inbox import Inbox, Message
+from inbox.claim import Share
 from inbox.failure import recording
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName
 from mailroom.schema import create_inbox
@@ -173,6 +174,43 @@ def test_reap_any_leaves_out_keys_that_others_hold_to_the_last_message(
     assert Inbox("shipping").reap_any(other) == []
     holder.rollback()
     assert values(Inbox("shipping").reap_any(other)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("sent", "held", "share", "is_all"),
+    [
+        ([], None, (10, 10, 10), True),
+        (["a"], None, (10, 10, 10), True),
+        (["a", "b"] * 3, None, (10, 10, 10), True),
+        (["a"], None, (1, 1, 1), True),
+        (["a", "b"], None, (1, 1, 1), False),
+        (["a", "a"], None, (10, 1, 10), False),
+        (["a", "b"] * 9, None, (10, 10, 10), False),
+        (["a"] * 9 + ["b"], None, (10, 10, 10), False),  # each key has a share: five
+        (["a", "held", "held"], "held", (10, 10, 10), True),
+        (["held"] * 500 + ["a"], "held", (10, 10, 10), False),  # more than it looks at at once
+        (["held"] * 500, "held", (10, 10, 10), True),
+    ],
+)
+def test_claim_tells_whether_there_is_more_to_be_had(
+    connect: Connect, filler: psycopg.Connection[Any], sent: list[str], held: str | None,
+    share: tuple[int, int, int], is_all: bool,
+) -> None:  # fmt: skip
+    """Told too much, a worker looks once more for nothing; told too little, messages wait for the poll."""
+    fill(filler, [(key, n) for n, key in enumerate(sent)])
+    holder, connection = connect(), connect()
+    if held is not None:
+        Inbox("shipping").reap(holder, held, limit=1)
+    keys, per_key, total = share
+    claimed = run(connection, Inbox("shipping").claiming(Share(keys, per_key, total, due_too=False)))
+    assert claimed.is_all is is_all
+
+
+def test_claim_leaves_what_does_not_fit_and_tells_so(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+    fill(filler, [("k", n) for n in range(3)])
+    filler.execute(f"UPDATE {SHIPPING} SET value = repeat('x', 20000000)::bytea, value_json = NULL")
+    claimed = run(connect(), Inbox("shipping").claiming(Share(10, 10, 10)))
+    assert (len(claimed.messages), claimed.is_all) == (1, False)
 
 
 def test_key_that_waits_is_left_out_and_the_others_go_on(connect: Connect, filler: psycopg.Connection[Any]) -> None:

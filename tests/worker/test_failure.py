@@ -1,11 +1,7 @@
 """Failures: an attempt is counted once and for the message at fault, its key waits, and other keys go on."""
 
-import asyncio
 import contextlib
-import subprocess
-import sys
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -14,12 +10,9 @@ from psycopg_pool import ConnectionPool
 from sqlalchemy import text
 
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
-from inbox import note as notes
 from inbox.failure import recording
 from inbox.lane import Batch
-from inbox.note import DIED, REMOVE, Notes
 from mailroom.errors import DecodeError
-from mailroom.operation import Operation
 from mailroom.transaction import run
 from tests.databases import Connect
 from tests.node import Node, send
@@ -366,61 +359,6 @@ def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
         eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
 
 
-DEADLY = """
-import os, sys
-from inbox import Worker
-
-def handle(message, connection):
-    connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
-    if message.key == "deadly":
-        os.kill(os.getpid(), 9)
-
-Worker(sys.argv[1], "shipping", handle, poll_interval_s=0.05).run()
-"""
-
-
-def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> None:
-    """As a supervisor would, the worker is started again each time it dies."""
-    node.inbox("shipping", backoff_s=0, max_attempts=2)
-    deliver(node, "a", "deadly", "b", "deadly", "c")
-    deaths = 0
-    while not node.rows("SELECT FROM mailroom.parked"):
-        assert deaths < 20
-        with subprocess.Popen([sys.executable, "-c", DEADLY, node.dsn]) as process:
-            try:
-                eventually(lambda: process.poll() is not None or node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
-            finally:
-                deaths += process.poll() is not None
-                process.kill()
-    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
-        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
-    assert trouble(node) == [("deadly", 2)]
-    assert node.rows("SELECT key, error FROM mailroom.attempt") == [("deadly", DIED)] * 2
-    assert node.rows("SELECT key, clock FROM mailroom.parked") == [("deadly", 2)]
-
-
-@pytest.mark.parametrize("fails", [False, True], ids=["commits", "rolled back"])
-def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
-    node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)  # it would remove what is left behind
-    node.inbox("shipping", backoff_s=3_600)
-    deliver(node, "k")
-    keys: list[object] = []
-
-    def handle(message: Message, connection: Any) -> None:
-        # Sent before, and not waited for.
-        keys.append(eventually(lambda: node.rows("SELECT keys FROM mailroom.worker")))
-        if fails:
-            raise ValueError
-
-    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: trouble(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
-        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
-    assert keys == [[(["k"],)]]
-
-
 def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Node, connect: Connect) -> None:
     """It is tried by a claim of its own, one message at a time."""
     deliver(node, "bad", "a", "bad")
@@ -436,64 +374,22 @@ def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Nod
     assert [message.clock for message in due.messages] == [head.clock]
 
 
-async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
-    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
-    deliver(node, "a", "b")
-    handling, go_on = asyncio.Event(), asyncio.Event()
+def test_keys_in_trouble_are_tried_aside_so_that_the_plans_of_others_are_kept(node: Node) -> None:
+    """With each roll-back psycopg forgets what it has prepared on that connection."""
+    node.inbox("shipping", backoff_s=0, max_attempts=5)
+    deliver(node, "bad")
+    on: dict[str, set[int]] = {}
 
-    async def handle(message: Message, connection: Any) -> None:
-        handling.set()
-        await go_on.wait()
-        await note_async(message, connection)
+    def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
+        on.setdefault(message.key, set()).add(connection.info.backend_pid)
+        if message.key == "bad":
+            raise ValueError
+        note(message, connection)
 
-    async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
-        await asyncio.wait_for(handling.wait(), 10)
-        others = Notes(node.dsn, "mailroom", "shipping")
-        await asyncio.to_thread(others.take_over)
-        assert len(node.rows("SELECT FROM mailroom.worker")) == 1
-        go_on.set()
-        await eventually_async(lambda: noted(node) == ["a", "b"])
-        await asyncio.to_thread(others.close)
-    assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
-
-
-def test_batches_that_a_server_took_along_are_no_message_s_fault(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
-    deliver(node, "k")
-    node.connection.execute(
-        "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
-        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, pg_postmaster_start_time() - interval '1 s', 1, '{k}', '{1}')"
-    )
-    others = Notes(node.dsn, "mailroom", "shipping")
-    others.take_over()
-    others.close()
-    assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
-
-
-def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_again(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its transaction would stay open, and no note could be written."""
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
-    mine = Notes(node.dsn, "mailroom", "shipping")
-    with monkeypatch.context() as patched:
-        patched.setattr(Notes, "_taking_over", failing)
-        patched.setattr(psycopg.Transaction, "__exit__", leaving_it_open)
-        with pytest.raises(ZeroDivisionError):
-            mine.take_over()
-    mine.take_over()
-    assert (
-        node.rows("SELECT FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'in transaction'") == []
-    )
-    mine.close()
-
-
-def failing(_: Notes) -> Operation[int]:
-    yield REMOVE.at(schema="mailroom")(id=uuid4())
-    raise ZeroDivisionError
-
-
-def leaving_it_open(*_: object) -> None:
-    """End the transaction as an error in the middle of a statement would: not at all."""
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        for nth in range(3):
+            deliver(node, "good")
+            eventually(lambda: len(noted(node)) == nth + 1)  # noqa: B023 - called before the next turn
+    assert len(on["good"]) == 1
+    assert len(on["bad"] - on["good"]) == 1  # the first attempt was in a batch like any other

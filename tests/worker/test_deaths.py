@@ -1,0 +1,223 @@
+"""Deaths: what a worker had in hand when it died is counted and stopped, and the living are left alone."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from inbox import AsyncWorker, Inbox, Message, Worker
+from inbox import note as notes
+from inbox.note import DIED, REMOVE, Note, Notes
+from mailroom.operation import Operation
+from tests.databases import Connect
+from tests.node import Node
+from tests.waiting import eventually, eventually_async
+from tests.working import (
+    NEVER_S,
+    WITHIN_S,
+    deliver,
+    note,
+    note_async,
+    noted,
+    trouble,
+    working,
+    working_async,
+)
+
+DEADLY = """
+import os, sys
+from inbox import Worker
+
+def handle(message, connection):
+    connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
+    if message.key == "deadly":
+        os.kill(os.getpid(), 9)
+
+Worker(sys.argv[1], "shipping", handle, poll_interval_s=0.05).run()
+"""
+
+
+def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> None:
+    """As a supervisor would, the worker is started again each time it dies."""
+    node.inbox("shipping", backoff_s=0, max_attempts=2)
+    deliver(node, "a", "deadly", "b", "deadly", "c")
+    deaths = 0
+    while not node.rows("SELECT FROM mailroom.parked"):
+        assert deaths < 20
+        with subprocess.Popen([sys.executable, "-c", DEADLY, node.dsn]) as process:
+            try:
+                eventually(lambda: process.poll() is not None or node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+            finally:
+                deaths += process.poll() is not None
+                process.kill()
+    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
+    assert trouble(node) == [("deadly", 2)]
+    assert node.rows("SELECT key, error FROM mailroom.attempt") == [("deadly", DIED)] * 2
+    assert node.rows("SELECT key, clock FROM mailroom.parked") == [("deadly", 2)]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["commits", "rolled back"])
+def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)  # it would remove what is left behind
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "k")
+    keys: list[object] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        # Sent before, and not waited for.
+        keys.append(eventually(lambda: node.rows("SELECT keys FROM mailroom.worker")))
+        if fails:
+            raise ValueError
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: trouble(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
+        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
+    assert keys == [[(["k"],)]]
+
+
+def test_note_of_a_batch_that_failed_is_gone_before_the_failure_is_recorded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may take its time, and the message is there, held by nobody: as if its worker had died with it."""
+    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "k")
+    record = Worker.within
+
+    def handle(message: Message, connection: Any) -> None:
+        eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
+        raise ValueError
+
+    async def within(self: Worker, operation: Operation[Any]) -> Any:
+        await eventually_async(lambda: not node.rows("SELECT FROM mailroom.worker"))
+        return await record(self, operation)
+
+    monkeypatch.setattr(Worker, "within", within)
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: trouble(node) == [("k", 1)], WITHIN_S)
+
+
+async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    deliver(node, "a", "b")
+    handling, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message, connection: Any) -> None:
+        handling.set()
+        await go_on.wait()
+        await note_async(message, connection)
+
+    async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
+        await asyncio.wait_for(handling.wait(), 10)
+        others = Notes(node.dsn, "mailroom", "shipping")
+        await asyncio.to_thread(others.take_over)
+        assert len(node.rows("SELECT FROM mailroom.worker")) == 1
+        go_on.set()
+        await eventually_async(lambda: noted(node) == ["a", "b"])
+        await asyncio.to_thread(others.close)
+    assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
+
+
+def test_batches_that_a_server_took_along_are_no_message_s_fault(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    deliver(node, "k")
+    node.connection.execute(
+        "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
+        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, pg_postmaster_start_time() - interval '1 s', 1, '{k}', '{1}')"
+    )
+    others = Notes(node.dsn, "mailroom", "shipping")
+    others.take_over()
+    others.close()
+    assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
+
+
+def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction would stay open, and no note could be written."""
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    mine = Notes(node.dsn, "mailroom", "shipping")
+    with monkeypatch.context() as patched:
+        patched.setattr(Notes, "_taking_over", failing)
+        patched.setattr(psycopg.Transaction, "__exit__", leaving_it_open)
+        with pytest.raises(ZeroDivisionError):
+            mine.take_over()
+    mine.take_over()
+    assert (
+        node.rows("SELECT FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'in transaction'") == []
+    )
+    mine.close()
+
+
+def failing(_: Notes) -> Operation[int]:
+    yield REMOVE.at(schema="mailroom")(id=uuid4())
+    raise ZeroDivisionError
+
+
+def leaving_it_open(*_: object) -> None:
+    """End the transaction as an error in the middle of a statement would: not at all."""
+
+
+def left(node: Node, key: str, clock: int, age_s: float = 2) -> None:
+    """Leave the note of a batch of one message, as a worker that died would."""
+    node.connection.execute(
+        "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
+        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, clock_timestamp() - %s * interval '1 s', 1, %s, %s)",
+        [age_s, [key], [clock]],
+    )
+
+
+@pytest.fixture
+def notes_of_another(node: Node) -> Iterator[Notes]:
+    others = Notes(node.dsn, "mailroom", "shipping")
+    yield others
+    others.close()
+
+
+def test_dead_are_found_behind_the_many_who_live(node: Node, connect: Connect, notes_of_another: Notes) -> None:
+    deliver(node, *(f"k{n}" for n in range(30)), "deadly")
+    batch = connect()
+    for message in Inbox("shipping").reap_any(batch, max_keys=30, per_key=1):
+        left(node, message.key, message.clock, age_s=3)
+    left(node, "deadly", 31)
+    notes_of_another.take_over()
+    assert trouble(node) == [("deadly", 1)]
+    assert node.value("SELECT count(*) FROM mailroom.worker") == 30
+
+
+def test_note_of_what_was_committed_is_swept_and_blames_nobody(node: Node, notes_of_another: Notes) -> None:
+    left(node, "k", 1)
+    notes_of_another.take_over()
+    assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
+
+
+def test_young_note_may_be_of_a_batch_that_was_just_rolled_back(node: Node, notes_of_another: Notes) -> None:
+    deliver(node, "k")
+    left(node, "k", 1, age_s=0)
+    notes_of_another.take_over()
+    assert trouble(node) == []
+    assert node.value("SELECT count(*) FROM mailroom.worker") == 1
+
+
+def test_note_removed_by_the_worker_that_wrote_it_though_its_session_was_lost(node: Node) -> None:
+    deliver(node, "k")
+    mine, note = Notes(node.dsn, "mailroom", "shipping"), Note()
+    mine.write(note, Inbox("shipping").peek(node.connection))
+    eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
+    node.connection.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ 'worker notes'"
+    )
+    mine.clear(note)
+    mine.close()
+    assert node.rows("SELECT FROM mailroom.worker") == []

@@ -1,0 +1,53 @@
+"""Due: when a lane looks for keys in trouble, by a clock of the test's own."""
+
+from inbox.lane import Due
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_due_is_what_the_last_claim_told() -> None:
+    due = Due(1.0, clock := Clock())
+    due.told(None)
+    assert due.in_s() == float("inf")
+    due.told(3.0)
+    clock.now += 2
+    assert due.in_s() == 1
+    due.told(-5.0)
+    assert due.in_s() == 0
+
+
+def test_recorded_failure_comes_before_what_is_later() -> None:
+    due = Due(1.0, Clock())
+    due.told(3.0)
+    due.recorded(2.0)
+    due.recorded(5.0)
+    due.recorded(None)
+    assert due.in_s() == 2
+
+
+def test_after_one_was_had_the_next_is_looked_for_when_it_is_due() -> None:
+    due = Due(1.0, Clock())
+    due.had(0.25)
+    assert due.in_s() == 0.25
+    due.had(-0.25)
+    assert due.in_s() == 0
+
+
+def test_keys_that_others_hold_are_looked_for_again_after_a_while_and_others_in_time() -> None:
+    due = Due(1.0, clock := Clock())
+    due.missed(0.25)
+    assert due.in_s() == 0.25
+    due.told(-3.0)  # by claims that see the one that is held
+    assert due.in_s() == 0.25
+    clock.now += 0.25
+    assert due.in_s() == 0
+    due.missed(None)
+    due.told(-3.0)
+    assert due.in_s() == 1
+    due.had(-3.0)
+    assert due.in_s() == 0

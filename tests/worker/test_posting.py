@@ -1,0 +1,120 @@
+"""Posting: what is sent and not waited for arrives, and what goes wrong with it shows at the next use."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from inbox import posting
+from inbox.posting import Post, Unanswered
+from mailroom.operation import Execute, Sql
+from tests.databases import Connect
+from tests.node import Node
+from tests.proxy import proxied
+from tests.waiting import eventually
+
+POSTED = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, %(text)s::text)")
+
+
+def step(n: int, text: str = "100 %", table: str = "public") -> Execute:
+    return POSTED.at(schema=table)(n=n, text=text)
+
+
+def posted(node: Node) -> list[int]:
+    return [n for (n,) in node.rows("SELECT n FROM posted ORDER BY n")]
+
+
+@pytest.fixture
+def node(node: Node) -> Node:
+    node.connection.execute("CREATE TABLE posted (n bigint PRIMARY KEY, text text)")
+    return node
+
+
+@pytest.fixture
+def post(node: Node) -> Iterator[Post]:
+    post = Post(node.dsn, "post", {})
+    yield post
+    post.close()
+
+
+def test_what_is_sent_arrives_in_order_on_one_session(node: Node, post: Post) -> None:
+    for n in range(20):
+        post.send(step(n))
+    with post.session() as connection:
+        assert connection.execute("SELECT count(*), min(text) FROM posted").fetchone() == (20, "100 %")
+    post.send(step(20))
+    post.close()
+    assert posted(node) == list(range(21))
+    assert node.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'post'") == 0
+
+
+def test_nobody_waits_for_what_is_sent(node: Node, post: Post, connect: Connect) -> None:
+    holder = connect()
+    holder.execute("INSERT INTO posted VALUES (1)")
+    post.send(step(1))  # the server waits for the holder
+    holder.rollback()
+    eventually(lambda: posted(node) == [1])
+
+
+def test_what_is_larger_than_any_buffer_is_sent_too(node: Node, post: Post) -> None:
+    post.send(step(1, "x" * 20_000_000))
+    post.close()
+    assert node.value("SELECT length(text) FROM posted") == 20_000_000
+
+
+def test_what_the_server_refused_shows_at_the_next_use_and_not_again(node: Node, post: Post) -> None:
+    post.send(step(1))
+    post.send(step(1))
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        post.send(step(2))
+    post.send(step(3))
+    post.close()
+    assert posted(node) == [1, 3]
+
+
+def test_session_that_was_lost_is_made_anew(node: Node, post: Post) -> None:
+    post.send(step(1))
+    eventually(lambda: posted(node) == [1])
+    node.connection.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ 'post'"
+    )
+    post.send(step(2))
+    post.close()
+    assert posted(node) == [1, 2]
+
+
+def test_server_that_does_not_answer_is_told_and_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posting, "WITHIN_S", 0.2)
+    with proxied(node.dsn) as (network, dsn):
+        post = Post(dsn, "post", {})
+        post.send(step(1))
+        eventually(lambda: posted(node) == [1])
+        with post.session():
+            network.black_hole()
+        post.send(step(2))
+        with pytest.raises(Unanswered):
+            post.send(step(3))
+        network.forward()
+        post.send(step(4))
+        post.close()
+    assert posted(node) == [1, 4]
+
+
+DIES = """
+import os, sys
+from inbox.posting import Post
+from tests.worker.test_posting import step
+post = Post(sys.argv[1], "post", {})
+post.send(step(1))
+post.send(step(2))
+os._exit(1)
+"""
+
+
+def test_what_was_sent_arrives_though_the_process_dies_the_next_moment(node: Node) -> None:
+    for nth in range(1, 4):
+        node.connection.execute("TRUNCATE posted")
+        assert subprocess.run([sys.executable, "-c", DIES, node.dsn]).returncode == 1, nth
+        eventually(lambda: posted(node) == [1, 2])
