@@ -40,13 +40,15 @@ class Batch:
     """One batch, and how far it came.
 
     `due` asks for one message of a key in trouble instead of a full batch. `message` is the one that is to blame if
-    the batch fails now; `lost` says that its connection was lost while it was handled.
+    the batch fails now; `lost` says that its connection was lost while it was handled. `open`: handlers have begun, and
+    the batch may fail by what they did.
     """
 
     due: bool = False
     claimed: Claimed | None = None
     message: Message | None = None
     lost: bool = False
+    open: bool = False
 
     @property
     def messages(self) -> list[Message]:
@@ -56,7 +58,7 @@ class Batch:
     @contextlib.contextmanager
     def handling(self, message: Message, connection: Any) -> Iterator[None]:
         """Call the handler within."""
-        self.message = message
+        self.message, self.open = message, True
         try:
             yield
             if is_aborted(connection):
@@ -77,8 +79,8 @@ class Batch:
             self.message = None
 
     def committed(self) -> None:
-        """Say that what fails from now on is nobody's fault any more."""
-        self.message = None
+        """Say that what fails from now on is no message's fault."""
+        self.message, self.open = None, False
 
 
 class Due:
@@ -160,7 +162,7 @@ class Lane:
         except asyncio.CancelledError:
             # Its batch is rolled back and no message is to blame. A handler that ends the process leaves its note.
             with contextlib.suppress(psycopg.Error):
-                await asyncio.to_thread(self._notes.clear, self._note)
+                await self._notes.apart(self._notes.clear, self._note)
             raise
         finally:
             self._bell.get_up(self)
@@ -217,7 +219,7 @@ class Lane:
                 await self._pause(error, "trying the batch again")
             elif batch.message is not None:
                 await self._record(batch.message, error)
-            elif batch.messages:
+            elif batch.open:
                 await self._suspect(batch.messages, error)
             else:
                 raise error

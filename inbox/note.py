@@ -11,7 +11,8 @@ import logging
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
@@ -81,7 +82,7 @@ def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
 
 
 class Notes:
-    """The notes of one worker process, over a session of their own; to be used from any thread but that of the loop."""
+    """The notes of one worker process, over a session of their own; for any thread but that of the loop (`apart`)."""
 
     def __init__(self, dsn: str, schema: str, inbox: str) -> None:
         # A note that a crash of the server takes along says nothing that is missed. What waits for a lock waits for
@@ -90,6 +91,11 @@ class Notes:
         self._post = Post(dsn, f"worker notes {inbox}", session)
         self._names = {"schema": schema, "inbox": inbox}
         self._without_until = 0.0
+        self._thread = ThreadPoolExecutor(1, f"mailroom-notes-{inbox}")
+
+    async def apart(self, work: Callable[..., object], *arguments: object) -> None:
+        """Do from the loop what may wait, in a thread of their own: handlers may keep those of asyncio busy."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def write(self, note: Note, messages: Sequence[Message]) -> None:
         """Send the note of a batch; through a pooler that has no connection free, leave it out."""
@@ -135,9 +141,9 @@ class Notes:
         try:
             yield
         except Exception:
-            await asyncio.to_thread(self.clear, note)
+            await self.apart(self.clear, note)
             raise
-        await asyncio.to_thread(self.clear, note)
+        await self.apart(self.clear, note)
 
     def take_over(self) -> None:
         """Look for notes of the dead, and have what they had in hand counted or tried alone."""
@@ -153,11 +159,12 @@ class Notes:
         """Look again and again, until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            await asyncio.to_thread(self.take_over)
+            await self.apart(self.take_over)
 
     def close(self) -> None:
         """Close the session."""
         self._post.close()
+        self._thread.shutdown(wait=False)
 
     def _taking_over(self) -> Operation[None]:
         rows = yield LEFT.at(**self._names)(age_s=AGE_S)

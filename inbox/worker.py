@@ -80,11 +80,11 @@ class _Service(ABC):
         self._notes = Notes(dsn, self.schema, self.name)
         try:
             # Before the first batch: it may hold the message that the last worker died of.
-            await asyncio.to_thread(self._notes.take_over)
+            await self._notes.apart(self._notes.take_over)
             with self._signals(self._loop):
                 await self._run_lanes([Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, dsn)
         finally:
-            await asyncio.to_thread(self._notes.close)
+            await self._notes.apart(self._notes.close)
 
     async def _run_lanes(self, made: list[Lane], bell: InboxBell, dsn: str) -> None:
         lanes = [asyncio.create_task(lane.run()) for lane in made]
@@ -265,7 +265,7 @@ class AsyncWorker(_Service):
                 await run_async(connection, self._claiming(batch, self._inbox))
                 if not batch.messages:
                     return
-                await asyncio.to_thread(self._notes.write, note, batch.messages)
+                await self._notes.apart(self._notes.write, note, batch.messages)
                 for message in batch.messages:
                     with batch.handling(message, connection):
                         await self._handler(message, connection)

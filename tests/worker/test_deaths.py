@@ -221,3 +221,13 @@ def test_note_removed_by_the_worker_that_wrote_it_though_its_session_was_lost(no
     mine.clear(note)
     mine.close()
     assert node.rows("SELECT FROM mailroom.worker") == []
+
+
+def test_worker_whose_notes_the_database_refuses_ends_and_says_why(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No retry mends it, and it is no message's fault."""
+    monkeypatch.setattr(Notes, "take_over", lambda _: None)
+    deliver(node, "a", "b", "c")
+    node.connection.execute("DROP TABLE mailroom.worker")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S).run()
+    assert trouble(node) == []
