@@ -230,7 +230,7 @@ def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation
 # One message, the head of a key in trouble whose time has come: alone in its transaction, so that what goes wrong is
 # its own doing. A key whose head somebody holds is passed over; keys are looked at one by one until one can be had.
 # It tells when the next one is due: of those that are already, only if it had one, since it had passed them over.
-OTHERS = "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key)"
+OTHERS = "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key OR gone.clock < key_state.clock)"
 REAP_DUE = Sql(
     f"""
 WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),

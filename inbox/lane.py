@@ -39,16 +39,19 @@ class HandlerFailed(Exception):
 class Batch:
     """One batch, and how far it came.
 
-    `due` asks for one message of a key in trouble instead of a full batch. `message` is the one that is to blame if
-    the batch fails now; `lost` says that its connection was lost while it was handled. `open`: handlers have begun, and
-    the batch may fail by what they did.
+    `due` asks for one message of a key in trouble instead of a full batch. `claimed` is what a claim gave, at that
+    monotonic time. `message` is the one that is to blame if the batch fails now; `lost` says that its connection was
+    lost while it was handled. `open`: handlers have begun, and the batch may fail by what they did; `ends`: all have
+    returned.
     """
 
     due: bool = False
     claimed: Claimed | None = None
+    claimed_at: float = 0.0
     message: Message | None = None
     lost: bool = False
     open: bool = False
+    ends: bool = False
 
     @property
     def messages(self) -> list[Message]:
@@ -63,6 +66,11 @@ class Batch:
             yield
             if is_aborted(connection):
                 raise HandlerFailed("the handler returned, but a statement had failed in its transaction")
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # Of something that the handler waited for; the worker itself goes on.
+            raise HandlerFailed("the handler was cancelled") from error
         except Exception as error:
             # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
             self.lost = bool(getattr(connection, "closed", False) or getattr(connection, "invalidated", False))
@@ -75,12 +83,22 @@ class Batch:
 
     def handled(self) -> None:
         """Say that all handlers have returned: what fails now is the COMMIT, and only one message can be blamed."""
+        self.ends = True
         if len(self.messages) > 1:
             self.message = None
 
     def committed(self) -> None:
         """Say that what fails from now on is no message's fault."""
         self.message, self.open = None, False
+
+
+def _is_cancelled() -> bool:
+    """Tell whether the task that runs this was told to end; a thread never is."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 class Due:
@@ -90,37 +108,42 @@ class Due:
         self._poll_interval_s = poll_interval_s
         self._monotonic = monotonic
         self._at = inf
-        self._not_before = -inf
+        self._not_before = self._recorded_at = -inf
 
     def in_s(self) -> float:
         """In how many seconds; 0 for now."""
         return max(0.0, self._at - self._monotonic())
 
-    def told(self, in_s: float | None) -> None:
-        """Take what a claim told; a key that was due and could not be had is looked at again after a while only."""
-        now = self._monotonic()
-        if in_s is None:
+    def told(self, in_s: float | None, at: float) -> None:
+        """Take what a claim told at that time; a key that was due and could not be had is looked at after a while."""
+        if at < self._recorded_at:
+            self._earlier(in_s, at)  # it did not know of that one
+        elif in_s is None:
             self._at = inf
         elif in_s > 0:
-            self._at = now + in_s
+            self._at = at + in_s
         else:
+            now = self._monotonic()
             self._at = min(max(now, self._not_before), self._at if self._at > now else inf)
 
     def recorded(self, in_s: float | None) -> None:
         """Take what a recorded failure told: one key more."""
-        if in_s is not None:
-            self._at = min(self._at, self._monotonic() + in_s)
+        self._recorded_at = self._monotonic()
+        self._earlier(in_s, self._recorded_at)
 
-    def had(self, in_s: float | None) -> None:
-        """One was tried, and the next of the others is due in so many seconds."""
+    def had(self, in_s: float | None, at: float) -> None:
+        """One was tried, and the next of the others is due in so many seconds from then."""
         self._at = self._not_before = -inf
-        self.told(in_s)
+        self.told(in_s, at)
 
-    def missed(self, in_s: float | None) -> None:
+    def missed(self, in_s: float | None, at: float) -> None:
         """None of those that are due could be had: whoever holds them has them for now. The next one is due then."""
-        self._not_before = self._monotonic() + self._poll_interval_s
-        self._at = self._not_before
-        self.recorded(in_s)
+        self._at = self._not_before = self._monotonic() + self._poll_interval_s
+        self._earlier(in_s, at)
+
+    def _earlier(self, in_s: float | None, at: float) -> None:
+        if in_s is not None:
+            self._at = min(self._at, at + in_s)
 
 
 class Service(Protocol):
@@ -201,16 +224,16 @@ class Lane:
             await self._service.work(batch, self._note)
         finally:
             if batch.claimed is not None:
-                self._learn(batch.claimed, due)
+                self._learn(batch.claimed, batch)
 
-    def _learn(self, claimed: Claimed, due: bool) -> None:
-        if not due:
+    def _learn(self, claimed: Claimed, batch: Batch) -> None:
+        if not batch.due:
             self._is_drained = claimed.is_all
-            self._due.told(claimed.due_in_s)
+            self._due.told(claimed.due_in_s, batch.claimed_at)
         elif claimed.messages:
-            self._due.had(claimed.due_in_s)
+            self._due.had(claimed.due_in_s, batch.claimed_at)
         else:
-            self._due.missed(claimed.due_in_s)
+            self._due.missed(claimed.due_in_s, batch.claimed_at)
 
     async def _recover(self, error: Exception) -> None:
         batch = self._batch
@@ -265,7 +288,7 @@ def is_passing(error: Exception, batch: Batch) -> bool:
     state = sqlstate(error)
     if state in RETRIED or getattr(error, "connection_invalidated", False):
         return True
-    if batch.message is not None:
+    if batch.message is not None and not batch.ends:
         # A handler may lose connections of its own; that is a failure of its message.
         return batch.lost
     return (

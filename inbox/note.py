@@ -23,7 +23,7 @@ from inbox.failure import Recorded, recording_failure, suspecting
 from inbox.posting import Post, Unanswered
 from mailroom import settings
 from mailroom.message import Message
-from mailroom.operation import Operation, Sql
+from mailroom.operation import Operation, Sql, T
 from mailroom.transaction import run
 
 log = logging.getLogger("mailroom.worker")
@@ -47,21 +47,26 @@ ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excl
 )
 REMOVE = Sql("DELETE FROM {schema}.worker WHERE id = %(id)s::uuid")
 
-# A note's first message tells about them all: a batch is claimed, and then committed or rolled back, as a whole.
+# A note's first message tells whether its batch has ended: a batch is claimed and let go as a whole. If it is gone, the
+# batch was committed, or others had that message meanwhile and the one it died of may still be there. Notes are locked
+# last, so that those of the living are not. No plan makes (SELECT ..) IS NULL a look at all messages; EXISTS it may.
 # A server that went down took all batches with it, and no message is to blame.
 LEFT = Sql(
     """
 WITH ended AS MATERIALIZED (
     SELECT w.id, m.message_id
-    FROM (SELECT id, keys[1] AS key, clocks[1] AS clock FROM {schema}.worker
-          WHERE inbox = '{inbox}' AND claimed_at < clock_timestamp() - %(age_s)s::float8 * interval '1 s'
-          ORDER BY claimed_at FOR UPDATE SKIP LOCKED) AS w
+    FROM (SELECT id, keys[1] AS key, clocks[1] AS clock FROM {schema}.worker WHERE inbox = '{inbox}'
+          AND claimed_at < clock_timestamp() - %(age_s)s::float8 * interval '1 s' AND id <> ALL (%(mine)s::uuid[])) AS w
     LEFT JOIN LATERAL (
         SELECT message_id FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock
         FOR UPDATE SKIP LOCKED) AS m ON true
     WHERE m.message_id IS NOT NULL
-       OR NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock))
-DELETE FROM {schema}.worker AS w USING ended WHERE w.id = ended.id
+       OR (SELECT clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock) IS NULL),
+held AS MATERIALIZED (
+    SELECT w.id, e.message_id FROM ended AS e, LATERAL (
+        SELECT id FROM {schema}.worker AS w WHERE w.id = e.id
+        AND claimed_at < clock_timestamp() - %(age_s)s::float8 * interval '1 s' FOR UPDATE SKIP LOCKED) AS w)
+DELETE FROM {schema}.worker AS w USING held WHERE w.id = held.id
 RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, clocks, messages::bigint, message_id
 """,
     columns=("text", "bigint", "boolean", "text[]", "bigint[]", "bigint", "uuid"),
@@ -82,20 +87,25 @@ def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
 
 
 class Notes:
-    """The notes of one worker process, over a session of their own; for any thread but that of the loop (`apart`)."""
+    """The notes of one worker process; for any thread but that of the loop (`apart`).
+
+    Over one session they are sent, over another those of the dead are looked for: that may have to wait, and no batch
+    is to wait with it.
+    """
 
     def __init__(self, dsn: str, schema: str, inbox: str) -> None:
-        # A note that a crash of the server takes along says nothing that is missed. What waits for a lock waits for
-        # a batch, and the lanes' notes stand in line behind it.
+        # A note that a crash of the server takes along says nothing that is missed.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
         self._post = Post(dsn, f"worker notes {inbox}", session)
+        self._look = Post(dsn, f"worker watch {inbox}", session)
         self._names = {"schema": schema, "inbox": inbox}
+        self._mine: set[UUID] = set()
         self._without_until = 0.0
-        self._thread = ThreadPoolExecutor(1, f"mailroom-notes-{inbox}")
+        self._threads = ThreadPoolExecutor(2, f"mailroom-notes-{inbox}")
 
-    async def apart(self, work: Callable[..., object], *arguments: object) -> None:
+    async def apart(self, work: Callable[..., T], *arguments: object) -> T:
         """Do from the loop what may wait, in a thread of their own: handlers may keep those of asyncio busy."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def write(self, note: Note, messages: Sequence[Message]) -> None:
         """Send the note of a batch; through a pooler that has no connection free, leave it out."""
@@ -103,6 +113,7 @@ class Notes:
             return
         keys = last_clocks(messages)
         note.written = True
+        self._mine.add(note.id)
         try:
             self._post.send(
                 WRITE.at(**self._names)(
@@ -123,6 +134,7 @@ class Notes:
             except Unanswered:
                 self._post.send(removing)  # on another session, since that one is closed
             note.written = False
+            self._mine.discard(note.id)
 
     @contextlib.contextmanager
     def clearing(self, note: Note) -> Iterator[None]:
@@ -130,8 +142,10 @@ class Notes:
         try:
             yield
         except Exception:
-            # At once: while a failure is recorded, the note would look like one of the dead.
-            self.clear(note)
+            # At once: while a failure is recorded, the note would look like one of the dead. If it cannot be, it is
+            # with the next batch; what the handler raised says more.
+            with contextlib.suppress(psycopg.Error):
+                self.clear(note)
             raise
         self.clear(note)
 
@@ -141,36 +155,48 @@ class Notes:
         try:
             yield
         except Exception:
-            await self.apart(self.clear, note)
+            with contextlib.suppress(psycopg.Error):
+                await self.apart(self.clear, note)
             raise
         await self.apart(self.clear, note)
 
-    def take_over(self) -> None:
-        """Look for notes of the dead, and have what they had in hand counted or tried alone."""
+    def take_over(self) -> bool:
+        """Look for notes of the dead, and have what they had in hand counted or tried alone; tell if there was any."""
         try:
-            with self._post.session() as connection, connection.transaction():
-                run(connection, self._taking_over())
+            with self._look.session() as connection, connection.transaction():
+                return run(connection, self._taking_over())
         except psycopg.errors.LockNotAvailable:
             log.debug("%s: what the dead had in hand is being tried: looking again later", self._names["inbox"])
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
             log.warning("%s: not looking for batches of the dead: %s", self._names["inbox"], type(error).__name__)
+        return False
 
-    async def watch(self) -> None:
-        """Look again and again, until cancelled."""
+    async def watch(self, found: Callable[[], None]) -> None:
+        """Look again and again, until cancelled; call `found` when there was something."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            await self.apart(self.take_over)
+            if await self.apart(self._look_around):
+                found()
 
     def close(self) -> None:
-        """Close the session."""
-        self._post.close()
-        self._thread.shutdown(wait=False)
+        """Close the sessions."""
+        self._threads.shutdown(wait=False)
+        try:
+            self._post.close()
+        finally:
+            self._look.close()
 
-    def _taking_over(self) -> Operation[None]:
-        rows = yield LEFT.at(**self._names)(age_s=AGE_S)
+    def _look_around(self) -> bool:
+        with contextlib.suppress(psycopg.OperationalError):
+            self._post.settle()
+        return self.take_over()
+
+    def _taking_over(self) -> Operation[bool]:
+        rows = yield LEFT.at(**self._names)(age_s=AGE_S, mine=list(self._mine))
         for host, pid, is_their_own, keys, clocks, messages, message_id in rows:
-            if is_their_own and message_id is not None:
+            if is_their_own and (messages > 1 or message_id is not None):
                 yield from self._blaming(f"worker {pid} on {host}", keys, clocks, messages, message_id)
+        return bool(rows)
 
     def _blaming(self, dead: str, keys: list[str], clocks: list[int], messages: int, first: UUID) -> Operation[None]:
         schema, inbox = self._names["schema"], self._names["inbox"]

@@ -1,7 +1,8 @@
 """Posting: statements that are sent and not waited for.
 
 What the kernel has taken reaches the server even if this process dies the next moment, so what is only to outlive the
-process costs it no trip. The answer is taken before the next statement is sent, and so is what went wrong.
+process costs it no trip. The answer is taken before the next statement is sent, and so is what went wrong. What was
+lost with a session is sent again: only what may be done twice is posted.
 """
 
 import contextlib
@@ -37,12 +38,19 @@ class Post:
         self._role = role
         self._settings = session
         self._connection: psycopg.Connection | None = None
+        self._unanswered: Execute | None = None
         self._lock = threading.Lock()
 
     def send(self, step: Execute) -> None:
         """Send a statement, which commits by itself."""
         with self.session() as connection:
+            self._unanswered = step
             send(connection, step)
+
+    def settle(self) -> None:
+        """See that what was sent last has arrived."""
+        with self.session():
+            pass
 
     @contextlib.contextmanager
     def session(self) -> Iterator[psycopg.Connection]:
@@ -60,16 +68,24 @@ class Post:
 
     def close(self) -> None:
         """Close the session, once what was sent last is answered."""
-        with self._lock, contextlib.suppress(psycopg.OperationalError):
-            if (connection := self._answered()) is not None:
-                connection.close()
+        try:
+            if self._unanswered is not None:
+                with contextlib.suppress(psycopg.OperationalError):
+                    self.settle()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
 
     def _connect(self) -> psycopg.Connection:
         try:
-            self._connection = settings.connect(self._dsn, self._role, self._settings, autocommit=True)
+            connection = settings.connect(self._dsn, self._role, self._settings, autocommit=True)
         except ConnectionFailed as failed:
             raise psycopg.OperationalError(str(failed)) from None  # worth another try, as on any other session
-        return self._connection
+        self._connection = connection
+        if self._unanswered is not None:
+            send(connection, self._unanswered)
+            self._take_answer(connection)
+        return connection
 
     def _answered(self) -> psycopg.Connection | None:
         """Return the session, None if there is none any more."""
@@ -77,13 +93,27 @@ class Post:
         if connection is None or connection.closed:
             return None
         try:
-            _take_answer(connection)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, psycopg.OperationalError) and not isinstance(error, Unanswered):
-                return None  # what it was sent is lost with it, as if it had not been in time
-            raise
+            self._take_answer(connection)
+        except psycopg.OperationalError as error:
+            if isinstance(error, Unanswered):
+                raise
+            return None
         return connection
+
+    def _take_answer(self, connection: psycopg.Connection) -> None:
+        try:
+            try:
+                _take_answer(connection)
+            except psycopg.OperationalError:
+                raise  # lost, or in line for too long: it is sent again
+            except psycopg.Error:
+                self._unanswered = None
+                raise
+            self._unanswered = None
+            connection.pgconn.consume_input()  # behind the answer the server may have hung up
+        except psycopg.OperationalError:
+            connection.close()
+            raise
 
 
 def send(connection: psycopg.Connection, step: Execute) -> None:
@@ -106,7 +136,6 @@ def _take_answer(connection: psycopg.Connection) -> None:
             _wait(connection, selectors.EVENT_READ, deadline)
             pgconn.consume_input()
         elif (result := pgconn.get_result()) is None:
-            pgconn.consume_input()  # behind the answer the server may have hung up
             return
         elif result.status == ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)

@@ -132,8 +132,10 @@ class _Pool:
 
     def close(self) -> None:
         if self._aside is not None:
-            self._pool.close()
-            self._aside.close()
+            try:
+                self._pool.close()
+            finally:
+                self._aside.close()
 
 
 class _AsyncPool:
@@ -159,8 +161,10 @@ class _AsyncPool:
 
     async def close(self) -> None:
         if self._aside is not None:
-            await self._pool.close()
-            await self._aside.close()
+            try:
+                await self._pool.close()
+            finally:
+                await self._aside.close()
 
 
 class _Factory:

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import signal
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,13 +83,19 @@ class _Service(ABC):
             # Before the first batch: it may hold the message that the last worker died of.
             await self._notes.apart(self._notes.take_over)
             with self._signals(self._loop):
-                await self._run_lanes([Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, dsn)
+                await self._run_lanes(
+                    [Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, due, dsn
+                )
         finally:
             await self._notes.apart(self._notes.close)
 
-    async def _run_lanes(self, made: list[Lane], bell: InboxBell, dsn: str) -> None:
+    async def _run_lanes(self, made: list[Lane], bell: InboxBell, due: Due, dsn: str) -> None:
+        def found() -> None:
+            due.recorded(0)
+            bell.ring()
+
         lanes = [asyncio.create_task(lane.run()) for lane in made]
-        beside = [asyncio.create_task(bell.run()), asyncio.create_task(self._notes.watch())]
+        beside = [asyncio.create_task(bell.run()), asyncio.create_task(self._notes.watch(found))]
         dispatcher = _dispatcher(dsn, self.schema, self.poll_interval_s) if self._dispatch else None
         dispatching = [] if dispatcher is None else [asyncio.create_task(dispatcher.run())]
         tasks = [*lanes, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
@@ -130,6 +137,7 @@ class _Service(ABC):
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox) -> Operation[None]:
         batch.claimed = yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))
+        batch.claimed_at = time.monotonic()
 
     @abstractmethod
     async def work(self, batch: Batch, note: Note) -> None:

@@ -9,6 +9,7 @@ import pytest
 from dispatcher.deliver import DELIVER
 from dispatcher.deliver import SESSION as DELIVERY
 from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, Share
+from inbox.note import LEFT
 from mailroom.operation import PARAMETER, Sql
 from mailroom.schema import create_inbox
 from outbox.outbox import INSERT
@@ -67,3 +68,22 @@ def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect
                 if below["Node Type"] != "ModifyTable")
     ]  # fmt: skip
     assert joins == []
+
+
+def test_notes_of_the_dead_are_looked_up_one_by_one(connect: Connect) -> None:
+    """Never by hashing the whole inbox, which such a plan would do each second."""
+    with connect() as connection:
+        create_inbox(connection, "shipping")
+    with connect(autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
+            "SELECT gen_random_uuid(), 'shipping', 'h', n, now(), 1, ARRAY['k' || n], ARRAY[n] "
+            "FROM generate_series(1, 20) AS n"
+        )
+        connection.execute("ANALYZE")
+    connection = connect()
+    for name, value in PINNED.items():
+        connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+    looks = [node for node in generic_plan(connection, LEFT, {}) if node.get("Relation Name") == "inbox_shipping"]
+    assert len(looks) == 2
+    assert all("key" in node.get("Index Cond", "") for node in looks)

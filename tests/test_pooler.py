@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from dispatcher import Dispatcher, drain
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
+from inbox.note import Note, Notes
 from mailroom import locks, settings
 from mailroom.bell import Bell
 from mailroom.errors import ConfigurationError
@@ -212,6 +214,21 @@ def test_worker_does_not_wait_for_the_connection_that_its_own_batch_holds(node: 
         working(Worker(url, "shipping", note, poll_interval_s=POLL_S, batch=1)),
     ):
         eventually(lambda: noted(node) == ["a", "b", "c"], WITHIN_S)
+
+
+def test_batch_does_not_wait_for_who_looks_for_the_dead(node: Node, server_home: Path) -> None:
+    """That one waits for the connection of the batch."""
+    with pgbouncer(node.dsn, server_home, pool_size=1) as url, psycopg.connect(url, prepare_threshold=None) as batch:
+        batch.execute("SELECT 1")
+        notes = Notes(url, SCHEMA, "shipping")
+        looking = threading.Thread(target=notes.take_over)
+        looking.start()
+        eventually(lambda: notes._look._lock.locked())
+        notes.write(Note(), [])
+        assert looking.is_alive()
+        batch.rollback()
+        looking.join()
+        notes.close()
 
 
 def test_failed_transactions_do_not_stay_in_the_pooler(node: Node, pooled: str) -> None:

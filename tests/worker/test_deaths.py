@@ -10,10 +10,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from inbox import AsyncWorker, Inbox, Message, Worker
+from inbox import AsyncWorker, Inbox, Message, Skip, Worker
 from inbox import note as notes
 from inbox.note import DIED, REMOVE, Note, Notes
 from mailroom.operation import Operation
+from mailroom.transaction import run
 from tests.databases import Connect
 from tests.node import Node
 from tests.waiting import eventually, eventually_async
@@ -21,6 +22,7 @@ from tests.working import (
     NEVER_S,
     WITHIN_S,
     deliver,
+    is_asleep,
     note,
     note_async,
     noted,
@@ -169,12 +171,13 @@ def leaving_it_open(*_: object) -> None:
     """End the transaction as an error in the middle of a statement would: not at all."""
 
 
-def left(node: Node, key: str, clock: int, age_s: float = 2) -> None:
-    """Leave the note of a batch of one message, as a worker that died would."""
+def left(node: Node, key: str, clock: int, age_s: float = 2, rest: dict[str, int] | None = None) -> None:
+    """Leave the note of a batch, as a worker that died would."""
+    batch = {key: clock} | (rest or {})
     node.connection.execute(
         "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
-        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, clock_timestamp() - %s * interval '1 s', 1, %s, %s)",
-        [age_s, [key], [clock]],
+        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, clock_timestamp() - %s * interval '1 s', %s, %s, %s)",
+        [age_s, len(batch), list(batch), list(batch.values())],
     )
 
 
@@ -231,3 +234,73 @@ def test_worker_whose_notes_the_database_refuses_ends_and_says_why(node: Node, m
     with pytest.raises(psycopg.errors.UndefinedTable):
         Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S).run()
     assert trouble(node) == []
+
+
+def test_deadly_message_is_found_though_others_have_consumed_the_first_of_its_batch(
+    node: Node, notes_of_another: Notes
+) -> None:
+    deliver(node, "first", "deadly")
+    left(node, "first", 1, rest={"deadly": 2})
+    with node.connection.transaction():
+        Inbox("shipping").reap(node.connection, "first")
+    notes_of_another.take_over()
+    assert trouble(node) == [("deadly", 0)]
+
+
+def test_worker_does_not_take_its_own_batch_for_one_of_the_dead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection may be lost, and its messages free, while the handler is busy elsewhere."""
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    deliver(node, "k")
+    mine, note = Notes(node.dsn, "mailroom", "shipping"), Note()
+    mine.write(note, Inbox("shipping").peek(node.connection))
+    eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
+    mine.take_over()
+    assert trouble(node) == []
+    mine.clear(note)
+    mine.close()
+
+
+def test_notes_of_the_living_are_not_locked_by_who_looks_for_the_dead(
+    node: Node, connect: Connect, notes_of_another: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one whose note waits would go without, or leave one behind."""
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    deliver(node, "k")
+    batch, mine, note = connect(), Notes(node.dsn, "mailroom", "shipping"), Note()
+    mine.write(note, Inbox("shipping").reap_any(batch))
+    eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
+    with notes_of_another._look.session() as looking, looking.transaction():
+        run(looking, notes_of_another._taking_over())
+        batch.rollback()
+        mine.clear(note)
+        mine.close()
+        assert node.rows("SELECT FROM mailroom.worker") == []
+
+
+def test_what_a_handler_says_counts_also_when_its_note_cannot_be_removed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object) -> None:
+        raise psycopg.OperationalError
+
+    def handle(message: Message, connection: Any) -> None:
+        raise Skip("too old")
+
+    monkeypatch.setattr(Notes, "clear", cannot)
+    deliver(node, "k")
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter"), WITHIN_S)
+
+
+def test_dead_worker_s_batch_is_taken_up_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", 0.05)
+    deliver(node, "k")
+    node.connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) VALUES "
+        "('shipping', 'k', 1, 1, clock_timestamp() + interval '1 hour')"
+    )
+    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
+        eventually(lambda: is_asleep(node), WITHIN_S)
+        node.connection.execute("DELETE FROM mailroom.key_state")
+        left(node, "k", 1, rest={"other": 2})
+        eventually(lambda: noted(node) == ["k"], WITHIN_S)

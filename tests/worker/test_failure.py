@@ -1,5 +1,6 @@
 """Failures: an attempt is counted once and for the message at fault, its key waits, and other keys go on."""
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -10,7 +11,7 @@ from psycopg_pool import ConnectionPool
 from sqlalchemy import text
 
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
-from inbox.failure import recording
+from inbox.failure import recording, suspecting
 from inbox.lane import Batch
 from mailroom.errors import DecodeError
 from mailroom.transaction import run
@@ -393,3 +394,57 @@ def test_keys_in_trouble_are_tried_aside_so_that_the_plans_of_others_are_kept(no
             eventually(lambda: len(noted(node)) == nth + 1)  # noqa: B023 - called before the next turn
     assert len(on["good"]) == 1
     assert len(on["bad"] - on["good"]) == 1  # the first attempt was in a batch like any other
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+def test_connection_lost_at_commit_is_no_attempt(node: Node, monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
+    deliver(node, *"ab"[:messages])
+    losses = iter(range(2))
+
+    def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
+        note(message, connection)
+        if message.clock == messages and next(losses, None) is not None:
+            node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: noted(node) == ["a", "b"][:messages], WITHIN_S)
+    assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
+
+
+def test_cancelled_error_of_a_handler_s_own_is_its_message_s_failure(node: Node) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            raise asyncio.CancelledError
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+
+
+async def test_cancelled_error_of_an_async_handler_s_own_is_its_message_s_failure(node: Node) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+
+    async def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            gone = asyncio.create_task(asyncio.sleep(NEVER_S))
+            gone.cancel()
+            await gone
+        await note_async(message, connection)
+
+    async with working_async(AsyncWorker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+
+
+def test_key_that_is_tried_one_by_one_is_told_as_due_until_it_is_through(node: Node) -> None:
+    deliver(node, "k", "k", "k")
+    with node.connection.transaction():
+        run(node.connection, suspecting("mailroom", "shipping", ["k"], [3], "died"))
+    told = []
+    for _ in range(3):
+        with node.connection.transaction():
+            told.append(run(node.connection, Inbox("shipping").claiming_due()).due_in_s)
+    assert [due_in_s is not None and due_in_s <= 0 for due_in_s in told] == [True, True, False]

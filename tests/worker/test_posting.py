@@ -16,6 +16,7 @@ from tests.proxy import proxied
 from tests.waiting import eventually
 
 POSTED = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, %(text)s::text)")
+ONCE = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, '') ON CONFLICT DO NOTHING")
 
 
 def step(n: int, text: str = "100 %", table: str = "public") -> Execute:
@@ -99,7 +100,18 @@ def test_server_that_does_not_answer_is_told_and_left(node: Node, monkeypatch: p
         network.forward()
         post.send(step(4))
         post.close()
-    assert posted(node) == [1, 4]
+    assert posted(node) == [1, 2, 4]  # what was told as not sent was not; what was lost on the way was sent again
+
+
+def test_what_stood_in_line_for_too_long_is_sent_again(node: Node, connect: Connect) -> None:
+    post, holder = Post(node.dsn, "post", {"lock_timeout": "50ms"}), connect()
+    holder.execute("INSERT INTO posted VALUES (1)")
+    post.send(ONCE.at(schema="public")(n=1))
+    eventually(lambda: node.rows("SELECT FROM pg_stat_activity WHERE application_name ~ 'post' AND state = 'idle'"))
+    holder.rollback()
+    post.settle()
+    assert posted(node) == [1]
+    post.close()
 
 
 DIES = """
