@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -10,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from inbox import AsyncWorker, Inbox, Message, Skip, Worker
+from inbox import AsyncWorker, Inbox, Message, Skip, Worker, lane
 from inbox import note as notes
 from inbox.note import DIED, REMOVE, Note, Notes
 from mailroom.operation import Operation
@@ -22,7 +23,6 @@ from tests.working import (
     NEVER_S,
     WITHIN_S,
     deliver,
-    is_asleep,
     note,
     note_async,
     noted,
@@ -171,18 +171,19 @@ def leaving_it_open(*_: object) -> None:
     """End the transaction as an error in the middle of a statement would: not at all."""
 
 
-def left(node: Node, key: str, clock: int, age_s: float = 2, rest: dict[str, int] | None = None) -> None:
+def left(node: Node, key: str, clock: int, rest: dict[str, int] | None = None) -> None:
     """Leave the note of a batch, as a worker that died would."""
     batch = {key: clock} | (rest or {})
     node.connection.execute(
         "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
-        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, clock_timestamp() - %s * interval '1 s', %s, %s, %s)",
-        [age_s, len(batch), list(batch), list(batch.values())],
+        "VALUES (gen_random_uuid(), 'shipping', 'h', 1, clock_timestamp(), %s, %s, %s)",
+        [len(batch), list(batch), list(batch.values())],
     )
 
 
 @pytest.fixture
-def notes_of_another(node: Node) -> Iterator[Notes]:
+def notes_of_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
     others = Notes(node.dsn, "mailroom", "shipping")
     yield others
     others.close()
@@ -192,7 +193,7 @@ def test_dead_are_found_behind_the_many_who_live(node: Node, connect: Connect, n
     deliver(node, *(f"k{n}" for n in range(30)), "deadly")
     batch = connect()
     for message in Inbox("shipping").reap_any(batch, max_keys=30, per_key=1):
-        left(node, message.key, message.clock, age_s=3)
+        left(node, message.key, message.clock)
     left(node, "deadly", 31)
     notes_of_another.take_over()
     assert trouble(node) == [("deadly", 1)]
@@ -205,9 +206,12 @@ def test_note_of_what_was_committed_is_swept_and_blames_nobody(node: Node, notes
     assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
-def test_young_note_may_be_of_a_batch_that_was_just_rolled_back(node: Node, notes_of_another: Notes) -> None:
+def test_young_note_may_be_of_a_batch_that_was_just_rolled_back(
+    node: Node, notes_of_another: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "AGE_S", 60.0)
     deliver(node, "k")
-    left(node, "k", 1, age_s=0)
+    left(node, "k", 1)
     notes_of_another.take_over()
     assert trouble(node) == []
     assert node.value("SELECT count(*) FROM mailroom.worker") == 1
@@ -292,15 +296,22 @@ def test_what_a_handler_says_counts_also_when_its_note_cannot_be_removed(
         eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter"), WITHIN_S)
 
 
-def test_dead_worker_s_batch_is_taken_up_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_worker_s_batch_is_taken_up_at_once(node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits is woken by its own watch: nothing else rings."""
     monkeypatch.setattr(notes, "WATCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    waits, wait = threading.Event(), lane.heard
+
+    async def heard(ring: asyncio.Event, timeout_s: float) -> bool:
+        waits.set()
+        return await wait(ring, timeout_s)
+
+    monkeypatch.setattr(lane, "heard", heard)
     deliver(node, "k")
-    node.connection.execute(
-        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) VALUES "
-        "('shipping', 'k', 1, 1, clock_timestamp() + interval '1 hour')"
-    )
+    dying = connect()
+    Inbox("shipping").reap(dying, "k")
     with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
-        eventually(lambda: is_asleep(node), WITHIN_S)
-        node.connection.execute("DELETE FROM mailroom.key_state")
+        assert waits.wait(10)
+        dying.rollback()
         left(node, "k", 1, rest={"other": 2})
         eventually(lambda: noted(node) == ["k"], WITHIN_S)

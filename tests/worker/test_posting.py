@@ -82,8 +82,7 @@ def test_session_that_was_lost_is_made_anew(node: Node, post: Post) -> None:
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ 'post'"
     )
     post.send(step(2))
-    post.close()
-    assert posted(node) == [1, 2]
+    eventually(lambda: posted(node) == [1, 2])
 
 
 def test_server_that_does_not_answer_is_told_and_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
