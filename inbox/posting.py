@@ -21,6 +21,7 @@ from psycopg.pq import ExecStatus
 from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.operation import PARAMETER, Execute
+from mailroom.sqlstate import READ_ONLY, sqlstate
 
 # For the server to answer what was sent before, and for the kernel to take what is sent.
 WITHIN_S = 1.0
@@ -84,7 +85,7 @@ class Post:
         self._connection = connection
         if self._unanswered is not None:
             send(connection, self._unanswered)
-            self._take_answer(connection)
+            self._finish(connection)
         return connection
 
     def _answered(self) -> psycopg.Connection | None:
@@ -93,27 +94,28 @@ class Post:
         if connection is None or connection.closed:
             return None
         try:
-            self._take_answer(connection)
-        except psycopg.OperationalError as error:
-            if isinstance(error, Unanswered):
+            self._finish(connection)
+        except psycopg.Error as error:
+            if isinstance(error, Unanswered) or not _is_lost(error):
                 raise
             return None
         return connection
 
-    def _take_answer(self, connection: psycopg.Connection) -> None:
+    def _finish(self, connection: psycopg.Connection) -> None:
         try:
-            try:
-                _take_answer(connection)
-            except psycopg.OperationalError:
-                raise  # lost, or in line for too long: it is sent again
-            except psycopg.Error:
-                self._unanswered = None
-                raise
+            _take_answer(connection)
             self._unanswered = None
             connection.pgconn.consume_input()  # behind the answer the server may have hung up
-        except psycopg.OperationalError:
+        except psycopg.Error as error:
             connection.close()
+            if not _is_lost(error):
+                self._unanswered = None
             raise
+
+
+def _is_lost(error: psycopg.Error) -> bool:
+    """Tell whether a statement may do better on another session: not refused, but cut off, or in line for too long."""
+    return isinstance(error, psycopg.OperationalError) or sqlstate(error) == READ_ONLY
 
 
 def send(connection: psycopg.Connection, step: Execute) -> None:

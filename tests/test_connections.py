@@ -18,12 +18,14 @@ from psycopg_pool import ConnectionPool
 
 from dispatcher import Dispatcher, daemon
 from inbox import AsyncInbox, Inbox, Worker
+from inbox.posting import Post
 from inbox.sleeping import InboxBell
 from mailroom import backoff, locks, settings
 from mailroom import bell as bells
 from mailroom.bell import Bell
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConnectionFailed
+from mailroom.operation import Sql
 from mailroom.schema import create_inbox, migrate
 from tests.databases import Connect
 from tests.node import SCHEMA, Node
@@ -368,6 +370,21 @@ def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, 
             private.drain()
             eventually(lambda: noted(private) == ["a", "b"], WITHIN_S)
     assert private.rows("SELECT FROM mailroom.key_state") == []
+
+
+def test_what_a_read_only_server_refused_to_take_is_posted_to_the_next_one(private: Node) -> None:
+    private.connection.execute("CREATE TABLE posted (n bigint)")
+    post = Post(private.dsn, "post", {})
+    posted = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint)").at(schema="public")
+    post.send(posted(n=1))
+    post.settle()
+    with read_only(private):
+        post.send(posted(n=2))
+        with pytest.raises(psycopg.OperationalError):
+            post.settle()
+    post.settle()
+    post.close()
+    assert private.rows("SELECT n FROM posted ORDER BY n") == [(1,), (2,)]
 
 
 def test_standby_is_refused_and_the_message_says_what_to_do(private: Node) -> None:
