@@ -27,6 +27,8 @@ from mailroom.names import DEFAULT_SCHEMA
 from mailroom.operation import Operation, T
 from mailroom.transaction import probing, run, run_async
 
+CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
+
 
 class Dispatches(Protocol):
     """What a worker that delivers by itself runs beside its lanes: a `dispatcher.Dispatcher`."""
@@ -108,10 +110,14 @@ class _Service(ABC):
                 dispatcher.stop()
                 await asyncio.wait(dispatching)
         finally:
-            # What still runs stands beside the lanes; or, if this was cancelled, everything.
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            # What still runs stands beside the lanes; or, if this was cancelled, everything. Not once only: wait_for of
+            # Python 3.11 swallows a cancellation that comes together with what it waits for.
+            self.stopping.set()
+            running = set(tasks)
+            while running:
+                for task in running:
+                    task.cancel()
+                _, running = await asyncio.wait(running, timeout=CANCELLED_S)
         for task in (*lanes, *beside, *dispatching):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error

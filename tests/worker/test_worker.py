@@ -17,7 +17,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from dispatcher import Dispatcher
 from inbox import AsyncWorker, Message, Worker
+from inbox import worker as workers
 from inbox.inbox import Inbox
+from inbox.sleeping import InboxBell
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
 from tests.databases import Connect
 from tests.node import Node, send
@@ -252,6 +254,26 @@ def test_error_that_no_retry_mends_ends_the_worker(node: Node) -> None:
         thread.join(WITHIN_S)
         with pytest.raises(psycopg.errors.UndefinedTable):
             running.close()
+
+
+async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wait_for of Python 3.11 does when it comes together with what it waits for."""
+    swallowed: list[object] = []
+
+    async def run(bell: InboxBell) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed.append(bell)
+                if len(swallowed) > 1:
+                    raise
+
+    monkeypatch.setattr(InboxBell, "run", run)
+    monkeypatch.setattr(workers, "CANCELLED_S", 0.01)
+    async with working_async(AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=0.01)):
+        await eventually_async(lambda: node.rows("SELECT FROM pg_stat_activity WHERE application_name ~ 'shipping'"))
+    assert len(swallowed) == 2
 
 
 async def test_cancelled_async_worker_leaves_no_task_and_gives_its_batch_back(node: Node) -> None:
