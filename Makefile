@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := mailroom outbox inbox dispatcher benchmarks examples tests alembic
+CODE := mailroom outbox inbox dispatcher spark_jobs benchmarks examples tests alembic
 
 .DEFAULT_GOAL := help
 
@@ -25,7 +25,7 @@ demo: $(STAMP) ## The main job on real data: 336,776 flights through an embedded
 
 .PHONY: test
 test: $(STAMP) ## The tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not spark'
 
 # RUNLEVEL=1: Debian would start it as a service, and the tests start their own.
 .PHONY: pgbouncer
@@ -37,7 +37,7 @@ pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; witho
 
 .PHONY: test-all
 test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
-	$(BIN)/python -m pytest -n 2 --pg all
+	$(BIN)/python -m pytest -n 2 --pg all -m 'not spark'
 
 .PHONY: lint
 lint: $(STAMP) ## Format, lint, types and import contracts

@@ -27,7 +27,7 @@ class Databases:
     """The databases a worker makes on one server. `run` is in all their names, so that runs may share a server."""
 
     def __init__(self, dsn: str, run: str) -> None:
-        self._dsn = dsn
+        self.dsn = dsn
         self._prefix = f"mailroom_test_{run}_"
         self._template = f"{self._prefix}template"
         self._server = psycopg.connect(dsn, autocommit=True, application_name="mailroom tests")
@@ -109,7 +109,7 @@ class Databases:
 
     def _url(self, database: str) -> str:
         """Return the server's DSN as the URL of a database, which SQLAlchemy and other drivers understand too."""
-        parts = {name: str(value) for name, value in conninfo_to_dict(self._dsn).items() if value is not None}
+        parts = {name: str(value) for name, value in conninfo_to_dict(self.dsn).items() if value is not None}
         parts.pop("dbname", None)
         host = quote(parts.pop("host", ""), safe=":")
         port = f":{parts.pop('port')}" if "port" in parts else ""

@@ -1,0 +1,71 @@
+"""Which node a Spark job means: found again in each process of the cluster, and never a password in an option."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import conninfo
+
+from mailroom import settings
+from mailroom.errors import ConfigurationError
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+
+# What a task does by itself: a statement may take as long as its data is large, but nobody waits for locks for ever.
+SESSION = settings.SESSION | {"lock_timeout": "60s", "idle_in_transaction_session_timeout": "10min"}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A schema in a database. What travels to executors is this, and the password does not: each finds its own."""
+
+    schema: str = DEFAULT_SCHEMA
+    dsn: str | None = None
+    variable: str = settings.DSN_VARIABLE
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "Node":
+        """Read the options of a data source: `schema`, and `dsn` or `dsnVariable` for the database.
+
+        `dsn` is a connection string without a password, such as `service=orders`; `dsnVariable` names an environment
+        variable of driver and executors that holds one (MAILROOM_DSN if neither is given, then libpq's own
+        environment). Raises `ConfigurationError` for a `dsn` with a password: Spark shows options in plans and logs.
+        """
+        dsn, variable = options.get("dsn"), options.get("dsnVariable")
+        if dsn is not None and variable is not None:
+            raise ConfigurationError("The options dsn and dsnVariable name two databases: give one of them.")
+        return cls(
+            schema_name(options.get("schema", DEFAULT_SCHEMA)),
+            None if dsn is None else without_password(dsn),
+            variable or settings.DSN_VARIABLE,
+        )
+
+    def connection_string(self) -> str:
+        """Return the connection string for this process. Raises `ConfigurationError` when nothing names a database."""
+        if self.dsn is not None:
+            return self.dsn
+        if self.variable == settings.DSN_VARIABLE:
+            return settings.dsn()
+        text = os.environ.get(self.variable)
+        if not text:
+            raise ConfigurationError(
+                f"The environment variable {self.variable} is not set here. Set it for the driver and for the "
+                f"executors (spark.executorEnv.{self.variable})."
+            )
+        return settings.dsn(text)
+
+    def connect(self, role: str, *, autocommit: bool = False) -> psycopg.Connection:
+        """Open a session for `role`, shown as application_name. Raises `ConnectionFailed`."""
+        return settings.connect(self.connection_string(), f"spark {role}", SESSION, autocommit=autocommit)
+
+
+def without_password(dsn: str) -> str:
+    """Return the connection string if it holds no password, else raise `ConfigurationError`."""
+    text = settings.dsn(dsn)
+    if conninfo.conninfo_to_dict(text).get("password") is not None:
+        raise ConfigurationError(
+            "The option dsn holds a password, which Spark would show in plans and logs. Leave it out and let "
+            "PGPASSWORD, a passfile or a service file of libpq have it, or name an environment variable that holds "
+            "the whole connection string: option dsnVariable."
+        )
+    return text

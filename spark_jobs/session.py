@@ -1,0 +1,82 @@
+"""The Spark session: what has to be there before it starts, and what every session of ours sets."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mailroom.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_AT_LEAST = 17
+HOW_TO_GET_JAVA = (
+    f"Install Java {JAVA_AT_LEAST} or later (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
+)
+
+# Without a window of its own, on the loopback, with as many shuffle partitions as one machine needs.
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+def java_version(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the major version of the Java that Spark will start.
+
+    Raises `ConfigurationError` if there is none, or one too old; by itself Spark only says that its gateway exited.
+    """
+    home = environment.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH"))
+    if java is None:
+        raise ConfigurationError(f"Spark needs Java, and none was found. {HOW_TO_GET_JAVA}")
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - the Java that Spark runs
+    except (OSError, subprocess.SubprocessError):
+        raise ConfigurationError(f"Spark needs Java, and {java} does not run. {HOW_TO_GET_JAVA}") from None
+    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    version = int(found[1]) if found else 0
+    if version < JAVA_AT_LEAST:
+        raise ConfigurationError(f"Spark needs Java {JAVA_AT_LEAST}, and {java} is Java {version}. {HOW_TO_GET_JAVA}")
+    return version
+
+
+def spark_session(name: str, master: str | None = None, config: Mapping[str, str] | None = None) -> "SparkSession":
+    """Start the session `name`, or return the one there is, with Mailroom's sources registered.
+
+    Under spark-submit the cluster is its own business. Elsewhere it runs in this process, on `local[*]`, unless
+    `master` names another. `config` goes over our settings. Raises `ConfigurationError` without Java 17.
+    """
+    java_version()
+    # Else the executors run the PATH's python3, which does not have Mailroom.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # set by spark-submit
+        builder = builder.master(master or "local[*]")
+        for key, value in LOCAL.items():
+            builder = builder.config(key, value)
+    for key, value in (config or {}).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def register(session: "SparkSession") -> None:
+    """Make `format("outbox")` and `format("inbox")` known to a session, and let filters be pushed down to them."""
+    from spark_jobs.inbox_source import InboxSource
+    from spark_jobs.outbox_source import OutboxSource
+
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    session.dataSource.register(OutboxSource)
+    session.dataSource.register(InboxSource)

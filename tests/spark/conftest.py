@@ -1,0 +1,59 @@
+"""One Spark session for all tests of this directory; each test has a database of its own, as everywhere."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import conninfo
+
+from mailroom.errors import ConfigurationError
+from spark_jobs.session import java_version, spark_session
+from tests.databases import Databases
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyspark", reason="the extra spark is not installed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/spark/" in item.path.as_posix():
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def password(_databases_of: Callable[[int | None], Databases]) -> Iterator[None]:
+    """Keep the server's password where libpq finds it: no option of Spark may hold one."""
+    from mailroom.embedded import find_binaries
+
+    external = os.environ.get("MAILROOM_TEST_DSN")
+    dsn = _databases_of(None if external else find_binaries().major).dsn
+    before = os.environ.get("PGPASSWORD")
+    os.environ["PGPASSWORD"] = str(conninfo.conninfo_to_dict(dsn).get("password") or "")
+    yield
+    if before is None:
+        del os.environ["PGPASSWORD"]
+    else:
+        os.environ["PGPASSWORD"] = before
+
+
+@pytest.fixture(scope="session")
+def spark(password: None) -> "Iterator[SparkSession]":
+    """The session: two threads, and a task is tried four times."""
+    try:
+        java_version()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    session = spark_session("mailroom tests", "local[2,4]", {"spark.sql.session.timeZone": "UTC"})
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def spark_dsn(password: None, dsn: str) -> str:
+    """The connection string of the test's database without its password."""
+    parts = conninfo.conninfo_to_dict(dsn)
+    return conninfo.make_conninfo("", **{name: value for name, value in parts.items() if name != "password"})
