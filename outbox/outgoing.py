@@ -63,7 +63,7 @@ class Outgoing:
             _one_of(self.message_type, "ODCU", "message_type"),
             None if self.event_type is None else _one_of(self.event_type, "CUD", "event_type"),
             codec.encode(self.value),
-            None if self.headers is None else _headers_json(self.headers),
+            None if self.headers is None else headers_json(self.headers),
             None if self.deliver_at is None else _aware(self.deliver_at, "deliver_at"),
             None if self.expires_at is None else _aware(self.expires_at, "expires_at"),
             None if self.after_clock is None else _clock(self.after_clock),
@@ -76,7 +76,7 @@ def _uuid(given: UUID) -> UUID:
     return given
 
 
-def _headers_json(headers: Mapping[str, str]) -> str | None:
+def headers_json(headers: Mapping[str, str]) -> str | None:
     if not isinstance(headers, Mapping):
         raise InvalidMessage(f"headers are a mapping of text to text, not {type(headers).__name__}.")
     for name, value in headers.items():

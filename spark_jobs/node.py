@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import psycopg
 from psycopg import conninfo
@@ -22,6 +23,8 @@ class Node:
     schema: str = DEFAULT_SCHEMA
     dsn: str | None = None
     variable: str = settings.DSN_VARIABLE
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("dsn", "dsnVariable", "schema")
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Node":

@@ -1,11 +1,135 @@
-"""`format("outbox")`."""
+"""`format("outbox")`: DataFrames and streams written into the outbox, exactly once.
 
-from pyspark.sql.datasource import DataSource
+    df.write.format("outbox").option("topic", "flights").option("idempotencyKey", "2026-11-21").mode("append").save()
+    df.writeStream.format("outbox").option("topic", "flights").option("streamName", "flights")...
+
+Spark makes a writer in the driver and in each process that runs a task, and another one to commit; so a writer is
+nothing but what its options say. What has happened stands in the database.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from mailroom.errors import ConfigurationError
+from spark_jobs.columns import Shape
+from spark_jobs.ledger import Batch
+from spark_jobs.moving import commit
+from spark_jobs.node import Node
+from spark_jobs.options import demand_known
+from spark_jobs.staging import Staged, drop, stage
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+# As Spark spells options, and the column each stands for.
+FOR_ALL_ROWS = {"topic": "topic", "kind": "kind", "messageType": "message_type", "eventType": "event_type"}
+OPTIONS = (*FOR_ALL_ROWS, *Node.OPTIONS)
+
+
+@dataclass(frozen=True)
+class Nothing(WriterCommitMessage):
+    """A task had no rows."""
 
 
 class OutboxSource(DataSource):
-    """Stub while under construction."""
+    """The data source `outbox`; it writes only. Options: see `docs/spark.md`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.options = options
 
     @classmethod
     def name(cls) -> str:
+        """Return what stands in `format(...)`."""
         return "outbox"
+
+    def writer(self, schema: StructType, overwrite: bool) -> "JobWriter":
+        """Return the writer of a DataFrame. Raises `ConfigurationError` or `InvalidMessage` before anything runs."""
+        demand_known(self.options, (*OPTIONS, "idempotencyKey"))
+        _demand_append(overwrite)
+        key = self.options.get("idempotencyKey")
+        if not key:
+            raise ConfigurationError(
+                "Give the option idempotencyKey: a name for these rows, such as 'flights-2026-11-21'. Run again with "
+                "the same one, the job sends nothing twice."
+            )
+        return JobWriter(Node.of(self.options), _shape(schema, self.options), Batch(key))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
+        """Return the writer of a stream. Raises `ConfigurationError` or `InvalidMessage` before anything runs."""
+        demand_known(self.options, (*OPTIONS, "streamName", "checkpointLocation"))
+        _demand_append(overwrite)
+        return StreamWriter(Node.of(self.options), _shape(schema, self.options), self.options.get("streamName"))
+
+
+def _shape(schema: StructType, options: Mapping[str, str]) -> Shape:
+    return Shape.of(schema, {column: options[name] for name, column in FOR_ALL_ROWS.items() if name in options})
+
+
+def _demand_append(overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigurationError("An outbox cannot be overwritten: messages are sent for good. Use mode 'append'.")
+
+
+class JobWriter(DataSourceArrowWriter):
+    """Writes a DataFrame: all of it once, or nothing."""
+
+    def __init__(self, node: Node, shape: Shape, batch: Batch) -> None:
+        self._node = node
+        self._shape = shape
+        self._batch = batch
+
+    def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
+        """Stage the rows of a partition."""
+        return stage(self._node, self._batch, self._shape, iterator) or Nothing()
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send what the successful tasks have staged."""
+        commit(self._node, self._batch, self._shape, _staged(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Drop what was staged. Spark calls it after a failed commit too, which may have happened: so no more."""
+        drop(self._node, _staged(messages))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream: each micro-batch once, whole, in order."""
+
+    def __init__(self, node: Node, shape: Shape, name: str | None) -> None:
+        self._node = node
+        self._shape = shape
+        self._name = name
+
+    def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
+        """Stage the rows of a partition. The query's id is known here and not where it is committed."""
+        query, number = _property("sql.streaming.queryId"), int(_property("streaming.sql.batchId"))
+        batch = Batch(self._name or query, number, query)
+        return stage(self._node, batch, self._shape, iterator) or Nothing()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Send what the successful tasks of the micro-batch have staged."""
+        staged = _staged(messages)
+        if staged:
+            commit(self._node, staged[0].batch, self._shape, staged)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Drop what was staged; see `JobWriter.abort`."""
+        drop(self._node, _staged(messages))
+
+
+def _property(name: str) -> str:
+    context = TaskContext.get()
+    found = context and context.getLocalProperty(name)
+    if not found:
+        raise ConfigurationError(f"Spark told this task no {name}: write a stream with writeStream, by its own engine.")
+    return found
+
+
+def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
+    # None stands for a task that failed.
+    return [message for message in messages if isinstance(message, Staged)]

@@ -1,4 +1,6 @@
-"""Spark: the ledger of what its jobs and streams have committed."""
+"""Spark: the ledger of what its jobs and streams have committed, and what they have staged."""
+
+from sqlalchemy import text
 
 from alembic import op
 
@@ -19,22 +21,45 @@ CREATE TABLE spark_batch (
 CREATE INDEX spark_batch_at ON spark_batch (at)
 """
 
+STAGING = """
+CREATE TABLE spark_staging (
+    token    uuid PRIMARY KEY,
+    name     text COLLATE "C" NOT NULL,
+    batch    bigint NOT NULL,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
+"""
+
 COMMENTS = {
-    None: "What Spark has committed: each batch once, in the transaction that sent its messages.",
-    "name": "The stream's name, or its query's id; the idempotency key of a job.",
-    "batch": "The number of the micro-batch; -1 for a job.",
-    "query": "The id of the streaming query; a new checkpoint brings a new one.",
-    "messages": "How many messages it sent; their source is mailroom spark <name> <batch>.",
-    "at": "When.",
+    "spark_batch": {
+        None: "What Spark has committed: each batch once, in the transaction that sent its messages.",
+        "name": "The stream's name, or its query's id; the idempotency key of a job.",
+        "batch": "The number of the micro-batch; -1 for a job.",
+        "query": "The id of the streaming query; a new checkpoint brings a new one.",
+        "messages": "How many messages it sent; their source is mailroom spark <name> <batch>.",
+        "at": "When.",
+    },
+    "spark_staging": {
+        None: "Staging tables of Spark's tasks that are not dropped yet: staging_<token>.",
+        "token": "The task attempt's token; it begins with the time, in milliseconds.",
+        "name": "The batch's name in spark_batch.",
+        "batch": "The batch's number in spark_batch.",
+        "at": "When it was made.",
+    },
 }
 
 
 def upgrade() -> None:
     op.execute(LEDGER)
-    for column, text in COMMENTS.items():
-        what = "TABLE spark_batch" if column is None else f"COLUMN spark_batch.{column}"
-        op.execute(f"COMMENT ON {what} IS '{text.replace(chr(39), chr(39) * 2)}'")
+    op.execute(STAGING)
+    for table, columns in COMMENTS.items():
+        for column, about in columns.items():
+            what = f"TABLE {table}" if column is None else f"COLUMN {table}.{column}"
+            op.execute(f"COMMENT ON {what} IS '{about.replace(chr(39), chr(39) * 2)}'")
 
 
 def downgrade() -> None:
+    for (token,) in op.get_bind().execute(text("SELECT replace(token::text, '-', '') FROM spark_staging")):
+        op.execute(f"DROP TABLE IF EXISTS staging_{token}")
+    op.execute("DROP TABLE spark_staging")
     op.execute("DROP TABLE spark_batch")

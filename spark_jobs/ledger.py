@@ -1,0 +1,89 @@
+"""The ledger of batches: what makes a batch that comes again do nothing, and one that only seems the same an error."""
+
+from dataclasses import dataclass
+
+from mailroom.errors import InvalidMessage, MailroomError
+from mailroom.names import shown
+from mailroom.operation import IN_TRANSACTION, Operation, Sql
+
+JOB = -1  # in the place of a micro-batch's number
+MAX_NAME_BYTES = 100
+
+
+class BatchDiffers(MailroomError):
+    """The ledger has a batch of that name and number with other rows. Nothing was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What makes a batch the same one when it comes again: its name and number. `query` is a streaming query's id."""
+
+    name: str
+    number: int = JOB
+    query: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES or "\0" in self.name:
+            raise InvalidMessage(
+                f"{shown(self.name)} cannot name a batch in the ledger: use 1 to {MAX_NAME_BYTES} bytes of text."
+            )
+
+    @property
+    def source(self) -> str:
+        """What its messages have as their `source`."""
+        return f"mailroom spark {self.name} {self.number}"
+
+    def __str__(self) -> str:
+        return f"{shown(self.name)}" if self.number == JOB else f"{self.number} of {shown(self.name)}"
+
+
+# Waits for a transaction that is entering the same batch, and then finds it or takes its place.
+ENTER = Sql(
+    """
+INSERT INTO {schema}.spark_batch (name, batch, query, messages)
+VALUES (%(name)s::text, %(number)s::bigint, %(query)s::text, %(messages)s::bigint)
+ON CONFLICT DO NOTHING RETURNING true
+""",
+    columns=("boolean",),
+)
+KNOWN = Sql(
+    "SELECT query, messages, at::text FROM {schema}.spark_batch "
+    "WHERE name = %(name)s::text AND batch = %(number)s::bigint",
+    columns=("text", "bigint", "text"),
+)
+LAST = Sql("SELECT max(batch) FROM {schema}.spark_batch WHERE name = %(name)s::text", columns=("bigint",))
+
+
+def entering(schema: str, batch: Batch, messages: int) -> Operation[bool]:
+    """Enter a batch of so many messages, in the transaction that sends them; false if it was sent before.
+
+    A query that comes back from its checkpoint brings the very same batch. A job that is run again, or a stream with a
+    new checkpoint, only says so: it must have as many rows, and a stream must not lack a batch between those it has.
+    Else something would be left out without a word: raises `BatchDiffers`.
+    """
+    yield IN_TRANSACTION
+    entered = yield ENTER.at(schema=schema)(name=batch.name, number=batch.number, query=batch.query, messages=messages)
+    if entered:
+        [(last,)] = yield LAST.at(schema=schema)(name=batch.name)
+        if batch.number != JOB and last > batch.number:
+            raise BatchDiffers(
+                f"The stream {shown(batch.name)} has gone past batch {batch.number}: the ledger has batch {last}. "
+                "Nothing was sent. A new checkpoint has to cut its batches as the old one did; to send all of it as "
+                "new, give the stream a new name."
+            )
+        return True
+    if (yield from known(schema, batch)):
+        return False
+    [(_, before, at)] = yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)
+    if before != messages:
+        raise BatchDiffers(
+            f"The batch {batch} was sent at {at} with {before} messages, and now it has {messages}. Nothing was sent. "
+            "If these are other data, give them another idempotency key or stream name."
+        )
+    return False
+
+
+def known(schema: str, batch: Batch) -> Operation[bool]:
+    """Tell whether the ledger has this very batch: of the same streaming query, which never cuts it in another way."""
+    rows = yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)
+    return bool(rows) and batch.query is not None and rows[0][0] == batch.query
