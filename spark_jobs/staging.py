@@ -122,13 +122,14 @@ def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
     with node.connect("sweep", autocommit=True) as connection:
         while True:
             with connection.transaction():
-                dropped = run(connection, _sweeping(node.schema, abandoned_after_h))
+                dropped = run(connection, sweeping(node.schema, abandoned_after_h))
             swept += dropped
             if dropped < DROPPED_AT_ONCE:
                 return swept
 
 
-def _sweeping(schema: str, hours: float) -> Operation[int]:
+def sweeping(schema: str, hours: float) -> Operation[int]:
+    """Drop orphans, some at a time; returns how many."""
     orphans = yield ORPHANS.at(schema=schema)(hours=hours, rows=DROPPED_AT_ONCE)
     return (yield from _dropping(schema, [token for (token,) in orphans]))
 

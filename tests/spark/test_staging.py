@@ -1,0 +1,318 @@
+"""Staging and moving, without Spark: what a task left is sent once, whole, in order, or not at all."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from mailroom.embedded import Server
+from mailroom.errors import CommitUnknown, ConnectionFailed
+from mailroom.schema import migrate
+from mailroom.transaction import run
+from spark_jobs.ledger import Batch, BatchDiffers
+from spark_jobs.moving import SendFailed, StagingLost, commit
+from spark_jobs.node import Node
+from spark_jobs.staging import Staged, drop, stage, sweep, sweeping, table
+from tests.databases import Connect
+from tests.proxy import CommitFault, proxied
+from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables, values
+from tests.waiting import eventually
+
+JOB = Batch("job")
+
+
+def staged(node: Node, first: int, last: int, batch: Batch = JOB) -> Staged:
+    found = stage(node, batch, SHAPE, batches(first, last))
+    assert found is not None
+    return found
+
+
+def test_tasks_are_sent_in_their_order_whichever_was_staged_first(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    second = staged(node, 250, 500)
+    first = staged(node, 0, 250)
+    assert sent(connect) == []
+    commit(node, JOB, SHAPE, [first, second])
+    assert sent(connect) == list(range(500))
+    assert ledger(connect) == [("job", -1, 500)]
+    assert staging_tables(connect) == 0
+
+
+def test_attempt_that_spark_does_not_list_is_not_sent(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    staged(node, 0, 100)
+    again = staged(node, 0, 100)
+    commit(node, JOB, SHAPE, [again])
+    assert sent(connect) == list(range(100))
+    assert staging_tables(connect) == 0
+
+
+def test_task_without_rows_makes_no_table(dsn: str, connect: Connect) -> None:
+    assert stage(Node(dsn=dsn), JOB, SHAPE, []) is None
+    assert stage(Node(dsn=dsn), JOB, SHAPE, batches(0, 0)) is None
+    commit(Node(dsn=dsn), JOB, SHAPE, [])
+    assert staging_tables(connect) == 0
+    assert ledger(connect) == []
+
+
+def test_task_that_fails_leaves_no_table(dsn: str, connect: Connect) -> None:
+    def failing() -> Iterator[Any]:
+        yield from batches(0, 100)
+        raise RuntimeError("the task dies here")
+
+    with pytest.raises(RuntimeError):
+        stage(Node(dsn=dsn), JOB, SHAPE, failing())
+    assert staging_tables(connect) == 0
+
+
+def test_batch_that_comes_again_is_sent_once(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    for _ in range(2):
+        commit(node, JOB, SHAPE, [staged(node, 0, 60), staged(node, 60, 100)])
+    commit(node, JOB, SHAPE, [staged(node, 0, 100)])
+    assert sent(connect) == list(range(100))
+    assert staging_tables(connect) == 0
+
+
+def test_key_used_for_other_rows_is_refused(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    commit(node, JOB, SHAPE, [staged(node, 0, 100)])
+    with pytest.raises(BatchDiffers, match=r"was sent at .* with 100 messages, and now it has 101"):
+        commit(node, JOB, SHAPE, [staged(node, 0, 101)])
+    assert sent(connect) == list(range(100))
+
+
+def test_replay_by_the_same_query_is_known_by_its_number(dsn: str, connect: Connect) -> None:
+    node, batch = Node(dsn=dsn), Batch("stream", 0, "query")
+    commit(node, batch, SHAPE, [staged(node, 0, 100, batch)])
+    # Its source gave fewer rows this time; the offsets in the checkpoint are the same, and so is the batch.
+    commit(node, batch, SHAPE, [staged(node, 0, 99, batch)])
+    assert sent(connect) == list(range(100))
+
+
+def test_new_checkpoint_repeats_nothing_and_leaves_nothing_out(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    for number in range(2):
+        old = Batch("stream", number, "old")
+        commit(node, old, SHAPE, [staged(node, number * 100, number * 100 + 100, old)])
+    new = [Batch("stream", number, "new") for number in range(3)]
+    commit(node, new[0], SHAPE, [staged(node, 0, 100, new[0])])
+    with pytest.raises(BatchDiffers):
+        commit(node, new[1], SHAPE, [staged(node, 100, 250, new[1])])
+    commit(node, new[1], SHAPE, [staged(node, 100, 200, new[1])])
+    commit(node, new[2], SHAPE, [staged(node, 200, 300, new[2])])
+    assert sent(connect) == list(range(300))
+
+
+def test_batch_behind_those_in_the_ledger_is_refused(dsn: str, connect: Connect) -> None:
+    node, later, earlier = Node(dsn=dsn), Batch("stream", 7, "old"), Batch("stream", 3, "new")
+    commit(node, later, SHAPE, [staged(node, 0, 10, later)])
+    with pytest.raises(BatchDiffers, match="has gone past batch 3: the ledger has batch 7"):
+        commit(node, earlier, SHAPE, [staged(node, 0, 10, earlier)])
+    job = Batch("stream")
+    commit(node, job, SHAPE, [staged(node, 10, 20, job)])
+    assert sent(connect) == list(range(20))
+
+
+def test_two_drivers_with_one_key_send_once(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    attempts = [staged(node, 0, 100), staged(node, 0, 100)]
+    # The first is held before its COMMIT by a lock on what it writes to last: the second has to wait for it.
+    with connect() as holder:
+        holder.execute("LOCK TABLE mailroom.outbox IN SHARE MODE")
+        drivers = [threading.Thread(target=commit, args=(node, JOB, SHAPE, [one])) for one in attempts]
+        for driver in drivers:
+            driver.start()
+        with connect(autocommit=True) as watcher:
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
+            eventually(lambda: watcher.execute(waiting).fetchone() == (2,))
+        holder.rollback()
+    for driver in drivers:
+        driver.join()
+    assert sent(connect) == list(range(100))
+    assert ledger(connect) == [("job", -1, 100)]
+
+
+def test_lost_answer_to_commit_is_looked_up(dsn: str, connect: Connect) -> None:
+    with proxied(dsn) as (proxy, through):
+        one = staged(Node(dsn=dsn), 0, 100)
+        proxy.at_next_commits(CommitFault.SWALLOW)
+        commit(Node(dsn=through), JOB, SHAPE, [one])
+        proxy.at_next_commits(CommitFault.CUT)
+        other = Batch("other")
+        commit(Node(dsn=through), other, SHAPE, [staged(Node(dsn=dsn), 100, 200, other)])
+        assert proxy.commits[0] is CommitFault.SWALLOW
+    assert sent(connect) == list(range(200))
+
+
+def test_lost_answer_to_a_tasks_commit_leaves_an_orphan_and_sends_nothing(dsn: str, connect: Connect) -> None:
+    with proxied(dsn) as (proxy, through):
+        proxy.at_next_commits(CommitFault.SWALLOW)
+        with pytest.raises(psycopg.OperationalError):
+            staged(Node(dsn=through), 0, 100)
+    assert staging_tables(connect) == 1
+    commit(Node(dsn=dsn), JOB, SHAPE, [staged(Node(dsn=dsn), 0, 100)])
+    assert sent(connect) == list(range(100))
+    assert staging_tables(connect) == 0
+
+
+@pytest.mark.parametrize("what", ["emptied", "gone", "some rows gone"])
+def test_staging_that_is_lost_is_not_sent_in_part(dsn: str, connect: Connect, what: str) -> None:
+    node = Node(dsn=dsn)
+    whole, hurt = staged(node, 0, 100), staged(node, 100, 200)
+    name = f"mailroom.{table(hurt.token)}"
+    change = {
+        "emptied": f"TRUNCATE {name}",
+        "gone": f"DROP TABLE {name}",
+        "some rows gone": f"DELETE FROM {name} WHERE key = 'key-1'",
+    }
+    with connect(autocommit=True) as connection:
+        connection.execute(change[what].encode())
+    with pytest.raises(StagingLost, match="run it again"):
+        commit(node, JOB, SHAPE, [whole, hurt])
+    assert sent(connect) == []
+    assert ledger(connect) == []
+    commit(node, JOB, SHAPE, [staged(node, 0, 100), staged(node, 100, 200)])
+    assert sent(connect) == list(range(200))
+
+
+def is_up(dsn: str) -> bool:
+    try:
+        psycopg.connect(dsn).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def test_crash_of_the_server_between_task_and_driver(private_server: Server) -> None:
+    dsn = private_server.dsn()
+    engine = sqlalchemy.create_engine(
+        dsn.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool
+    )
+    with engine.begin() as connection:
+        migrate(connection)
+    node = Node(dsn=dsn)
+    one = staged(node, 0, 100)
+    with psycopg.connect(dsn) as victim:
+        # One of its processes killed, the server ends all others and recovers as after a crash of its own.
+        os.kill(victim.info.backend_pid, signal.SIGKILL)
+        with pytest.raises(psycopg.OperationalError):
+            victim.execute("SELECT 1")
+    eventually(lambda: is_up(dsn), 20)
+    with pytest.raises(StagingLost):
+        commit(node, JOB, SHAPE, [one])
+    with psycopg.connect(dsn) as after:
+        assert after.execute("SELECT count(*) FROM mailroom.outbox").fetchone() == (0,)
+
+
+def test_row_that_the_outbox_refuses_fails_the_batch_without_showing_it(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    one = staged(node, 0, 100)
+    with connect(autocommit=True) as connection:
+        connection.execute("ALTER TABLE mailroom.outbox ADD CONSTRAINT no_key_7 CHECK (key <> 'key-7')")
+    with pytest.raises(SendFailed, match=r"CheckViolation \(23514, no_key_7\)") as failure:
+        commit(node, JOB, SHAPE, [one])
+    assert "key-7" not in str(failure.value)
+    assert sent(connect) == []
+    assert ledger(connect) == []
+
+
+def test_unreachable_server_is_told(dsn: str) -> None:
+    with proxied(dsn) as (proxy, through):
+        one = staged(Node(dsn=dsn), 0, 10)
+        proxy.cut()
+        with pytest.raises((ConnectionFailed, CommitUnknown)):
+            commit(Node(dsn=through), JOB, SHAPE, [one])
+
+
+# -- The sweeper ------------------------------------------------------------------------------------------------------
+
+
+def test_sweeper_removes_orphans_only(dsn: str, connect: Connect) -> None:
+    node, waiting = Node(dsn=dsn), Batch("still to be committed")
+    live = staged(node, 0, 100, waiting)
+    commit(node, JOB, SHAPE, [staged(node, 100, 200)])
+    late = staged(node, 100, 200)  # a second copy of a task that was at work when the job was committed
+    assert staging_tables(connect) == 2
+    assert sweep(node) == 1
+    with connect() as connection:
+        assert connection.execute(f"SELECT to_regclass('mailroom.{table(late.token)}')".encode()).fetchone() == (None,)
+    commit(node, waiting, SHAPE, [live])
+    assert sorted(sent(connect)) == list(range(200))
+
+
+def test_sweeper_removes_what_was_abandoned(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    old, young = staged(node, 0, 10), staged(node, 10, 20)
+    with connect(autocommit=True) as connection:
+        connection.execute(
+            "UPDATE mailroom.spark_staging SET at = at - interval '25 hours' WHERE token = %s", [old.token]
+        )
+    assert sweep(node) == 1
+    with pytest.raises(StagingLost):
+        commit(node, JOB, SHAPE, [old, young])
+    assert sent(connect) == []
+
+
+def test_sweeper_leaves_what_is_being_moved(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    one = staged(node, 0, 10)
+    with connect(autocommit=True) as connection:
+        connection.execute("UPDATE mailroom.spark_staging SET at = at - interval '25 hours'")
+    with connect() as mover:
+        mover.execute(f"SELECT count(*) FROM mailroom.{table(one.token)}".encode())
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            sweep(node)
+    assert staging_tables(connect) == 1
+
+
+def test_commit_succeeds_although_an_orphan_cannot_be_dropped_yet(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    orphan = staged(node, 0, 10)
+    with connect() as reader:
+        reader.execute(f"SELECT count(*) FROM mailroom.{table(orphan.token)}".encode())
+        commit(node, JOB, SHAPE, [staged(node, 0, 10)])
+    assert sent(connect) == list(range(10))
+    sweep(node)
+    assert staging_tables(connect) == 0
+
+
+def test_sweeper_leaves_tables_of_other_roles(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    staged(node, 0, 10)
+    with connect(autocommit=True) as connection:
+        connection.execute("UPDATE mailroom.spark_staging SET at = at - interval '25 hours'")
+        connection.execute("CREATE ROLE sweeper_of_others")
+        try:
+            connection.execute("GRANT ALL ON SCHEMA mailroom TO sweeper_of_others")
+            connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA mailroom TO sweeper_of_others")
+            connection.execute("SET ROLE sweeper_of_others")
+            with connection.transaction():
+                assert run(connection, sweeping("mailroom", 24.0)) == 0
+            connection.execute("RESET ROLE")
+        finally:
+            connection.execute("DROP OWNED BY sweeper_of_others")
+            connection.execute("DROP ROLE sweeper_of_others")
+    assert staging_tables(connect) == 1
+
+
+def test_abort_drops_what_it_is_told_and_nothing_that_was_sent(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    one, other = staged(node, 0, 10), staged(node, 10, 20)
+    drop(node, [one])
+    assert staging_tables(connect) == 1
+    again = staged(node, 0, 10)
+    commit(node, JOB, SHAPE, [again, other])
+    drop(node, [again, other])  # as Spark does after a commit that failed after the database's
+    assert sent(connect) == list(range(20))
+
+
+def test_values_read_back(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    commit(node, JOB, SHAPE, [staged(node, 0, 3)])
+    assert values(connect) == [{"id": 0}, {"id": 1}, {"id": 2}]
