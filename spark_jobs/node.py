@@ -8,7 +8,7 @@ from typing import ClassVar
 import psycopg
 from psycopg import conninfo
 
-from mailroom import settings
+from mailroom import schema, settings
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 
@@ -60,6 +60,11 @@ class Node:
     def connect(self, role: str, *, autocommit: bool = False) -> psycopg.Connection:
         """Open a session for `role`, shown as application_name. Raises `ConnectionFailed`."""
         return settings.connect(self.connection_string(), f"spark {role}", SESSION, autocommit=autocommit)
+
+    def check(self) -> None:
+        """Raise `ConfigurationError`, `ConnectionFailed` or `SchemaError` unless the node is there and fits."""
+        with self.connect("check", autocommit=True) as connection:
+            schema.check(connection, self.schema)
 
 
 def without_password(dsn: str) -> str:

@@ -58,13 +58,20 @@ class OutboxSource(DataSource):
                 "Give the option idempotencyKey: a name for these rows, such as 'flights-2026-11-21'. Run again with "
                 "the same one, the job sends nothing twice."
             )
-        return JobWriter(Node.of(self.options), _shape(schema, self.options), Batch(key))
+        return JobWriter(_node(self.options), _shape(schema, self.options), Batch(key))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Return the writer of a stream. Raises `ConfigurationError` or `InvalidMessage` before anything runs."""
         demand_known(self.options, (*OPTIONS, "streamName", "checkpointLocation"))
         _demand_append(overwrite)
-        return StreamWriter(Node.of(self.options), _shape(schema, self.options), self.options.get("streamName"))
+        return StreamWriter(_node(self.options), _shape(schema, self.options), self.options.get("streamName"))
+
+
+def _node(options: Mapping[str, str]) -> Node:
+    # Looked at here, before the job runs: hours later its first task would be the one to find out.
+    node = Node.of(options)
+    node.check()
+    return node
 
 
 def _shape(schema: StructType, options: Mapping[str, str]) -> Shape:
@@ -80,46 +87,46 @@ class JobWriter(DataSourceArrowWriter):
     """Writes a DataFrame: all of it once, or nothing."""
 
     def __init__(self, node: Node, shape: Shape, batch: Batch) -> None:
-        self._node = node
-        self._shape = shape
-        self._batch = batch
+        self.node = node
+        self.shape = shape
+        self.batch = batch
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage the rows of a partition."""
-        return stage(self._node, self._batch, self._shape, iterator) or Nothing()
+        return stage(self.node, self.batch, self.shape, iterator) or Nothing()
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send what the successful tasks have staged."""
-        commit(self._node, self._batch, self._shape, _staged(messages))
+        commit(self.node, self.batch, self.shape, _staged(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what was staged. Spark calls it after a failed commit too, which may have happened: so no more."""
-        drop(self._node, _staged(messages))
+        drop(self.node, _staged(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream: each micro-batch once, whole, in order."""
 
-    def __init__(self, node: Node, shape: Shape, name: str | None) -> None:
-        self._node = node
-        self._shape = shape
-        self._name = name
+    def __init__(self, node: Node, shape: Shape, stream: str | None) -> None:
+        self.node = node
+        self.shape = shape
+        self.stream = stream
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage the rows of a partition. The query's id is known here and not where it is committed."""
         query, number = _property("sql.streaming.queryId"), int(_property("streaming.sql.batchId"))
-        batch = Batch(self._name or query, number, query)
-        return stage(self._node, batch, self._shape, iterator) or Nothing()
+        batch = Batch(self.stream or query, number, query)
+        return stage(self.node, batch, self.shape, iterator) or Nothing()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send what the successful tasks of the micro-batch have staged."""
         staged = _staged(messages)
         if staged:
-            commit(self._node, staged[0].batch, self._shape, staged)
+            commit(self.node, staged[0].batch, self.shape, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop what was staged; see `JobWriter.abort`."""
-        drop(self._node, _staged(messages))
+        drop(self.node, _staged(messages))
 
 
 def _property(name: str) -> str:

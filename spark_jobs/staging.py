@@ -136,8 +136,10 @@ def sweeping(schema: str, hours: float) -> Operation[int]:
 
 def drop(node: Node, staged: Iterable[Staged]) -> None:
     """Drop the staging tables of these attempts, as far as they are there."""
-    with node.connect("abort") as connection:
-        run(connection, _aborting(node.schema, [one.token for one in staged]))
+    tokens = [one.token for one in staged]
+    if tokens:
+        with node.connect("abort") as connection:
+            run(connection, _aborting(node.schema, tokens))
 
 
 def _aborting(schema: str, tokens: list[UUID]) -> Operation[int]:
