@@ -12,7 +12,7 @@ import psycopg
 
 from dispatcher.deliver import releasing
 from inbox.parked import moving_aside
-from mailroom.commit import sweeping_tokens
+from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
 from mailroom.stamping import LOCK
@@ -20,9 +20,8 @@ from mailroom.transaction import run_async
 
 STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
 SWEEP_INTERVAL_S = 60.0
-SWEPT_ROWS = 10_000  # at most of one table and in one statement; more are left for the next sweep
-ATTEMPTS_KEPT_DAYS = 14
-AUDIT_KEPT_DAYS = 400
+SWEPT_ROWS = 10_000  # at most of one table and in one statement; more are left for the next step
+KEPT_DAYS = {"attempt": 14, "audit": 400, "outbox_jdbc_id": 7}
 
 
 class Janitor:
@@ -49,15 +48,18 @@ class Janitor:
                 self._cursors[inbox] = moved.cursor
                 unfinished += moved.more
         if self._monotonic() - self._swept >= SWEEP_INTERVAL_S:
-            await self._sweep(connection, list(inboxes))
-            self._swept = self._monotonic()
+            if await self._sweep(connection, list(inboxes)):
+                unfinished += 1
+            else:
+                self._swept = self._monotonic()
         return unfinished
 
-    async def _sweep(self, connection: psycopg.AsyncConnection, inboxes: list[str]) -> None:
+    async def _sweep(self, connection: psycopg.AsyncConnection, inboxes: list[str]) -> bool:
+        """Tell whether more may be left: what comes by the message grows faster than one step a minute takes away."""
         for inbox in inboxes:
             await run_async(connection, sweeping_notes(self._schema, inbox))
-        await run_async(connection, sweeping_history(self._schema))
-        await run_async(connection, sweeping_tokens(self._schema))
+        more = await run_async(connection, sweeping_history(self._schema))
+        return await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE or more
 
 
 INBOXES = Sql(
@@ -161,14 +163,21 @@ def sweeping_notes(schema: str, inbox: str) -> Operation[None]:
 
 OLD = Sql(
     """
-DELETE FROM {schema}.{table} WHERE id = ANY (ARRAY(
-    SELECT id FROM {schema}.{table} WHERE at < clock_timestamp() - %(days)s::float8 * interval '1 day'
-    ORDER BY at LIMIT %(rows)s::bigint))
-"""
+WITH gone AS (
+    DELETE FROM {schema}.{table} WHERE id = ANY (ARRAY(
+        SELECT id FROM {schema}.{table} WHERE at < clock_timestamp() - %(days)s::float8 * interval '1 day'
+        ORDER BY at LIMIT %(rows)s::bigint))
+    RETURNING 1)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
 )
 
 
-def sweeping_history(schema: str) -> Operation[None]:
-    """Delete what is older than it is kept: attempts 14 days, the audit trail 400 days."""
-    for table, days in (("attempt", ATTEMPTS_KEPT_DAYS), ("audit", AUDIT_KEPT_DAYS)):
-        yield OLD.at(schema=schema, table=table)(days=days, rows=SWEPT_ROWS)
+def sweeping_history(schema: str) -> Operation[bool]:
+    """Delete the oldest of what is older than it is kept (`KEPT_DAYS`), and tell whether more of it may be left."""
+    more = False
+    for table, days in KEPT_DAYS.items():
+        [(deleted,)] = yield OLD.at(schema=schema, table=table)(days=days, rows=SWEPT_ROWS)
+        more = more or deleted >= SWEPT_ROWS
+    return more

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from mailroom.backoff import pause_s
-from mailroom.errors import CommitUnknown, MailroomError, NotAtomic, TokenExpired
+from mailroom.errors import CommitUnknown, ConnectionFailed, MailroomError, NotAtomic, TokenExpired
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql, T
 from mailroom.sqlstate import ABORTED, LAST_WORDS, RETRIED, is_lost, sqlstate
@@ -208,7 +208,8 @@ class Inquiry:
 
     def pause_after(self, error: Exception) -> float:
         """Return how many seconds to wait before asking again, or raise if that is of no use."""
-        if isinstance(error, MailroomError):
+        # Our own sessions say so when they cannot connect; for all others that is an error of the driver.
+        if isinstance(error, MailroomError) and not isinstance(error, ConnectionFailed):
             raise error
         code = sqlstate(error)
         passing = not code or code in LAST_WORDS or code in RETRIED or code[:2] in ("08", "53", "57", "58")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mailroom.errors import ConfigurationError
+from spark_jobs.jdbc import jdbc_config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +54,8 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
     """Start the session `name`, or return the one there is, with Mailroom's sources registered.
 
     Under spark-submit the cluster is its own business. Elsewhere it runs in this process, on `local[*]`, unless
-    `master` names another. `config` goes over our settings. Raises `ConfigurationError` without Java 17.
+    `master` names another. `config` goes over our settings, among which is PostgreSQL's JDBC driver where one is found.
+    Raises `ConfigurationError` without Java 17.
     """
     java_version()
     # Else the executors run the PATH's python3, which does not have Mailroom.
@@ -63,7 +65,7 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
     builder = SparkSession.builder.appName(name)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # set by spark-submit
         builder = builder.master(master or "local[*]")
-        for key, value in LOCAL.items():
+        for key, value in {**LOCAL, **jdbc_config()}.items():
             builder = builder.config(key, value)
     for key, value in (config or {}).items():
         builder = builder.config(key, value)

@@ -39,7 +39,7 @@ from tests.test_codec import supported
 from tests.waiting import wait_until_blocked
 
 PAGE = Path(__file__).parent.parent / "docs" / "sql.md"
-ROLES = ("shop_writer", "shop_shipping")
+ROLES = ("shop_writer", "shop_shipping", "shop_spark")
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
