@@ -5,9 +5,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from zipfile import ZipFile
 
 import click
 import pytest
@@ -21,6 +25,8 @@ ROOT = Path(__file__).parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
+NODE = [name for name in OURS if SERVICES[name]["image"] == "mailroom"]
+SPARK = [name for name in OURS if SERVICES[name]["image"] == "mailroom-spark"]
 PASSWORD_FROM_OUTSIDE = re.compile(r"\$\{POSTGRES_PASSWORD:\?[^}]+\}")
 
 
@@ -34,6 +40,12 @@ def dockerfile() -> list[list[tuple[str, str]]]:
                 stages.append([])
             stages[-1].append((instruction, arguments.strip()))
     return stages
+
+
+def stage_named(name: str) -> list[tuple[str, str]]:
+    """The build stage that a service names as its target."""
+    [stage] = [stage for stage in dockerfile() if stage[0][1].endswith(f" AS {name}")]
+    return stage
 
 
 def arguments_of(instruction: str, stage: list[tuple[str, str]]) -> list[str]:
@@ -56,7 +68,7 @@ def parsed_by_mailroom(words: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
     return reached
 
 
-@pytest.mark.parametrize("service", OURS)
+@pytest.mark.parametrize("service", NODE)
 def test_command_of_a_service_exists(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     *_groups, command = parsed_by_mailroom(SERVICES[service]["command"], monkeypatch)
     assert command.name == SERVICES[service]["command"][-1]
@@ -104,7 +116,7 @@ def test_every_volume_is_declared_and_used() -> None:
 
 def test_services_find_the_database_that_the_server_makes() -> None:
     server = SERVICES["postgres"]["environment"]
-    for name in OURS:
+    for name in set(OURS) - {"spark-master"}:
         ours = SERVICES[name]["environment"]
         assert ours["PGHOST"] in SERVICES
         assert (ours["PGUSER"], ours["PGDATABASE"]) == (server["POSTGRES_USER"], server["POSTGRES_DB"])
@@ -115,10 +127,12 @@ def test_no_password_stands_in_the_file() -> None:
     found = [
         value
         for service in SERVICES.values()
-        for name, value in service["environment"].items()
+        for name, value in service.get("environment", {}).items()
         if "PASSWORD" in name or "DSN" in name
     ]
-    assert len(found) == len(SERVICES)
+    # The master runs nobody's code, and is not told.
+    assert len(found) == len(SERVICES) - 1
+    assert "environment" not in SERVICES["spark-master"]
     assert all(PASSWORD_FROM_OUTSIDE.fullmatch(value) for value in found)
 
 
@@ -137,18 +151,127 @@ def test_image_is_built_from_all_that_the_wheel_is_made_of() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", project["project"]["readme"], "LICENSE"}
-    build = dockerfile()[0]
+    build = stage_named("build")
     assert needed == {source for copy in arguments_of("COPY", build) for source in shlex.split(copy)[:-1]}
 
 
-def test_image_runs_as_nobody_special_and_hears_sigterm() -> None:
-    final = dockerfile()[-1]
-    assert [user for user in arguments_of("USER", final) if user in ("root", "0")] == []
-    assert len(arguments_of("USER", final)) == 1
-    assert arguments_of("STOPSIGNAL", final) == ["SIGTERM"]
+def test_what_a_build_makes_that_names_no_target_is_the_command() -> None:
+    assert dockerfile()[-1] == stage_named("mailroom")
     # The exec form: with a shell in between, SIGTERM would not reach the program.
-    assert arguments_of("ENTRYPOINT", final) == ['["mailroom"]']
-    assert all(command.startswith("[") for command in arguments_of("CMD", final))
+    assert arguments_of("ENTRYPOINT", stage_named("mailroom")) == ['["mailroom"]']
+
+
+@pytest.mark.parametrize("name", ["mailroom", "spark"])
+def test_image_runs_as_nobody_special_and_hears_sigterm(name: str) -> None:
+    stage = stage_named(name)
+    assert [user for user in arguments_of("USER", stage) if user in ("root", "0")] == []
+    assert len(arguments_of("USER", stage)) == 1
+    assert arguments_of("STOPSIGNAL", stage) == ["SIGTERM"]
+    assert all(command.startswith("[") for command in arguments_of("CMD", stage))
+
+
+def test_every_service_is_built_from_a_stage_that_it_names() -> None:
+    assert sorted(NODE + SPARK) == sorted(OURS)
+    for names, target in ((NODE, "mailroom"), (SPARK, "spark")):
+        for name in names:
+            assert SERVICES[name]["build"] == {"context": ".", "target": target}
+            assert stage_named(target)
+
+
+# -- Spark -----------------------------------------------------------------------------------------------------------
+
+
+def test_spark_is_there_only_for_who_asks_for_it() -> None:
+    assert {name: SERVICES[name]["profiles"] for name in SPARK} == {
+        "spark-master": ["spark"],
+        "spark-worker": ["spark"],
+        "spark-submit": ["spark-submit"],  # not by `up`, which would take it for a service that has died
+    }
+    assert all("profiles" not in SERVICES[name] for name in SERVICES if name not in SPARK)
+    assert "java" not in " ".join(arguments_of("RUN", stage_named("mailroom")))
+    assert "[spark]" not in " ".join(arguments_of("RUN", stage_named("mailroom")))
+
+
+def test_workers_and_drivers_find_the_master_by_the_name_it_gives_itself() -> None:
+    master = SERVICES["spark-master"]["command"]
+    host = master[master.index("--host") + 1]
+    assert host in SERVICES
+    url = f"spark://{host}:7077"
+    assert SERVICES["spark-worker"]["command"][-1] == url
+    assert SERVICES["spark-submit"]["entrypoint"] == ["spark-submit", "--master", url]
+    assert SERVICES["spark-worker"]["deploy"] == {"replicas": 2}
+
+
+@pytest.mark.parametrize("service", ["spark-master", "spark-worker"])
+def test_what_spark_runs_is_in_spark(service: str) -> None:
+    pyspark = pytest.importorskip("pyspark", reason="the extra spark is not installed")
+    program, name, *_ = SERVICES[service]["command"]
+    home = Path(pyspark.__file__).parent
+    assert (home / "bin" / program).is_file()
+    jars = (home / "jars").glob("spark-core_*.jar")
+    assert any(f"{name.replace('.', '/')}.class" in ZipFile(jar).namelist() for jar in jars)
+
+
+def test_spark_keeps_running_and_its_job_runs_once() -> None:
+    for name in ("spark-master", "spark-worker"):
+        assert SERVICES[name]["restart"] == "unless-stopped"
+        assert "healthcheck" in SERVICES[name]
+    assert "restart" not in SERVICES["spark-submit"]
+
+
+class Page(BaseHTTPRequestHandler):
+    """What a master or a worker of Spark tells of itself."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/json/" else 404)
+        self.end_headers()
+        self.wfile.write(str(self.server.told).encode())  # type: ignore[attr-defined]
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    ("service", "told", "healthy"),
+    [
+        ("spark-master", '{"status": "ALIVE"}', True),
+        ("spark-master", '{"status": "STANDBY"}', False),
+        ("spark-master", None, False),
+        ("spark-worker", "{}", True),
+        ("spark-worker", None, False),
+    ],
+)
+def test_spark_is_healthy_while_it_answers(service: str, told: str | None, healthy: bool) -> None:
+    kind, program, *arguments, script = SERVICES[service]["healthcheck"]["test"]
+    assert (kind, program, arguments) == ("CMD", "python", ["-c"])
+    port = {"spark-master": 8080, "spark-worker": 8081}[service]
+    assert script.count(f":{port}/") == 1
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        server.told = told  # type: ignore[attr-defined]
+        script = script.replace(f":{port}/", f":{server.server_port}/")
+        if told is None:
+            server.server_close()
+        answering = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}) if told else None
+        if answering:
+            answering.start()
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+        if answering:
+            server.shutdown()
+            answering.join()
+    assert (done.returncode == 0) is healthy, done.stderr
+
+
+def test_files_of_jobs_are_the_same_everywhere_and_belong_to_who_writes_them() -> None:
+    assert SERVICES["spark-worker"]["volumes"] == SERVICES["spark-submit"]["volumes"] == ["files:/files"]
+    assert any("--owner=mailroom /files" in command for command in arguments_of("RUN", stage_named("spark")))
+
+
+def test_ports_are_published_to_this_machine_only() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert len(published) == 2
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    # Whoever reaches the master's own port runs code as the workers do.
+    assert not any(port.endswith(":7077") for port in published)
 
 
 def _docker_has_compose() -> bool:
@@ -158,10 +281,11 @@ def _docker_has_compose() -> bool:
 
 
 @pytest.mark.skipif(not _docker_has_compose(), reason="docker has no compose plugin on this machine")
+@pytest.mark.parametrize("profile", [[], ["--profile", "spark"], ["--profile", "*"]])
 @pytest.mark.parametrize(("password", "accepted"), [("secret", True), ("", False)])
-def test_docker_accepts_the_file_once_there_is_a_password(password: str, accepted: bool) -> None:
+def test_docker_accepts_the_file_once_there_is_a_password(password: str, accepted: bool, profile: list[str]) -> None:
     done = subprocess.run(
-        ["docker", "compose", "--file", "compose.yaml", "config", "--quiet"],
+        ["docker", "compose", "--file", "compose.yaml", *profile, "config", "--quiet"],
         cwd=ROOT,
         env=os.environ | {"POSTGRES_PASSWORD": password},
         capture_output=True,

@@ -1,0 +1,144 @@
+"""The role of the page about clusters: its grants are what `format("outbox")` needs, each of them, and no more."""
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pyspark.sql import types as spark
+
+from mailroom import resolve
+from mailroom.errors import CommitUnknown
+from spark_jobs.columns import Shape
+from spark_jobs.ledger import Batch
+from spark_jobs.moving import SendFailed, commit
+from spark_jobs.node import Node
+from spark_jobs.staging import Staged, drop, stage, sweep
+from tests.databases import Connect
+
+ROOT = Path(__file__).parent.parent.parent
+[PAGE] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "spark-cluster.md").read_text(), re.S)
+ROLE = "spark_writer"
+COLUMNS: dict[str, spark.DataType] = {
+    **dict.fromkeys(("message_id", "topic", "key", "kind", "message_type", "event_type"), spark.StringType()),
+    "value": spark.LongType(),
+    "headers": spark.MapType(spark.StringType(), spark.StringType()),
+    **dict.fromkeys(("deliver_at", "expires_at"), spark.TimestampType()),
+    "after_clock": spark.LongType(),
+}
+SHAPE = Shape.of(spark.StructType([spark.StructField(name, kind) for name, kind in COLUMNS.items()]), {})
+
+
+def atoms(page: str) -> list[tuple[str, str]]:
+    """Every privilege that the page grants, and on what: those on columns one by one."""
+    found: list[tuple[str, str]] = []
+    for privileges, on in re.findall(rf"^GRANT (.+?)\s+ON (\S+|SCHEMA \S+) TO {ROLE};$", page, re.S | re.M):
+        for name, columns in re.findall(r"([A-Z]+)(?: \((.*?)\))?", privileges, re.S):
+            found += [(f"{name} ({column.strip()})", on) for column in columns.split(",")] if columns else [(name, on)]
+    return found
+
+
+ATOMS = atoms(PAGE)
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """The node as the page's role sees it, whose password stands in a file, as on a cluster."""
+    role = f"{conninfo_to_dict(dsn)['dbname']}_{ROLE}"[-63:]
+    owner = connect(autocommit=True)
+    owner.execute(PAGE.replace(ROLE, role).encode())
+    owner.execute(f"ALTER ROLE {role} PASSWORD 'from-a-file'".encode())
+    passfile = tmp_path / "passfile"
+    passfile.write_text(f"*:*:*:{role}:from-a-file\n")
+    passfile.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(passfile))
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    parts = {name: value for name, value in conninfo_to_dict(dsn).items() if name != "password"}
+    yield Node.of({"dsn": make_conninfo("", **(parts | {"user": role}))})
+    owner.execute(f"DROP OWNED BY {role}".encode())
+    owner.execute(f"DROP ROLE {role}".encode())
+
+
+@pytest.fixture
+def without(connect: Connect, node: Node) -> Callable[[str, str], None]:
+    """Return what takes a privilege away from the role of `node`."""
+    role = conninfo_to_dict(str(node.dsn))["user"]
+
+    def revoke(privilege: str, on: str) -> None:
+        connect(autocommit=True).execute(f"REVOKE {privilege} ON {on} FROM {role}".encode())
+
+    return revoke
+
+
+def staged(node: Node, batch: Batch) -> Staged:
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    row: dict[str, Any] = {"message_id": str(uuid4()), "topic": "numbers", "key": "k", "kind": "M", "message_type": "U"}
+    row |= {"event_type": "C", "value": 1, "headers": [("a", "b")], "deliver_at": None, "expires_at": moment}
+    row |= {"after_clock": 5}
+    kinds = {"value": pa.int64(), "after_clock": pa.int64(), "headers": pa.map_(pa.string(), pa.string())}
+    kinds |= dict.fromkeys(("deliver_at", "expires_at"), pa.timestamp("us", "UTC"))
+    arrays = [pa.array([row[name]], kinds.get(name, pa.string())) for name in COLUMNS]
+    found = stage(node, batch, SHAPE, [pa.RecordBatch.from_arrays(arrays, names=list(COLUMNS))])
+    assert found is not None
+    return found
+
+
+def all_that_spark_does(node: Node) -> None:
+    """A job, the same one again, one that is aborted, a sweep; and what becomes of a COMMIT that gets no answer."""
+    for _ in range(2):
+        commit(node, Batch("job"), SHAPE, [staged(node, Batch("job"))])
+    drop(node, [staged(node, Batch("aborted"))])
+    staged(node, Batch("abandoned"))
+    assert sweep(node, abandoned_after_h=0) == 1
+    assert resolve(partial(node.connect, "test"), token_of_now()) == "rolled back"
+
+
+def token_of_now() -> str:
+    """A token as a transaction of this moment would have it, which nobody wrote."""
+    return f"{int(datetime.now(UTC).timestamp() * 1000):012x}7{uuid4().hex[13:]}"
+
+
+def test_grants_of_the_page_are_enough(node: Node, connect: Connect) -> None:
+    all_that_spark_does(node)
+    sent = connect().execute("SELECT topic, key, after_clock FROM mailroom.outbox").fetchall()
+    assert sent == [("numbers", "k", 5)]
+
+
+@pytest.mark.parametrize(("privilege", "on"), ATOMS)
+def test_each_grant_of_the_page_is_needed(
+    node: Node, without: Callable[[str, str], None], privilege: str, on: str
+) -> None:
+    without(privilege, on)
+    with pytest.raises((errors.InsufficientPrivilege, SendFailed, CommitUnknown)) as refused:
+        all_that_spark_does(node)
+    assert isinstance(refused.value, psycopg.Error) or f"{errors.InsufficientPrivilege.sqlstate}" in str(refused.value)
+
+
+def test_every_grant_of_the_page_was_tried() -> None:
+    assert len(ATOMS) == 2 + 12 + 5 + 6 + 2 + 1
+    assert PAGE.count("GRANT ") == len({on for _, on in ATOMS})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT value FROM mailroom.outbox",
+        "DELETE FROM mailroom.outbox",
+        "INSERT INTO mailroom.outbox (topic, value_json, position) OVERRIDING SYSTEM VALUE VALUES ('numbers', '1', 5)",
+        "UPDATE mailroom.spark_batch SET messages = 0",
+        "DELETE FROM mailroom.spark_batch",
+        "SELECT FROM mailroom.inbox",
+        "SELECT setval('mailroom.clock', 1)",
+    ],
+)
+def test_role_can_do_nothing_else(node: Node, statement: str) -> None:
+    with node.connect("test") as connection, pytest.raises(errors.InsufficientPrivilege):
+        connection.execute(statement.encode())

@@ -1,0 +1,34 @@
+"""What the page about clusters says of passwords that Spark hands to executors: what Spark hides, and what it shows."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "spark-cluster.md").read_text()
+[ADVISED] = re.findall(r"`spark\.redaction\.regex=(.+)`", PAGE)
+
+
+@pytest.fixture
+def default(spark: "SparkSession") -> str:
+    """The default of `spark.redaction.regex`."""
+    jvm: Any = spark._jvm
+    config = getattr(jvm.org.apache.spark.internal.config, "package$")
+    return str(getattr(config, "MODULE$").SECRET_REDACTION_PATTERN().defaultValueString())
+
+
+@pytest.mark.parametrize(
+    ("variable", "hidden"), [("PGPASSWORD", True), ("ORDERS_SECRET_DSN", True), ("MAILROOM_DSN", False)]
+)
+def test_spark_hides_variables_by_their_names(default: str, variable: str, hidden: bool) -> None:
+    assert variable in PAGE
+    assert bool(re.search(default, f"spark.executorEnv.{variable}")) is hidden
+
+
+def test_advice_of_the_page_hides_all_of_them_and_what_spark_hides(default: str) -> None:
+    assert all(re.search(ADVISED, f"spark.executorEnv.{name}") for name in ("PGPASSWORD", "MAILROOM_DSN"))
+    assert set(default.split("|")) <= set(ADVISED.split("|"))
