@@ -53,7 +53,8 @@ class Node:
         if not text:
             raise ConfigurationError(
                 f"The environment variable {self.variable} is not set here. Set it for the driver and for the "
-                f"executors (spark.executorEnv.{self.variable})."
+                f"executors (spark.executorEnv.{self.variable}; Spark hides its value only if the name holds SECRET or "
+                "PASSWORD)."
             )
         return settings.dsn(text)
 

@@ -64,8 +64,10 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
 
     builder = SparkSession.builder.appName(name)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # set by spark-submit
-        builder = builder.master(master or "local[*]")
-        for key, value in {**LOCAL, **jdbc_config()}.items():
+        master = master or "local[*]"
+        builder = builder.master(master)
+        # A cluster's executors could not reach a driver on the loopback.
+        for key, value in {**(LOCAL if master.startswith("local") else {}), **jdbc_config()}.items():
             builder = builder.config(key, value)
     for key, value in (config or {}).items():
         builder = builder.config(key, value)

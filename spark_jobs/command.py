@@ -1,0 +1,111 @@
+"""What the command lines of all jobs share: `python -m spark_jobs.<job>`, or the same file for spark-submit."""
+
+import logging
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from mailroom.cli.call import Call
+from mailroom.cli.failures import Interrupted, tell
+from mailroom.cli.options import share
+from mailroom.errors import ConfigurationError, MailroomError
+from spark_jobs.node import Node
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+OURS = re.compile(r"^\s*(?:\w+: )?(?:mailroom|spark_jobs)\.[\w.]+: (.*)$", re.MULTILINE)
+# Spark's own names of errors, and the Java exceptions that caused one another.
+NAMED = re.compile(r"(?<=\[)[A-Z_]{4,}(?:\.[A-Z_]+)*(?=\])|(?<=Caused by: )[\w.]+")
+
+
+def job(name: str, **attributes: Any) -> Callable[[F], click.Command]:
+    """Make a click command of a function, with the options that the commands of `mailroom` share."""
+
+    def decorated(function: F) -> click.Command:
+        command: click.Command = click.command(name, click.Command, context_settings=SETTINGS, **attributes)(function)
+        share(command)
+        return command
+
+    return decorated
+
+
+dsn_variable = click.option(
+    "--dsn-variable",
+    metavar="NAME",
+    help="An environment variable, of driver and executors, with the connection string.",
+)
+
+
+def node_of(call: Call, variable: str | None) -> Node:
+    """Return the node that a job's options name, for its tasks too: so --dsn must not hold a password."""
+    if variable is not None and call.names_database:
+        raise ConfigurationError("--dsn-variable and --dsn name two databases: give one of them.")
+    options = {"schema": call.schema, "dsn": call.dsn() if call.names_database else None, "dsnVariable": variable}
+    return Node.of({name: value for name, value in options.items() if value is not None})
+
+
+@contextmanager
+def session(name: str) -> "Iterator[SparkSession]":
+    """Give the Spark session there is, or one that ends with the job; what Spark raises is told in one line."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
+    from pyspark.errors import AnalysisException, PySparkException
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.session import spark_session
+
+    # What it logs, a whole stack in one line, is in the error that is told.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    is_ours = SparkSession.getActiveSession() is None
+    spark = spark_session(name)
+    try:
+        yield spark
+    except (PySparkException, Py4JJavaError) as error:
+        raise MailroomError(_reason(str(error), told=isinstance(error, AnalysisException))) from error
+    finally:
+        if is_ours:
+            spark.stop()
+
+
+def _reason(text: str, *, told: bool) -> str:
+    """Say in a line why a job failed: our own error out of the traceback of one of Spark's processes, else Spark's.
+
+    What Spark says of a query it has only looked at is `told` as it is. Of one that ran its text may repeat a row: then
+    the names of the errors have to do.
+    """
+    ours = OURS.search(text)
+    if ours:
+        return ours[1].strip()
+    if told:
+        return f"Spark refused: {text.strip().splitlines()[0]}"
+    names = dict.fromkeys(NAMED.findall(text))
+    return f"Spark failed: {', '.join(names) or 'it did not say why'}. Its log has more."
+
+
+def main(command: click.Command) -> NoReturn:
+    """Run a job's command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    try:
+        with _terminated_like_interrupted():
+            code = command.main(prog_name=f"python -m spark_jobs.{command.name}", standalone_mode=False)
+    except Exception as error:
+        code = tell(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None  # click would print a line of its own on the way out
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,37 @@
+"""`python -m spark_jobs.sweep`: drop the staging tables that no batch will need any more."""
+
+import click
+
+from mailroom.cli.acting import counted
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.output import document, say
+from spark_jobs.command import dsn_variable, job, main, node_of
+from spark_jobs.staging import ABANDONED_AFTER_H, sweep
+
+
+@job("sweep")
+@click.option(
+    "--abandoned-after-h",
+    type=click.FloatRange(min=0.0),
+    default=ABANDONED_AFTER_H,
+    show_default=True,
+    help="Hours after which a table is of a job that has died. Longer than the longest job takes.",
+)
+@dsn_variable
+@pass_call
+def command(call: Call, abandoned_after_h: float, dsn_variable: str | None) -> None:
+    """Drop staging tables of batches that are in the ledger, and those that were abandoned.
+
+    Each job and each micro-batch does so after its commit, so this is for what jobs that were killed have left: run it
+    once a day, as the role that the jobs have. It needs no Spark. A job whose table was dropped too early fails and
+    sends nothing.
+    """
+    swept = sweep(node_of(call, dsn_variable), abandoned_after_h)
+    if call.json:
+        document({"dropped": swept})
+    else:
+        say(f"Dropped {counted(swept, 'staging table')}.")
+
+
+if __name__ == "__main__":
+    main(command)
