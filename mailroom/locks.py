@@ -10,6 +10,7 @@ AWAKE = (
 DISPATCH = 1835100525  # on an outbox: held by the one transaction that delivers
 DDL = 1835100526  # on a schema's name: one migration or new inbox at a time
 ASLEEP = 1835100527  # on an inbox's partition: shared by the sessions of the workers that sleep
+STREAM = 1835100528  # on an inbox's partition: held by the driver of the one Spark stream that reads it
 
 
 def key(table: str) -> str:

@@ -77,10 +77,9 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
 
 
 def register(session: "SparkSession") -> None:
-    """Make `format("outbox")` and `format("inbox")` known to a session, and let filters be pushed down to them."""
+    """Make `format("outbox")` and `format("inbox")` known to a session."""
     from spark_jobs.inbox_source import InboxSource
     from spark_jobs.outbox_source import OutboxSource
 
-    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(OutboxSource)
     session.dataSource.register(InboxSource)

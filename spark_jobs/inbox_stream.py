@@ -1,0 +1,252 @@
+"""The stream of `format("inbox")`: offsets are clocks, and what a committed batch has read is reaped.
+
+Spark calls `commit(end)` when it has planned the batch after the one that ends there. So the messages of a batch stay
+in the inbox until what was made of them is durable, and a batch that Spark repeats after a failure reads the very same
+rows. It plans in a process beside the driver, where a reader lives as long as its query; the executors read.
+"""
+
+# ruff: noqa: N802 - names of pyspark's
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from inbox.claim import PIN
+from inbox.look import finding
+from inbox.sleeping import PARTITION_KEY
+from mailroom import locks
+from mailroom.errors import ConfigurationError
+from mailroom.operation import Operation, Sql, T
+from mailroom.pooler import PooledConnection
+from mailroom.schema import BY_CLOCK
+from mailroom.transaction import run
+from spark_jobs.inbox_rows import Range, batches, ranges
+from spark_jobs.node import Node
+
+try:
+    from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:  # 4.1, which asks for the latest offset without a start and a limit
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]
+
+REAPED_ROWS = 10_000  # in one transaction
+PATIENCE_MS = 10_000  # for the lock: the server may not yet have noticed that the driver of before is gone
+
+Offset = dict[str, Any]
+
+
+# Held as long as the driver's session: two streams would each have a part of the messages.
+LOCK = (
+    Sql("SELECT set_config('lock_timeout', '{patience}ms', true)", columns=("text",)),
+    Sql(f"SELECT pg_advisory_lock({locks.STREAM}, {PARTITION_KEY}) IS NULL", columns=("boolean",)),
+)
+HISTORY = Sql("SELECT pg_catalog.concat(id, '/', incarnation) FROM {schema}.node", columns=("text",))
+
+
+def entering(schema: str, inbox: str) -> Operation[str]:
+    """Take the inbox for this session, and return what its clocks are of: they mean nothing in another history."""
+    yield from finding(schema, inbox)
+    for statement in LOCK:
+        yield statement.at(schema=schema, inbox=inbox, patience=str(PATIENCE_MS))()
+    [(history,)] = yield HISTORY.at(schema=schema)()
+    return f"{inbox}@{history}"
+
+
+# The clock of the n-th message after the start, else of the last one. All that was delivered up to there is visible, so
+# none of it is missed, but for what is parked: its clocks would have been passed by the time it is replayed.
+# A worker that has nothing to do holds "asleep"; deliveries try for the same lock in another mode.
+PLAN = Sql(
+    f"""
+SELECT coalesce(CASE WHEN %(number)s::bigint IS NOT NULL THEN (
+                    SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(start)s::bigint
+                    ORDER BY {BY_CLOCK} OFFSET %(number)s::bigint - 1 LIMIT 1) END,
+                (SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(start)s::bigint
+                 ORDER BY {BY_CLOCK} DESC LIMIT 1), %(start)s::bigint),
+       EXISTS (SELECT FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND retry_at = 'infinity'),
+       EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
+               AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+               AND classid = {locks.ASLEEP}::oid AND objid::bigint = {PARTITION_KEY}::bigint & 4294967295)
+""",
+    columns=("bigint", "boolean", "boolean"),
+)
+
+# A delivery commits asynchronously. What a crash of the server undoes is delivered again, with other clocks; so nothing
+# is given out before it is durable: this commit waits until the log is on disk, with all commits that were visible.
+DURABLE = (
+    Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",)),
+    Sql("SELECT pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", columns=("boolean",)),
+)
+
+
+def planning(schema: str, inbox: str, start: int, number: int | None) -> Operation[int]:
+    """Return the clock at which a batch of `number` messages (None: all) ends that begins above `start`."""
+    yield PIN.at()()
+    [(end, parked, workers)] = yield PLAN.at(schema=schema, inbox=inbox)(start=start, number=number)
+    if parked:
+        raise ConfigurationError(
+            f"Keys of inbox {inbox!r} are parked, and a stream would pass them by for ever. Stop it, replay or discard "
+            f"them (mailroom parked list {inbox}), and start it again."
+        )
+    if workers:
+        raise ConfigurationError(
+            f"A worker reads inbox {inbox!r}, and a stream must have it alone. Stop the worker, or make an inbox for "
+            "the stream that subscribes to the same topics (mailroom inbox create)."
+        )
+    if end > start:
+        for statement in DURABLE:
+            yield statement.at()()
+    return int(end)
+
+
+LOWEST = Sql(
+    f"SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(above)s::bigint ORDER BY {BY_CLOCK} LIMIT 1",
+    columns=("bigint",),
+)
+
+
+def finding_lowest(schema: str, inbox: str, above: int) -> Operation[int | None]:
+    """Return the clock of the first message above a clock."""
+    yield PIN.at()()
+    rows = yield LOWEST.at(schema=schema, inbox=inbox)(above=above)
+    return rows[0][0] if rows else None
+
+
+REAP = Sql(
+    f"""
+WITH doomed AS MATERIALIZED (
+    SELECT clock FROM {{schema}}.inbox_{{inbox}}
+    WHERE {BY_CLOCK} > greatest(%(above)s::bigint,
+                                (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'))
+      AND {BY_CLOCK} <= %(upto)s::bigint
+    ORDER BY {BY_CLOCK} LIMIT {REAPED_ROWS}),
+gone AS (
+    DELETE FROM {{schema}}.inbox_{{inbox}}
+    WHERE {BY_CLOCK} >= (SELECT min(clock) FROM doomed) AND {BY_CLOCK} <= (SELECT max(clock) FROM doomed))
+SELECT max(clock) FROM doomed
+""",
+    columns=("bigint",),
+)
+
+
+def reaping(schema: str, inbox: str, above: int, upto: int) -> Operation[int | None]:
+    """Delete the first messages above a clock and up to another; returns the last one's clock, None if there is none.
+
+    What somebody else has locked is waited for: it has been read, whatever he does.
+    """
+    yield PIN.at()()
+    [(reached,)] = yield REAP.at(schema=schema, inbox=inbox)(above=above, upto=upto)
+    return None if reached is None else int(reached)
+
+
+class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The sole consumer of an inbox: every message that is delivered is in exactly one batch, and then reaped.
+
+    Raises `UnknownInbox`; `ConfigurationError` while another stream or a worker reads the inbox, or keys of it are
+    parked, or when the checkpoint is of another inbox. A connection that is lost ends the query; started again from its
+    checkpoint it goes on as if nothing had happened.
+    """
+
+    def __init__(self, node: Node, inbox: str, partitions: int | None, max_messages: int) -> None:
+        self._node = node
+        self._inbox = inbox
+        self._number = partitions
+        self._max_messages = max_messages
+        self._connection: psycopg.Connection | None = None
+        self._identity = ""
+        self._reached: int | None = None  # where the next batch starts, for 4.1, which does not tell
+        self._target: int | None = None
+
+    # -- in the driver ------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> Offset:
+        """Start before the first message."""
+        return self._offset(0)
+
+    def getDefaultReadLimit(self) -> "ReadLimit":
+        """Take `maxMessages` in a batch."""
+        return ReadMaxRows(self._max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Stop at what there is now."""
+        self._target = self._run(planning(self._node.schema, self._inbox, 0, None))
+
+    def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
+        """Return the clock at which the next batch ends: of its last message, or where it starts if there is none."""
+        # 4.1 does not tell where to start; if no other call of it has, nothing can be counted from there.
+        reached = (self._reached or 0) if start is None else self._clock(start)
+        limited = self._reached is not None if start is None else isinstance(limit, ReadMaxRows)
+        number = self._max_messages if limited else None
+        clock = self._run(planning(self._node.schema, self._inbox, reached, number))
+        return self._offset(clock if self._target is None else max(reached, min(clock, self._target)))
+
+    def partitions(self, start: Offset, end: Offset) -> list[Range]:
+        """Cut the clocks of a batch into ranges."""
+        above, upto = self._clock(start), self._clock(end)
+        lowest = self._run(finding_lowest(self._node.schema, self._inbox, above))
+        self._reached = upto
+        return ranges(above if lowest is None else lowest - 1, upto, self._number)
+
+    def commit(self, end: Offset) -> None:
+        """Reap everything up to `end`: it has been read, and what was made of it is durable."""
+        upto, above = self._clock(end), 0
+        while (reached := self._run(reaping(self._node.schema, self._inbox, above, upto))) is not None:
+            above = reached
+
+    def stop(self) -> None:
+        """Let the inbox go."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _offset(self, clock: int) -> Offset:
+        self._session()
+        self._reached = clock
+        return {"inbox": self._identity, "clock": clock}
+
+    def _clock(self, offset: Offset) -> int:
+        self._session()
+        if offset["inbox"] != self._identity:
+            raise ConfigurationError(
+                f"The checkpoint is of {offset['inbox']}, and this is {self._identity}: their clocks do not compare. "
+                "Name another checkpointLocation."
+            )
+        return int(offset["clock"])
+
+    def _run(self, operation: Operation[T]) -> T:
+        connection = self._session()
+        with connection.transaction():
+            return run(connection, operation)
+
+    def _session(self) -> psycopg.Connection:
+        if self._connection is None:
+            connection = self._node.connect(f"stream {self._inbox}", autocommit=True)
+            with contextlib.ExitStack() as unless_entered:
+                unless_entered.callback(connection.close)
+                self._identity = self._enter(connection)
+                unless_entered.pop_all()
+            self._connection = connection
+        return self._connection
+
+    def _enter(self, connection: psycopg.Connection) -> str:
+        if isinstance(connection, PooledConnection):
+            raise ConfigurationError(
+                "A stream holds a lock for as long as it runs, which a pooler in transaction mode does not keep: give "
+                "it a connection string that names the server itself."
+            )
+        try:
+            with connection.transaction():
+                return run(connection, entering(self._node.schema, self._inbox))
+        except psycopg.errors.LockNotAvailable:
+            raise ConfigurationError(
+                f"Another stream reads inbox {self._inbox!r}, and each would have a part of the messages. Stop it, or "
+                "make an inbox of its own for each (mailroom inbox create)."
+            ) from None
+
+    # -- in the executors ---------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the messages of one range."""
+        return batches(self._node, self._inbox, cast(Range, partition))

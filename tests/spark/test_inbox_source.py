@@ -1,0 +1,268 @@
+"""`spark.read.format("inbox")`: a look that sees each message once, and keeps nobody waiting."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.functions import unix_micros
+
+from inbox import Inbox
+from mailroom import codec
+from mailroom.operation import Sql
+from spark_jobs import inbox_rows
+from spark_jobs.inbox_rows import SCHEMA, Chosen, Range, batches, paging, ranges
+from spark_jobs.inbox_source import InboxReader
+from spark_jobs.node import Node as SparkNode
+from tests.node import Node
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def node(dsn: str) -> Iterator[Node]:
+    """The node, with the inbox "shipping" and another one."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        node = Node(dsn, connection)
+        node.inbox("shipping", "order.paid")
+        node.inbox("other")
+        yield node
+
+
+@pytest.fixture
+def there(spark_dsn: str) -> SparkNode:
+    return SparkNode(dsn=spark_dsn)
+
+
+def read(spark: "SparkSession", dsn: str, **options: Any) -> "DataFrame":
+    return spark.read.format("inbox").options(inbox="shipping", dsn=dsn, **options).load()
+
+
+def fill(node: Node, number: int, *, keys: int = 5) -> None:
+    """Deliver messages 1..number, each with its number as value."""
+    with node.connection.transaction():
+        for nth in range(1, number + 1):
+            node.send("shipping" if nth % 2 else "order.paid", nth, key=f"order-{nth % keys}")
+    node.drain()
+
+
+def numbers(batches: Iterator[pa.RecordBatch]) -> list[Any]:
+    return [codec.decode(value) for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_columns_are_those_of_the_message(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
+    until = datetime(9998, 12, 31, 23, 59, 59, 999_999, UTC)
+    headers = {"user": "Zoë", "tenant": 'a, "b"'}
+    node.send("shipping", {"n": 1}, key="ключ", headers=headers, expires_at=until, event_type="C", message_type="O")
+    node.send("order.paid", None)
+    node.rows("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', '{\"n\": 1.50}') RETURNING 1")
+    node.drain()
+    rows = read(spark, spark_dsn).orderBy("clock").collect()
+    messages = Inbox("shipping").peek(node.connection)
+    assert len(rows) == len(messages) == 3
+    for row, message in zip(rows, messages, strict=True):
+        for name in ("key", "clock", "sent_clock", "topic", "kind", "message_type", "event_type", "source"):
+            assert row[name] == getattr(message, name), name
+        assert row.origin == str(message.origin)
+        assert row.message_id == str(message.id)
+        assert (row.headers or {}) == dict(message.headers)
+        assert (row.value is None) == (row.value_json is not None)
+        assert (row.value_json.encode() if row.value is None else bytes(row.value)) == message.raw
+        for name in ("sent_at", "delivered_at"):
+            assert row[name].astimezone(UTC) == getattr(message, name)
+    assert rows[0].headers == headers
+    assert rows[1].headers is None
+    assert json.loads(rows[2].value_json) == {"n": 1.5}
+    [(micros,), *rest] = read(spark, spark_dsn).orderBy("clock").select(unix_micros("expires_at")).collect()
+    assert micros == (until - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert rest == [(None,), (None,)]
+
+
+def test_messages_come_once_however_many_partitions(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
+    fill(node, 300)
+    for partitions in (1, 7, 10_000):
+        frame = read(spark, spark_dsn, numPartitions=partitions)
+        assert frame.rdd.getNumPartitions() == min(partitions, 300)
+        if partitions < 10:
+            assert sorted(row.clock for row in frame.collect()) == [clock for (clock,) in clocks(node)]
+
+
+def clocks(node: Node) -> list[Any]:
+    return node.rows("SELECT clock FROM mailroom.inbox_shipping ORDER BY clock")
+
+
+def test_empty_inbox(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
+    assert read(spark, spark_dsn).collect() == []
+
+
+def test_nothing_above_the_clock_at_the_plan(there: SparkNode, node: Node) -> None:
+    fill(node, 10)
+    reader = InboxReader(there, "shipping", 3, None, None, Chosen())
+    planned = reader.partitions()
+    fill(node, 10)
+    assert [number for one in planned for number in numbers(reader.read(one))] == list(range(1, 11))
+
+
+def test_messages_reaped_meanwhile_are_missing_and_nobody_waits(
+    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_rows, "OF_ALL", small_pages(10))
+    fill(node, 30, keys=30)
+    with psycopg.connect(node.dsn) as consumer:
+        assert len(Inbox("shipping").reap_any(consumer, max_keys=5, per_key=1)) == 5
+        reading = batches(there, "shipping", Range(0, 1_000))
+        assert next(reading).num_rows == 10  # nobody waits for the one who reaps: they are still there
+        consumer.rollback()
+        # Between pages nothing is held: neither a lock on the table nor a snapshot that would keep dead rows.
+        node.connection.execute("SET lock_timeout = '1s'")
+        with node.connection.transaction():
+            node.connection.execute("LOCK TABLE mailroom.inbox_shipping")
+        sessions = (
+            "SELECT state, backend_xmin FROM pg_stat_activity WHERE application_name = 'mailroom spark read shipping'"
+        )
+        assert node.rows(sessions) == [("idle", None)]
+        node.connection.execute("DELETE FROM mailroom.inbox_shipping WHERE clock <= 20")
+        assert numbers(reading) == list(range(21, 31))
+
+
+def small_pages(rows: int, size: int = inbox_rows.PAGE_BYTES, of: Sql = inbox_rows.OF_ALL) -> Sql:
+    page = of.template.replace(str(inbox_rows.PAGE_ROWS), str(rows)).replace(str(inbox_rows.PAGE_BYTES), str(size))
+    return Sql(page, inbox_rows.COLUMNS)
+
+
+def test_pages_are_bounded_by_the_size_of_values(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_rows, "OF_ALL", small_pages(10, 1_000))
+    for size in (10, 5_000, 10, 600, 600, 600):
+        node.send("shipping", b"x" * size)
+    node.drain()
+    pages = [batch.column("value").to_pylist() for batch in batches(there, "shipping", Range(0, 1_000))]
+    assert [[len(value) for value in page] for page in pages] == [[11, 5_003], [11, 603, 603], [603]]
+
+
+def test_reading_only(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(node, 1)
+    monkeypatch.setattr(inbox_rows, "PIN", Sql("CREATE TABLE mailroom.written ()"))
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        next(batches(there, "shipping", Range(0, 1)))
+
+
+# -- what is wanted ---------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_wanted_is_read(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
+    fill(node, 20)
+    assert [clock for (clock,) in clocks(node)] == list(range(1, 21))
+
+    def found(**options: Any) -> list[int]:
+        return sorted(row.clock for row in read(spark, spark_dsn, numPartitions=3, **options).collect())
+
+    assert found(clockAbove=5, clockUpto=9) == [6, 7, 8, 9]
+    assert found(clockAbove=18) == [19, 20]
+    assert found(clockUpto=2, topic="order.paid") == [2]
+    assert found(key="order-1") == [1, 6, 11, 16]
+    assert found(key="order-1", clockAbove=1, clockUpto=11, topic="order.paid") == [6]
+    assert found(clockAbove=9, clockUpto=9) == found(clockAbove=20) == found(clockUpto=0) == []
+    assert found(key="order-1'; --") == found(key="%(upto)s") == found(topic="none") == []
+
+
+def test_filters_of_one_query_do_not_touch_the_next(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
+    fill(node, 20)
+    frame = read(spark, spark_dsn)
+    assert frame.where("clock > 15").count() == 5
+    assert frame.count() == 20
+    assert frame.where("key = 'order-1' OR clock = 2").count() == 5
+
+
+def test_a_key_is_read_page_by_page(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_rows, "OF_KEY", small_pages(3, of=inbox_rows.OF_KEY))
+    fill(node, 60)
+    reading = list(batches(there, "shipping", Range(3, 50), Chosen(key="order-1")))
+    assert numbers(iter(reading)) == list(range(6, 51, 5))
+    assert [batch.num_rows for batch in reading] == [3, 3, 3]
+    assert len(InboxReader(there, "shipping", 8, None, None, Chosen(key="order-1")).partitions()) == 1
+
+
+def test_an_inbox_is_read_by_its_indexes(node: Node) -> None:
+    fill(node, 50)
+    for chosen, index in ((Chosen(), "inbox_shipping_clock"), (Chosen(key="order-1"), "inbox_shipping_pkey")):
+        steps = paging("mailroom", "shipping", 0, 40, chosen)
+        with node.connection.transaction():
+            plan = explained(node.connection, next(steps), steps.send([]))
+        assert index in plan
+        assert "Seq Scan" not in plan
+        assert "Sort" not in plan
+
+
+def explained(connection: psycopg.Connection[Any], *steps: Any) -> str:
+    """The plan of the last step, after the others."""
+    for step in steps[:-1]:
+        connection.execute(step.statement.sql, step.values)
+    rows = connection.execute("EXPLAIN " + steps[-1].statement.sql, steps[-1].values).fetchall()
+    return "\n".join(line for (line,) in rows)
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_options_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
+    fill(node, 1)
+    dsn = {"dsn": spark_dsn}
+    for options, text in (
+        (dsn, r'Say which inbox to read: .option\("inbox", "shipping"\)'),
+        (dsn | {"inbox": "Shipping!"}, "Inbox name 'Shipping!' is not valid"),
+        (dsn | {"inbox": "shipping", "numPartitions": "0"}, "numPartitions is '0'; give a whole number from 1 to 10,0"),
+        (dsn | {"inbox": "shipping", "clockAbove": "-1"}, "clockAbove is '-1'; give a whole number from 0 to 9,223"),
+        (dsn | {"inbox": "shipping", "key": ""}, "Key '' has 0 bytes"),
+        (dsn | {"inbox": "shipping", "topic": "a b"}, "Topic 'a b' is not valid"),
+        (dsn | {"inbox": "shipping", "numPartitions": "10001"}, "numPartitions is '10001'"),
+        (dsn | {"inbox": "shipping", "numPartitions": "four"}, "numPartitions is 'four'"),
+        (dsn | {"inbox": "shipping", "partitions": "4"}, "no option 'partitions'; there are inbox, numPartitions"),
+        (dsn | {"inbox": "shipping", "maxMessages": "4"}, "no option 'maxMessages'"),
+        (dsn | {"inbox": "nowhere"}, "no inbox 'nowhere' in schema 'mailroom'. Create it: mailroom inbox create"),
+    ):  # fmt: skip
+        with pytest.raises(PySparkException, match=f"(?i){text}"):
+            spark.read.format("inbox").options(**options).load().collect()
+    with pytest.raises(PySparkException, match="no option 'path'"):
+        spark.read.format("inbox").options(inbox="shipping", **dsn).load("somewhere")
+    with pytest.raises(PySparkException, match=r"leave out .schema\(\) and use select\(\)"):
+        spark.read.format("inbox").schema("key string").options(inbox="shipping", **dsn).load().collect()
+    assert spark.read.format("inbox").schema(SCHEMA).options(inbox="shipping", **dsn).load().count() == 1
+    assert spark.read.format("inbox").options(INBOX="shipping", NUMPARTITIONS="2", DSN=spark_dsn).load().count() == 1
+
+
+def test_ranges_cover_everything_and_overlap_nowhere() -> None:
+    for above, upto, number in ((0, 1, 1), (0, 10, 3), (5, 6, 10), (7, 1_000_003, None), (0, 10_000, 10_000)):
+        cut = ranges(above, upto, number)
+        assert [one.above for one in cut] == [above, *(one.upto for one in cut[:-1])]
+        assert cut[-1].upto == upto
+        assert all(one.above < one.upto for one in cut)
+        assert len(cut) == min(number or 8, upto - above)
+    assert ranges(5, 5, 3) == ranges(6, 5, 3) == ranges(5, 5, None) == []
+    assert len(ranges(0, 49_999, None)) == 1
+
+
+def test_the_page_is_true(spark: "SparkSession", spark_dsn: str, node: Node, tmp_path: Path) -> None:
+    with node.connection.transaction():
+        for number in range(3):
+            node.send("shipping", {"order": number})
+    node.drain()
+    page = (Path(__file__).parents[2] / "docs" / "spark-reading.md").read_text()
+    names: dict[str, Any] = {"spark": spark, "dsn": spark_dsn}
+    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(
+            block.replace('"shipping")\n    .option("check', f'"{tmp_path}/files")\n    .option("check').replace(
+                '"checkpoint")', f'"{tmp_path}/checkpoint")'
+            ),
+            names,
+        )
+    assert [order for (order,) in names["orders"].select("value.order").orderBy("clock").collect()] == [0, 1, 2]
+    assert spark.read.parquet(f"{tmp_path}/files").count() == 3

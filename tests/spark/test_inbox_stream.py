@@ -1,0 +1,328 @@
+"""`spark.readStream.format("inbox")`: every message in exactly one batch, whatever ends the query, and reaped after."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from inbox import Inbox, Worker
+from inbox.failure import recording
+from mailroom import codec
+from mailroom.errors import ConfigurationError, UnknownInbox
+from mailroom.operation import Sql
+from mailroom.pooler import PooledConnection
+from mailroom.transaction import run
+from spark_jobs import inbox_stream
+from spark_jobs.inbox_stream import InboxStreamReader
+from spark_jobs.node import Node as SparkNode
+from tests.node import Node
+from tests.waiting import eventually
+from tests.working import working
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+@pytest.fixture
+def node(dsn: str) -> Iterator[Node]:
+    """The node, with the inbox "shipping"."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        node = Node(dsn, connection)
+        node.inbox("shipping")
+        yield node
+
+
+@pytest.fixture
+def reader(spark_dsn: str) -> Iterator[InboxStreamReader]:
+    """A reader as the driver has it, for batches of 10."""
+    reader = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    yield reader
+    reader.stop()
+
+
+def send(node: Node, *numbers: int) -> None:
+    with node.connection.transaction():
+        for number in numbers:
+            node.send("shipping", number, key=f"order-{number % 5}")
+    node.drain()
+
+
+def waiting(node: Node) -> list[Any]:
+    """The numbers in the inbox."""
+    rows = node.rows("SELECT value FROM mailroom.inbox_shipping ORDER BY clock")
+    return [codec.decode(value) for (value,) in rows]
+
+
+def values(frame: "DataFrame") -> list[Any]:
+    return sorted(codec.decode(bytes(row.value)) for row in frame.select("value").collect())
+
+
+class Stream:
+    """A query from the inbox, started anew from the same checkpoint each time."""
+
+    def __init__(self, spark: "SparkSession", dsn: str, directory: Path) -> None:
+        self._spark = spark
+        self._dsn = dsn
+        self._checkpoint = str(directory / "checkpoint")
+
+    def writer(self, **options: Any) -> "DataStreamWriter":
+        frame = self._spark.readStream.format("inbox").options(inbox="shipping", dsn=self._dsn, **options).load()
+        return frame.writeStream.option("checkpointLocation", self._checkpoint)
+
+
+@pytest.fixture
+def stream(spark: "SparkSession", spark_dsn: str, tmp_path: Path) -> Stream:
+    return Stream(spark, spark_dsn, tmp_path)
+
+
+# -- end to end -------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_in_the_files_once(spark: "SparkSession", stream: Stream, node: Node, tmp_path: Path) -> None:
+    files = str(tmp_path / "files")
+
+    def catch_up(**options: Any) -> None:
+        writer = stream.writer(**options).format("parquet").option("path", files)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    send(node, *range(50))
+    catch_up(maxMessages=20)
+    assert values(spark.read.parquet(files)) == list(range(50))
+    assert waiting(node) == list(range(40, 50))  # the last batch, until the next one is planned
+    send(node, *range(50, 75))
+    catch_up(maxMessages=20, numPartitions=3)
+    assert values(spark.read.parquet(files)) == list(range(75))
+    assert waiting(node) == list(range(70, 75))
+    catch_up()
+    assert values(spark.read.parquet(files)) == list(range(75))
+
+
+def test_a_batch_that_is_repeated_has_the_same_messages(stream: Stream, node: Node) -> None:
+    """Whether its results were written before the crash or not, and in however many partitions."""
+    attempts: list[tuple[int, list[Any], int]] = []
+    crash_in = 1
+
+    def sink(frame: "DataFrame", batch: int) -> None:
+        attempts.append((batch, values(frame), frame.rdd.getNumPartitions()))
+        if batch == crash_in:
+            raise RuntimeError("after the results were written, before Spark knows")
+
+    def go_on(**options: Any) -> None:
+        writer = stream.writer(maxMessages=20, **options).foreachBatch(sink)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    send(node, *range(50))
+    with pytest.raises(StreamingQueryException, match="after the results were written"):
+        go_on(numPartitions=1)
+    assert waiting(node) == list(range(20, 50))  # the first batch is done, the second is not
+    send(node, *range(50, 60))
+    with pytest.raises(StreamingQueryException, match="after the results were written"):
+        go_on(numPartitions=7)
+    crash_in = -1
+    go_on(numPartitions=2)
+    second = list(range(20, 40))
+    assert attempts == [
+        (0, list(range(20)), 1), (1, second, 1), (1, second, 7), (1, second, 2), (2, list(range(40, 60)), 2),
+    ]  # fmt: skip
+    assert waiting(node) == list(range(40, 60))
+
+
+def test_a_query_that_goes_on_reaps_behind_itself(stream: Stream, node: Node) -> None:
+    batches: dict[int, list[Any]] = {}
+
+    def sink(frame: "DataFrame", batch: int) -> None:
+        batches[batch] = values(frame)
+
+    query = stream.writer().foreachBatch(sink).start()
+    try:
+        for first in (0, 10, 20):
+            send(node, *range(first, first + 10))
+            query.processAllAvailable()
+            assert waiting(node) == list(range(first, first + 10))
+        query.stop()
+        send(node, 30)
+        query = stream.writer().foreachBatch(sink).start()  # nothing of the one before is in its way
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sorted(number for batch in batches.values() for number in batch) == list(range(31))
+    assert waiting(node) == [30]
+
+
+def test_what_it_raises_is_seen(stream: Stream, node: Node) -> None:
+    with pytest.raises(Exception, match="maxMessages is '0'; give a whole number from 1 to 1,000,000"):
+        stream.writer(maxMessages=0).format("noop").start().awaitTermination()
+    with pytest.raises(Exception, match="no option 'key'"):
+        stream.writer(key="order-1").format("noop").start().awaitTermination()
+
+
+# -- offsets ----------------------------------------------------------------------------------------------------------
+
+
+def clock(offset: dict[str, Any]) -> int:
+    return int(offset["clock"])
+
+
+def test_a_batch_ends_at_its_last_message(reader: InboxStreamReader, node: Node) -> None:
+    start = reader.initialOffset()
+    assert clock(start) == 0
+    assert reader.latestOffset(start, ReadMaxRows(10)) == start
+    send(node, *range(25))
+    assert reader.getDefaultReadLimit() == ReadMaxRows(10)
+    assert clock(reader.latestOffset(start, ReadAllAvailable())) == 25
+    ends = [start]
+    for _ in range(4):
+        ends.append(reader.latestOffset(ends[-1], ReadMaxRows(10)))
+    assert [clock(end) for end in ends] == [0, 10, 20, 25, 25]
+    reader.commit(ends[3])
+    assert reader.latestOffset(ends[3], ReadMaxRows(10)) == ends[3]  # empty: where it starts
+    assert reader.partitions(ends[3], ends[3]) == []
+
+
+def test_spark_4_1_tells_neither_start_nor_limit(reader: InboxStreamReader, node: Node, spark_dsn: str) -> None:
+    send(node, *range(25))
+    start = reader.initialOffset()
+    ends = [reader.latestOffset() for _ in range(4)]
+    assert [clock(end) for end in ends] == [10, 20, 25, 25]
+    reader.stop()
+    again = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    try:
+        assert clock(again.latestOffset()) == 25  # not known where to start counting
+        again.partitions(start, ends[0])  # a batch that is repeated tells
+        assert clock(again.latestOffset()) == 20
+    finally:
+        again.stop()
+
+
+def test_available_now_ends_with_what_there_was(reader: InboxStreamReader, node: Node) -> None:
+    send(node, *range(15))
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    send(node, *range(15, 40))
+    first = reader.latestOffset(start, ReadMaxRows(10))
+    second = reader.latestOffset(first, ReadMaxRows(10))
+    assert (clock(first), clock(second)) == (10, 15)
+    assert reader.latestOffset(second, ReadMaxRows(10)) == second
+
+
+def test_nothing_is_given_out_before_it_is_durable(reader: InboxStreamReader, node: Node) -> None:
+    start = reader.initialOffset()
+    node.connection.execute("SET synchronous_commit = off")
+    with node.connection.transaction():
+        node.allow_clocks()
+    with node.connection.transaction():
+        node.send("shipping", 1)
+    node.deliver()
+    written = node.value("SELECT pg_current_wal_insert_lsn()")
+    assert clock(reader.latestOffset(start, ReadMaxRows(10))) == 1
+    assert node.value("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", written)
+
+
+# -- reaping ----------------------------------------------------------------------------------------------------------
+
+
+def test_commit_reaps_what_was_read_and_no_more(
+    reader: InboxStreamReader, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reap = inbox_stream.REAP.template.replace(str(inbox_stream.REAPED_ROWS), "3")
+    monkeypatch.setattr(inbox_stream, "REAP", Sql(reap, inbox_stream.REAP.columns))
+    send(node, *range(25))
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    for _ in range(2):
+        reader.commit(end)
+        assert waiting(node) == list(range(10, 25))
+    end = reader.latestOffset(end, ReadAllAvailable())
+    node.rows("DELETE FROM mailroom.inbox_shipping WHERE clock = 15 RETURNING 1")
+    reader.commit(end)
+    assert waiting(node) == []
+
+
+def test_a_commit_that_did_not_happen_is_made_up_for(reader: InboxStreamReader, node: Node) -> None:
+    send(node, *range(25))
+    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    reader.commit(reader.latestOffset(first, ReadMaxRows(10)))
+    assert waiting(node) == list(range(20, 25))
+
+
+# -- sole consumer ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_stream_is_refused(
+    reader: InboxStreamReader, node: Node, spark_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_stream, "PATIENCE_MS", 10)
+    node.inbox("other")
+    reader.initialOffset()
+    second = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    with pytest.raises(ConfigurationError, match="Another stream reads inbox 'shipping'"):
+        second.initialOffset()
+    other = InboxStreamReader(SparkNode(dsn=spark_dsn), "other", None, 10)
+    other.initialOffset()
+    other.stop()
+    reader.stop()
+    second.initialOffset()
+    second.stop()
+
+
+def test_a_worker_beside_it_is_found_out(reader: InboxStreamReader, node: Node) -> None:
+    node.inbox("other")
+
+    def refusal() -> str:
+        try:
+            reader.latestOffset(start, ReadMaxRows(10))
+        except ConfigurationError as error:
+            return str(error)
+        return ""
+
+    start = reader.initialOffset()
+    with working(Worker(node.dsn, "other", lambda message, connection: None)):
+        asleep = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted"
+        eventually(lambda: node.value(asleep))
+        assert not refusal()
+    with working(Worker(node.dsn, "shipping", lambda message, connection: None)):
+        assert "A worker reads inbox 'shipping', and a stream must have it alone" in eventually(refusal)
+    eventually(lambda: not refusal())
+
+
+def test_parked_keys_are_not_passed_by(reader: InboxStreamReader, node: Node) -> None:
+    node.inbox("shipping", max_attempts=1)
+    send(node, *range(5))
+    start = reader.initialOffset()
+    [message] = Inbox("shipping").peek(node.connection, limit=1)
+    with node.connection.transaction():
+        run(node.connection, recording("mailroom", "shipping", message, ValueError()))
+    with pytest.raises(ConfigurationError, match="Keys of inbox 'shipping' are parked"):
+        reader.latestOffset(start, ReadMaxRows(10))
+
+
+def test_a_checkpoint_of_another_history_is_refused(reader: InboxStreamReader, node: Node) -> None:
+    send(node, *range(5))
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    reader.stop()
+    node.connection.execute("UPDATE mailroom.node SET id = gen_random_uuid()")
+    for use in (
+        lambda: reader.latestOffset(end, ReadMaxRows(10)),
+        lambda: reader.partitions(end, end),
+        lambda: reader.commit(end),
+    ):
+        with pytest.raises(ConfigurationError, match="The checkpoint is of shipping@"):
+            use()
+    assert waiting(node) == list(range(5))
+
+
+def test_a_pooler_is_refused(reader: InboxStreamReader, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    pooled = PooledConnection.connect(node.dsn, autocommit=True)
+    monkeypatch.setattr(SparkNode, "connect", lambda *_, **__: pooled)
+    with pytest.raises(ConfigurationError, match="a connection string that names the server itself"):
+        reader.initialOffset()
+    assert pooled.closed
+
+
+def test_an_unknown_inbox_is_told(spark_dsn: str, node: Node) -> None:
+    with pytest.raises(UnknownInbox, match="mailroom inbox create nowhere"):
+        InboxStreamReader(SparkNode(dsn=spark_dsn), "nowhere", None, 10).initialOffset()
