@@ -3,29 +3,41 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SPARK_STAMP := $(VENV)/.installed-spark
 CODE := mailroom outbox inbox dispatcher spark_jobs benchmarks examples tests alembic
 
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# Apart, since it takes half a gigabyte.
+$(SPARK_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,spark]'
+	@touch $@
+
 .PHONY: venv
 venv: $(STAMP) ## Make the virtual environment
 
 .PHONY: demo
-demo: $(STAMP) ## The main job on real data: 336,776 flights through an embedded PostgreSQL, verified
+demo: $(STAMP) ## The main job on real data: 336,776 flights through an embedded PostgreSQL, verified; then through Spark
 	$(BIN)/mailroom demo
+	@if command -v java >/dev/null; then $(MAKE) --no-print-directory pipeline; \
+	  else echo "The second half, through Spark, needs Java 17: it is left out (make pipeline)"; fi
+
+.PHONY: pipeline
+pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbox, the inbox, Parquet and Spark again, verified
+	$(BIN)/python -m examples.pipeline
 
 .PHONY: test
 test: $(STAMP) ## The tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not spark'
+	$(BIN)/python -m pytest -n 2 -m 'not slow' --ignore tests/spark
 
 # RUNLEVEL=1: Debian would start it as a service, and the tests start their own.
 .PHONY: pgbouncer
@@ -37,17 +49,29 @@ pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; witho
 
 .PHONY: test-all
 test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
-	$(BIN)/python -m pytest -n 2 --pg all -m 'not spark'
+	$(BIN)/python -m pytest -n 2 --pg all --ignore tests/spark
+
+.PHONY: jdbc
+jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-get can; without it they are skipped
+	@test -f /usr/share/java/postgresql.jar || test -n "$$MAILROOM_JDBC_JAR" \
+	  || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+	  || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y libpostgresql-jdbc-java; } >/dev/null \
+	  || echo "PostgreSQL's JDBC driver could not be installed: its tests are skipped"
+
+# In one process, since they share a session of Spark.
+.PHONY: test-spark
+test-spark: $(SPARK_STAMP) jdbc ## The tests of the Spark writers and readers; without Java they are skipped
+	$(BIN)/python -m pytest tests/spark
 
 .PHONY: lint
-lint: $(STAMP) ## Format, lint, types and import contracts
+lint: $(SPARK_STAMP) ## Format, lint, types and import contracts
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 .PHONY: check
-check: lint test-all faults ## Everything that CI runs
+check: lint test-all test-spark faults ## Everything that CI runs
 
 .PHONY: format
 format: $(STAMP) ## Put the code into its format

@@ -3,6 +3,8 @@
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from shutil import which
 
 import click
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from benchmarks import (
     deliver,
     doorbell,
+    drain,
     floors,
     flow,
     growth,
@@ -22,6 +25,7 @@ from benchmarks import (
     publish,
     reap,
     report,
+    spark,
 )
 from benchmarks.measure import Figure, Measurement, Setup, measure
 from benchmarks.server import durable_server
@@ -29,7 +33,12 @@ from mailroom import settings
 from mailroom.cli import Call, pass_call
 from mailroom.cli.output import document, note
 
-MODULES = (floors, publish, doorbell, deliver, reap, flow, latency, poison, hot, held, growth, memory)
+MODULES = (
+    *(floors, publish, doorbell, deliver, reap, flow, latency, poison, hot, held, growth, memory),
+    # Of the extra spark: where a part of it is missing, `mailroom bench` measures the rest.
+    *((drain,) if find_spec("pyarrow") else ()),
+    *((spark,) if find_spec("pyspark") and which("java") else ()),
+)
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
 FEWEST_MESSAGES = 300
 

@@ -32,7 +32,7 @@ def flights(limit: int = ALL_FLIGHTS) -> Iterator[Flight]:
 
     Raises `ConfigurationError`, at the call, when the data package is not installed.
     """
-    return _read(_archive(), limit)
+    return _read(archive(), limit)
 
 
 def _read(path: Path, limit: int) -> Iterator[Flight]:
@@ -49,7 +49,8 @@ def _read(path: Path, limit: int) -> Iterator[Flight]:
             )
 
 
-def _archive() -> Path:
+def archive() -> Path:
+    """Return the file of the flights. Raises `ConfigurationError` when the data package is not installed."""
     # Found, not imported: the package imports pandas and reads all its tables.
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():

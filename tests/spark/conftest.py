@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 from psycopg import conninfo
 
+from mailroom.embedded import find_binaries
 from mailroom.errors import ConfigurationError
 from spark_jobs.session import java_version, spark_session
 from tests.databases import Databases
@@ -14,22 +16,16 @@ from tests.databases import Databases
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest.importorskip("pyspark", reason="the extra spark is not installed")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/spark/" in item.path.as_posix():
-            item.add_marker(pytest.mark.spark)
+if find_spec("pyspark") is None:
+    collect_ignore_glob = ["test_*.py"]  # the extra spark is not installed
 
 
 @pytest.fixture(scope="session")
-def password(_databases_of: Callable[[int | None], Databases]) -> Iterator[None]:
+def password(_databases_of: Callable[[int | None], Databases], pytestconfig: pytest.Config) -> Iterator[None]:
     """Keep the server's password where libpq finds it: no option of Spark may hold one."""
-    from mailroom.embedded import find_binaries
-
+    chosen = pytestconfig.getoption("pg")
     external = os.environ.get("MAILROOM_TEST_DSN")
-    dsn = _databases_of(None if external else find_binaries().major).dsn
+    dsn = _databases_of(None if external else find_binaries(int(chosen) if chosen else None).major).dsn
     before = os.environ.get("PGPASSWORD")
     os.environ["PGPASSWORD"] = str(conninfo.conninfo_to_dict(dsn).get("password") or "")
     yield

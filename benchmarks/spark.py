@@ -1,0 +1,105 @@
+"""Spark: a DataFrame of structs written by `format("outbox")`, beside Spark's own JDBC append.
+
+JDBC appends the same rows, with the struct as JSON since it cannot write structs, in batches of 10,000 with
+reWriteBatchedInserts: once into a table of the outbox's columns, defaults and primary key, which is what an outbox
+without Mailroom would be; once into a table of the three columns that are written and nothing else. Neither is exactly
+once. `outbox_jdbc` takes the same append and is. All of it on two threads of one session, each way warmed up first.
+"""
+
+import os
+import time
+from functools import cache
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from psycopg import conninfo
+
+from benchmarks import floors
+from benchmarks.measure import Bar, Line, Measurement, Setup, Values
+from benchmarks.node import Node, fresh_node
+from benchmarks.workload import INBOX
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITIONS = 2
+JSON = ("topic", "key", "to_json(value) AS value_json")
+WITH_ID = ("uuid() AS message_id", *JSON)
+
+
+@cache
+def _session(dsn: str) -> "SparkSession":
+    from spark_jobs.jdbc import check_driver
+    from spark_jobs.session import spark_session
+
+    # The processes of Spark have the environment of the one that starts them; no option has the password.
+    os.environ["PGPASSWORD"] = str(conninfo.conninfo_to_dict(dsn).get("password") or "")
+    session = spark_session("mailroom bench", f"local[{PARTITIONS}]")
+    session.sparkContext.setLogLevel("ERROR")
+    check_driver(session)
+    return session
+
+
+def _rows(session: "SparkSession", count: int) -> "DataFrame":
+    """Messages with values of about 110 bytes as JSON, as those of the other measurements."""
+    return session.range(0, count, 1, PARTITIONS).selectExpr(
+        f"'{INBOX}' AS topic",
+        "concat('key-', id % 1000) AS key",
+        "struct(id AS number, 'UA' AS carrier, 'EWR' AS origin, 'IAH' AS destination, id * 7 % 1400 AS air_time, "
+        "id * 0.5D AS delay, concat('flight ', id) AS name) AS value",
+    )
+
+
+def _jdbc(rows: "DataFrame", node: Node, table: str, columns: tuple[str, ...]) -> float:
+    from spark_jobs.jdbc import jdbc_options
+
+    options = jdbc_options(node.dsn) | {"dbtable": f"{node.schema}.{table}", "batchsize": "10000"}
+    options["url"] += "&" if "?" in options["url"] else "?"
+    options["url"] += "reWriteBatchedInserts=true&stringtype=unspecified"
+    began = time.perf_counter()
+    rows.selectExpr(*columns).write.format("jdbc").options(**options).mode("append").save()
+    return time.perf_counter() - began
+
+
+def _outbox(rows: "DataFrame", node: Node) -> float:
+    parts = conninfo.conninfo_to_dict(node.dsn)
+    parts.pop("password", None)
+    options = {"dsn": conninfo.make_conninfo("", **parts), "schema": node.schema, "idempotencyKey": str(uuid4())}
+    began = time.perf_counter()
+    rows.write.format("outbox").options(**options).mode("append").save()
+    return time.perf_counter() - began
+
+
+def _seconds(setup: Setup, count: int) -> Values:
+    rows = _rows(_session(setup.dsn), count).cache()
+    rows.count()
+    seconds: dict[str, float] = {}
+    with fresh_node(setup.dsn) as node, node.awake():
+        floors.make_outbox(node)
+        node.execute(f"CREATE TABLE {node.schema}.three_columns (topic text, key text, value_json text)")
+        seconds["JDBC, bare table"] = _jdbc(rows, node, "bare_outbox", JSON)
+        seconds["JDBC, three columns"] = _jdbc(rows, node, "three_columns", JSON)
+        seconds["outbox_jdbc"] = _jdbc(rows, node, "outbox_jdbc", WITH_ID)
+        node.execute(f"TRUNCATE {node.outbox}")
+        seconds['format("outbox")'] = _outbox(rows, node)
+    rows.unpersist()
+    return seconds
+
+
+def _run(setup: Setup) -> Values:
+    _seconds(setup, setup.messages // 10)
+    count = 2 * setup.messages
+    return {name: count / seconds for name, seconds in _seconds(setup, count).items()}
+
+
+MEASUREMENT = Measurement(
+    "spark",
+    "write a DataFrame of structs from Spark, twice the messages",
+    (
+        Line("JDBC, bare table"),
+        Line('format("outbox")', beside="JDBC, bare table", bar=Bar(ratio_at_least=0.8)),
+        Line("outbox_jdbc", beside="JDBC, bare table"),
+        Line("JDBC, three columns", beside="JDBC, bare table"),
+    ),
+    _run,
+)
