@@ -3,8 +3,6 @@
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
-from shutil import which
 
 import click
 from rich.console import Console
@@ -32,13 +30,9 @@ from benchmarks.server import durable_server
 from mailroom import settings
 from mailroom.cli import Call, pass_call
 from mailroom.cli.output import document, note
+from mailroom.errors import ConfigurationError
 
-MODULES = (
-    *(floors, publish, doorbell, deliver, reap, flow, latency, poison, hot, held, growth, memory),
-    # Of the extra spark: where a part of it is missing, `mailroom bench` measures the rest.
-    *((drain,) if find_spec("pyarrow") else ()),
-    *((spark,) if find_spec("pyspark") and which("java") else ()),
-)
+MODULES = (floors, publish, doorbell, deliver, reap, flow, latency, poison, hot, held, growth, memory, drain, spark)
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
 FEWEST_MESSAGES = 300
 
@@ -79,7 +73,7 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
       mailroom bench --only deliver --only flow --runs 3
       mailroom bench --json > bench.json
     """
-    chosen = [MEASUREMENTS[name] for name in MEASUREMENTS if not only or name in only]
+    chosen = _chosen(only)
     with _terminated_like_interrupted(), _database(call) as dsn:
         with settings.connect(dsn, "bench") as connection:
             postgres = connection.info.parameter_status("server_version") or "unknown"
@@ -89,6 +83,20 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
         return
     report.show(figures)
     note(f"PostgreSQL {postgres}, median of {runs} runs with {messages:,} messages; a ratio is taken within each run.")
+
+
+def _chosen(only: Sequence[str]) -> list[Measurement]:
+    """Return what to measure; what this machine lacks something for is left out, unless it was asked for."""
+    chosen = []
+    for name, measurement in MEASUREMENTS.items():
+        missing = measurement.missing() if not only or name in only else None
+        if missing and only:
+            raise ConfigurationError(f"{name} cannot be measured here. {missing}")
+        if missing:
+            note(f"{name} is left out. {missing}")
+        elif not only or name in only:
+            chosen.append(measurement)
+    return chosen
 
 
 def _measured(chosen: Sequence[Measurement], setup: Setup, runs: int) -> list[Figure]:

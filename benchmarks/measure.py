@@ -54,6 +54,7 @@ class Measurement:
     about: str
     lines: tuple[Line, ...]
     run: Callable[[Setup], Values]
+    missing: Callable[[], str | None] = lambda: None  # what this machine lacks for it, and how to get that
 
 
 @dataclass(frozen=True, slots=True)

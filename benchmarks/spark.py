@@ -9,6 +9,7 @@ once. `outbox_jdbc` takes the same append and is. All of it on two threads of on
 import os
 import time
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from benchmarks import floors
 from benchmarks.measure import Bar, Line, Measurement, Setup, Values
 from benchmarks.node import Node, fresh_node
 from benchmarks.workload import INBOX
+from mailroom.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +27,22 @@ if TYPE_CHECKING:
 PARTITIONS = 2
 JSON = ("topic", "key", "to_json(value) AS value_json")
 WITH_ID = ("uuid() AS message_id", *JSON)
+
+
+def missing_extra() -> str | None:
+    """Tell how to get the extra if it is not there."""
+    return None if find_spec("pyarrow") and find_spec("pyspark") else "Run: pip install 'pg-mailroom[spark]'"
+
+
+def _missing() -> str | None:
+    from spark_jobs.jdbc import HOW_TO_GET_IT, jdbc_jar
+    from spark_jobs.session import java_version
+
+    try:
+        java_version()
+    except ConfigurationError as error:
+        return str(error)
+    return missing_extra() or (None if jdbc_jar() else f"PostgreSQL's JDBC driver is not here. {HOW_TO_GET_IT}")
 
 
 @cache
@@ -102,4 +120,5 @@ MEASUREMENT = Measurement(
         Line("JDBC, three columns", beside="JDBC, bare table"),
     ),
     _run,
+    _missing,
 )

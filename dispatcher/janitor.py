@@ -22,6 +22,7 @@ STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
 SWEEP_INTERVAL_S = 60.0
 SWEPT_ROWS = 10_000  # at most of one table and in one statement; more are left for the next step
 KEPT_DAYS = {"attempt": 14, "audit": 400, "outbox_jdbc_id": 7}
+BATCHES_KEPT_DAYS = 400
 
 
 class Janitor:
@@ -59,6 +60,7 @@ class Janitor:
         for inbox in inboxes:
             await run_async(connection, sweeping_notes(self._schema, inbox))
         more = await run_async(connection, sweeping_history(self._schema))
+        more = await run_async(connection, sweeping_batches(self._schema)) or more
         return await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE or more
 
 
@@ -181,3 +183,25 @@ def sweeping_history(schema: str) -> Operation[bool]:
         [(deleted,)] = yield OLD.at(schema=schema, table=table)(days=days, rows=SWEPT_ROWS)
         more = more or deleted >= SWEPT_ROWS
     return more
+
+
+# The last batch of a stream stays: it tells one that begins anew, with batches that were swept, that it is not new.
+BATCHES = Sql(
+    """
+WITH old AS MATERIALIZED (
+    SELECT name, batch FROM {schema}.spark_batch AS b
+    WHERE at < clock_timestamp() - %(days)s::float8 * interval '1 day'
+      AND (batch < 0 OR EXISTS (SELECT FROM {schema}.spark_batch AS n WHERE n.name = b.name AND n.batch > b.batch))
+    ORDER BY at LIMIT %(rows)s::bigint),
+gone AS (
+    DELETE FROM {schema}.spark_batch AS b USING old WHERE b.name = old.name AND b.batch = old.batch RETURNING 1)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+)
+
+
+def sweeping_batches(schema: str) -> Operation[bool]:
+    """Delete the oldest of the batches of Spark that are older than 400 days; tell whether more may be left."""
+    [(deleted,)] = yield BATCHES.at(schema=schema)(days=BATCHES_KEPT_DAYS, rows=SWEPT_ROWS)
+    return bool(deleted >= SWEPT_ROWS)

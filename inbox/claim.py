@@ -217,13 +217,23 @@ def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation
 
     Comes back empty only when nothing could be had: a walk that met none goes on until it has been round.
     """
+    taken, (*_, left, reached, due_in_s, _) = yield from reaping_rows(schema, inbox, share, cursor)
+    return Claimed([Message(*row[:-4]) for row in taken], due_in_s, not (taken and left)), reached
+
+
+def reaping_rows(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[list[Row], Row]]:
+    """`reaping_any` for who makes no messages: rows of `SELECTED`, each with four columns more, and apart the last.
+
+    The last row tells in these four: whether more could be had, the next cursor, when the next key in trouble is due.
+    """
     yield IN_TRANSACTION
     first, turned = cursor, False
     while True:
         claim = REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor)
-        taken, (*_, left, reached, due_in_s, _) = yield from _pinned(claim)
+        taken, last = yield from _pinned(claim)
+        reached = last[-3]
         if taken or reached == cursor or (turned and not "" < reached < first):
-            return Claimed([Message(*row[:-4]) for row in taken], due_in_s, not (taken and left)), reached
+            return taken, last
         cursor, turned = reached, turned or not reached
 
 

@@ -213,6 +213,27 @@ async def test_history_is_swept_in_bounded_steps_the_oldest_first(
     assert node.value("SELECT action FROM mailroom.audit") == "500"
 
 
+async def test_old_batches_of_spark_are_swept_but_the_last_of_a_stream(
+    node: Node, keeper: psycopg.AsyncConnection
+) -> None:
+    rows = [
+        ("job", -1, 401),
+        ("young job", -1, 399),
+        ("dead", 0, 500),
+        ("dead", 1, 450),
+        ("live", 7, 401),
+        ("live", 8, 1),
+    ]
+    for name, batch, days in rows:
+        node.connection.execute(
+            "INSERT INTO mailroom.spark_batch (name, batch, messages, at) VALUES (%s, %s, 1, now() - %s * interval '1 day')",
+            [name, batch, days],
+        )
+    await House().janitor.keep_house(keeper)
+    kept = node.rows("SELECT name, batch FROM mailroom.spark_batch ORDER BY name")
+    assert kept == [("dead", 1), ("live", 8), ("young job", -1)]
+
+
 async def test_old_tokens_of_commits_are_swept(node: Node, keeper: psycopg.AsyncConnection) -> None:
     node.connection.execute(
         "INSERT INTO mailroom.commit_token VALUES ('00000000-0000-7000-8000-000000000000', true)"  # of 1970

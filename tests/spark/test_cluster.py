@@ -1,0 +1,81 @@
+"""Processes of Spark that are killed: executors of a cluster, and the driver of a stream."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spark_jobs.node import Node
+from spark_jobs.staging import sweep
+from tests.databases import Connect
+from tests.spark.cluster import ROWS
+from tests.spark.frames import ledger, sent, staging_tables
+from tests.waiting import eventually
+
+TIMEOUT_S = 240
+
+
+def start(dsn: str, directory: Path, scenario: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.cluster", dsn, str(directory), scenario],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def end(driver: "subprocess.Popen[bytes]") -> None:
+    """Kill the driver and the JVM that it started, as a machine that fails does."""
+    children = psutil.Process(driver.pid).children(recursive=True) if driver.poll() is None else []
+    for child in children:
+        child.send_signal(signal.SIGKILL)
+    driver.kill()
+    driver.wait()
+
+
+def finish(driver: "subprocess.Popen[bytes]") -> None:
+    try:
+        assert driver.wait(TIMEOUT_S) == 0
+    finally:
+        end(driver)
+
+
+@pytest.mark.timeout(2 * TIMEOUT_S)
+@pytest.mark.parametrize(("scenario", "fault"), [("lose_an_executor", "kill-executor"), ("speculate", "straggle")])
+def test_executor_killed_and_task_run_twice(
+    password: None, spark_dsn: str, connect: Connect, tmp_path: Path, scenario: str, fault: str
+) -> None:
+    finish(start(spark_dsn, tmp_path, scenario))
+    assert not (tmp_path / fault).exists()
+    assert sent(connect) == list(range(ROWS))
+    assert ledger(connect) == [("job", -1, ROWS)]
+    # The attempt that did not count is still at work when the job commits, or not.
+    sweep(Node(dsn=spark_dsn))
+    assert staging_tables(connect) == 0
+
+
+@pytest.mark.timeout(2 * TIMEOUT_S)
+def test_driver_killed_and_started_again(password: None, spark_dsn: str, connect: Connect, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for nth in range(12):
+        file = source / f"{nth:04}.json"
+        file.write_text("".join(json.dumps({"id": nth * 50 + one}) + "\n" for one in range(50)))
+        os.utime(file, (nth, nth))  # Spark takes files in the order of their age
+    driver = start(spark_dsn, tmp_path, "stream")
+    try:
+        eventually(lambda: len(ledger(connect)) >= 3 or driver.poll() is not None, TIMEOUT_S)
+        assert driver.poll() is None
+    finally:
+        end(driver)
+    assert 3 <= len(ledger(connect)) < 12
+    finish(start(spark_dsn, tmp_path, "stream"))
+    assert sent(connect) == list(range(600))
+    assert ledger(connect) == [("numbers", batch, 50) for batch in range(12)]
+    # What the killed driver had staged and not sent is an orphan, of a batch that is in the ledger by now.
+    assert staging_tables(connect) == 0

@@ -1,0 +1,626 @@
+"""An inbox is drained into Parquet exactly once, whatever dies, breaks or runs beside it."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from pyarrow import dataset, fs, parquet
+
+from inbox import Inbox, Message
+from inbox.claim import reaping_rows
+from mailroom import codec
+from mailroom.cli.failures import Interrupted
+from mailroom.commit import Attempt
+from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, UnknownInbox
+from mailroom.operation import Operation
+from spark_jobs import drain as module
+from spark_jobs.archive import EpochFile
+from spark_jobs.drain import Drained, Lane, command, drain, drain_on, drained
+from spark_jobs.folder import LocalFolder, StoreFolder, full_name
+from spark_jobs.node import Node as SparkNode
+from tests.databases import Connect
+from tests.node import Node
+from tests.proxy import CommitFault, proxied
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INBOX = "shipping"
+MESSAGES = 250
+SMALL = 100  # messages of an epoch: three of them
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox(INBOX)
+    return node
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    return str(tmp_path / "drained" / INBOX)
+
+
+def fill(node: Node, messages: int = MESSAGES, keys: int = 10) -> Counter[tuple[str, bytes]]:
+    """Send and deliver messages, and return their ids with their bytes."""
+    sent: Counter[tuple[str, bytes]] = Counter()
+    with node.connection.transaction():
+        for nth in range(messages):
+            value = {"nth": nth, "note": "x" * (nth % 7)}
+            sent[(str(_send(node, value, f"key-{nth % keys}")), codec.encode(value))] += 1
+    node.drain()
+    return sent
+
+
+def _send(node: Node, value: object, key: str) -> Any:
+    from tests.node import send
+
+    return send(node.connection, INBOX, value, key=key)
+
+
+def visible(directory: str) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if name[0] not in "_.")
+
+
+def hidden(directory: str) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if name[0] in "_.")
+
+
+def rows(directory: str) -> list[dict[str, Any]]:
+    """Return what readers see."""
+    found: list[dict[str, Any]] = []
+    for name in visible(directory):
+        found += parquet.read_table(f"{directory}/{name}").to_pylist()
+    return found
+
+
+def check(node: Node, sent: Counter[tuple[str, bytes]], *directories: str) -> None:
+    """See that each message is in one file or in the inbox, once, and that a key's clocks rise along a lane."""
+    there = [row for directory in directories for row in rows(directory)]
+    waiting = node.rows("SELECT message_id::text, value FROM mailroom.inbox WHERE inbox = %s", INBOX)
+    assert Counter((row["message_id"], row["value"]) for row in there) + Counter(waiting) == sent
+    last: dict[tuple[str, int], tuple[int, int]] = {}
+    for row in there:
+        key = (row["key"], row["lane"])
+        assert last.get(key, (0, 0)) < (row["epoch"], row["clock"])
+        assert last.get(key, (0, 0))[1] < row["clock"]
+        last[key] = (row["epoch"], row["clock"])
+    epochs = node.rows("SELECT lane, epoch, messages FROM mailroom.spark_drain ORDER BY lane")
+    for lane, _, messages in epochs:
+        assert sum(row["lane"] == lane for row in there) in {messages, messages - _unfinished(node, lane)}
+
+
+def _unfinished(node: Node, lane: int) -> int:
+    """Return how many messages are in a file that has been committed and not shown yet."""
+    [(finished, directory, file)] = node.rows(
+        "SELECT finished, directory, file FROM mailroom.spark_drain WHERE lane = %s", lane
+    )
+    path = Path(directory, str(file))
+    return 0 if finished or not path.exists() else parquet.read_metadata(path).num_rows
+
+
+# --- dying ------------------------------------------------------------------------------------------------------------
+
+
+def _die(*_: object, **__: object) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dying_after(original: Callable[..., Any]) -> Callable[..., Any]:
+    def patched(*arguments: Any) -> None:
+        original(*arguments)
+        _die()
+
+    return patched
+
+
+def _dying_once_written(original: Callable[..., Any]) -> Callable[..., Any]:
+    def patched(self: Lane, connection: psycopg.Connection) -> Any:
+        return _die() if self._written is not None else original(self, connection)
+
+    return patched
+
+
+STEPS: dict[str, Callable[[], Any]] = {
+    "before the file is complete": lambda: mock.patch.object(EpochFile, "seal", _die),
+    "after the file is durable": lambda: mock.patch.object(LocalFolder, "seal", _dying_after(LocalFolder.seal)),
+    "before COMMIT": lambda: mock.patch.object(Attempt, "ending", _die),
+    "after COMMIT": lambda: mock.patch.object(Lane, "finish", _dying_once_written(Lane.finish)),
+    "after the file has its name": lambda: mock.patch.object(LocalFolder, "rename", _dying_after(LocalFolder.rename)),
+}
+
+
+def drain_and_die(dsn: str, directory: str, step: str) -> None:
+    with STEPS[step]():
+        drain(SparkNode(dsn=dsn), INBOX, directory, max_messages=SMALL)
+
+
+def killed(dsn: str, directory: str, step: str) -> None:
+    process = SPAWN.Process(target=drain_and_die, args=(dsn, directory, step))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("step", list(STEPS))
+def test_killed_at_any_step_it_goes_on_from_there(node: Node, directory: str, step: str) -> None:
+    sent = fill(node)
+    killed(node.dsn, directory, step)
+    eventually(lambda: node.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'drain'") == 0)
+    check_committed(
+        node,
+        sent,
+        directory,
+        MESSAGES - SMALL * step.startswith("after the file has") - SMALL * (step == "after COMMIT"),
+    )
+    left = drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL)
+    assert left.messages == MESSAGES - SMALL * (step in ("after COMMIT", "after the file has its name"))
+    check(node, sent, directory)
+    assert len(rows(directory)) == MESSAGES
+    assert hidden(directory) == []
+
+
+def check_committed(node: Node, sent: Counter[tuple[str, bytes]], directory: str, waiting: int) -> None:
+    """See that nothing is visible that is still in the inbox, and that so many messages are."""
+    still = {row[0] for row in node.rows("SELECT message_id::text FROM mailroom.inbox")}
+    assert len(still) == waiting
+    shown = {row["message_id"] for row in rows(directory)}
+    assert not shown & still
+    assert shown | still <= {message_id for message_id, _ in sent}
+
+
+def test_lost_connection_rolls_back_and_the_drain_goes_on(node: Node, directory: str) -> None:
+    sent = fill(node)
+    seal, todo = EpochFile.seal, [True]
+
+    def severing(self: EpochFile) -> None:
+        seal(self)
+        if todo and todo.pop():
+            node.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ 'drain'")
+
+    with mock.patch.object(EpochFile, "seal", severing):
+        assert drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
+    check(node, sent, directory)
+    assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
+
+
+@pytest.mark.parametrize("fault", [CommitFault.CUT, CommitFault.SWALLOW, CommitFault.HOLD])
+def test_lost_answer_to_commit_is_looked_up(node: Node, directory: str, fault: CommitFault) -> None:
+    sent = fill(node)
+    with proxied(node.dsn) as (proxy, dsn):
+        faults = iter([CommitFault.NONE, fault])
+        proxy.at_commits(lambda: next(faults, CommitFault.NONE), held_s=0.02)
+        assert drain(SparkNode(dsn=dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
+        assert proxy.commits[1] is fault
+    check(node, sent, directory)
+    assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
+
+
+def test_error_while_writing_reaps_nothing_and_leaves_no_file(node: Node, directory: str) -> None:
+    sent = fill(node)
+
+    class Full:
+        closed = False
+
+        def write(self, _: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            self.closed = True
+
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)
+
+    with mock.patch.object(LocalFolder, "create", return_value=Full()), pytest.raises(OSError, match="No space left"):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert os.listdir(directory) == []
+    check(node, sent, directory)
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory).messages == MESSAGES
+
+
+def waiting_drains(node: Node) -> int:
+    drains = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'drain' AND datname = current_database()"
+    return int(node.value(f"{drains} AND wait_event_type = 'Lock'"))
+
+
+def test_file_of_a_failed_attempt_is_deleted_at_once(node: Node, directory: str) -> None:
+    fill(node)
+    with mock.patch("spark_jobs.archive._table", side_effect=OSError("broken")), pytest.raises(OSError, match="broken"):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert os.listdir(directory) == []
+
+
+def test_server_that_is_away_when_it_is_asked_is_asked_again(node: Node, directory: str) -> None:
+    sent = fill(node)
+    connect, calls = SparkNode.connect, itertools.count(1)
+
+    def away_at_second(self: SparkNode, role: str) -> psycopg.Connection:
+        if next(calls) == 2:
+            raise ConnectionFailed("not now")
+        return connect(self, role)
+
+    with proxied(node.dsn) as (proxy, dsn), mock.patch.object(SparkNode, "connect", away_at_second):
+        proxy.at_next_commits(CommitFault.SWALLOW)
+        assert drain(SparkNode(dsn=dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
+    check(node, sent, directory)
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def held_at_seal(work: Callable[[], Drained]) -> Iterator["Future[Drained]"]:
+    """Run a drain in a thread, and the test while it stands before the end of its first file."""
+    standing, go_on = threading.Event(), threading.Event()
+    seal = EpochFile.seal
+
+    def waiting(self: EpochFile) -> None:
+        if not standing.is_set():
+            standing.set()
+            assert go_on.wait(30)
+        seal(self)
+
+    with mock.patch.object(EpochFile, "seal", waiting), ThreadPoolExecutor(1) as thread:
+        future = thread.submit(work)
+        try:
+            assert standing.wait(30)
+            yield future
+        finally:
+            go_on.set()
+            future.result(60)
+
+
+def test_two_drains_of_one_lane_take_turns(node: Node, directory: str) -> None:
+    sent = fill(node)
+
+    def work() -> Drained:
+        return drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL)
+
+    with ThreadPoolExecutor(1) as other:
+        with held_at_seal(work) as first:
+            second = other.submit(work)
+            eventually(lambda: waiting_drains(node))
+            assert visible(directory) == []
+        assert first.result().messages + second.result(60).messages == MESSAGES
+    check(node, sent, directory)
+    assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
+
+
+def test_lanes_share_the_inbox(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEWEST_KEYS", 2)
+    monkeypatch.setattr(module, "MOST_KEYS", 2)
+    sent = fill(node)
+
+    def work(lane: int, messages: int) -> Drained:
+        return drain(SparkNode(dsn=node.dsn), INBOX, directory, lane=lane, max_messages=messages)
+
+    with held_at_seal(lambda: work(0, 20)):
+        assert work(1, SMALL).messages == MESSAGES - 2 * MESSAGES // 10
+        assert {row["lane"] for row in rows(directory)} == {1}
+    check(node, sent, directory)
+    assert {row["lane"] for row in rows(directory)} == {0, 1}
+    assert len(rows(directory)) == MESSAGES
+
+
+def test_keys_that_others_work_on_are_left_to_them(node: Node, directory: str, connect: Connect) -> None:
+    sent = fill(node)
+    with connect() as worker:
+        taken = Inbox(INBOX).reap_any(worker, max_keys=3, per_key=5)
+        assert drain(SparkNode(dsn=node.dsn), INBOX, directory).messages == MESSAGES - 3 * MESSAGES // 10
+        worker.commit()
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert len(rows(directory)) == MESSAGES - len(taken)
+    check(node, sent - Counter((str(message.id), message.raw) for message in taken), directory)
+
+
+def test_keys_in_trouble_are_left_alone(node: Node, directory: str) -> None:
+    sent = fill(node)
+    node.rows(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, parked_at) VALUES "
+        "('shipping', 'key-1', 0, 3, 'infinity', now()), ('shipping', 'key-2', 0, 1, now() + interval '1 hour', NULL) "
+        "RETURNING 1"
+    )
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory).messages == MESSAGES * 8 // 10
+    assert node.rows("SELECT DISTINCT key FROM mailroom.inbox ORDER BY key") == [("key-1",), ("key-2",)]
+    check(node, sent, directory)
+
+
+# --- what is in a file ------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_messages(node: Node, directory: str) -> None:
+    node.send(INBOX, {"a": [1, None]}, key="k\u00e9y", headers={"trace": "1", "caf\u00e9": ""}, event_type="C")
+    node.send(INBOX, None, expires_at=datetime.fromisoformat("9990-01-02T03:04:05.678901+00:00"))
+    node.connection.execute(
+        "INSERT INTO mailroom.outbox (topic, key, value_json, kind) VALUES ('shipping', 'j', '{\"n\": 1.50}', 'R'), "
+        "('shipping', 'j', 'null', 'M')"
+    )
+    node.drain()
+    with node.connection.transaction():
+        messages = Inbox(INBOX).peek(node.connection)
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory, lane=7) == Drained(4, 1)
+    assert [_columns(message) for message in messages] == [_known(row) for row in rows(directory)]
+    [name] = visible(directory)
+    about = parquet.read_schema(f"{directory}/{name}").metadata
+    node_id = node.value("SELECT id::text FROM mailroom.node")
+    assert name == f"shipping-{node_id[:8]}-007-000000000001.parquet"
+    assert {text.decode(): about[f"mailroom.{text.decode()}".encode()] for text in (b"inbox", b"lane", b"epoch")} == {
+        "inbox": b"shipping",
+        "lane": b"7",
+        "epoch": b"1",
+    }
+    assert {(row["inbox"], row["lane"], row["epoch"]) for row in rows(directory)} == {("shipping", 7, 1)}
+
+
+def _columns(message: Message) -> dict[str, Any]:
+    names = ("key", "clock", "sent_clock", "topic", "kind", "message_type", "event_type", "source", "sent_at")
+    is_json = message._json is not None
+    return {name: getattr(message, name) for name in (*names, "expires_at", "delivered_at")} | {
+        "origin": str(message.origin),
+        "message_id": str(message.id),
+        "value": None if is_json else message.raw,
+        "value_json": message.raw.decode() if is_json else None,
+        "headers": dict(message.headers),
+    }
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    for name in ("sent_at", "expires_at", "delivered_at"):
+        assert row[name] is None or row[name].utcoffset() == timedelta(0)
+    known = {name: cell for name, cell in row.items() if name not in ("inbox", "epoch", "lane")}
+    return known | {"headers": dict(row["headers"] or ())}
+
+
+def test_epochs_are_as_large_as_was_asked_for(node: Node, directory: str) -> None:
+    fill(node)
+    drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL)
+    sizes = [parquet.read_metadata(f"{directory}/{name}").num_rows for name in visible(directory)]
+    assert sizes == [SMALL, SMALL, MESSAGES - 2 * SMALL]
+
+
+def test_large_epoch_ends_at_its_bytes(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EPOCH_BYTES", 1)
+    monkeypatch.setattr(module, "GROUP", 10)
+    monkeypatch.setattr("spark_jobs.archive.UNWRITTEN", 0)
+    sent = fill(node, 30)
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(30, 3)
+    check(node, sent, directory)
+
+
+def test_many_keys_fill_a_claim_all_the_same(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEWEST_KEYS", 1)
+    fill(node, MESSAGES, keys=MESSAGES)
+    claims = []
+    original = reaping_rows
+
+    def counting(*arguments: Any) -> Operation[Any]:
+        claims.append(arguments)
+        return (yield from original(*arguments))
+
+    monkeypatch.setattr(module, "reaping_rows", counting)
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(MESSAGES, 1)
+    assert len(claims) <= 6  # of 1, 4, 16, 64, 256 keys
+
+
+def test_empty_inbox_makes_no_file(node: Node, directory: str) -> None:
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(0, 0)
+    assert os.listdir(directory) == []
+    assert node.rows("SELECT epoch, finished FROM mailroom.spark_drain") == [(0, True)]
+
+
+def test_epochs_are_durable_whatever_the_server_is_set_to(node: Node, directory: str, connect: Connect) -> None:
+    fill(node)
+    with connect() as connection:
+        connection.execute("SET synchronous_commit = off")
+        Lane("mailroom", INBOX, directory, 0, SMALL).epoch(connection)
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+def test_other_directory_finishes_the_file_of_the_one_before(node: Node, directory: str, tmp_path: Path) -> None:
+    sent = fill(node)
+    killed(node.dsn, directory, "after COMMIT")
+    assert visible(directory) == []
+    other = str(tmp_path / "other")
+    assert drain(SparkNode(dsn=node.dsn), INBOX, other).messages == MESSAGES - SMALL
+    assert len(rows(directory)) == SMALL
+    check(node, sent, directory, other)
+
+
+def test_missing_file_is_told_and_nothing_more_is_drained(node: Node, directory: str) -> None:
+    fill(node)
+    killed(node.dsn, directory, "after COMMIT")
+    [name] = hidden(directory)
+    os.unlink(f"{directory}/{name}")
+    for _ in range(2):
+        with pytest.raises(MailroomError, match=f"messages that have left the inbox is missing: .* has neither {name}"):
+            drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert os.listdir(directory) == []
+    assert node.value("SELECT count(*) FROM mailroom.inbox") == MESSAGES - SMALL
+
+
+def test_files_may_be_moved_once_they_are_visible(node: Node, directory: str) -> None:
+    fill(node)
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    for name in visible(directory):
+        os.unlink(f"{directory}/{name}")
+    sent = fill(node)
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert Counter((row["message_id"], row["value"]) for row in rows(directory)) == sent
+
+
+def test_no_file_is_written_over(node: Node, directory: str) -> None:
+    fill(node)
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    before = rows(directory)
+    node.connection.execute("UPDATE mailroom.spark_drain SET epoch = 0")
+    sent = fill(node)
+    with pytest.raises(MailroomError, match=r"-000000000001.parquet is in .* already"):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert rows(directory) == before
+    assert node.value("SELECT count(*) FROM mailroom.inbox") == sent.total()
+
+
+def test_files_of_others_are_left_alone(node: Node, directory: str) -> None:
+    fill(node)
+    os.makedirs(directory)
+    prefix = f"_shipping-{node.value('SELECT left(id::text, 8) FROM mailroom.node')}-000-"
+    for name in (f"{prefix}000000000001-old.parquet", "_shipping-00000000-000-000000000001-x.parquet", "_SUCCESS"):
+        Path(directory, name).touch()
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert hidden(directory) == ["_SUCCESS", "_shipping-00000000-000-000000000001-x.parquet"]
+
+
+def test_hidden_files_are_passed_over_by_readers(node: Node, directory: str) -> None:
+    fill(node)
+    killed(node.dsn, directory, "after COMMIT")
+    assert len(hidden(directory)) == 1
+    assert dataset.dataset(directory, format="parquet").count_rows() == 0
+
+
+@pytest.mark.parametrize("kind", ["local", "store"])
+def test_folders_are_all_alike(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a" / "b"
+    folder = LocalFolder(path) if kind == "local" else StoreFolder(fs.LocalFileSystem(), str(path))
+    folder.make()
+    folder.make()
+    file = folder.create("_x-1")
+    file.write(b"abc")
+    folder.seal(file)
+    assert list(folder.starting_with("_x")) == ["_x-1"]
+    folder.rename("_x-1", "y")
+    assert ((path / "y").read_bytes(), folder.has("_x-1"), folder.has("y")) == (b"abc", False, True)
+    with pytest.raises(FileNotFoundError):
+        folder.rename("_x-1", "y")
+    folder.delete("y")
+    folder.delete("y")
+    assert os.listdir(path) == []
+
+
+def test_drain_into_a_store(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = fill(node)
+    monkeypatch.setattr(module, "folder", lambda path: StoreFolder(fs.LocalFileSystem(), path))
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
+    check(node, sent, directory)
+    assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
+
+
+def test_directories_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert full_name("x") == f"{tmp_path}/x"
+    assert full_name("s3://bucket/x/") == "s3://bucket/x"
+    with pytest.raises(ConfigurationError, match="holds a password") as caught:
+        full_name("s3://me:geheim@bucket/x")
+    assert "geheim" not in str(caught.value)
+
+
+def test_what_cannot_be_drained_is_told(node: Node, directory: str) -> None:
+    where = SparkNode(dsn=node.dsn)
+    with pytest.raises(UnknownInbox, match="There is no inbox 'billing'"):
+        drain(where, "billing", directory)
+    with pytest.raises(ConfigurationError, match=r"names no directory\. Give a path, or a URI"):
+        drain(where, INBOX, "zz://nowhere")
+    with pytest.raises(ConfigurationError, match="A lane is a number from 0 to 999, not 1000"):
+        drain(where, INBOX, directory, lane=1_000)
+    with pytest.raises(InvalidMessage, match="max_messages is 0; give an int from 1"):
+        drain(where, INBOX, directory, max_messages=0)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def process(*arguments: str, dsn: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "spark_jobs.drain", *arguments],
+        env={**os.environ, "MAILROOM_DSN": dsn},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_command_drains_and_tells(node: Node, directory: str) -> None:
+    sent = fill(node)
+    told = CliRunner().invoke(command, [INBOX, directory, "--max-messages", "100", "--json", "--dsn", node.dsn])
+    expected = {"inbox": INBOX, "directory": directory, "messages": MESSAGES, "epochs": 3}
+    assert (told.exit_code, json.loads(told.stdout)) == (0, expected)
+    check(node, sent, directory)
+    told = CliRunner().invoke(command, [INBOX, directory, "--dsn-variable", "ORDERS"], env={"ORDERS": node.dsn})
+    assert told.stdout == f"Drained 0 messages in 0 epochs into {directory}.\n"
+
+
+def test_command_ends_with_one_line(node: Node, directory: str) -> None:
+    with process("billing", directory, dsn=node.dsn) as failed:
+        assert failed.communicate()[1].startswith("mailroom: error: There is no inbox 'billing'")
+    with process(INBOX, directory, "--lanes", "2", "--dsn", node.dsn, dsn="") as refused:
+        assert refused.communicate()[1].startswith("mailroom: error: The option dsn holds a password")
+    with process(INBOX, directory, "--lanes", "0", dsn=node.dsn) as misused:
+        assert misused.communicate()[1].startswith("mailroom: error: Invalid value for '--lanes'")
+    assert (failed.returncode, refused.returncode, misused.returncode) == (1, 2, 2)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_command_that_is_ended_rolls_back(node: Node, directory: str, connect: Connect, ending: signal.Signals) -> None:
+    fill(node)
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    sent = fill(node)
+    with connect() as other:
+        other.execute("SELECT FROM mailroom.spark_drain FOR UPDATE")
+        with process(INBOX, directory, dsn=node.dsn) as ended:
+            eventually(lambda: waiting_drains(node), 30)
+            ended.send_signal(ending)
+            assert ended.communicate(timeout=30) == ("", "mailroom: interrupted\n")
+    assert ended.returncode == Interrupted.exit_code
+    assert node.value("SELECT count(*) FROM mailroom.inbox") == sent.total()
+
+
+# --- on Spark ---------------------------------------------------------------------------------------------------------
+
+
+def test_lanes_drain_on_spark(spark: "SparkSession", node: Node, spark_dsn: str, directory: str) -> None:
+    sent = fill(node)
+    where = SparkNode.of({"dsn": spark_dsn})
+    os.makedirs(directory)
+    assert drained(spark, directory).count() == 0
+    assert drain_on(spark, where, INBOX, directory, 2, max_messages=SMALL).messages == MESSAGES
+    check(node, sent, directory)
+    found = drained(spark, directory).select("message_id", "value", "sent_at").collect()
+    assert Counter((row.message_id, bytes(row.value)) for row in found) == sent
+    assert drain_on(spark, where, INBOX, directory, 2) == Drained(0, 0)
+
+
+def test_lane_that_cannot_go_on_is_told_by_the_driver(
+    spark: "SparkSession", node: Node, spark_dsn: str, directory: str
+) -> None:
+    fill(node)
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    node.connection.execute("UPDATE mailroom.spark_drain SET epoch = 0")
+    with pytest.raises(MailroomError, match=r"^Lane 0: shipping-.* already"):
+        drain_on(spark, SparkNode.of({"dsn": spark_dsn}), INBOX, directory, 1)
