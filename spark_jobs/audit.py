@@ -1,0 +1,206 @@
+"""The audit: proves from drained files and the node's tables that nothing was lost, doubled or put out of order."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from mailroom.cli.acting import counted
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.failures import tell
+from mailroom.cli.options import share
+from mailroom.cli.output import document, json_text, say, table
+from mailroom.errors import ConfigurationError, MailroomError
+from spark_jobs.archive import SPARK_COLUMNS
+from spark_jobs.audit_tables import await_files, read
+from spark_jobs.folder import full_name
+from spark_jobs.node import Node
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_jobs.audit_checks import Evidence, Found
+
+MAX_TOPICS = 1_000  # in the report
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an audit found.
+
+    `files` describes the messages in the files: how many, the first and last clock and time of delivery, and how many
+    of each inbox and topic (the 1,000 largest). `under_way` tells how many stand in each table of the node.
+    """
+
+    holds: bool
+    at: datetime
+    schema: str
+    drained: list[str]
+    checks: "list[Found]"
+    files: dict[str, Any]
+    under_way: dict[str, int]
+
+
+def audit(
+    spark: "SparkSession", node: Node, drained: Sequence[str], *, sent: str | None = None, may_drop: bool = False
+) -> Report:
+    """Audit a node by the directories of its drains, while it runs or not.
+
+    `sent` is a table of the same database, with its schema, or a SELECT: the ids (message_id) of all that was sent in
+    the batches of the ledger, and the key if wanted. `may_drop` takes a batch of which fewer messages are left than
+    were sent for right. Raises `ConfigurationError` for a directory that is missing, `MailroomError` if a file stays
+    hidden (`await_files`), `SchemaError`, and errors of the driver and of Spark.
+    """
+    from spark_jobs.audit_checks import CHECKS, CHECKS_OF_SENT, UNDER_WAY, check
+
+    at = datetime.now(UTC)
+    directories = sorted({full_name(directory) for directory in drained})
+    evidence = gather(spark, node, directories, sent=sent, may_drop=may_drop)
+    checks = [check(name, evidence) for name in (*CHECKS, *(CHECKS_OF_SENT if sent is not None else ()))]
+    places = {row.place: row["count"] for row in evidence.tables.groupBy("place").count().collect()}
+    under_way = {place: places.get(place, 0) for place in UNDER_WAY}
+    holds = all(found.holds for found in checks)
+    return Report(holds, at, node.schema, directories, checks, _described(evidence.files), under_way)
+
+
+def gather(
+    spark: "SparkSession", node: Node, directories: Sequence[str], *, sent: str | None = None, may_drop: bool = False
+) -> "Evidence":
+    """Read the tables, and list the files; raises as `audit` does."""
+    from spark_jobs.audit_checks import Evidence
+
+    tables = read(spark, node, sent)
+    # Only now: see `audit_tables.SNAPSHOT`.
+    await_files(node, directories)
+    return Evidence(_files(spark, directories), tables, may_drop)
+
+
+def _files(spark: "SparkSession", directories: Sequence[str]) -> "DataFrame":
+    from pyspark.errors import AnalysisException
+
+    try:
+        # One listing for all checks: Spark keeps it with the DataFrame.
+        return spark.read.schema(SPARK_COLUMNS).parquet(*directories)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise ConfigurationError(f"One of these directories is missing: {', '.join(directories)}.") from None
+
+
+def _described(files: "DataFrame") -> dict[str, Any]:
+    from pyspark.sql import functions as f
+
+    delivered = f.unix_micros("delivered_at")
+    extremes = (f.min("clock"), f.max("clock"), f.min(delivered), f.max(delivered))
+    messages, *clocks, first, last = files.agg(f.count("*"), *extremes).collect()[0]
+    topics = files.groupBy("inbox", "topic").agg(f.count("*").alias("messages"))
+    return {
+        "messages": messages,
+        "clocks": clocks,
+        "delivered_at": [_moment(first), _moment(last)],
+        "topics": [
+            row.asDict() for row in topics.orderBy(f.desc("messages"), "inbox", "topic").limit(MAX_TOPICS).collect()
+        ],
+    }
+
+
+def _moment(microseconds: int | None) -> datetime | None:
+    # Not as Spark's own timestamp, which comes without a zone, in this machine's.
+    return None if microseconds is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--drained", metavar="DIR", multiple=True, required=True, help="Where drains put their files; may be repeated."
+)
+@click.option("--dsn-variable", metavar="NAME", help="An environment variable that holds the connection string.")
+@click.option("--sent", metavar="TABLE|SELECT", help="What was sent, as the sender knows it: message_id, and key.")
+@click.option("--may-drop", is_flag=True, help="Messages expire, or are events that no inbox gets: batches may shrink.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write what was found into this file, as JSON.",
+)
+@pass_call
+def command(
+    call: Call,
+    drained: tuple[str, ...],
+    dsn_variable: str | None,
+    sent: str | None,
+    may_drop: bool,
+    report: Path | None,
+) -> None:
+    """Prove from drained files and the node's tables: nothing lost, nothing twice, everything in order.
+
+    Give the directories of all drains of the node. It may run meanwhile. A DSN in --dsn holds no password.
+
+    \b
+    Examples:
+      python -m spark_jobs.audit --drained /data/shipping --drained /data/billing
+      python -m spark_jobs.audit --drained /data/shipping --sent public.orders --report audit.json
+      spark-submit --py-files mailroom.zip spark_jobs/audit.py --drained hdfs:///shipping --dsn service=orders
+
+    Exit codes: 0 all holds, 1 something does not, or the audit failed; 2 wrong usage.
+    """
+    if report is not None and not report.absolute().parent.is_dir():
+        raise click.UsageError(f"There is no directory for the report {report}.")
+    found = _audit(call, drained, dsn_variable, sent, may_drop)
+    if report is not None:
+        report.write_text(json_text(found) + "\n")
+    if call.json:
+        document(found)
+    else:
+        _tell(found)
+    if not found.holds:
+        click.get_current_context().exit(1)
+
+
+def _audit(call: Call, drained: Sequence[str], variable: str | None, sent: str | None, may_drop: bool) -> Report:
+    if variable is not None and call.names_database:
+        raise ConfigurationError("--dsn-variable and --dsn name two databases: give one of them.")
+    options = {"schema": call.schema, "dsn": call.dsn() if call.names_database else None, "dsnVariable": variable}
+    node = Node.of({name: value for name, value in options.items() if value is not None})
+    from pyspark.errors import PySparkException
+
+    from spark_jobs.session import spark_session
+
+    spark = spark_session("audit")
+    try:
+        return audit(spark, node, drained, sent=sent, may_drop=may_drop)
+    except PySparkException as error:
+        raise MailroomError(f"Spark failed: {error}") from error
+    finally:
+        spark.stop()
+
+
+def _tell(report: Report) -> None:
+    rows = ((found.name, found.holds, found.looked_at, found.wrong) for found in report.checks)
+    table(("check", "holds", "looked at", "wrong"), rows, numbers=("looked at", "wrong"))
+    for found in report.checks:
+        for example in found.examples:
+            say(f"{found.name}: {', '.join(f'{name} {value}' for name, value in example.items() if value is not None)}")
+    messages = counted(report.files["messages"], "message")
+    waiting = counted(sum(report.under_way.values()), "row")
+    wrong = [found.name for found in report.checks if not found.holds]
+    verdict = f"WRONG: {', '.join(wrong)}" if wrong else "Everything holds"
+    say(f"{verdict}; {messages} in files, {waiting} under way or dead letters.")
+
+
+share(command)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0 all holds, 1 something does not or the audit failed, 2 wrong usage."""
+    try:
+        code = command.main(prog_name="python -m spark_jobs.audit", standalone_mode=False)
+    except Exception as error:
+        code = tell(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,490 @@
+"""The audit: each rule is seen to be broken, and nothing that a running node does is taken for it."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from mailroom.errors import ConfigurationError, MailroomError, SchemaError
+from spark_jobs import audit as audit_job
+from spark_jobs import audit_tables
+from spark_jobs.archive import SPARK_COLUMNS, Series
+from spark_jobs.audit import Report, audit
+from spark_jobs.audit_checks import CHECKS, CHECKS_OF_SENT, Evidence, Found, check
+from spark_jobs.audit_tables import COLUMNS
+from spark_jobs.drain import drain
+from spark_jobs.node import Node as SparkNode
+from tests.node import Node
+from tests.spark.frames import frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+BATCH = "mailroom spark job -1"
+
+# -- Each check --------------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """Two epochs of six messages of three keys, six more under way, all of one batch; number 9 replies to number 3.
+
+    Inbox, batch and ids are a case's own, so that one run of the checks serves all cases.
+    """
+
+    def __init__(self, nth: int) -> None:
+        self.nth = nth
+        self.source = f"mailroom spark job {nth}"
+        self.files = {number: self.file(number, 1 if number <= 6 else 2) for number in range(1, 13)}
+        self.files[9] |= {"kind": "R", "headers": {"correlation": self.id(3).upper()}}
+        self.files[10] |= {"headers": {"causation": self.id(4)}}
+        self.files[11] |= {"headers": {"correlation": self.id(12)}}  # no reply, so the header says nothing
+        places = ("inbox", "inbox", "parked", "dead_letter", "outbox", "scheduled")
+        self.under_way = {number: self.row(place, number) for number, place in enumerate(places, start=13)}
+        self.batch: dict[str, Any] = {"place": "batch", "source": self.source, "messages": 18}
+        self.lane: dict[str, Any] = {"place": "lane", "inbox": f"inbox_{nth}", "lane": 0, "epoch": 2, "messages": 12}
+        self.sent = {number: {"place": "sent", "message_id": self.id(number)} for number in range(1, 19)}
+        self.more: list[dict[str, Any]] = []
+
+    def id(self, number: int) -> str:
+        return str(UUID(int=self.nth << 64 | number))
+
+    def file(self, number: int, epoch: int) -> dict[str, Any]:
+        return {
+            "inbox": f"inbox_{self.nth}", "key": f"key-{number % 3}", "clock": number, "sent_clock": number,
+            "origin": "here", "message_id": self.id(number), "kind": "M", "source": self.source, "epoch": epoch,
+            "lane": 0,
+        }  # fmt: skip
+
+    def row(self, place: str, number: int) -> dict[str, Any]:
+        known = {"inbox": f"inbox_{self.nth}", "clock": number} if place in ("inbox", "parked") else {}
+        return {
+            "place": place,
+            "key": f"key-{number % 3}",
+            "message_id": self.id(number),
+            "source": self.source,
+        } | known
+
+    def tables(self) -> list[dict[str, Any]]:
+        return [self.batch, self.lane, *self.under_way.values(), *self.sent.values(), *self.more]
+
+
+def case_of(row: "Row") -> int:
+    """The case of whose things a row of a check is."""
+    if "message_id" in row:
+        return UUID(row.message_id).int >> 64
+    return int((row.inbox if "inbox" in row else row.source).replace(" ", "_").rsplit("_", 1)[1])
+
+
+def made(spark: "SparkSession", rows: list[dict[str, Any]], columns: str) -> "DataFrame":
+    names = [column.split()[0] for column in columns.replace("map<string, string>", "map").split(", ")]
+    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], columns).coalesce(1)
+
+
+def a_file_is_lost(case: Case) -> None:
+    case.lane["messages"] = 13
+
+
+def all_files_of_a_lane_are_lost(case: Case) -> None:
+    case.more.append(case.lane | {"lane": 1, "messages": 6})
+
+
+def a_batch_lacks_one(case: Case) -> None:
+    case.batch["messages"] = 19
+
+
+def a_batch_has_one_more(case: Case) -> None:
+    case.batch["messages"] = 17
+
+
+def nothing_of_a_batch_is_there(case: Case) -> None:
+    case.more.append(case.batch | {"source": f"mailroom spark other {case.nth}"})
+
+
+def one_is_delivered_twice(case: Case) -> None:
+    case.files[100] = case.file(5, 2) | {"clock": 100, "sent_clock": 100}
+    case.lane["messages"] = 13
+
+
+def one_is_drained_and_in_the_inbox(case: Case) -> None:
+    case.more.append(case.row("inbox", 5))
+
+
+def one_is_drained_and_parked(case: Case) -> None:
+    case.more.append(case.row("parked", 5))
+
+
+def two_have_one_clock(case: Case) -> None:
+    case.files[12]["clock"] = 11
+
+
+def one_is_overtaken_by_a_later_epoch(case: Case) -> None:
+    case.files[4]["epoch"], case.files[7]["epoch"] = 2, 1
+
+
+def two_of_an_origin_are_swapped(case: Case) -> None:
+    case.files[4]["sent_clock"], case.files[7]["sent_clock"] = 7, 4
+
+
+def a_reply_stands_before_its_request(case: Case) -> None:
+    case.files[9]["headers"] = {"correlation": case.id(11).upper()}
+
+
+def an_effect_stands_before_its_cause(case: Case) -> None:
+    case.files[10]["headers"] = {"causation": case.id(11)}
+
+
+def one_of_the_senders_is_lost(case: Case) -> None:
+    case.sent[99] = case.sent[1] | {"message_id": case.id(99)}
+
+
+def one_was_never_sent(case: Case) -> None:
+    del case.sent[5]
+
+
+BROKEN: dict[Callable[[Case], None], str] = {
+    a_file_is_lost: "files complete",
+    all_files_of_a_lane_are_lost: "files complete",
+    a_batch_lacks_one: "batches complete",
+    a_batch_has_one_more: "batches complete",
+    nothing_of_a_batch_is_there: "batches complete",
+    one_is_delivered_twice: "delivered once",
+    one_is_drained_and_in_the_inbox: "drained is gone",
+    one_is_drained_and_parked: "drained is gone",
+    two_have_one_clock: "clocks differ",
+    one_is_overtaken_by_a_later_epoch: "epochs in order",
+    two_of_an_origin_are_swapped: "origins in order",
+    a_reply_stands_before_its_request: "effects follow causes",
+    an_effect_stands_before_its_cause: "effects follow causes",
+    one_of_the_senders_is_lost: "sent is there",
+    one_was_never_sent: "there is sent",
+}
+
+
+def as_it_is(case: Case) -> None:
+    pass
+
+
+def messages_were_drained_after_the_look(case: Case) -> None:
+    case.files[13] = case.file(13, 3)
+    case.files[14] = case.file(14, 1) | {"lane": 1}  # a lane that was not there yet
+
+
+def a_batch_was_sent_and_drained_after_the_look(case: Case) -> None:
+    case.files[20] = case.file(20, 3) | {"source": "mailroom spark later 0"}
+
+
+def others_send_too(case: Case) -> None:
+    case.files[20] = case.file(20, 2) | {"source": "psql"}
+    case.lane["messages"] = 13
+
+
+def two_inboxes_get_one(case: Case) -> None:
+    case.files[20] = case.file(3, 1) | {"inbox": f"billing_{case.nth}"}
+    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 1})
+
+
+def lanes_drain_beside_each_other(case: Case) -> None:
+    case.files[7] |= {"lane": 1, "epoch": 1}
+    case.files[4]["epoch"] = 2
+    case.lane["messages"] = 11
+    case.more.append(case.lane | {"lane": 1, "messages": 1})
+
+
+def another_node_counts_otherwise(case: Case) -> None:
+    case.files[7] |= {"origin": "there", "sent_clock": 1}
+
+
+SOUND = [
+    as_it_is, messages_were_drained_after_the_look, a_batch_was_sent_and_drained_after_the_look, others_send_too,
+    two_inboxes_get_one, lanes_drain_beside_each_other, another_node_counts_otherwise,
+]  # fmt: skip
+CASES = [*BROKEN, *SOUND]
+
+
+def evidence_of(spark: "SparkSession", cases: list[Case], **options: bool) -> Evidence:
+    files = [row for case in cases for row in case.files.values()]
+    tables = [row for case in cases for row in case.tables()]
+    return Evidence(made(spark, files, SPARK_COLUMNS), made(spark, tables, COLUMNS), **options)
+
+
+@pytest.fixture(scope="module")
+def wrong(spark: "SparkSession") -> dict[str, list[str]]:
+    """By a case's name, the checks that do not hold in it."""
+    cases = [Case(nth) for nth in range(len(CASES))]
+    for case, change in zip(cases, CASES, strict=True):
+        change(case)
+    evidence = evidence_of(spark, cases)
+    found: dict[str, list[str]] = {case.__name__: [] for case in CASES}
+    for name, rows in (CHECKS | CHECKS_OF_SENT).items():
+        for nth in {case_of(row) for row in rows(evidence).filter("wrong").collect()}:
+            found[CASES[nth].__name__].append(name)
+    return found
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_broken_rule_fails_its_check_alone(wrong: dict[str, list[str]], broken: Callable[[Case], None]) -> None:
+    assert wrong[broken.__name__] == [BROKEN[broken]]
+
+
+@pytest.mark.parametrize("sound", SOUND, ids=lambda sound: sound.__name__)
+def test_what_is_right_holds(wrong: dict[str, list[str]], sound: Callable[[Case], None]) -> None:
+    assert wrong[sound.__name__] == []
+
+
+def test_dropped_ones_may_be_allowed(spark: "SparkSession") -> None:
+    cases = [Case(0), Case(1)]
+    a_batch_lacks_one(cases[0])
+    a_batch_has_one_more(cases[1])
+    found = check("batches complete", evidence_of(spark, cases, may_drop=True))
+    assert (found.holds, found.looked_at, found.wrong) == (False, 2, 1)
+    assert found.examples == [{"source": cases[1].source, "sent": 17, "found": 18}]
+
+
+def test_examples_are_few_and_hold_no_value(spark: "SparkSession") -> None:
+    case = Case(0)
+    case.files = {
+        number: case.file(number, 1) | {"sent_clock": 1, "value": b"secret", "value_json": '"secret"'}
+        for number in range(1, 31)
+    }
+    found = check("origins in order", evidence_of(spark, [case]))
+    assert (found.holds, found.looked_at, found.wrong, len(found.examples)) == (False, 30, 27, 10)
+    assert found.examples[0] == {
+        "inbox": "inbox_0", "key": "key-0", "origin": "here", "clock": 6, "message_id": case.id(6), "sent_clock": 1,
+        "before": 1,
+    }  # fmt: skip
+
+
+# -- A node ------------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A node whose inbox "numbers" is drained into a directory, and the sender's own table public.sent."""
+
+    def __init__(self, spark: "SparkSession", node: Node, spark_dsn: str, directory: Path) -> None:
+        self.spark = spark
+        self.node = node
+        self.job = SparkNode(dsn=spark_dsn)
+        self.directory = directory
+        node.inbox("numbers")
+        node.connection.execute("CREATE TABLE public.sent (message_id uuid PRIMARY KEY, key text)")
+
+    def send(self, count: int, name: str = "job", **options: str) -> None:
+        """Send a batch, which the sender notes."""
+        options = {"topic": "numbers", "idempotencyKey": name, "dsn": str(self.job.dsn), **options}
+        frame(self.spark, count, 2).write.format("outbox").options(**options).mode("append").save()
+        noted = "INSERT INTO public.sent SELECT message_id, key FROM mailroom.outbox WHERE source = %s"
+        self.node.connection.execute(noted, [f"mailroom spark {name} -1"])
+
+    def drain(self, **options: int) -> None:
+        drain(self.job, "numbers", str(self.directory), **options)
+
+    def drained(self) -> int:
+        return self.spark.read.parquet(str(self.directory)).count()
+
+    def audit(self, **options: Any) -> Report:
+        return audit(self.spark, self.job, [str(self.directory)], sent="public.sent", **options)
+
+    def wrong(self, *names: str) -> list[Found]:
+        """Gather the evidence anew, and return what does not hold of some checks."""
+        evidence = audit_job.gather(self.spark, self.job, [str(self.directory)], sent="public.sent")
+        return [found for found in (check(name, evidence) for name in names) if not found.holds]
+
+
+@pytest.fixture
+def node_run(spark: "SparkSession", dsn: str, spark_dsn: str, tmp_path: Path) -> Iterator[Run]:
+    (tmp_path / "drained").mkdir()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield Run(spark, Node(dsn, connection), spark_dsn, tmp_path / "drained")
+
+
+def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> None:
+    node_run.send(40)
+    node_run.node.drain()
+    node_run.drain(max_messages=15)
+    node_run.send(6, "unrouted", topic="nobody", kind="C")
+    node_run.send(6, "waiting")
+    node_run.node.send("numbers", {"by": "another"}, deliver_at=datetime(2100, 1, 1, tzinfo=UTC))
+    node_run.node.drain()
+    columns = (
+        "inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, value, sent_at"
+    )
+    node_run.node.connection.execute(
+        "WITH last AS (SELECT max(clock) AS clock FROM mailroom.inbox_numbers), gone AS ("
+        "DELETE FROM mailroom.inbox_numbers AS i USING last WHERE i.clock = last.clock RETURNING i.*) "
+        f"INSERT INTO mailroom.parked ({columns}, source) SELECT {columns}, source FROM gone"
+    )
+    node_run.send(3, "sent")
+    report = node_run.audit()
+    assert [(found.name, found.wrong) for found in report.checks if not found.holds] == []
+    assert report.under_way == {"outbox": 3, "scheduled": 1, "inbox": 5, "parked": 1, "dead_letter": 6}
+    looked_at = {found.name: found.looked_at for found in report.checks}
+    assert looked_at == {
+        "files complete": 1, "batches complete": 4, "delivered once": 40, "drained is gone": 6, "clocks differ": 40,
+        "epochs in order": looked_at["epochs in order"], "origins in order": 40, "effects follow causes": 0,
+        "sent is there": 55, "there is sent": 55,
+    }  # fmt: skip
+    assert report.files["messages"] == 40
+    assert report.files["topics"] == [{"inbox": "numbers", "topic": "numbers", "messages": 40}]
+    [moments] = node_run.node.rows("SELECT min(clock), max(clock) FROM (SELECT clock FROM mailroom.inbox_numbers) AS i")
+    assert report.files["clocks"][1] < moments[0]
+    first, last = report.files["delivered_at"]
+    assert node_run.node.value("SELECT %s <= %s AND %s < now()", first, last, last)
+
+
+def test_lost_message_and_lost_file_are_found(node_run: Run) -> None:
+    node_run.send(20)
+    node_run.node.drain()
+    [(lost,)] = node_run.node.rows(
+        "DELETE FROM mailroom.inbox_numbers WHERE clock = (SELECT min(clock) FROM mailroom.inbox_numbers) "
+        "RETURNING message_id::text"
+    )
+    node_run.drain(max_messages=10)
+    names = ("files complete", "batches complete", "sent is there")
+    assert node_run.wrong(*names) == [
+        Found("batches complete", False, 1, 1, [{"source": BATCH, "sent": 20, "found": 19}]),
+        Found("sent is there", False, 20, 1, [{"message_id": lost, "key": "key-0"}]),
+    ]
+    next(iter(node_run.directory.glob("*.parquet"))).unlink()
+    assert [found.name for found in node_run.wrong(*names)] == list(names)
+
+
+def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    node_run.send(20, "first")
+    node_run.node.drain()
+    node_run.send(20, "second")
+    read, await_files = audit_tables.read, audit_tables.await_files
+
+    def move_and_read(*arguments: Any) -> "DataFrame":
+        node_run.drain()
+        node_run.node.drain()
+        return read(*arguments)
+
+    def move_and_await_files(*arguments: Any) -> None:
+        node_run.drain()
+        node_run.send(20, "third")
+        node_run.node.drain()
+        node_run.drain()
+        await_files(*arguments)
+
+    monkeypatch.setattr(audit_job, "read", move_and_read)
+    monkeypatch.setattr(audit_job, "await_files", move_and_await_files)
+    assert node_run.wrong("files complete", "batches complete", "drained is gone", *CHECKS_OF_SENT) == []
+    monkeypatch.undo()
+    assert node_run.drained() == 60
+
+
+def test_tables_are_read_once(node_run: Run) -> None:
+    node_run.send(5)
+    tables = audit_tables.read(node_run.spark, node_run.job, None)
+    node_run.node.connection.execute("DELETE FROM mailroom.outbox")
+    assert tables.filter("place = 'outbox'").count() == 5
+
+
+def hidden(node_run: Run) -> tuple[Path, Path]:
+    """Put the node back to where a drain has committed and its file is not to be seen; return its two names."""
+    node_id = node_run.node.value("SELECT id FROM mailroom.node")
+    final = node_run.directory / Series(node_id, "numbers", 0).final(1)
+    file = final.rename(final.with_name(Series(node_id, "numbers", 0).hidden(1)))
+    node_run.node.connection.execute("UPDATE mailroom.spark_drain SET finished = false, file = %s", [file.name])
+    return file, final
+
+
+def test_file_that_is_about_to_be_shown_is_awaited(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    node_run.send(5)
+    node_run.node.drain()
+    node_run.drain()
+    file, final = hidden(node_run)
+    monkeypatch.setattr(audit_tables, "sleep", lambda _: file.rename(final))
+    assert node_run.wrong("files complete") == []
+
+
+def test_file_that_stays_hidden_is_told_and_healed_by_a_drain(node_run: Run) -> None:
+    node_run.send(5)
+    node_run.node.drain()
+    node_run.drain()
+    hidden(node_run)
+    with pytest.raises(
+        MailroomError, match=r"000000000001\.parquet is committed and not to be seen .* Drain this inbox"
+    ):
+        audit_tables.await_files(node_run.job, [str(node_run.directory)], within_s=0)
+    audit_tables.await_files(node_run.job, ["/another"], within_s=0)
+    node_run.send(1, "more")
+    node_run.node.drain()
+    node_run.drain()
+    assert node_run.wrong("files complete", "batches complete") == []
+
+
+def test_sent_may_be_a_select(node_run: Run) -> None:
+    node_run.send(5)
+    select = "SELECT message_id::text FROM public.sent WHERE key LIKE 'key-%' -- all\n"
+    tables = audit_tables.read(node_run.spark, node_run.job, select)
+    assert tables.filter("place = 'sent' AND message_id IS NOT NULL AND key IS NULL").count() == 5
+    with pytest.raises(ConfigurationError, match="no column message_id"):
+        audit_tables.read(node_run.spark, node_run.job, "SELECT key FROM public.sent")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        audit_tables.read(node_run.spark, node_run.job, "public.orders")
+
+
+def test_what_is_missing_is_told(spark: "SparkSession", spark_dsn: str, connect: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"One of these directories is missing: .*/nowhere"):
+        audit(spark, SparkNode(dsn=spark_dsn), [str(tmp_path / "nowhere")])
+    with pytest.raises(SchemaError):
+        audit(spark, SparkNode("another", spark_dsn), [str(tmp_path)])
+    report = audit(spark, SparkNode(dsn=spark_dsn), [str(tmp_path), f"{tmp_path}/"])
+    assert report.holds
+    assert report.files == {"messages": 0, "clocks": [None, None], "delivered_at": [None, None], "topics": []}
+
+
+# -- The command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Call the command, in the session of all tests."""
+    monkeypatch.setattr(node_run.spark, "stop", lambda: None)
+
+    def call(*arguments: str) -> Result:
+        options = ["--drained", str(node_run.directory), "--dsn", str(node_run.job.dsn), *arguments]
+        return CliRunner().invoke(audit_job.command, options)
+
+    return call
+
+
+def test_command_prints_a_verdict_and_writes_a_report(
+    node_run: Run, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    node_run.send(12)
+    node_run.node.drain()
+    node_run.drain()
+    result = command("--report", str(tmp_path / "audit.json"), "--sent", "public.sent")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "Everything holds; 12 messages in files, 0 rows under way or dead letters."
+    assert ["delivered", "once", "yes", "12", "0"] in [line.split() for line in lines]
+    report = json.loads((tmp_path / "audit.json").read_text())
+    assert (report["holds"], report["drained"]) == (True, [str(node_run.directory)])
+
+    node_run.node.connection.execute("UPDATE mailroom.spark_batch SET messages = 13")
+    result = command()
+    assert result.exit_code == 1
+    *_, example, verdict = result.stdout.splitlines()
+    assert example == f"batches complete: source {BATCH}, sent 13, found 12"
+    assert verdict == "WRONG: batches complete; 12 messages in files, 0 rows under way or dead letters."
+
+    result = command("--may-drop", "--json")
+    assert result.exit_code == 0
+    assert [one["name"] for one in json.loads(result.stdout)["checks"]] == list(CHECKS)
+
+
+def test_command_refuses_wrong_usage(command: Callable[..., Result], tmp_path: Path) -> None:
+    assert CliRunner().invoke(audit_job.command, []).exit_code == 2
+    result = command("--report", str(tmp_path / "nowhere" / "audit.json"))
+    assert result.exit_code == 2
+    assert "There is no directory for the report" in result.output
+    assert isinstance(command("--dsn-variable", "DSN").exception, ConfigurationError)
