@@ -61,7 +61,7 @@ def _keys(keys: pa.Array) -> pa.Array:
         "key",
         f"has not 1 to {MAX_KEY_BYTES} bytes: use a digest of it, or null for a message without order",
     )
-    return _without_nul(text, "key")
+    return without_nul(text, "key")
 
 
 def _codes(name: str, allowed: str) -> Callable[[pa.Array], pa.Array]:
@@ -98,7 +98,8 @@ def _clocks(clocks: pa.Array) -> pa.Array:
     return numbers
 
 
-def _without_nul(text: pa.Array, name: str) -> pa.Array:
+def without_nul(text: pa.Array, name: str) -> pa.Array:
+    """Return the text of a column, or raise `InvalidMessage`: PostgreSQL's has no NUL."""
     clean = pc.equal(pc.count_substring(pc.cast(text, pa.large_binary()), NUL.encode()), 0)
     _demand(pc.fill_null(clean, True), name, "holds a NUL character, which PostgreSQL's text cannot")
     return text

@@ -1,6 +1,7 @@
 """Moving: what tasks have staged becomes messages, once, in one transaction with the batch's row in the ledger."""
 
 from collections.abc import Callable, Sequence
+from uuid import UUID
 
 import psycopg
 
@@ -33,13 +34,23 @@ def commit(node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged]) -> 
         once(node, batch, lambda connection: _move_all(connection, node.schema, batch, shape, staged))
 
 
-def once(node: Node, batch: Batch, work: Callable[[psycopg.Connection], None]) -> None:
-    """Commit `work(connection)`, which enters the batch, exactly once; then sweep the staging tables."""
+def once(
+    node: Node,
+    batch: Batch,
+    work: Callable[[psycopg.Connection], None],
+    connect: Callable[[], psycopg.Connection] | None = None,
+) -> None:
+    """Commit `work(connection)`, which enters the batch, exactly once; then sweep the staging tables.
+
+    `connect` opens its sessions if the node's own are not right for it. Raises `SendFailed`, which repeats the notes of
+    psycopg's error.
+    """
     try:
-        atomically(lambda: node.connect("commit"), work, schema=node.schema)
+        atomically(connect or (lambda: node.connect("commit")), work, schema=node.schema)
     except psycopg.Error as error:
         # Not the error's own text: it may repeat a row.
-        where = f", {error.diag.constraint_name}" if error.diag.constraint_name else ""
+        known = (error.diag.constraint_name, *getattr(error, "__notes__", ()))
+        where = "".join(f", {part}" for part in known if part)
         raise SendFailed(
             f"The batch {batch} was not sent: {type(error).__name__} ({sqlstate(error)}{where}). Nothing "
             "of it is in the outbox."
@@ -54,24 +65,26 @@ def _move_all(
         return
     run(connection, _reading_in_order())
     for one in staged:
-        if not run(connection, _finding(schema, one)):
-            raise _lost(batch)
+        if not run(connection, finding(schema, one.token)):
+            raise lost(batch)
         if move(connection, schema, table(one.token), batch, shape) != one.messages:
-            raise _lost(batch)
+            raise lost(batch)
 
 
-def _lost(batch: Batch) -> StagingLost:
+def lost(batch: Batch) -> StagingLost:
+    """Return the error of a batch whose rows are not all there."""
     return StagingLost(
         f"What was staged for the batch {batch} is gone: the server crashed, or it was abandoned for a day. "
         "Nothing was sent: run it again."
     )
 
 
-FIND = Sql("SELECT to_regclass('{schema}.{table}') IS NOT NULL", columns=("boolean",))
+FIND = Sql("SELECT pg_catalog.to_regclass('{schema}.{table}'::text) IS NOT NULL", columns=("boolean",))
 
 
-def _finding(schema: str, staged: Staged) -> Operation[bool]:
-    [(found,)] = yield FIND.at(schema=schema, table=table(staged.token))()
+def finding(schema: str, token: UUID) -> Operation[bool]:
+    """Tell whether the staging table is there."""
+    [(found,)] = yield FIND.at(schema=schema, table=table(token))()
     return bool(found)
 
 

@@ -108,7 +108,8 @@ HOLD = Sql(
     "SELECT token FROM {schema}.spark_staging WHERE token = ANY (%(tokens)s::uuid[]) ORDER BY token FOR UPDATE",
     columns=("uuid",),
 )
-DROP = Sql("DROP TABLE IF EXISTS {schema}.{table}")
+# CASCADE: a work that commits by itself leaves a view of the table behind.
+DROP = Sql("DROP TABLE IF EXISTS {schema}.{table} CASCADE")
 FORGET = Sql("DELETE FROM {schema}.spark_staging WHERE token = ANY (%(tokens)s::uuid[])")
 PATIENCE = Sql("SELECT set_config('lock_timeout', '1s', true)", columns=("text",))
 

@@ -1,0 +1,567 @@
+"""OutboxSink: whatever happens to a stream, the outbox and the business table end with exactly its rows, in order."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+import spark_jobs.sink as module
+from mailroom.errors import ConfigurationError, InvalidMessage
+from spark_jobs import moving
+from spark_jobs.jdbc import HOW_TO_GET_IT, has_driver
+from spark_jobs.ledger import Batch
+from spark_jobs.node import Node
+from spark_jobs.sink import OutboxSink, Staging
+from tests.databases import Connect
+from tests.proxy import CommitFault, proxied
+from tests.spark.frames import ledger, staging_tables, values
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 100  # of a micro-batch
+PARTITIONS = 3
+INSERT = "INSERT INTO orders (number, total) SELECT number, total FROM {staging}"
+Handler = Callable[["DataFrame", int], object]
+
+
+class Crash(Exception):
+    """The driver dies, as far as Spark and the database can tell."""
+
+
+class Stream:
+    """A stream of orders, each micro-batch being a file, and its end in the database."""
+
+    def __init__(self, session: "SparkSession", folder: Path, connect: Connect) -> None:
+        self.session = session
+        self.connect = connect
+        self._input = folder / "input"
+        self._input.mkdir()
+        self._checkpoints = folder
+        self.batches = 0
+
+    def add(self, rows: int = ROWS) -> None:
+        """Add the next micro-batch."""
+        path = self._input / f"{self.batches}.json"
+        numbers = range(self.batches * ROWS, self.batches * ROWS + rows)
+        path.write_text("".join(json.dumps({"number": n, "total": f"{n}.25"}) + "\n" for n in numbers))
+        os.utime(path, (1_700_000_000 + self.batches,) * 2)  # Spark takes the oldest first
+        self.batches += 1
+
+    def frame(self) -> "DataFrame":
+        from pyspark.sql import functions as f
+
+        source = self.session.readStream.schema("number bigint, total decimal(10,2)")
+        rows = source.option("maxFilesPerTrigger", 1).json(str(self._input))
+        return rows.select(
+            "number",
+            "total",
+            f.expr("md5(cast(number AS string))").alias("message_id"),
+            f.concat(f.lit("order-"), f.col("number") % 10).alias("key"),
+            f.struct("number", "total").alias("value"),
+        )
+
+    def run(self, handler: Handler, checkpoint: str = "checkpoint", partitions: int = PARTITIONS) -> None:
+        """Run the query until it has taken every file, or raise what it failed with."""
+
+        def handle(frame: "DataFrame", number: int) -> None:
+            handler(frame.repartitionByRange(partitions, "number").sortWithinPartitions("number"), number)
+
+        writer = self.frame().writeStream.foreachBatch(handle).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(self._checkpoints / checkpoint)).start().awaitTermination()
+
+    def fails(self, handler: Handler, checkpoint: str = "checkpoint", partitions: int = PARTITIONS) -> str:
+        """Run a query that fails; returns with what."""
+        from pyspark.errors import StreamingQueryException
+
+        with pytest.raises(StreamingQueryException) as caught:
+            self.run(handler, checkpoint, partitions)
+        return str(caught.value)
+
+    def check(self, *, business: bool = True) -> None:
+        """Exactly the rows of all files stand in the outbox, in their order, and in the business table."""
+        numbers = range(self.batches * ROWS)
+        with self.connect() as connection:
+            sent = connection.execute(
+                "SELECT message_id, topic, key, source FROM mailroom.outbox ORDER BY position"
+            ).fetchall()
+            orders = connection.execute("SELECT number, total FROM orders ORDER BY number").fetchall()
+            ids = connection.execute("SELECT md5(n::text)::uuid FROM generate_series(0, %s) n", [len(numbers) - 1])
+            expected_ids: list[UUID] = [found for (found,) in ids]
+        assert values(self.connect) == [{"number": n, "total": Decimal(f"{n}.25")} for n in numbers]
+        assert sent == [
+            (expected_ids[n], "order.placed", f"order-{n % 10}", f"mailroom spark orders {n // ROWS}") for n in numbers
+        ]
+        assert orders == ([(n, Decimal(f"{n}.25")) for n in numbers] if business else [])
+        assert ledger(self.connect) == [("orders", batch, ROWS) for batch in range(self.batches)]
+        assert staging_tables(self.connect) == 0
+
+
+@pytest.fixture(autouse=True)
+def _driver(spark: "SparkSession") -> None:
+    if not has_driver(spark):
+        pytest.skip(f"Spark has no JDBC driver for PostgreSQL. {HOW_TO_GET_IT}")
+
+
+@pytest.fixture
+def stream(spark: "SparkSession", tmp_path: Path, connect: Connect) -> Stream:
+    with connect() as connection:
+        # Without a key: nothing but the sink keeps an order from standing there twice.
+        connection.execute("CREATE TABLE orders (number bigint, total numeric)")
+    made = Stream(spark, tmp_path, connect)
+    for _ in range(3):
+        made.add()
+    return made
+
+
+@pytest.fixture
+def sink(spark_dsn: str) -> OutboxSink:
+    return OutboxSink("orders", topic="order.placed", dsn=spark_dsn, commit_sql=INSERT)
+
+
+def without_password(url: str) -> str:
+    parts = psycopg.conninfo.conninfo_to_dict(url)
+    return psycopg.conninfo.make_conninfo("", **{name: text for name, text in parts.items() if name != "password"})
+
+
+def staged(connect: Connect, query: str) -> list[Any]:
+    """Run a query on the only staging table there is."""
+    with connect(autocommit=True) as connection:
+        rows = connection.execute("SELECT relname FROM pg_class WHERE relname ^@ 'staging_' AND relkind = 'r'")
+        [(table,)] = rows.fetchall()
+        done = connection.execute(query.replace("{table}", f"mailroom.{table}").encode())
+        return done.fetchall() if done.description else []
+
+
+@pytest.fixture
+def before_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
+    """Have something done between the staging of a batch, whose number it gets, and the transaction that sends it."""
+
+    def act_before(act: Callable[[int], object]) -> None:
+        def acting(node: Node, batch: Batch, *arguments: Any) -> None:
+            act(batch.number)
+            moving.once(node, batch, *arguments)
+
+        monkeypatch.setattr(module, "once", acting)
+
+    return act_before
+
+
+BeforeCommit = Callable[[Callable[[int], object]], None]
+
+
+def once_at(batch: int, act: Callable[[], object]) -> Callable[[int], None]:
+    """`act` at the first attempt at this batch, and nothing otherwise."""
+    left = [act]
+
+    def at(number: int) -> None:
+        if number == batch and left:
+            left.pop()()
+
+    return at
+
+
+def crash() -> None:
+    raise Crash
+
+
+def test_messages_and_business_rows_are_sent_once_in_order(stream: Stream, sink: OutboxSink) -> None:
+    stream.run(sink)
+    stream.check()
+    stream.add()
+    stream.run(sink)
+    stream.check()
+
+
+def test_example_of_the_docs_runs(stream: Stream, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark-foreachbatch.md").read_text()
+    [example, transact] = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "input").rename(tmp_path / "orders")
+    monkeypatch.setenv("MAILROOM_DSN", dsn)
+    names: dict[str, Any] = {"spark": stream.session}
+    exec(example.replace("/data", str(tmp_path)), names)
+    # Without a limit of files all of them are one batch, its partitions in Spark's order.
+    assert sorted(value["number"] for value in values(stream.connect)) == list(range(3 * ROWS))
+    exec(transact.replace("/data", str(tmp_path)), names)
+    monkeypatch.setattr(stream, "_input", tmp_path / "orders")
+    stream.run(names["sink"], "another checkpoint")
+    assert len(values(stream.connect)) == 2 * 3 * ROWS
+    with stream.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2 * 3 * ROWS,)
+
+
+def test_messages_go_without_business_rows_too(stream: Stream, spark_dsn: str) -> None:
+    sink = OutboxSink("orders", topic="order.placed", dsn=spark_dsn)
+    stream.run(lambda frame, batch: sink(frame.drop("number", "total"), batch))
+    stream.check(business=False)
+
+
+def test_empty_batch_does_nothing(stream: Stream, sink: OutboxSink) -> None:
+    stream.run(lambda frame, batch: sink(frame.limit(0), batch))
+    with stream.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM mailroom.outbox").fetchone() == (0,)
+    assert (ledger(stream.connect), staging_tables(stream.connect)) == ([], 0)
+
+
+# -- The driver -------------------------------------------------------------------------------------------------------
+
+
+def test_crash_between_the_commit_and_sparks_own_sends_nothing_twice(
+    stream: Stream, sink: OutboxSink, before_commit: BeforeCommit
+) -> None:
+    staged_batches: list[int] = []
+    before_commit(staged_batches.append)
+    crashes = once_at(1, crash)
+
+    def crashing(frame: "DataFrame", batch: int) -> None:
+        sink(frame, batch)
+        crashes(batch)
+
+    assert "Crash" in stream.fails(crashing)
+    stream.run(sink)
+    stream.check()
+    assert staged_batches == [0, 1, 2]  # what the ledger has is not even staged
+
+
+def test_crash_before_the_commit_loses_nothing(
+    stream: Stream, sink: OutboxSink, before_commit: BeforeCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_commit(once_at(1, crash))
+    with monkeypatch.context() as dead:
+        dead.setattr(module, "drop", lambda *_: None)
+        assert "Crash" in stream.fails(sink)
+    assert staging_tables(stream.connect) == 1  # a driver that died leaves it to the sweep
+    stream.run(sink)
+    stream.check()
+
+
+@pytest.mark.parametrize("partitions", [1, 5])
+def test_replay_with_other_partitions_sends_each_row_once(
+    stream: Stream, sink: OutboxSink, before_commit: BeforeCommit, partitions: int
+) -> None:
+    before_commit(once_at(1, crash))
+    stream.fails(sink)
+    stream.run(sink, partitions=partitions)
+    stream.check()
+
+
+@pytest.mark.parametrize("fault", [CommitFault.SWALLOW, CommitFault.CUT])
+def test_commit_without_an_answer_sends_once(
+    stream: Stream, dsn: str, before_commit: BeforeCommit, fault: CommitFault
+) -> None:
+    with proxied(dsn) as (proxy, through):
+        before_commit(once_at(1, lambda: proxy.at_next_commits(fault)))
+        dsn = without_password(through)
+        stream.run(OutboxSink("orders", topic="order.placed", dsn=dsn, commit_sql=INSERT))
+        assert fault in proxy.commits
+    stream.check()
+
+
+def test_new_checkpoint_with_the_same_name_sends_nothing_twice(stream: Stream, sink: OutboxSink) -> None:
+    stream.run(sink)
+    stream.add()
+    stream.run(sink, "another checkpoint")
+    stream.check()
+
+
+def test_new_checkpoint_with_another_cut_sends_nothing(stream: Stream, sink: OutboxSink) -> None:
+    stream.run(sink)
+    error = stream.fails(lambda frame, batch: sink(frame.filter("number % 2 = 0"), batch), "another checkpoint")
+    assert "BatchDiffers" in error
+    assert f"with {ROWS} messages, and now it has {ROWS // 2}" in error
+    stream.check()
+
+
+def test_without_a_name_the_query_is_the_name(stream: Stream, spark_dsn: str) -> None:
+    sink = OutboxSink(topic="order.placed", dsn=spark_dsn, commit_sql=INSERT)
+    stream.run(sink)
+    stream.run(sink)
+    [(query, *_), *_] = found = ledger(stream.connect)
+    assert UUID(query)
+    assert found == [(query, batch, ROWS) for batch in range(3)]
+    stream.run(sink, "another checkpoint")
+    assert len(values(stream.connect)) == 2 * 3 * ROWS
+
+
+# -- Tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_task_that_fails_behind_its_rows_is_tried_again(stream: Stream, sink: OutboxSink) -> None:
+    def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0 and context.partitionId() == 1:
+            raise RuntimeError("this task fails once")
+
+    stream.run(lambda frame, batch: sink(frame.mapInArrow(failing, frame.schema) if batch == 1 else frame, batch))
+    stream.check()
+
+
+def test_task_whose_commit_had_no_answer_stages_twice_and_sends_once(
+    stream: Stream, dsn: str, before_commit: BeforeCommit
+) -> None:
+    attempts: list[int] = []
+
+    def look(_: int) -> None:
+        [(count,)] = staged(stream.connect, "SELECT count(DISTINCT mailroom_attempt) - 1 FROM {table}")
+        attempts.append(count)
+
+    before_commit(look)
+    with proxied(dsn) as (proxy, through):
+        # The first makes the staging table, the others are those of two tasks.
+        proxy.at_next_commits(CommitFault.NONE, CommitFault.SWALLOW, CommitFault.SWALLOW)
+        dsn = without_password(through)
+        stream.run(OutboxSink("orders", topic="order.placed", dsn=dsn, commit_sql=INSERT))
+    assert attempts == [PARTITIONS + 2, PARTITIONS, PARTITIONS]
+    stream.check()
+
+
+COPY_OF_ATTEMPTS = (
+    "INSERT INTO {table} SELECT (jsonb_populate_record(t, jsonb_build_object('mailroom_attempt', 1000000))).* "
+    "FROM {table} AS t WHERE mailroom_partition >= 0"
+)
+
+
+def test_attempt_that_commits_during_the_move_is_left_out(stream: Stream, spark_dsn: str) -> None:
+    def late(connection: psycopg.Connection, staging: Staging) -> None:
+        staged(stream.connect, COPY_OF_ATTEMPTS)
+        connection.execute(INSERT.replace("{staging}", staging.rows).encode())
+
+    stream.run(OutboxSink("orders", topic="order.placed", dsn=spark_dsn, transact=late))
+    stream.check()
+
+
+def test_attempt_that_is_not_whole_is_left_out(stream: Stream, sink: OutboxSink, before_commit: BeforeCommit) -> None:
+    half = COPY_OF_ATTEMPTS.replace("1000000", "0") + " AND mailroom_nth BETWEEN 1 AND 7"
+    before_commit(lambda _: staged(stream.connect, half))
+    stream.run(sink)
+    stream.check()
+
+
+# -- What is lost, and what is refused --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "TRUNCATE {table}",
+        "DELETE FROM {table} WHERE mailroom_partition = -1",
+        "DELETE FROM {table} WHERE mailroom_partition = 0 AND mailroom_nth = 5",
+        "DELETE FROM {table} WHERE mailroom_partition = 0 AND mailroom_nth < 0",
+        "DROP TABLE {table}",
+    ],
+)
+def test_staging_that_a_crash_of_the_server_emptied_is_told(
+    stream: Stream, sink: OutboxSink, before_commit: BeforeCommit, loss: str
+) -> None:
+    before_commit(once_at(1, lambda: staged(stream.connect, loss)))
+    error = stream.fails(sink)
+    assert "StagingLost" in error
+    assert "Nothing was sent: run it again." in error
+    assert len(values(stream.connect)) == ROWS
+    stream.run(sink)
+    stream.check()
+
+
+@pytest.mark.parametrize("how", ["commit_sql", "transact"])
+def test_sql_that_fails_sends_nothing_and_shows_no_row(stream: Stream, spark_dsn: str, how: str) -> None:
+    statements = ["SELECT 1", INSERT]
+
+    def transact(connection: psycopg.Connection, staging: Staging) -> None:
+        connection.execute(INSERT.replace("{staging}", staging.rows).encode())
+
+    sink = OutboxSink(
+        "orders", topic="order.placed", dsn=spark_dsn,
+        **({"commit_sql": statements} if how == "commit_sql" else {"transact": transact}),
+    )  # fmt: skip
+    with stream.connect() as connection:
+        connection.execute("ALTER TABLE orders ADD CONSTRAINT cheap CHECK (total < 150)")
+    error = stream.fails(sink)
+    where = "statement 2 of commit_sql" if how == "commit_sql" else "transact"
+    assert f"The batch 1 of 'orders' was not sent: CheckViolation (23514, cheap, {where})" in error
+    assert "150" not in error
+    assert (len(values(stream.connect)), staging_tables(stream.connect)) == (ROWS, 0)
+    with stream.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (ROWS,)
+        connection.execute("ALTER TABLE orders DROP CONSTRAINT cheap")
+    stream.run(sink)
+    stream.check()
+
+
+def test_work_that_commits_by_itself_is_told_and_leaves_no_staging(stream: Stream, spark_dsn: str) -> None:
+    def transact(connection: psycopg.Connection, _: Staging) -> None:
+        connection.execute("COMMIT")
+
+    assert "NotAtomic" in stream.fails(OutboxSink("orders", topic="order.placed", dsn=spark_dsn, transact=transact))
+    assert (values(stream.connect), staging_tables(stream.connect)) == ([], 0)
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", " rollback", "END;", "Abort work", "prepare  transaction 'a'"])
+def test_statement_that_ends_the_transaction_is_told(spark_dsn: str, statement: str) -> None:
+    with pytest.raises(ConfigurationError, match="ends the transaction"):
+        OutboxSink("orders", dsn=spark_dsn, commit_sql=[INSERT, statement])
+
+
+def test_several_statements_in_one_text_are_refused(stream: Stream, spark_dsn: str) -> None:
+    sink = OutboxSink("orders", topic="order.placed", dsn=spark_dsn, commit_sql=f"{INSERT}; COMMIT")
+    assert "SyntaxError (42601, statement 1 of commit_sql)" in stream.fails(sink)
+    assert values(stream.connect) == []
+
+
+def test_row_that_cannot_be_staged_is_not_shown(stream: Stream, sink: OutboxSink) -> None:
+    from pyspark.sql import functions as f
+
+    ancient = f.expr("to_timestamp_ntz('-9999-01-01 00:00:00')")
+    error = stream.fails(lambda frame, batch: sink(frame.withColumn("at", ancient), batch), partitions=1)
+    assert "Batch entry 0 <unknown> was aborted: ERROR: timestamp out of range" in error
+    assert "order-" not in error.partition("Logical Plan")[0]
+
+
+def test_nul_in_a_business_column_is_told(stream: Stream, sink: OutboxSink) -> None:
+    from pyspark.sql import functions as f
+
+    note = f.format_string("%s%s\0", f.lit("sec"), f.lit("ret"))
+    error = stream.fails(lambda frame, batch: sink(frame.withColumn("note", note), batch), partitions=1)
+    assert "Column note has a row that holds a NUL character" in error
+    assert "secret" not in error
+
+
+def test_columns_that_no_message_has_need_somewhere_to_go(stream: Stream, spark_dsn: str) -> None:
+    sink = OutboxSink("orders", topic="order.placed", dsn=spark_dsn)
+    assert "A message has no column 'number'" in stream.fails(sink)
+    assert (values(stream.connect), staging_tables(stream.connect)) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "fault"),
+    [
+        ("1 AS mailroom_nth", "Mailroom keeps the name mailroom_nth"),
+        ("1 AS a, 2 AS A", "There are 2 columns 'a': rename them"),
+        ('1 AS `a"b`', "cannot be staged: rename it"),
+        (f"1 AS {'a' * 64}", "cannot be staged: rename it"),
+        ("map('a', 1) AS tags", "JDBC cannot write column 'tags', which is map<string,int>: use to_json(column)."),
+        ("array(array(1)) AS grid", "JDBC cannot write column 'grid'"),
+    ],
+)
+def test_column_that_cannot_be_staged_is_told(
+    spark: "SparkSession", sink: OutboxSink, columns: str, fault: str
+) -> None:
+    frame = spark.range(1).selectExpr("id AS value", *columns.split(", ") if "map" not in columns else [columns])
+    with pytest.raises(InvalidMessage) as caught:
+        sink(frame, 0)
+    assert fault in str(caught.value)
+
+
+def test_arguments_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="Give commit_sql or transact"):
+        OutboxSink("orders", dsn=spark_dsn, commit_sql=INSERT, transact=lambda *_: None)
+    with pytest.raises(ConfigurationError, match="holds a password"):
+        OutboxSink("orders", dsn="host=db password=secret")
+    with pytest.raises(InvalidMessage, match="cannot name a batch"):
+        OutboxSink("", dsn=spark_dsn)
+    frame = spark.range(1).selectExpr("id AS value")
+    with pytest.raises(ConfigurationError, match="No streaming query runs this"):
+        OutboxSink(topic="numbers", dsn=spark_dsn)(frame, 0)
+
+
+# -- Types ------------------------------------------------------------------------------------------------------------
+
+
+def test_message_columns_arrive_as_they_were(spark: "SparkSession", spark_dsn: str, connect: Connect) -> None:
+    frame = spark.sql(
+        "SELECT 'order.placed' AS topic, 7 AS key, 'E' AS kind, 'C' AS message_type, 'U' AS event_type, "
+        "map('user', 'ada') AS headers, timestamp'0001-01-01 00:00:00.000001Z' AS deliver_at, "
+        "timestamp'9998-12-31 23:59:59.999999Z' AS expires_at, 2L AS after_clock, 'x' AS value "
+        "UNION ALL SELECT 'order.placed', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL"
+    )
+    OutboxSink("orders", dsn=spark_dsn)(frame.coalesce(1), 0)
+    with connect() as connection:
+        first, second = connection.execute(
+            "SELECT topic, key, kind, message_type, event_type, headers, "
+            "(deliver_at AT TIME ZONE 'UTC')::text, (expires_at AT TIME ZONE 'UTC')::text, after_clock, value "
+            "FROM mailroom.outbox ORDER BY position"
+        ).fetchall()
+        [(unordered,)] = connection.execute("SELECT key = message_id::text FROM mailroom.outbox WHERE value = '\\xf6'")
+    assert first == (
+        "order.placed", "7", "E", "C", "U", {"user": "ada"},
+        "0001-01-01 00:00:00.000001", "9998-12-31 23:59:59.999999", 2, b"\x61x",
+    )  # fmt: skip
+    assert second[2:] == ("M", "U", None, None, None, None, None, b"\xf6")
+    assert unordered
+
+
+def test_business_columns_arrive_as_they_were(spark: "SparkSession", spark_dsn: str, connect: Connect) -> None:
+    columns = {
+        "yes": ("true", "true"),
+        "tiny": ("cast(-100 AS tinyint)", "-100"),
+        "small": ("cast(1000 AS smallint)", "1000"),
+        "number": ("5", "5"),
+        "big": ("9223372036854775807", "9223372036854775807"),
+        "single": ("cast(1.5 AS float)", "1.5"),
+        "double": ("cast(-0.1 AS double)", "-0.1"),
+        "price": ("129.95", "129.95"),
+        "Größe?": ("'Zürich'", "Zürich"),
+        "raw": ("X'00ff'", "\\x00ff"),
+        "day": ("date'2026-08-02'", "2026-08-02"),
+        "moment": ("timestamp'2026-08-02 12:30:45.5Z'", "2026-08-02 12:30:45.5+00"),
+        "local": ("timestamp_ntz'2026-08-02 12:30:45.5'", "2026-08-02 12:30:45.5"),
+        "tags": ("array('a', NULL)", "{a,NULL}"),
+    }
+    texts = ", ".join(f'"{name}"::text AS "{name}"' for name in columns)
+    sink = OutboxSink(
+        "orders", topic="order.placed", dsn=spark_dsn,
+        commit_sql=[
+            "SET LOCAL timezone = 'UTC'", f"CREATE TABLE seen AS SELECT {texts}, mailroom_nth AS nth FROM {{staging}}",
+        ],
+    )  # fmt: skip
+    of_row = ", ".join(f"{of} AS `{name}`" for name, (of, _) in columns.items())
+    nulls = ", ".join("NULL" for _ in columns)
+    sink(spark.sql(f"SELECT 1 AS value, {of_row} UNION ALL SELECT 2, {nulls}").coalesce(1), 0)
+    with connect() as connection:
+        first, second = connection.execute("SELECT * FROM seen ORDER BY nth").fetchall()
+    assert first == (*(text for _, text in columns.values()), 1)
+    assert second == (*(None for _ in columns), 2)
+
+
+# -- The password -----------------------------------------------------------------------------------------------------
+
+
+def test_password_shows_in_no_log_and_no_plan(
+    stream: Stream, dsn: str, sink: OutboxSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    password = str(psycopg.conninfo.conninfo_to_dict(dsn)["password"])
+    assert len(password) > 5
+    jvm: Any = stream.session._jvm
+    written = jvm.java.io.StringWriter()
+    logging = jvm.org.apache.logging.log4j
+    layout = logging.core.layout.PatternLayout.createDefaultLayout()
+    appender = logging.core.appender.WriterAppender.createAppender(layout, None, written, "written", False, True)
+    root = logging.LogManager.getRootLogger()
+    appender.start()
+    stream.session.sparkContext.setLogLevel("INFO")
+    root.addAppender(appender)
+    try:
+        stream.run(sink)
+    finally:
+        root.removeAppender(appender)
+        stream.session.sparkContext.setLogLevel("OFF")
+        appender.stop()
+    stream.check()
+    log = written.toString()
+    assert "staging_" in log
+    assert not [line for line in log.splitlines() if password in line]
+    executions = stream.session._jsparkSession.sharedState().statusStore().executionsList()
+    plans = [executions.apply(nth).physicalPlanDescription() for nth in range(executions.size())]
+    assert any("staging_" in plan for plan in plans)
+    assert not any(password in plan for plan in plans)
