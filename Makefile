@@ -58,10 +58,10 @@ jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-
 	  || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y libpostgresql-jdbc-java; } >/dev/null \
 	  || echo "PostgreSQL's JDBC driver could not be installed: its tests are skipped"
 
-# In one process, since they share a session of Spark.
+# Those that share the session of Spark run in one process, the others beside them.
 .PHONY: test-spark
 test-spark: $(SPARK_STAMP) jdbc ## The tests of the Spark writers and readers; without Java they are skipped
-	$(BIN)/python -m pytest tests/spark
+	$(BIN)/python -m pytest tests/spark -n 2 --dist loadgroup
 
 .PHONY: lint
 lint: $(SPARK_STAMP) ## Format, lint, types and import contracts

@@ -1,22 +1,20 @@
 """The audit: proves from drained files and the node's tables that nothing was lost, doubled or put out of order."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.failures import tell
-from mailroom.cli.options import share
 from mailroom.cli.output import document, json_text, say, table
-from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.errors import ConfigurationError
 from spark_jobs.archive import SPARK_COLUMNS
 from spark_jobs.audit_tables import await_files, read
+from spark_jobs.command import dsn_variable, job, main, node_of, session
 from spark_jobs.folder import full_name
 from spark_jobs.node import Node
 
@@ -113,11 +111,10 @@ def _moment(microseconds: int | None) -> datetime | None:
     return None if microseconds is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@job("audit")
 @click.option(
     "--drained", metavar="DIR", multiple=True, required=True, help="Where drains put their files; may be repeated."
 )
-@click.option("--dsn-variable", metavar="NAME", help="An environment variable that holds the connection string.")
 @click.option("--sent", metavar="TABLE|SELECT", help="What was sent, as the sender knows it: message_id, and key.")
 @click.option("--may-drop", is_flag=True, help="Messages expire, or are events that no inbox gets: batches may shrink.")
 @click.option(
@@ -125,14 +122,15 @@ def _moment(microseconds: int | None) -> datetime | None:
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write what was found into this file, as JSON.",
 )
+@dsn_variable
 @pass_call
 def command(
     call: Call,
     drained: tuple[str, ...],
-    dsn_variable: str | None,
     sent: str | None,
     may_drop: bool,
     report: Path | None,
+    dsn_variable: str | None,
 ) -> None:
     """Prove from drained files and the node's tables: nothing lost, nothing twice, everything in order.
 
@@ -148,7 +146,9 @@ def command(
     """
     if report is not None and not report.absolute().parent.is_dir():
         raise click.UsageError(f"There is no directory for the report {report}.")
-    found = _audit(call, drained, dsn_variable, sent, may_drop)
+    node = node_of(call, dsn_variable)
+    with session("audit") as spark:
+        found = audit(spark, node, drained, sent=sent, may_drop=may_drop)
     if report is not None:
         report.write_text(json_text(found) + "\n")
     if call.json:
@@ -157,24 +157,6 @@ def command(
         _tell(found)
     if not found.holds:
         click.get_current_context().exit(1)
-
-
-def _audit(call: Call, drained: Sequence[str], variable: str | None, sent: str | None, may_drop: bool) -> Report:
-    if variable is not None and call.names_database:
-        raise ConfigurationError("--dsn-variable and --dsn name two databases: give one of them.")
-    options = {"schema": call.schema, "dsn": call.dsn() if call.names_database else None, "dsnVariable": variable}
-    node = Node.of({name: value for name, value in options.items() if value is not None})
-    from pyspark.errors import PySparkException
-
-    from spark_jobs.session import spark_session
-
-    spark = spark_session("audit")
-    try:
-        return audit(spark, node, drained, sent=sent, may_drop=may_drop)
-    except PySparkException as error:
-        raise MailroomError(f"Spark failed: {error}") from error
-    finally:
-        spark.stop()
 
 
 def _tell(report: Report) -> None:
@@ -190,17 +172,5 @@ def _tell(report: Report) -> None:
     say(f"{verdict}; {messages} in files, {waiting} under way or dead letters.")
 
 
-share(command)
-
-
-def main() -> NoReturn:
-    """Run the command line and exit: 0 all holds, 1 something does not or the audit failed, 2 wrong usage."""
-    try:
-        code = command.main(prog_name="python -m spark_jobs.audit", standalone_mode=False)
-    except Exception as error:
-        code = tell(error)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
 if __name__ == "__main__":
-    main()
+    main(command)

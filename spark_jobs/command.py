@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -31,7 +32,13 @@ def job(name: str, **attributes: Any) -> Callable[[F], click.Command]:
     """Make a click command of a function, with the options that the commands of `mailroom` share."""
 
     def decorated(function: F) -> click.Command:
-        command: click.Command = click.command(name, click.Command, context_settings=SETTINGS, **attributes)(function)
+        # Inside of click, which would print a line of its own at an interrupt.
+        @wraps(function)
+        def callback(*values: Any, **named: Any) -> Any:
+            with _terminated_like_interrupted():
+                return function(*values, **named)
+
+        command: click.Command = click.command(name, click.Command, context_settings=SETTINGS, **attributes)(callback)
         share(command)
         return command
 
@@ -45,10 +52,12 @@ dsn_variable = click.option(
 )
 
 
-def node_of(call: Call, variable: str | None) -> Node:
-    """Return the node that a job's options name, for its tasks too: so --dsn must not hold a password."""
+def node_of(call: Call, variable: str | None, *, travels: bool = True) -> Node:
+    """Return the node that a job's options name; one that `travels` to tasks is named without a password."""
     if variable is not None and call.names_database:
         raise ConfigurationError("--dsn-variable and --dsn name two databases: give one of them.")
+    if variable is None and not travels:
+        return Node(call.schema, call.dsn())
     options = {"schema": call.schema, "dsn": call.dsn() if call.names_database else None, "dsnVariable": variable}
     return Node.of({name: value for name, value in options.items() if value is not None})
 
@@ -93,8 +102,7 @@ def _reason(text: str, *, told: bool) -> str:
 def main(command: click.Command) -> NoReturn:
     """Run a job's command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
-        with _terminated_like_interrupted():
-            code = command.main(prog_name=f"python -m spark_jobs.{command.name}", standalone_mode=False)
+        code = command.main(prog_name=f"python -m spark_jobs.{command.name}", standalone_mode=False)
     except Exception as error:
         code = tell(error)
     sys.exit(code if isinstance(code, int) else 0)
@@ -106,6 +114,6 @@ def _terminated_like_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted("interrupted") from None  # click would print a line of its own on the way out
+        raise Interrupted("interrupted") from None
     finally:
         signal.signal(signal.SIGTERM, before)

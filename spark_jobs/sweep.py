@@ -26,7 +26,7 @@ def command(call: Call, abandoned_after_h: float, dsn_variable: str | None) -> N
     once a day, as the role that the jobs have. It needs no Spark. A job whose table was dropped too early fails and
     sends nothing.
     """
-    swept = sweep(node_of(call, dsn_variable), abandoned_after_h)
+    swept = sweep(node_of(call, dsn_variable, travels=False), abandoned_after_h)
     if call.json:
         document({"dropped": swept})
     else:

@@ -20,6 +20,13 @@ if find_spec("pyspark") is None:
     collect_ignore_glob = ["test_*.py"]  # the extra spark is not installed
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # One of the processes that run tests side by side has the session.
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("session"))
+
+
 @pytest.fixture(scope="session")
 def password(_databases_of: Callable[[int | None], Databases], pytestconfig: pytest.Config) -> Iterator[None]:
     """Keep the server's password where libpq finds it: no option of Spark may hold one."""

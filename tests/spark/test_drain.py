@@ -29,10 +29,11 @@ from mailroom.cli.failures import Interrupted
 from mailroom.commit import Attempt
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.operation import Operation
-from spark_jobs import drain as module
+from spark_jobs import lane as module
 from spark_jobs.archive import EpochFile
-from spark_jobs.drain import Drained, Lane, command, drain, drain_on, drained
+from spark_jobs.drain import Drained, command, drain, drain_on, drained
 from spark_jobs.folder import LocalFolder, StoreFolder, full_name
+from spark_jobs.lane import Lane
 from spark_jobs.node import Node as SparkNode
 from tests.databases import Connect
 from tests.node import Node

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import functions as f
-from pyspark.sql.utils import CapturedException
 
 from tests.databases import Connect
 from tests.proxy import CommitFault, proxied
@@ -110,7 +110,8 @@ def test_every_column(spark: "SparkSession", spark_dsn: str, connect: Connect) -
     with connect() as connection:
         first, second = connection.execute(
             "SELECT message_id, topic, key, kind::text, message_type::text, event_type::text, "
-            "mailroom.cbor_to_jsonb(value), headers, deliver_at, expires_at, after_clock FROM mailroom.outbox ORDER BY position"
+            "mailroom.cbor_to_jsonb(value), headers, deliver_at, expires_at, after_clock "
+            "FROM mailroom.outbox ORDER BY position"
         ).fetchall()
     assert first == (number, "flights", "42", "E", "O", "C", {"a": 1}, {"user": 'a"\\b\u00e9'}, moment, moment, 7)
     fresh = second[0]

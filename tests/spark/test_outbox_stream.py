@@ -14,7 +14,7 @@ from tests.spark.frames import ledger, message, sent, staging_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 class Stream:
