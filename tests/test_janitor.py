@@ -226,7 +226,8 @@ async def test_old_batches_of_spark_are_swept_but_the_last_of_a_stream(
     ]
     for name, batch, days in rows:
         node.connection.execute(
-            "INSERT INTO mailroom.spark_batch (name, batch, messages, at) VALUES (%s, %s, 1, now() - %s * interval '1 day')",
+            "INSERT INTO mailroom.spark_batch (name, batch, messages, at) "
+            "VALUES (%s, %s, 1, now() - %s * interval '1 day')",
             [name, batch, days],
         )
     await House().janitor.keep_house(keeper)

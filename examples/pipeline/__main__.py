@@ -15,7 +15,7 @@ from examples.pipeline.run import run
 from examples.pipeline.truth import verify
 from mailroom import settings
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, note, say, table
+from mailroom.cli.output import document, note, table
 from spark_jobs.command import job, main
 from spark_jobs.node import Node
 from spark_jobs.session import java_version, spark_session
@@ -67,7 +67,7 @@ def command(call: Call, count: int) -> None:
     wrong = [check.name for check in checks if not check.ok]
     if wrong:
         raise RunFailed(f"Something went wrong: not {', not '.join(wrong)}.")
-    say(f"All {count:,} flights came out of Parquet as they stand in the CSV, each once and in order.")
+    note(f"All {count:,} flights came out of Parquet as they stand in the CSV, each once and in order.")
 
 
 if __name__ == "__main__":

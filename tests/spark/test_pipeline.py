@@ -1,0 +1,22 @@
+"""The pipeline: a few flights from the CSV to Parquet and back, as `make pipeline` runs all of them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.timeout(240)
+def test_flights_come_out_as_they_went_in(empty_dsn: str) -> None:
+    command = [sys.executable, "-m", "examples.pipeline", "--flights", "3000", "--json", "--dsn", empty_dsn]
+    environment = {name: value for name, value in os.environ.items() if name != "MAILROOM_DSN"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["flights"] == 3000
+    assert len(told["checks"]) == 11
+    assert all(check["ok"] for check in told["checks"])
+    assert "SIGKILL to the dispatcher" in ended.stderr
+    assert "nothing happened" in ended.stderr
