@@ -83,7 +83,7 @@ bench: $(STAMP) ## Measure, beside the limits of this machine
 	$(BIN)/mailroom bench
 
 .PHONY: mutants
-mutants: $(STAMP) ## Break each rule once and see its test fail
+mutants: $(SPARK_STAMP) ## Break each rule once and see its test fail
 	$(BIN)/python -m tests.mutants
 
 # The server is killed, paused, cut off and run out of disk under load; as root more of it. SEED=7 repeats a run.

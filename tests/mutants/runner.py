@@ -13,7 +13,7 @@ from tests.mutants.mutant import Mutant
 
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 300
-PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher")
+PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher", "spark_jobs")
 
 
 class RunnerError(Exception):
