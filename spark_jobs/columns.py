@@ -44,7 +44,7 @@ def _message_ids(ids: pa.Array) -> pa.Array:
 
 
 def _topics(topics: pa.Array) -> pa.Array:
-    matches = pc.match_substring_regex(topics, TOPIC.pattern.replace(r"\Z", "$"))
+    matches = pc.match_substring_regex(without_nul(topics, "topic"), "^" + TOPIC.pattern.replace(r"\Z", "$"))
     _demand(
         matches, "topic", "is null or no topic: a letter, then up to 199 letters, digits, dots, hyphens, underscores"
     )
@@ -75,7 +75,10 @@ def _codes(name: str, allowed: str) -> Callable[[pa.Array], pa.Array]:
 
 def _headers(headers: pa.Array) -> pa.Array:
     # A row at a time: few DataFrames have the column, and so the rules of headers stand in one place.
-    rows = headers.to_pylist()
+    try:
+        rows = headers.to_pylist()
+    except UnicodeDecodeError:
+        raise InvalidMessage("Column headers has a row with text that is not UTF-8.") from None
     return pa.array([None if row is None else headers_json(dict(row)) for row in rows], pa.large_string())
 
 
@@ -99,7 +102,13 @@ def _clocks(clocks: pa.Array) -> pa.Array:
 
 
 def without_nul(text: pa.Array, name: str) -> pa.Array:
-    """Return the text of a column, or raise `InvalidMessage`: PostgreSQL's has no NUL."""
+    """Return the text of a column, or raise `InvalidMessage`: PostgreSQL's is UTF-8 without NUL."""
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        raise InvalidMessage(
+            f"Column {name} has a row that is not UTF-8: send it as binary, or in the value."
+        ) from None
     clean = pc.equal(pc.count_substring(pc.cast(text, pa.large_binary()), NUL.encode()), 0)
     _demand(pc.fill_null(clean, True), name, "holds a NUL character, which PostgreSQL's text cannot")
     return text

@@ -11,7 +11,7 @@ from mailroom.operation import Operation, Sql
 from mailroom.sqlstate import sqlstate
 from mailroom.transaction import run
 from spark_jobs.columns import Shape
-from spark_jobs.ledger import Batch, entering
+from spark_jobs.ledger import Batch, comparing, entering
 from spark_jobs.node import Node
 from spark_jobs.staging import Staged, sweep_afterwards, table
 
@@ -32,6 +32,10 @@ def commit(node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged]) -> 
     """
     if staged:
         once(node, batch, lambda connection: _move_all(connection, node.schema, batch, shape, staged))
+    else:
+        # Nothing to enter; but a name that was used for rows must not stand for none.
+        with node.connect("commit", autocommit=True) as connection:
+            run(connection, comparing(node.schema, batch, 0))
 
 
 def once(
@@ -65,9 +69,11 @@ def _move_all(
         return
     run(connection, _reading_in_order())
     for one in staged:
-        if not run(connection, finding(schema, one.token)):
-            raise lost(batch)
-        if move(connection, schema, table(one.token), batch, shape) != one.messages:
+        try:
+            moved = move(connection, schema, table(one.token), batch, shape)
+        except psycopg.errors.UndefinedTable:
+            raise lost(batch) from None
+        if moved != one.messages:
             raise lost(batch)
 
 

@@ -71,7 +71,7 @@ class Node:
 def without_password(dsn: str) -> str:
     """Return the connection string if it holds no password, else raise `ConfigurationError`."""
     text = settings.dsn(dsn)
-    if conninfo.conninfo_to_dict(text).get("password") is not None:
+    if {"password", "sslpassword"} & conninfo.conninfo_to_dict(text).keys():
         raise ConfigurationError(
             "The option dsn holds a password, which Spark would show in plans and logs. Leave it out and let "
             "PGPASSWORD, a passfile or a service file of libpq have it, or name an environment variable that holds "

@@ -38,7 +38,7 @@ FORMATS = ("csv", "json", "parquet", "orc")
     "--order-by",
     metavar="EXPR",
     multiple=True,
-    help="Send in this order, in Spark SQL; may be repeated. Else in that of the files.",
+    help="Send in this order, in Spark SQL; may be repeated. Else by the names of the files, and as in them.",
 )
 @click.option(
     "--kind", type=click.Choice(("M", "E", "C")), default="M", show_default=True, help="Message, event, command."
@@ -62,7 +62,7 @@ def command(
     node, batch = node_of(call, dsn_variable), Batch(name)
     node.check()
     file_format = kind_of_file or _format(paths)
-    from pyspark.sql.functions import expr
+    from pyspark.sql.functions import expr, monotonically_increasing_id
 
     with session(f"send {name}") as spark:
         reader = spark.read.format(file_format).options(**_reading(file_format, reading, inferred=columns is None))
@@ -71,6 +71,8 @@ def command(
             rows = rows.where(where)
         if order_by:
             rows = rows.orderBy(*map(expr, order_by))
+        elif len(rows.inputFiles()) > 1:  # which Spark would read by their size
+            rows = rows.orderBy("_metadata.file_path", "_metadata.file_block_start", monotonically_increasing_id())
         messages = rows.selectExpr(*([] if key is None else [f"string({key}) AS key"]), f"{value} AS value")
         options = {"schema": node.schema, "dsn": node.dsn, "dsnVariable": dsn_variable}
         options |= {"topic": topic, "kind": kind, "idempotencyKey": name}
@@ -91,9 +93,12 @@ def _format(paths: tuple[str, ...]) -> str:
 
 
 def _reading(file_format: str, given: tuple[str, ...], *, inferred: bool) -> dict[str, str]:
-    options = (
-        {"header": "true", "inferSchema": str(inferred).lower(), "mode": "FAILFAST"} if file_format == "csv" else {}
-    )
+    options: dict[str, str] = {}
+    if file_format in ("csv", "json"):
+        options["mode"] = "FAILFAST"
+    if file_format == "csv":
+        # With pruning Spark does not look at the columns that no message needs, and takes rows that are broken there.
+        options |= {"header": "true", "inferSchema": str(inferred).lower(), "columnPruning": "false"}
     for option in given:
         name, equals, value = option.partition("=")
         if not equals:

@@ -16,8 +16,8 @@ import psycopg
 from pyspark.sql.datasource import WriterCommitMessage
 
 from mailroom.commit import NEW
+from mailroom.errors import MailroomError
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sqlstate import RETRIED, sqlstate
 from mailroom.transaction import run
 from spark_jobs import copying
 from spark_jobs.columns import Shape
@@ -27,7 +27,6 @@ from spark_jobs.node import Node
 log = logging.getLogger("mailroom.spark")
 
 ABANDONED_AFTER_H = 24.0
-DROPPED_AT_ONCE = 100  # each takes a few of the server's locks until the transaction ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,76 +90,82 @@ def creating(schema: str, batch: Batch, columns: Iterable[tuple[str, str]]) -> O
 
 # -- Sweeping ---------------------------------------------------------------------------------------------------------
 
-# Those of other roles are left to them: only the owner may drop a table. Who moves a table has it locked, and one that
-# is still being filled is not visible.
+# Those of other roles are left to them: only the owner may drop a table. One that is still being filled by COPY is not
+# visible yet; its token begins with the time, for one that nobody has noted: Spark's JDBC makes tables that are gone.
 ORPHANS = Sql(
     """
-SELECT token FROM {schema}.spark_staging AS s
-WHERE (EXISTS (SELECT FROM {schema}.spark_batch AS b WHERE b.name = s.name AND b.batch = s.batch)
-       OR at < clock_timestamp() - %(hours)s::float8 * interval '1 hour')
-  AND pg_has_role((SELECT relowner FROM pg_catalog.pg_class WHERE oid = to_regclass(
+WITH limits AS MATERIALIZED (SELECT clock_timestamp() - %(hours)s::float8 * interval '1 hour' AS abandoned),
+noted AS MATERIALIZED (
+    SELECT token FROM {schema}.spark_staging AS s, limits
+    WHERE at < abandoned
+       OR EXISTS (SELECT FROM {schema}.spark_batch AS b WHERE b.name = s.name AND b.batch = s.batch)),
+unnoted AS MATERIALIZED (
+    SELECT substr(relname::text, 9)::uuid AS token FROM pg_catalog.pg_class, limits
+    WHERE relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.outbox'::regclass::oid)
+      AND relkind = 'r' AND relname::text ~ '^staging_[0-9a-f]{32}$'
+      AND to_timestamp(('x' || substr(relname::text, 9, 12))::bit(48)::bigint::float8 / 1000::float8) < abandoned
+      AND NOT EXISTS (SELECT FROM {schema}.spark_staging AS s WHERE s.token = substr(relname::text, 9)::uuid))
+SELECT token FROM (SELECT token FROM noted UNION ALL SELECT token FROM unnoted) AS o
+WHERE pg_has_role((SELECT relowner FROM pg_catalog.pg_class WHERE oid = to_regclass(
           '{schema}.staging_' || replace(token::text, '-', ''))::oid), 'USAGE') IS NOT FALSE
-ORDER BY token LIMIT %(rows)s::bigint FOR UPDATE SKIP LOCKED
+ORDER BY token
 """,
     columns=("uuid",),
 )
-HOLD = Sql(
-    "SELECT token FROM {schema}.spark_staging WHERE token = ANY (%(tokens)s::uuid[]) ORDER BY token FOR UPDATE",
-    columns=("uuid",),
+# Somebody who reads a table, or moves it, keeps it: the next sweep finds it again. What is lost in a crash, too.
+PATIENCE = Sql(
+    "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
+    columns=("text", "text"),
 )
+FORGET = Sql("DELETE FROM {schema}.spark_staging WHERE token = %(token)s::uuid")
 # CASCADE: a work that commits by itself leaves a view of the table behind.
 DROP = Sql("DROP TABLE IF EXISTS {schema}.{table} CASCADE")
-FORGET = Sql("DELETE FROM {schema}.spark_staging WHERE token = ANY (%(tokens)s::uuid[])")
-PATIENCE = Sql("SELECT set_config('lock_timeout', '1s', true)", columns=("text",))
 
 
 def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
     """Drop staging tables whose batch the ledger has, and those older than so many hours; returns how many.
 
-    A batch that is still to be committed keeps its tables for that long; longer ones fail loudly and are run again.
+    Those that somebody has locked are left. A batch that is still to be committed keeps its tables for that long; one
+    that takes longer fails loudly and is run again.
     """
-    swept = 0
     with node.connect("sweep", autocommit=True) as connection:
-        while True:
-            with connection.transaction():
-                dropped = run(connection, sweeping(node.schema, abandoned_after_h))
-            swept += dropped
-            if dropped < DROPPED_AT_ONCE:
-                return swept
+        tokens = run(connection, finding_orphans(node.schema, abandoned_after_h))
+        return sum(_is_dropped(connection, node.schema, token) for token in tokens)
 
 
-def sweeping(schema: str, hours: float) -> Operation[int]:
-    """Drop orphans, some at a time; returns how many."""
-    orphans = yield ORPHANS.at(schema=schema)(hours=hours, rows=DROPPED_AT_ONCE)
-    return (yield from _dropping(schema, [token for (token,) in orphans]))
+def finding_orphans(schema: str, hours: float) -> Operation[list[UUID]]:
+    """Return the tokens of staging tables that no batch will need any more and that the role may drop."""
+    return [UUID(str(token)) for (token,) in (yield ORPHANS.at(schema=schema)(hours=hours))]
 
 
 def drop(node: Node, staged: Iterable[Staged]) -> None:
-    """Drop the staging tables of these attempts, as far as they are there."""
+    """Drop the staging tables of these attempts, as far as they are there and nobody has them locked."""
     tokens = [one.token for one in staged]
     if tokens:
-        with node.connect("abort") as connection:
-            run(connection, _aborting(node.schema, tokens))
+        with node.connect("abort", autocommit=True) as connection:
+            for token in tokens:
+                _is_dropped(connection, node.schema, token)
 
 
-def _aborting(schema: str, tokens: list[UUID]) -> Operation[int]:
-    held = yield HOLD.at(schema=schema)(tokens=tokens)
-    return (yield from _dropping(schema, [token for (token,) in held]))
+def _is_dropped(connection: psycopg.Connection, schema: str, token: UUID) -> bool:
+    # Each by itself, so that one that is locked keeps none of the others.
+    try:
+        with connection.transaction():
+            run(connection, _dropping(schema, token))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
 
 
-def _dropping(schema: str, tokens: list[UUID]) -> Operation[int]:
+def _dropping(schema: str, token: UUID) -> Operation[None]:
     yield PATIENCE.at()()
-    for token in tokens:
-        yield DROP.at(schema=schema, table=table(token))()
-    yield FORGET.at(schema=schema)(tokens=tokens)
-    return len(tokens)
+    yield DROP.at(schema=schema, table=table(token))()
+    yield FORGET.at(schema=schema)(token=token)
 
 
 def sweep_afterwards(node: Node) -> None:
-    """`sweep` after something that has succeeded: what cannot be dropped now is left to a later one."""
+    """`sweep` after a commit, whose success no trouble here changes: a later one does the rest."""
     try:
         sweep(node)
-    except psycopg.Error as error:
-        if sqlstate(error) not in RETRIED:
-            raise
+    except (psycopg.Error, MailroomError) as error:
         log.info("staging tables are left for a later sweep: %s", type(error).__name__)

@@ -123,7 +123,7 @@ def test_each_grant_of_the_page_is_needed(
 
 
 def test_every_grant_of_the_page_was_tried() -> None:
-    assert len(ATOMS) == 2 + 12 + 5 + 6 + 2 + 1
+    assert len(ATOMS) == 2 + 12 + 5 + 5 + 2 + 1
     assert PAGE.count("GRANT ") == len({on for _, on in ATOMS})
 
 

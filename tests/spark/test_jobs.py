@@ -84,6 +84,35 @@ def test_rows_are_chosen_shaped_and_ordered(
     assert [(kind, value) for _, _, kind, value in messages(connect)] == [("E", 20), ("E", 10)]
 
 
+def test_several_files_are_sent_by_their_names(
+    spark: "SparkSession", spark_dsn: str, connect: Connect, tmp_path: Path
+) -> None:
+    last = 0
+    for day, rows in enumerate((2, 30, 3), start=1):  # Spark reads the largest first
+        lines = [json.dumps({"n": last + nth}) for nth in range(rows)]
+        (tmp_path / f"day{day}.json").write_text("\n".join(lines))
+        last += rows
+    days = [str(tmp_path / f"day{day}.json") for day in (3, 1, 2)]
+    assert run(send.command, *days, "--topic", "t", "--key", "'k'", "--name", "n", "--dsn", spark_dsn) == 0
+    assert [value["n"] for *_, value in messages(connect)] == list(range(35))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("broken.json", '{"a": 1}\n{"a": 2, "b": \n{"a": 3}\n', ["--columns", "a int, b int"]),
+        ("inferred.json", '{"a": 1}\n{"a": 2, "b": \n{"a": 3}\n', []),
+        ("pruned.csv", "a,b,c\n1,2,3\n4,five\n", ["--columns", "a int, b int, c int", "--value", "struct(a)"]),
+    ],
+)
+def test_row_that_cannot_be_read_fails_the_job(
+    spark: "SparkSession", spark_dsn: str, connect: Connect, tmp_path: Path, name: str, text: str, arguments: list[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert run(send.command, str(tmp_path / name), "--topic", "t", "--name", "n", "--dsn", spark_dsn, *arguments) == 1
+    assert messages(connect) == []
+
+
 def test_no_rows(
     spark: "SparkSession", spark_dsn: str, connect: Connect, flights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
