@@ -77,6 +77,7 @@ def _uuid(given: UUID) -> UUID:
 
 
 def headers_json(headers: Mapping[str, str]) -> str | None:
+    """Return headers as the outbox stores them, None for none. Raises `InvalidMessage`."""
     if not isinstance(headers, Mapping):
         raise InvalidMessage(f"headers are a mapping of text to text, not {type(headers).__name__}.")
     for name, value in headers.items():
