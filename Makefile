@@ -28,7 +28,7 @@ venv: $(STAMP) ## Make the virtual environment
 .PHONY: demo
 demo: $(STAMP) ## The main job on real data: 336,776 flights through an embedded PostgreSQL, verified; then through Spark
 	$(BIN)/mailroom demo
-	@if command -v java >/dev/null; then $(MAKE) --no-print-directory pipeline; \
+	@if "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])'; then $(MAKE) --no-print-directory pipeline; \
 	  else echo "The second half, through Spark, needs Java 17: it is left out (make pipeline)"; fi
 
 .PHONY: pipeline

@@ -35,6 +35,8 @@ def missing_extra() -> str | None:
 
 
 def _missing() -> str | None:
+    if absent := missing_extra():
+        return absent
     from spark_jobs.jdbc import HOW_TO_GET_IT, jdbc_jar
     from spark_jobs.session import java_version
 
@@ -42,7 +44,7 @@ def _missing() -> str | None:
         java_version()
     except ConfigurationError as error:
         return str(error)
-    return missing_extra() or (None if jdbc_jar() else f"PostgreSQL's JDBC driver is not here. {HOW_TO_GET_IT}")
+    return None if jdbc_jar() else f"PostgreSQL's JDBC driver is not here. {HOW_TO_GET_IT}"
 
 
 @cache

@@ -3,9 +3,12 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,9 +74,29 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
             builder = builder.config(key, value)
     for key, value in (config or {}).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with _interrupts_held():
+        session = builder.getOrCreate()
     register(session)
     return session
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let an interrupt wait: PySpark would forget the Java that it has just started, which then runs for ever."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives, nor can be set
+        yield
+        return
+    came: list[int] = []
+    before = {
+        each: signal.signal(each, lambda number, _: came.append(number)) for each in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def register(session: "SparkSession") -> None:

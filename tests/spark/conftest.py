@@ -10,7 +10,6 @@ from psycopg import conninfo
 
 from mailroom.embedded import find_binaries
 from mailroom.errors import ConfigurationError
-from spark_jobs.session import java_version, spark_session
 from tests.databases import Databases
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ def password(_databases_of: Callable[[int | None], Databases], pytestconfig: pyt
 @pytest.fixture(scope="session")
 def spark(password: None) -> "Iterator[SparkSession]":
     """The session: two threads, and a task is tried four times."""
+    from spark_jobs.session import java_version, spark_session
+
     try:
         java_version()
     except ConfigurationError as error:

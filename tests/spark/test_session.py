@@ -1,12 +1,16 @@
 """The session starts, with what every one of ours sets."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mailroom.errors import ConfigurationError
-from spark_jobs.session import java_version
+from spark_jobs.session import java_version, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,3 +34,32 @@ def test_java_that_is_too_old_is_told(tmp_path: Path) -> None:
     java.chmod(0o755)
     with pytest.raises(ConfigurationError, match=r"is Java 8\. Install Java 17"):
         java_version({"JAVA_HOME": str(tmp_path)})
+
+
+def test_interrupt_waits_until_java_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    started = []
+
+    def interrupted(builder: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        started.append(builder)
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        spark_session("interrupted", "local[1]")
+    assert started
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_missing_extra_is_told(tmp_path: Path, missing: str) -> None:
+    hiding = f"""
+import importlib.util, runpy
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == {missing!r} else found(name, *rest)
+runpy.run_module("spark_jobs.sweep", run_name="__main__")
+"""
+    ran = subprocess.run([sys.executable, "-c", hiding], capture_output=True, text=True, env=os.environ, check=False)
+    assert ran.returncode == 1
+    assert "install the extra, pip install 'pg-mailroom[spark]'" in ran.stderr.splitlines()[-1]
