@@ -139,7 +139,7 @@ class Dispatcher:
 
     async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
         bell = Bell(self._dsn, self._schema, "outbox", "dispatcher bell")
-        doorbell = Doorbell(lane, self._schema, bell, self._poll_interval_s)
+        doorbell = Doorbell(lane, self._schema, "outbox", bell, self._poll_interval_s)
         deliverer = Deliverer(lane, self._schema, rows=self._rows, max_bytes=self._max_bytes)
         self._leading.clear()
         deliver = asyncio.create_task(self._deliver(doorbell, deliverer))

@@ -45,7 +45,7 @@ class Deliverer:
         self._max_bytes = max_bytes
         self._monotonic = monotonic
         self._scanned = monotonic()
-        self._floor = Floor()
+        self._floor = Floor("outbox")
         self._recovered = False
 
     async def drain(self, now: datetime | None = None, progress: Callable[[Delivery], None] | None = None) -> int:
@@ -76,7 +76,7 @@ class Deliverer:
                     delivering(self._schema, floor=floor, rows=rows, max_bytes=self._max_bytes, now=now)
                 )
             except psycopg.Error as error:
-                self._floor = Floor()
+                self._floor = Floor("outbox")
                 if (error.sqlstate or "")[:2] not in DATA_ERRORS:
                     raise
                 if alone:

@@ -20,18 +20,21 @@ BUSY_PAUSE_S = 0.005  # a nap between drains while messages keep coming: cheaper
 BUSY = 4  # messages in a nap that are worth another one; fewer come cheaper by the bell
 UNSURE_POLL_S = 0.05  # sleep at most so long after not having been awake: writers may have counted on it
 
-AWAKE_KEY = locks.key("'{schema}.outbox'::regclass")
+AWAKE_KEY = locks.key("'{schema}.{outbox}'::regclass")
 # Tried, not waited for: a session in the queue for the lock would make writers believe that somebody is awake.
 TAKE = Sql(f"SELECT pg_try_advisory_lock({locks.AWAKE}, {AWAKE_KEY})", columns=("boolean",))
 LET_GO = Sql(f"SELECT pg_advisory_unlock({locks.AWAKE}, {AWAKE_KEY})", columns=("boolean",))
 
 
 class Doorbell:
-    """Awake and asleep by turns; `connection` is the one that delivers."""
+    """Awake and asleep by turns; `connection` is the one that empties the outbox `table`."""
 
-    def __init__(self, connection: psycopg.AsyncConnection, schema: str, bell: Bell, poll_interval_s: float) -> None:
+    def __init__(
+        self, connection: psycopg.AsyncConnection, schema: str, table: str, bell: Bell, poll_interval_s: float
+    ) -> None:
         self._connection = connection
         self._schema = schema
+        self._table = table
         self._bell = bell
         self._poll_interval_s = poll_interval_s
         self.awake = False
@@ -62,13 +65,13 @@ class Doorbell:
         held = self.awake
         ring = self._bell.next_ring()
         await self._let_go()
-        writers = await run_async(self._connection, reading_writers(self._schema))
+        writers = await run_async(self._connection, reading_writers(self._schema, self._table))
         await drain()
         pause_s = FIRST_PAUSE_S
         while writers and goes_on():
             if await heard(ring, pause_s):
                 return  # others write: back to being awake, and all of this again before the next sleep
-            writers &= await run_async(self._connection, reading_writers(self._schema))
+            writers &= await run_async(self._connection, reading_writers(self._schema, self._table))
             await drain()
             pause_s = min(2 * pause_s, self._poll_interval_s)
         if goes_on():
@@ -80,7 +83,7 @@ class Doorbell:
             self.awake = await run_async(self._connection, self._taking())
 
     def _taking(self) -> Operation[bool]:
-        [(taken,)] = yield TAKE.at(schema=self._schema)()
+        [(taken,)] = yield TAKE.at(schema=self._schema, outbox=self._table)()
         return bool(taken)
 
     async def _let_go(self) -> None:
@@ -89,4 +92,4 @@ class Doorbell:
             self.awake = False
 
     def _letting_go(self) -> Operation[None]:
-        yield LET_GO.at(schema=self._schema)()
+        yield LET_GO.at(schema=self._schema, outbox=self._table)()

@@ -1,4 +1,4 @@
-"""Who is writing to the outbox right now: the transactions whose rows may still become visible.
+"""Who is writing to an outbox right now: the transactions whose rows may still become visible.
 
 Not read from `pg_current_snapshot()`: that does not list running transactions newer than the last completed one, and a
 writer was lost that way within seconds.
@@ -14,7 +14,7 @@ WRITERS = Sql(
 WITH held AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted AND pid IS DISTINCT FROM pg_backend_pid()),
 writer AS MATERIALIZED (
     SELECT virtualtransaction FROM held
-    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = '{schema}.outbox'::regclass::oid
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND relation = '{schema}.{outbox}'::regclass::oid
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
 SELECT virtualtransaction FROM writer
 UNION
@@ -26,7 +26,7 @@ WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'
 )
 
 
-def reading_writers(schema: str) -> Operation[frozenset[str]]:
+def reading_writers(schema: str, table: str) -> Operation[frozenset[str]]:
     """Return the writers there are; a set read earlier has left when it has no element in common with this one."""
-    rows = yield WRITERS.at(schema=schema)()
+    rows = yield WRITERS.at(schema=schema, outbox=table)()
     return frozenset(row[0] for row in rows)

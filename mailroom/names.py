@@ -29,6 +29,11 @@ def inbox_name(name: str) -> str:
     return _identifier(name, "inbox")
 
 
+def executable_name(name: str) -> str:
+    """Return `name` if it can name what executables act on, a target or a function, else raise `InvalidName`."""
+    return _identifier(name, "target")
+
+
 def topic_name(topic: str) -> str:
     """Return `topic` if it is one, else raise `InvalidMessage`."""
     if not isinstance(topic, str) or not TOPIC.match(topic):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0106"
+HEAD = "0107"
 
 
 def migrate(

@@ -41,13 +41,17 @@ def run(connection: AnyConnection, operation: Operation[T]) -> T:
         perform = partial(_psycopg_step, connection)
     else:
         perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
-    rows: list[Any] | None = None
+    resume: Callable[[Any], Step] = operation.send
+    given: Any = None
     while True:
         try:
-            step = operation.send(rows)
+            step = resume(given)
         except StopIteration as stop:
             return cast(T, stop.value)
-        rows = perform(step)
+        try:
+            resume, given = operation.send, perform(step)
+        except Exception as error:  # the operation may know how to go on: from a savepoint
+            resume, given = operation.throw, error
 
 
 async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> T:
@@ -57,13 +61,17 @@ async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> 
         perform = partial(_async_psycopg_step, connection)
     else:
         perform = partial(_async_sqlalchemy_step, await _async_sqlalchemy_connection(connection))
-    rows: list[Any] | None = None
+    resume: Callable[[Any], Step] = operation.send
+    given: Any = None
     while True:
         try:
-            step = operation.send(rows)
+            step = resume(given)
         except StopIteration as stop:
             return cast(T, stop.value)
-        rows = await perform(step)
+        try:
+            resume, given = operation.send, await perform(step)
+        except Exception as error:  # the operation may know how to go on: from a savepoint
+            resume, given = operation.throw, error
 
 
 def is_aborted(connection: object) -> bool:

@@ -53,7 +53,7 @@ class Outgoing:
 
     def row(self) -> tuple[Any, ...]:
         """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken."""
-        message_id = UUID(bytes=os.urandom(16), version=4) if self.id is None else _uuid(self.id)
+        message_id = UUID(bytes=os.urandom(16), version=4) if self.id is None else given_id(self.id)
         return (
             message_id,
             topic_name(self.topic),
@@ -64,13 +64,14 @@ class Outgoing:
             None if self.event_type is None else _one_of(self.event_type, "CUD", "event_type"),
             codec.encode(self.value),
             None if self.headers is None else headers_json(self.headers),
-            None if self.deliver_at is None else _aware(self.deliver_at, "deliver_at"),
-            None if self.expires_at is None else _aware(self.expires_at, "expires_at"),
-            None if self.after_clock is None else _clock(self.after_clock),
+            None if self.deliver_at is None else aware(self.deliver_at, "deliver_at"),
+            None if self.expires_at is None else aware(self.expires_at, "expires_at"),
+            None if self.after_clock is None else clock(self.after_clock),
         )
 
 
-def _uuid(given: UUID) -> UUID:
+def given_id(given: UUID) -> UUID:
+    """Return an id that was given. Raises `InvalidMessage` for what is no UUID."""
     if not isinstance(given, UUID):
         raise InvalidMessage(f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.")
     return given
@@ -100,7 +101,8 @@ def _one_of(code: str, allowed: str, what: str) -> str:
     raise InvalidMessage(f"{what} {shown(code)} is none of {', '.join(allowed)}.")
 
 
-def _aware(moment: datetime, what: str) -> datetime:
+def aware(moment: datetime, what: str) -> datetime:
+    """Return a time that PostgreSQL can keep. Raises `InvalidMessage` for one without a zone, or out of range."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidMessage(f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).")
     if not EARLIEST <= moment < LATEST:
@@ -108,7 +110,8 @@ def _aware(moment: datetime, what: str) -> datetime:
     return moment
 
 
-def _clock(clock: int) -> int:
+def clock(clock: int) -> int:
+    """Return a clock to follow. Raises `InvalidMessage` for what is none."""
     if isinstance(clock, bool) or not isinstance(clock, int) or not 0 <= clock <= MAX_AFTER_CLOCK:
         raise InvalidMessage(f"after_clock {shown(clock)} is no clock: an int from 0 to 2**62.")
     return clock

@@ -121,7 +121,7 @@ class Steps:
     def __init__(self, node: Node, connection: psycopg.AsyncConnection, bell: Bell) -> None:
         self._deliverer = Deliverer(connection, SCHEMA)
         self._bell = bell
-        self.doorbell = Doorbell(connection, SCHEMA, bell, NEVER_S)
+        self.doorbell = Doorbell(connection, SCHEMA, "outbox", bell, NEVER_S)
         self.names: list[str] = []
         self.pauses: list[float] = []
         self.asleep = asyncio.Event()

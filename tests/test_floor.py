@@ -22,7 +22,7 @@ class Lane:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.floor = Floor()
+        self.floor = Floor("outbox")
 
     def deliver(self, rows: int = 10_000) -> Delivery:
         return self.node.deliver(floor=self.floor.value, rows=rows)
@@ -132,12 +132,12 @@ def test_writer_is_known_by_the_same_name_before_and_after_it_is_prepared(node: 
     writer = connect(autocommit=True)
     writer.execute("BEGIN; SET LOCAL mailroom.notify = off")
     send(writer, "shipping")
-    open_one = run(node.connection, reading_writers(SCHEMA))
+    open_one = run(node.connection, reading_writers(SCHEMA, "outbox"))
     writer.execute("PREPARE TRANSACTION 'named'")
-    prepared = run(node.connection, reading_writers(SCHEMA))
+    prepared = run(node.connection, reading_writers(SCHEMA, "outbox"))
     assert open_one & prepared
     writer.execute("ROLLBACK PREPARED 'named'")
-    assert run(node.connection, reading_writers(SCHEMA)) == frozenset()
+    assert run(node.connection, reading_writers(SCHEMA, "outbox")) == frozenset()
 
 
 def test_writers_of_other_tables_and_nodes_and_readers_are_none(node: Node, connect: Connect) -> None:
@@ -145,7 +145,7 @@ def test_writers_of_other_tables_and_nodes_and_readers_are_none(node: Node, conn
     reader.execute("SELECT FROM mailroom.outbox")
     other.execute("CREATE TABLE own (id int)")
     other.execute("INSERT INTO own VALUES (1)")
-    assert run(node.connection, reading_writers(SCHEMA)) == frozenset()
+    assert run(node.connection, reading_writers(SCHEMA, "outbox")) == frozenset()
 
 
 async def test_row_written_below_the_floor_is_found_by_the_scan_of_every_minute(node: Node) -> None:

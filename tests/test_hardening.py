@@ -564,7 +564,10 @@ def shadow(connection: psycopg.Connection[TupleRow], used: Iterable[Sql]) -> Non
 
 # Names of identifiers that stand for numbers, conditions or tables of a statement.
 FILLED = {"schema": "mailroom", "inbox": "shipping", "table": "attempt", "left_out": "s.retry_at > now()"}
-FILLED |= {"channel": "'x'", "node": "mailroom", "before": "(SELECT clock_timestamp())"}
+FILLED |= {"channel": "'x'", "node": "mailroom", "before": "(SELECT clock_timestamp())", "outbox": "outbox"}
+FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked": "FOR UPDATE", "bounds": ""}
+FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}
+FILLED |= {"begun": "g.value", "function": "pg_catalog.jsonb_strip_nulls"}
 
 
 def test_no_statement_calls_what_another_role_has_put_into_the_search_path(

@@ -71,7 +71,7 @@ class History:
         self.node = node
         self.writers = [Writer(connection) for connection in writing]
         self.reapers = [Reaper(connection) for connection in reaping]
-        self.floor = Floor()
+        self.floor = Floor("outbox")
         self.sent = 0
         self.key_of: dict[int, str] = {}
         self.transactions: list[list[int]] = []  # committed ones, in commit order

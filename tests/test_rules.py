@@ -178,7 +178,7 @@ async def test_bell_that_rings_during_the_last_drain_is_heard(node: Node) -> Non
         await asyncio.wait_for(bell.next_ring().wait(), 10)
         async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
             deliverer = Deliverer(connection, SCHEMA)
-            doorbell = Doorbell(connection, SCHEMA, bell, NEVER_S)
+            doorbell = Doorbell(connection, SCHEMA, "outbox", bell, NEVER_S)
             drains = 0
 
             async def drain() -> int:

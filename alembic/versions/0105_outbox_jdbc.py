@@ -24,10 +24,11 @@ CREATE INDEX outbox_jdbc_id_at ON outbox_jdbc_id (at)
 """
 
 # Gives the id if it is new, and no row if it is not. The INSERT waits for another transaction that has written the same
-# id and not ended: its message is there by then, or never will be. Qualified by the schema and without operators, since
-# it runs with the caller's search_path; and with the caller's rights, or anybody could use up ids.
+# id and not ended: its message is there by then, or never will be. It has the caller's rights, or anybody could use up
+# ids.
 TAKE = """
-CREATE FUNCTION outbox_jdbc_take(message_id uuid) RETURNS SETOF uuid LANGUAGE plpgsql ROWS 1 AS $$
+CREATE FUNCTION outbox_jdbc_take(message_id uuid) RETURNS SETOF uuid LANGUAGE plpgsql ROWS 1
+SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF message_id IS NULL THEN
         RAISE not_null_violation USING
@@ -78,7 +79,7 @@ SELECT outbox_jdbc_take(NEW.message_id::uuid), NEW.topic, coalesce(NEW.key, gen_
 """
 
 COPY = """
-CREATE FUNCTION outbox_jdbc_copy() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION outbox_jdbc_copy() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO {schema}.outbox_jdbc SELECT NEW.*;
     RETURN NEW;

@@ -1,0 +1,213 @@
+"""Executables: the second outbox, the store and the books they keep, and what else they may reach."""
+
+from alembic import op
+from mailroom.schema import refuse_to_drop_messages
+
+revision = "0107"
+down_revision = "0106"
+branch_labels = None
+depends_on = None
+
+# `xact` stands before `position`, as in the outbox: the floor rests on it. What version 1 of the format does not allow
+# is refused here, in the writer's transaction; of other versions nothing is known, and the executor parks them.
+OUTBOX_EXECUTABLE = """
+CREATE TABLE outbox_executable (
+    xact         xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    position     bigint      GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
+    message_id   uuid        NOT NULL DEFAULT gen_random_uuid(),
+    version      smallint    NOT NULL DEFAULT 1,
+    operation    text        COLLATE "C" NOT NULL,
+    target       text        COLLATE "C" NOT NULL DEFAULT 'store',
+    key          text        COLLATE "C" NOT NULL DEFAULT '',
+    end_key      text        COLLATE "C",
+    value        bytea,
+    amount       bigint,
+    bytes        bigint,
+    expected     bytea,
+    arguments    jsonb,
+    at           timestamptz,
+    row_limit    bigint,
+    notify       text        COLLATE "C",
+    headers      jsonb,
+    after_clock  bigint,
+    source       text        COLLATE "C" DEFAULT current_setting('application_name'),
+    sent_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT outbox_executable_operation CHECK (CASE WHEN version <> 1 THEN true ELSE CASE operation
+        WHEN 'put'          THEN key <> '' AND value IS NOT NULL
+                                 AND num_nonnulls(end_key, amount, bytes, arguments, at, row_limit) = 0
+        WHEN 'increment'    THEN key <> '' AND amount IS NOT NULL
+                                 AND num_nonnulls(end_key, value, bytes, expected, arguments, at, row_limit) = 0
+        WHEN 'delete'       THEN key <> ''
+                                 AND num_nonnulls(end_key, value, amount, bytes, expected, arguments, at, row_limit) = 0
+        WHEN 'delete_range' THEN num_nonnulls(value, amount, bytes, expected, arguments, at) = 0
+        WHEN 'account'      THEN key <> '' AND num_nonnulls(amount, bytes) = 2 AND target = 'accounting'
+                                 AND num_nonnulls(end_key, value, expected, arguments, row_limit) = 0
+        WHEN 'call'         THEN num_nonnulls(end_key, value, amount, bytes, expected, at, row_limit) = 0
+        ELSE false END END),
+    CONSTRAINT outbox_executable_target      CHECK (target ~ '^[a-z][a-z0-9_]*$' AND octet_length(target) <= 41),
+    CONSTRAINT outbox_executable_key         CHECK (octet_length(key) <= 1024),
+    CONSTRAINT outbox_executable_levels      CHECK (operation <> 'account' OR key !~ '^(?:[^/]*/){32}'),
+    CONSTRAINT outbox_executable_end_key     CHECK (octet_length(end_key) BETWEEN 1 AND 1024),
+    CONSTRAINT outbox_executable_value       CHECK (octet_length(value) <= 4194304),
+    CONSTRAINT outbox_executable_expected    CHECK (octet_length(expected) <= 4194304),
+    CONSTRAINT outbox_executable_arguments   CHECK (octet_length(arguments::text) <= 4194304),
+    CONSTRAINT outbox_executable_at          CHECK (at >= '0001-01-01 UTC' AND at < '9999-01-01 UTC'),
+    CONSTRAINT outbox_executable_row_limit   CHECK (row_limit >= 1),
+    CONSTRAINT outbox_executable_notify      CHECK (notify ~ '^[A-Za-z][A-Za-z0-9_.-]*$'
+                                                    AND octet_length(notify) <= 200),
+    CONSTRAINT outbox_executable_headers     CHECK (
+        jsonb_typeof(headers) = 'object' AND octet_length(headers::text) <= 8192
+        AND NOT jsonb_path_exists(headers, 'strict $.* ? (@.type() <> "string")')),
+    CONSTRAINT outbox_executable_after_clock CHECK (after_clock BETWEEN 0 AND 4611686018427387904),
+    CONSTRAINT outbox_executable_source      CHECK (octet_length(source) <= 200),
+    CONSTRAINT outbox_executable_sent_at     CHECK (sent_at >= '0001-01-01 UTC' AND sent_at < '9999-01-01 UTC')
+) WITH (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000
+)
+"""
+
+DOORBELL = """
+CREATE TRIGGER doorbell BEFORE INSERT ON outbox_executable FOR EACH STATEMENT
+WHEN (current_setting('mailroom.notify', true) IS DISTINCT FROM 'off'
+      AND CASE WHEN pg_try_advisory_lock_shared(
+                        1835100524, ('outbox_executable'::regclass::oid::bigint - 2147483648)::integer)
+               THEN pg_advisory_unlock_shared(
+                        1835100524, ('outbox_executable'::regclass::oid::bigint - 2147483648)::integer)
+               ELSE false END)
+EXECUTE FUNCTION doorbell()
+"""
+
+# Room in each page: a busy counter is written again and again, and stays out of the index (HOT).
+ROOM = """
+    fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+"""
+
+STORE = f"""
+CREATE TABLE store (
+    key    text COLLATE "C" PRIMARY KEY,
+    value  bytea,
+    number bigint,
+    CONSTRAINT store_one_value CHECK (num_nonnulls(value, number) = 1)
+) WITH ({ROOM})
+"""
+
+ACCOUNTING = f"""
+CREATE TABLE accounting (
+    key    text COLLATE "C" NOT NULL,
+    minute timestamptz NOT NULL,
+    count  bigint NOT NULL,
+    bytes  bigint NOT NULL,
+    PRIMARY KEY (key, minute)
+) WITH ({ROOM})
+"""
+
+TARGETS = """
+CREATE TABLE executable_target (
+    name          text COLLATE "C" PRIMARY KEY
+                  CHECK (name ~ '^[a-z][a-z0-9_]{0,40}$' AND name NOT IN ('store', 'accounting')),
+    table_schema  text NOT NULL,
+    table_name    text NOT NULL,
+    key_column    text NOT NULL,
+    value_column  text,
+    number_column text,
+    created_at    timestamptz NOT NULL DEFAULT now()
+);
+CREATE TABLE executable_function (
+    name            text COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,40}$'),
+    function_schema text NOT NULL,
+    function_name   text NOT NULL,
+    timeout_s       double precision NOT NULL DEFAULT 10 CHECK (timeout_s > 0 AND timeout_s <= 300),
+    created_at      timestamptz NOT NULL DEFAULT now()
+)
+"""
+
+CURSOR = """
+CREATE TABLE executable_cursor (
+    position bigint PRIMARY KEY,
+    reached  text   NOT NULL,
+    deleted  bigint NOT NULL
+)
+"""
+
+COMMENTS = {
+    "outbox_executable": {
+        None: "Where writers commit executables. Inserted once, deleted once by the executor, never updated.",
+        "xact": "The writer's transaction. Not for writers to set.",
+        "position": "Order of execution. Not for writers to set.",
+        "message_id": "The executable's identity; header `correlation` of what is said of its outcome.",
+        "version": "Of the format. A version that the executor does not know goes to dead_letter.",
+        "operation": "put, increment, delete, delete_range, account or call.",
+        "target": "What it acts on: store, accounting, a name of executable_target, or of executable_function.",
+        "key": "The key; of delete_range the first one, empty for the first there is.",
+        "end_key": "Of delete_range: up to this key, without it. Null: to the last.",
+        "value": "Of put: the value.",
+        "amount": "Of increment: by how much. Of account: how many.",
+        "bytes": "Of account: how many bytes.",
+        "expected": "Of put: only where this value stands; zero bytes: only where there is none.",
+        "arguments": "Of call: what the function is given.",
+        "at": "Of account: when it happened; sent_at if null.",
+        "row_limit": "Of delete_range: so many keys at most.",
+        "notify": "The topic that is told the outcome; null: nobody is.",
+        "headers": "Flat map of text to text; saga, user and tenant go on to what is said of the outcome.",
+        "after_clock": "What is said of the outcome is stamped later than this clock.",
+        "source": "Who sent it: the writer's application_name.",
+        "sent_at": "Physical time of the send; order never rests on it.",
+    },
+    "store": {
+        None: "Values and counters by key, written by executables only.",
+        "key": "The key.",
+        "value": "What was put; null for a counter.",
+        "number": "What was counted; null for a value.",
+    },
+    "accounting": {
+        None: "The books: how many, and how many bytes, for every successive prefix of a key, by the minute.",
+        "key": "A key up to one of its slashes, or all of it.",
+        "minute": "The minute, by its beginning.",
+        "count": "How many.",
+        "bytes": "How many bytes.",
+    },
+    "executable_target": {
+        None: "Tables of the application that executables may write, by an administrator's registration.",
+        "name": "The target's name in executables.",
+        "table_schema": "The table's schema.",
+        "table_name": "The table.",
+        "key_column": "Its key, unique by itself.",
+        "value_column": "What put writes; null: nothing can be put.",
+        "number_column": "What increment counts; null: nothing can be counted.",
+        "created_at": "When it was registered.",
+    },
+    "executable_function": {
+        None: "Functions that executables may call, by an administrator's registration.",
+        "name": "The function's name in executables.",
+        "function_schema": "The function's schema.",
+        "function_name": "The function; it takes one jsonb.",
+        "timeout_s": "A call may take so long, in seconds.",
+        "created_at": "When it was registered.",
+    },
+    "executable_cursor": {
+        None: "A large delete_range under way: how far it is.",
+        "position": "The executable's position.",
+        "reached": "The last key deleted.",
+        "deleted": "How many so far.",
+    },
+}
+
+TABLES = ("executable_cursor", "executable_function", "executable_target", "accounting", "store", "outbox_executable")
+
+
+def upgrade() -> None:
+    for statement in (OUTBOX_EXECUTABLE, DOORBELL, STORE, ACCOUNTING, TARGETS, CURSOR):
+        op.execute(statement)
+    for table, columns in COMMENTS.items():
+        for column, text in columns.items():
+            what = f"TABLE {table}" if column is None else f"COLUMN {table}.{column}"
+            op.execute(f"COMMENT ON {what} IS '{text.replace(chr(39), chr(39) * 2)}'")
+
+
+def downgrade() -> None:
+    refuse_to_drop_messages(op.get_context(), ("outbox_executable", "store", "accounting"))
+    for table in TABLES:
+        op.execute(f"DROP TABLE {table}")

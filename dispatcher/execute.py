@@ -1,0 +1,246 @@
+"""Execute: the oldest committed executables, taken and applied in one transaction, as if one after another.
+
+Operations on one key come to one write per batch. What cannot be applied goes to `dead_letter`, and the others go on.
+What is here runs inside one transaction; `dispatcher.executor` says where transactions begin and end.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from dispatcher.accounts import finding_books, writing_books
+from dispatcher.fold import CompareFailed, Contents, Refused, Taken, applied, books_of, entered
+from dispatcher.function import Functions, calling, reading_functions
+from dispatcher.outcome import Outcome, burying_executables, reason_of, telling
+from dispatcher.range import deleting, finding_progress, forgetting_progress, noting_progress
+from dispatcher.taking import locking_executables, looking_at_oldest, removing, taking
+from dispatcher.target import Targets, finding_contents, reading_targets, writing_contents
+from mailroom.errors import InvalidMessage
+from mailroom.executable import VERSION
+from mailroom.operation import Operation, Sql, T
+
+KEYED = ("put", "increment", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What one transaction did. `taken` counts executables, of which `dead` could not be applied; `told` messages.
+
+    `last` is the largest position taken; `more`: there may be more to take. `deleted` counts keys of a range.
+    """
+
+    taken: int
+    dead: int = 0
+    told: int = 0
+    deleted: int = 0
+    last: int | None = None
+    more: bool = False
+
+
+@dataclass(slots=True)
+class Done:
+    """What applying executables came to."""
+
+    dead: list[tuple[Taken, str]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def refuse(self, taken: Taken, reason: str) -> None:
+        """Note that one cannot be applied."""
+        self.dead.append((taken, reason))
+        self.outcomes.append(Outcome(taken, 500, {"outcome": "refused", "reason": reason}))
+
+    def add(self, other: "Done") -> None:
+        """Take what else was done."""
+        self.dead += other.dead
+        self.outcomes += other.outcomes
+
+
+def executing(schema: str, *, floor: int, rows: int, max_bytes: int) -> Operation[Execution]:
+    """Execute up to `rows` executables and `max_bytes` of values (at least one) above the position `floor`."""
+    yield from locking_executables(schema)
+    taken, more = yield from taking(schema, floor=floor, rows=rows, max_bytes=max_bytes)
+    if not taken:
+        return (yield from _ranging(schema, floor))
+    done, known = Done(), []
+    targets = yield from reading_targets(schema, {each.target for each in taken if each.operation in KEYED})
+    functions = yield from reading_functions(schema, {each.target for each in taken if each.operation == "call"})
+    for each in taken:
+        reason = _unknown(each, targets, functions)
+        known.append(each) if reason is None else done.refuse(each, reason)
+    for group in _groups(known, targets):
+        done.add((yield from _applying(schema, group, targets, functions)))
+    told = yield from _ending(schema, done)
+    return Execution(len(taken), len(done.dead), told, 0, taken[-1].position, more)
+
+
+def _unknown(taken: Taken, targets: Targets, functions: Functions) -> str | None:
+    """Return why one cannot even be tried."""
+    if taken.version != VERSION:
+        return f"version {taken.version} of the format is not known to this release: upgrade it, and requeue this"
+    if (taken.operation in KEYED or taken.operation == "delete_range") and taken.target not in targets:
+        return "its target is not registered, or its table has changed: mailroom executor target add, and requeue this"
+    if taken.operation == "call" and taken.target not in functions:
+        return "its function is not registered, or is gone: mailroom executor function add, and requeue this"
+    return None
+
+
+def _groups(taken: Sequence[Taken], targets: Targets) -> Iterator[list[Taken]]:
+    """Cut executables into those that come to one write, and those that must be applied alone."""
+
+    def is_alone(each: Taken) -> bool:
+        return each.operation == "call" or (each.operation in KEYED and targets[each.target].guarded)
+
+    for alone, group in groupby(taken, is_alone):
+        if alone:
+            yield from ([each] for each in group)
+        else:
+            yield list(group)
+
+
+def _ending(schema: str, done: Done) -> Operation[int]:
+    """Put away what could not be applied, and tell who wants to know; returns how many messages that took."""
+    yield from burying_executables(schema, sorted(done.dead, key=lambda each: each[0].position))
+    outcomes = sorted(done.outcomes, key=lambda outcome: outcome.taken.position)
+    return (yield from telling(schema, outcomes))
+
+
+# -- Within a savepoint -----------------------------------------------------------------------------------------------
+
+SAVEPOINT = Sql("SAVEPOINT executable")
+RELEASE = Sql("RELEASE SAVEPOINT executable")
+ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT executable")
+
+
+class _Changed(Exception):
+    """Somebody has written what we had looked at."""
+
+
+def _applying(schema: str, group: list[Taken], targets: Targets, functions: Functions) -> Operation[Done]:
+    """Apply executables; one that the database refuses is found by halving, and the others are applied."""
+    while True:
+        try:
+            work = _call(group[0], functions) if group[0].operation == "call" else _fold(schema, group, targets)
+            return (yield from _saved(work))
+        except _Changed:
+            continue
+        except Exception as error:
+            reason = reason_of(error)
+            if reason is None:
+                raise
+            if len(group) == 1:
+                done = Done()
+                done.refuse(group[0], reason)
+                return done
+        done = yield from _applying(schema, group[: len(group) // 2], targets, functions)
+        done.add((yield from _applying(schema, group[len(group) // 2 :], targets, functions)))
+        return done
+
+
+def _saved(work: Operation[T]) -> Operation[T]:
+    """Do work that leaves nothing if it fails."""
+    yield SAVEPOINT.at()()
+    try:
+        result = yield from work
+    except Exception as error:
+        # A lost connection has no savepoint to go back to.
+        if isinstance(error, _Changed | Refused) or reason_of(error) is not None:
+            yield ROLL_BACK.at()()
+            yield RELEASE.at()()
+        raise
+    yield RELEASE.at()()
+    return result
+
+
+def _call(taken: Taken, functions: Functions) -> Operation[Done]:
+    done = Done()
+    result = yield from calling(functions[taken.target], taken.arguments)
+    if taken.notify is None:
+        return done
+    outcome = Outcome(taken, 200, {"outcome": "applied", "result": result})
+    try:
+        outcome.message().row()
+    except InvalidMessage:
+        outcome = Outcome(taken, 200, {"outcome": "applied", "reason": "the result is too large for a message"})
+    done.outcomes.append(outcome)
+    return done
+
+
+def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
+    """Apply executables of which each can be applied with the others; raises `_Changed`."""
+    done = Done()
+    keys: dict[str, dict[int, str]] = {}  # of each target, by position
+    accounted = {}
+    for each in group:
+        if each.operation == "account":
+            accounted[each.position] = books_of(each)
+            continue
+        try:
+            keys.setdefault(each.target, {})[each.position] = targets[each.target].key_of(each.key)
+        except Refused as refusal:
+            done.refuse(each, str(refusal))
+    before: dict[str, Contents] = {}
+    for name, of_target in keys.items():
+        before[name] = yield from finding_contents(schema, targets[name], of_target.values())
+    books = yield from finding_books(schema, {book for found in accounted.values() for book in found})
+    after = {name: contents.copy() for name, contents in before.items()}
+    for each in group:
+        try:
+            if each.operation == "account":
+                entered(each, accounted[each.position], books)
+                if each.notify:
+                    done.outcomes.append(Outcome(each, 200, {"outcome": "applied"}, "U"))
+            elif (key := keys[each.target].get(each.position)) is not None:
+                contents = after[each.target]
+                held = contents[key]
+                contents[key] = now = applied(each, held, targets[each.target].rules)
+                if each.notify:
+                    done.outcomes.append(Outcome.of(each, held, now))
+        except CompareFailed as failed:
+            if each.notify is None:
+                done.refuse(each, str(failed))
+            else:
+                done.outcomes.append(Outcome(each, 409, {"outcome": "compare failed", "found": failed.found}))
+        except Refused as refusal:
+            done.refuse(each, str(refusal))
+    for name, contents in after.items():
+        if not (yield from writing_contents(schema, targets[name], before[name], contents)):
+            raise _Changed
+    yield from writing_books(schema, books)
+    return done
+
+
+# -- Ranges -----------------------------------------------------------------------------------------------------------
+
+
+def _ranging(schema: str, floor: int) -> Operation[Execution]:
+    """Delete what one transaction may of the range that comes next, if a range is what comes next."""
+    taken = yield from looking_at_oldest(schema, floor)
+    if taken is None or taken.version != VERSION or taken.operation != "delete_range":
+        return Execution(0, more=taken is not None)  # it came after the look that found nothing
+    done = Done()
+    targets = yield from reading_targets(schema, {taken.target})
+    progress = yield from finding_progress(schema, taken.position)
+    reason = _unknown(taken, targets, {})
+    try:
+        if reason is not None:
+            raise Refused(reason)
+        step = yield from _saved(deleting(schema, targets[taken.target], taken, progress))
+    except Refused as refusal:
+        done.refuse(taken, str(refusal))
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is None:
+            raise
+        deleted = f", after {progress.deleted:,} keys were deleted" if progress.deleted else ""
+        done.refuse(taken, f"{reason}{deleted}")
+    else:
+        if not step.is_done:
+            yield from noting_progress(schema, taken.position, step.progress)
+            return Execution(0, deleted=step.progress.deleted - progress.deleted, more=True)
+        details = {"outcome": "applied", "deleted": step.progress.deleted}
+        done.outcomes.append(Outcome(taken, 200, details, "D" if step.progress.deleted else None))
+        progress = step.progress
+    yield from removing(schema, taken.position)
+    yield from forgetting_progress(schema, taken.position)
+    told = yield from _ending(schema, done)
+    return Execution(1, len(done.dead), told, progress.deleted, taken.position, more=True)

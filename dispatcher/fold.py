@@ -1,0 +1,164 @@
+"""Fold: what many operations come to for the keys they touch, as if applied one after another. No database in here.
+
+The operations and what they mean are those of CockroachDB's design of executable messages: put with compare-and-set,
+increment, delete, and accounting for every successive prefix of a key.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+
+
+class Taken(NamedTuple):
+    """An executable as it is taken from its outbox: its columns, arguments and headers as JSON text."""
+
+    position: int
+    message_id: UUID
+    version: int
+    operation: str
+    target: str
+    key: str
+    end_key: str | None
+    value: bytes | None
+    amount: int | None
+    bytes: int | None
+    expected: "bytes | None"  # type: ignore[valid-type]  # the builtin, which the field before hides from mypy
+    arguments: str | None
+    at: datetime | None
+    row_limit: int | None
+    notify: str | None
+    headers: str | None
+    after_clock: int | None
+    source: str | None
+    sent_at: datetime
+
+
+class Content(NamedTuple):
+    """What a key holds: a value, a number, or in a table of the user's both. A key without content is absent."""
+
+    value: bytes | None
+    number: int | None
+
+
+Contents: TypeAlias = dict[str, Content | None]
+
+
+class Refused(Exception):
+    """The operation cannot be applied; the text says why. Nothing has changed."""
+
+
+class CompareFailed(Refused):
+    """The key does not hold what `put` expects."""
+
+    def __init__(self, found: Content | None) -> None:
+        super().__init__("the key does not hold the expected value" if found else "the key does not exist")
+        self.found = None if found is None else found.number if found.value is None else found.value
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a target can hold. In the store a key has a value or a number, elsewhere each has a column of its own."""
+
+    has_value: bool = True
+    has_number: bool = True
+    smallest: int = MIN_INT64
+    largest: int = MAX_INT64
+    text: bool = False
+    exclusive: bool = False
+
+
+STORE_RULES = Rules(exclusive=True)
+
+
+def applied(operation: Taken, content: Content | None, rules: Rules) -> Content | None:
+    """Return what the key holds after a put, an increment or a delete. Raises `Refused`."""
+    match operation.operation:
+        case "increment":
+            return _incremented(content, operation.amount or 0, rules)
+        case "put":
+            _compare(operation.expected, content)
+            return _put(content, operation.value or b"", rules)
+        case _:
+            return None
+
+
+def _incremented(content: Content | None, amount: int, rules: Rules) -> Content:
+    if not rules.has_number:
+        raise Refused("the target has no number column")
+    value, number = content or (None, 0)
+    if rules.exclusive and value is not None:
+        raise Refused("the key holds a value, not a number")
+    total = (number or 0) + amount
+    if not rules.smallest <= total <= rules.largest:
+        raise Refused(f"the number would leave its range, {rules.smallest} to {rules.largest}")
+    return Content(value, total)
+
+
+def _compare(expected: bytes | None, content: Content | None) -> None:
+    if expected is None:
+        return
+    # Zero bytes: there must be nothing. A value of no bytes can be put, but never be expected.
+    if content is not None if expected == b"" else content is None or content.value != expected:
+        raise CompareFailed(content)
+
+
+def _put(content: Content | None, value: bytes, rules: Rules) -> Content:
+    if not rules.has_value:
+        raise Refused("the target has no value column")
+    if rules.text:
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            raise Refused("the value is not UTF-8, and the column is text") from None
+        if "\0" in text:
+            raise Refused("the value holds a NUL character, and the column is text")
+    return Content(value, None if rules.exclusive or content is None else content.number)
+
+
+class Book(NamedTuple):
+    """Whose books, and of which minute."""
+
+    key: str
+    minute: datetime
+
+
+class Sums(NamedTuple):
+    """What a book says: how many, and how many bytes."""
+
+    entries: int
+    bytes: int
+
+
+Books: TypeAlias = dict[Book, Sums]
+
+
+def prefixes(key: str) -> Iterator[str]:
+    """Give every successive prefix of a key: of a/b/c these are a, a/b and a/b/c; none is empty."""
+    cut = key.find("/")
+    while cut >= 0:
+        if cut:
+            yield key[:cut]
+        cut = key.find("/", cut + 1)
+    yield key
+
+
+def books_of(operation: Taken) -> list[Book]:
+    """Return the books that an account operation is entered into."""
+    # In UTC: zones of old are off by seconds.
+    minute = (operation.at or operation.sent_at).astimezone(UTC).replace(second=0, microsecond=0)
+    return [Book(prefix, minute) for prefix in prefixes(operation.key)]
+
+
+def entered(operation: Taken, keys: Iterable[Book], books: Books) -> None:
+    """Enter an account operation into all of its books, or into none and raise `Refused`."""
+    count, size = operation.amount or 0, operation.bytes or 0
+    found = {book: books.get(book, Sums(0, 0)) for book in keys}
+    sums = {book: Sums(before.entries + count, before.bytes + size) for book, before in found.items()}
+    for each in sums.values():
+        if not (MIN_INT64 <= each.entries <= MAX_INT64 and MIN_INT64 <= each.bytes <= MAX_INT64):
+            raise Refused(f"a sum would leave its range, {MIN_INT64} to {MAX_INT64}")
+    books.update(sums)

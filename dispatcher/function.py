@@ -1,0 +1,61 @@
+"""Functions that executables may call: a closed list that an administrator keeps; no message ever names what runs."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dispatcher.target import quoted
+from mailroom.operation import Operation, Sql
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function by its quoted name, that takes one jsonb and may run for so long."""
+
+    name: str
+    is_void: bool
+    timeout_s: float
+
+
+Functions: TypeAlias = dict[str, Function]
+
+FUNCTIONS = Sql(
+    """
+SELECT f.name, f.function_schema, f.function_name, p.prorettype = 'void'::regtype, f.timeout_s
+FROM {schema}.executable_function AS f JOIN pg_catalog.pg_proc AS p
+  ON p.oid = to_regprocedure(pg_catalog.format('%%I.%%I(jsonb)', function_schema, function_name))::oid
+ AND p.prokind = 'f' AND NOT p.proretset
+WHERE f.name = ANY(%(names)s::text[])
+""",
+    columns=("text", "text", "text", "boolean", "float8"),
+)
+
+
+def reading_functions(schema: str, names: Collection[str]) -> Operation[Functions]:
+    """Return the functions of these names that are registered, and are there."""
+    if not names:
+        return {}
+    rows = yield FUNCTIONS.at(schema=schema)(names=sorted(names))
+    return {
+        name: Function(f"{quoted(schema)}.{quoted(function)}", is_void, timeout_s)
+        for name, schema, function, is_void, timeout_s in rows
+    }
+
+
+LIMIT = Sql(
+    "SELECT current_setting('statement_timeout'), set_config('statement_timeout', %(timeout)s::text, true)",
+    columns=("text", "text"),
+)
+RESTORE = Sql("SELECT set_config('statement_timeout', %(timeout)s::text, true)", columns=("text",))
+CALL = Sql("SELECT pg_catalog.to_jsonb({function}(%(arguments)s::text::jsonb))::text", columns=("text",))
+CALL_VOID = Sql("SELECT {function}(%(arguments)s::text::jsonb)::text", columns=("text",))
+
+
+def calling(function: Function, arguments: str | None) -> Operation[object]:
+    """Call a function, and return what JSON says of its result. Its errors come out as they are."""
+    [(before, _)] = yield LIMIT.at()(timeout=f"{max(1, round(1000 * function.timeout_s))}ms")
+    call = CALL_VOID if function.is_void else CALL
+    [(result,)] = yield call.at(function=function.name)(arguments=arguments)
+    yield RESTORE.at()(timeout=before)
+    return None if function.is_void or result is None else json.loads(result)

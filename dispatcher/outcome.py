@@ -1,0 +1,116 @@
+"""What is said of an executable: the message with its outcome, or the dead letter with the reason."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import psycopg
+
+from dispatcher.fold import Content, Taken
+from mailroom.executable import NAMES as PARTS
+from mailroom.executable import wired
+from mailroom.operation import Operation, Sql
+from mailroom.sqlstate import sqlstate
+from outbox.outbox import sending_many
+from outbox.outgoing import EventType, Outgoing
+
+Event: TypeAlias = EventType | None
+Status: TypeAlias = Literal[200, 409, 500]
+CARRIED = ("saga", "user", "tenant")  # headers that go on, as with every reply
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an executable ended: 200 applied, 409 compared and found to differ, 500 refused.
+
+    `event` tells what happened to the object: C created, U updated, D deleted, None nothing.
+    """
+
+    taken: Taken
+    status: Status
+    details: dict[str, object]
+    event: Event = None
+
+    @classmethod
+    def of(cls, taken: Taken, before: Content | None, after: Content | None) -> "Outcome":
+        """Return how a put, an increment or a delete ended that was applied."""
+        if after is None:
+            deleted = before is not None
+            return cls(taken, 200, {"outcome": "applied", "deleted": int(deleted)}, "D" if deleted else None)
+        details: dict[str, object] = {"outcome": "applied"}
+        if taken.operation == "increment":
+            details["number"] = after.number
+        return cls(taken, 200, details, "C" if before is None else "U")
+
+    def message(self) -> Outgoing:
+        """Return the message that tells it. Raises `InvalidMessage` for details that no message can hold."""
+        taken = self.taken
+        headers = json.loads(taken.headers or "{}")
+        return Outgoing(
+            str(taken.notify),
+            {"operation": taken.operation, "target": taken.target, "key": taken.key, **self.details},
+            taken.key or taken.message_id,
+            {name: headers[name] for name in CARRIED if name in headers}
+            | {"correlation": str(taken.message_id), "status": str(self.status)},
+            kind="R",
+            message_type="O",
+            event_type=self.event,
+            after_clock=taken.after_clock,
+        )
+
+
+def telling(schema: str, outcomes: Sequence[Outcome]) -> Operation[int]:
+    """Send the messages of outcomes that somebody is to be told; returns how many."""
+    return (yield from sending_many(schema, [each.message().row() for each in outcomes if each.taken.notify]))
+
+
+BURY = Sql(
+    """
+INSERT INTO {schema}.dead_letter (stage, reason, message_id, topic, key, kind, message_type, value, headers,
+                                  after_clock, source, sent_at)
+SELECT 'execute', reason, message_id, topic, key, 'M', 'U', value, headers::jsonb, after_clock, source, sent_at
+FROM unnest(%(reason)s::text[], %(message_id)s::uuid[], %(topic)s::text[], %(key)s::text[], %(value)s::bytea[],
+            %(headers)s::text[], %(after_clock)s::bigint[], %(source)s::text[], %(sent_at)s::timestamptz[])
+     WITH ORDINALITY AS d (reason, message_id, topic, key, value, headers, after_clock, source, sent_at, nth)
+ORDER BY nth
+"""
+)
+
+
+def burying_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Operation[None]:
+    """Put executables that could not be applied among the dead letters, each with its reason."""
+    if not dead:
+        return
+    taken = [each for each, _ in dead]
+    yield BURY.at(schema=schema)(
+        reason=[reason for _, reason in dead],
+        message_id=[each.message_id for each in taken],
+        topic=[f"{each.target}.{each.operation}" for each in taken],
+        key=[each.key or str(each.message_id) for each in taken],
+        value=[wired({name: getattr(each, name) for name in PARTS}) for each in taken],
+        headers=[each.headers for each in taken],
+        after_clock=[each.after_clock for each in taken],
+        source=[each.source for each in taken],
+        sent_at=[each.sent_at for each in taken],
+    )
+
+
+# An error of these classes says something of the executable, or of what it acts on; any other one of the server, or of
+# the connection, and then all of it is tried again: connection, transaction, resources, intervention, system.
+OF_THE_SERVER = ("08", "25", "40", "53", "55", "57", "58", "72", "F0", "XX")
+CANCELLED = "57014"  # the timeout that a function has
+
+
+def reason_of(error: Exception) -> str | None:
+    """Return why an executable failed, without anything of its content; None if it is not to blame."""
+    code = sqlstate(error)
+    if not code or (code[:2] in OF_THE_SERVER and code != CANCELLED):
+        return None
+    if not isinstance(error, psycopg.Error):
+        error = getattr(error, "orig", error)
+    diag = getattr(error, "diag", None)
+    names = (diag.constraint_name, diag.table_name, diag.column_name) if diag is not None else ()
+    # The text of an error repeats values; that of RAISE is its author's own.
+    told = diag.message_primary if diag is not None and code == "P0001" else None
+    return " ".join(part for part in (f"{type(error).__name__} ({code})", *names, told) if part)

@@ -1,0 +1,183 @@
+"""What executables act on: the node's store, and tables of users that an administrator has registered."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from dispatcher.fold import STORE_RULES, Content, Contents, Refused, Rules
+from mailroom.executable import STORE
+from mailroom.operation import Operation, Sql
+
+# What a key's text is cast to, and the range of the numbers.
+INTS = {"smallint": (-(2**15), 2**15 - 1), "integer": (-(2**31), 2**31 - 1), "bigint": (-(2**63), 2**63 - 1)}
+TEXTS = ("text", "character varying")
+INT = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table by its quoted names; `guarded`: its constraints and triggers look at every single operation."""
+
+    name: str
+    table: str
+    key: str
+    key_type: str
+    value: str | None
+    number: str | None
+    number_type: str
+    rules: Rules
+    guarded: bool
+
+    def key_of(self, text: str) -> str:
+        """Return a key as the table spells it, so that one row has one name. Raises `Refused`."""
+        if self.key_type in INTS:
+            smallest, largest = INTS[self.key_type]
+            if not INT.fullmatch(text) or not smallest <= int(text) <= largest:
+                raise Refused(f"the key is no {self.key_type}")
+            return text
+        if self.key_type == "uuid":
+            try:
+                return str(UUID(text))
+            except ValueError:
+                raise Refused("the key is no uuid") from None
+        return text
+
+    def names(self, schema: str) -> dict[str, str]:
+        """Return the names that the statements below are rendered with."""
+        given = "convert_from(g.value, 'UTF8'::name)" if self.rules.text else "g.value"
+        found = f"convert_to(t.{self.value}, 'UTF8'::name)" if self.rules.text else f"t.{self.value}"
+        columns = [(self.value, given), (self.number, f"g.number::{self.number_type}")]
+        written = [(column, expression) for column, expression in columns if column is not None]
+        # In a table of users a counter may not be null, and begins at 0.
+        begun = [
+            (column, f"coalesce({expression}, 0::{self.number_type})" if column == self.number else expression)
+            for column, expression in written
+        ]
+        return {
+            "schema": schema,
+            "target": self.table.replace("{schema}", f'"{schema}"'),
+            "key": self.key,
+            "key_type": self.key_type,
+            "locked": "" if self.name == STORE else "FOR UPDATE",  # only executors write the store, one at a time
+            "found_value": "NULL::bytea" if self.value is None else found,
+            "found_number": "NULL::bigint" if self.number is None else f"t.{self.number}::bigint",
+            "sets": ", ".join(f"{column} = {expression}" for column, expression in written),
+            "columns": ", ".join(column for column, _ in written),
+            "begun": ", ".join(expression for _, expression in (written if self.rules.exclusive else begun)),
+        }
+
+
+STORE_TARGET = Target(STORE, "{schema}.store", "key", "text", "value", "number", "bigint", STORE_RULES, guarded=False)
+
+# Guarded is whatever could tell operations applied one by one from what they come to: checks, foreign keys either way,
+# other unique columns, triggers, rules, row security, columns that must be given. Asked each time: tables change.
+TARGETS = Sql(
+    """
+SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.number_column,
+       k.atttypid::regtype::text, v.atttypid::regtype::text, n.atttypid::regtype::text,
+       c.oid IS NULL OR k.attnum IS NULL OR e.value_column IS NOT NULL AND v.attnum IS NULL
+       OR e.number_column IS NOT NULL AND n.attnum IS NULL,
+       c.relkind <> 'r' OR c.relhasrules OR c.relrowsecurity
+       OR EXISTS (SELECT FROM pg_catalog.pg_trigger AS t
+                  WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D')
+       OR EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
+                  WHERE o.conrelid = c.oid AND o.contype IN ('c', 'x', 'f', 't')
+                     OR o.confrelid = c.oid AND o.contype = 'f')
+       OR EXISTS (SELECT FROM pg_catalog.pg_index AS i
+                  WHERE i.indrelid = c.oid AND i.indisunique AND i.indkey::text <> k.attnum::text)
+       OR EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
+                  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull
+                    AND NOT a.atthasdef AND a.attidentity = '' AND a.attname NOT IN (e.key_column::name)
+                    AND a.attname IS DISTINCT FROM e.number_column::name)
+FROM {schema}.executable_target AS e
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid = to_regclass(pg_catalog.format('%%I.%%I', table_schema, table_name))::oid
+LEFT JOIN pg_catalog.pg_attribute AS k ON k.attrelid = c.oid AND k.attname = e.key_column::name AND NOT k.attisdropped
+LEFT JOIN pg_catalog.pg_attribute AS v ON v.attrelid = c.oid AND v.attname = e.value_column::name AND NOT v.attisdropped
+LEFT JOIN pg_catalog.pg_attribute AS n
+       ON n.attrelid = c.oid AND n.attname = e.number_column::name AND NOT n.attisdropped
+WHERE e.name = ANY(%(names)s::text[])
+""",
+    columns=("text",) * 9 + ("boolean",) * 2,
+)
+
+Targets: TypeAlias = dict[str, Target]
+
+
+def reading_targets(schema: str, names: Collection[str]) -> Operation[Targets]:
+    """Return the targets of these names that are registered, and are as they were registered."""
+    targets = {STORE: STORE_TARGET}
+    if others := sorted(set(names) - {STORE}):
+        rows = yield TARGETS.at(schema=schema)(names=others)
+        targets |= {row[0]: _target(*row[:9], guarded=row[10]) for row in rows if not row[9]}
+    return targets
+
+
+def _target(
+    name: str, table_schema: str, table: str, key: str, value: str | None, number: str | None, key_type: str,
+    value_type: str | None, number_type: str | None, *, guarded: bool,
+) -> Target:  # fmt: skip
+    smallest, largest = INTS.get(number_type or "", (0, 0))
+    rules = Rules(value is not None, number is not None, smallest, largest, text=value_type in TEXTS)
+    return Target(
+        name, f"{quoted(table_schema)}.{quoted(table)}", quoted(key), key_type,
+        None if value is None else quoted(value), None if number is None else quoted(number), number_type or "bigint",
+        rules, guarded,
+    )  # fmt: skip
+
+
+def quoted(name: str) -> str:
+    """Return a name, which registration has seen to hold no quote, as an identifier."""
+    return f'"{name}"'
+
+
+FIND = Sql(
+    "SELECT t.{key}::text, {found_value}, {found_number} FROM {target} AS t "
+    "WHERE t.{key} = ANY(%(keys)s::text[]::{key_type}[]) ORDER BY t.{key} {locked}",
+    columns=("text", "bytea", "bigint"),
+)
+
+
+def finding_contents(schema: str, target: Target, keys: Iterable[str]) -> Operation[Contents]:
+    """Return what the keys hold, absent ones too; rows of users are locked until the transaction ends."""
+    contents: Contents = dict.fromkeys(keys)
+    rows = yield FIND.at(**target.names(schema))(keys=sorted(contents))
+    contents.update((key, Content(value, number)) for key, value, number in rows)
+    return contents
+
+
+GIVEN = "unnest(%(keys)s::text[], %(values)s::bytea[], %(numbers)s::bigint[]) AS g (key, value, number)"
+UPDATE = Sql("UPDATE {target} AS t SET {sets} FROM " + GIVEN + " WHERE t.{key} = g.key::{key_type}")
+# A row that somebody has inserted since the look is not overwritten.
+INSERT = Sql(
+    "WITH begun AS (INSERT INTO {target} ({key}, {columns}) SELECT g.key::{key_type}, {begun} FROM "
+    + GIVEN
+    + " ORDER BY g.key ON CONFLICT ({key}) DO NOTHING RETURNING 1) SELECT count(*) FROM begun",
+    columns=("bigint",),
+)
+DELETE = Sql("DELETE FROM {target} WHERE {key} = ANY(%(keys)s::text[]::{key_type}[])")
+
+
+def writing_contents(schema: str, target: Target, before: Contents, after: Contents) -> Operation[bool]:
+    """Write what has changed; false if somebody has inserted one of the keys meanwhile: then look again, and anew."""
+    names = target.names(schema)
+    changed = {key: content for key, content in after.items() if content != before[key]}
+    updated = {key: content for key, content in changed.items() if content is not None and before[key] is not None}
+    begun = {key: content for key, content in changed.items() if content is not None and before[key] is None}
+    if gone := [key for key, content in changed.items() if content is None]:
+        yield DELETE.at(**names)(keys=gone)
+    if updated:
+        yield UPDATE.at(**names)(**_columns(updated))
+    if begun:
+        [(inserted,)] = yield INSERT.at(**names)(**_columns(begun))
+        return bool(inserted == len(begun))
+    return True
+
+
+def _columns(contents: Mapping[str, Content]) -> dict[str, object]:
+    return {
+        "keys": list(contents),
+        "values": [content.value for content in contents.values()],
+        "numbers": [content.number for content in contents.values()],
+    }

@@ -1,0 +1,164 @@
+"""An executable on its way out, and the checks it passes before the database sees it."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+from mailroom.errors import InvalidMessage
+from mailroom.executable import MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
+from mailroom.keys import Key, key_text
+from mailroom.names import executable_name, shown, topic_name
+from outbox.outgoing import aware, clock, given_id, headers_json
+
+Raw: TypeAlias = bytes  # within the class the word is a field
+Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
+
+# What a writer sets, in the order of `Executable.row`, each with its type; every other column has a default.
+COLUMNS = (
+    ("message_id", "uuid"),
+    ("version", "smallint"),
+    ("operation", "text"),
+    ("target", "text"),
+    ("key", "text"),
+    ("end_key", "text"),
+    ("value", "bytea"),
+    ("amount", "bigint"),
+    ("bytes", "bigint"),
+    ("expected", "bytea"),
+    ("arguments", "jsonb"),
+    ("at", "timestamptz"),
+    ("row_limit", "bigint"),
+    ("notify", "text"),
+    ("headers", "jsonb"),
+    ("after_clock", "bigint"),
+)
+# As JSON escapes it, and not the text backslash, u, 0000.
+NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+MIN_AMOUNT, MAX_AMOUNT = -(2**63), 2**63 - 1
+# What each operation needs and may have, beside a target and what all may have.
+NEEDS: dict[str, frozenset[str]] = {
+    "put": frozenset({"key", "value"}),
+    "increment": frozenset({"key", "amount"}),
+    "delete": frozenset({"key"}),
+    "delete_range": frozenset(),
+    "account": frozenset({"key", "amount", "bytes"}),
+    "call": frozenset(),
+}
+MAY_HAVE: dict[str, frozenset[str]] = {
+    "put": frozenset({"expected"}),
+    "delete_range": frozenset({"key", "end_key", "row_limit"}),
+    "account": frozenset({"at"}),
+    "call": frozenset({"key", "arguments"}),
+}
+PARTS = ("key", "end_key", "value", "amount", "bytes", "expected", "arguments", "at", "row_limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """One executable for `Store.send_many`; the fields mean what the arguments of the methods of `Store` mean.
+
+    `amount` is by how much `increment` counts, and how many `account` notes; `end_key` and `row_limit` bound
+    `delete_range`, whose `key` is the first one. A `call` has the function's name as its `target`.
+    """
+
+    operation: Act
+    key: Key | None = None
+    target: str = STORE
+    end_key: Key | None = None
+    value: Raw | None = field(default=None, repr=False)  # what is printed ends in logs
+    amount: int | None = None
+    bytes: int | None = None
+    expected: Raw | None = field(default=None, repr=False)
+    arguments: object = field(default=None, repr=False)
+    at: datetime | None = None
+    row_limit: int | None = None
+    notify: str | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    after_clock: int | None = None
+    id: UUID | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the values of `COLUMNS`, or raise `InvalidMessage` naming what is missing, or the limit broken."""
+        self._check_parts()
+        return (
+            UUID(bytes=os.urandom(16), version=4) if self.id is None else given_id(self.id),
+            VERSION,
+            self.operation,
+            executable_name(self.target),
+            "" if self.key is None or self.key == "" else self._key(self.key),
+            None if self.end_key is None else key_text(self.end_key),
+            None if self.value is None else _part(self.value, "value"),
+            None if self.amount is None else _int64(self.amount, "The amount"),
+            None if self.bytes is None else _int64(self.bytes, "The number of bytes"),
+            None if self.expected is None else _part(self.expected, "expected"),
+            None if self.arguments is None else _json(self.arguments),
+            None if self.at is None else aware(self.at, "at"),
+            None if self.row_limit is None else _limit(self.row_limit),
+            None if self.notify is None else topic_name(self.notify),
+            None if self.headers is None else headers_json(self.headers),
+            None if self.after_clock is None else clock(self.after_clock),
+        )
+
+    def _check_parts(self) -> None:
+        if self.operation not in NEEDS:
+            raise InvalidMessage(f"{shown(self.operation)} is no operation; there are {', '.join(NEEDS)}.")
+        given = {name for name in PARTS if getattr(self, name) is not None}
+        if self.key == "" and self.operation != "delete_range":
+            given.discard("key")
+        needed = NEEDS[self.operation]
+        if missing := sorted(needed - given):
+            raise InvalidMessage(f"{self.operation} needs {' and '.join(missing)}.")
+        if surplus := sorted(given - needed - MAY_HAVE.get(self.operation, frozenset())):
+            raise InvalidMessage(f"{self.operation} takes no {' and no '.join(surplus)}.")
+
+    def _key(self, key: Key) -> str:
+        text = key_text(key)
+        if self.operation == "account" and text.count("/") >= MAX_LEVELS:
+            raise InvalidMessage(
+                f"Key {shown(text)} has {text.count('/') + 1} levels; {MAX_LEVELS} can be accounted for."
+            )
+        return text
+
+
+def _part(value: bytes, what: str) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidMessage(
+            f"{what} is bytes, not {type(value).__name__}: encode it, by mailroom.codec.encode for one. "
+            "A number is kept by increment."
+        )
+    part = bytes(value)
+    if len(part) > MAX_PART_BYTES:
+        raise InvalidMessage(f"{what} has {len(part):,} bytes; {MAX_PART_BYTES:,} are allowed.")
+    return part
+
+
+def _json(arguments: object) -> str:
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+        # Measured in jsonb's own text form, as the table's CHECK does it.
+        size = len(json.dumps(arguments, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        # Not chained: the cause may quote the payload.
+        raise InvalidMessage(f"The arguments cannot be written as JSON: {type(error).__name__}.") from None
+    if NUL.search(text):
+        raise InvalidMessage("The arguments hold a NUL character, which PostgreSQL's jsonb cannot.")
+    if size > MAX_PART_BYTES:
+        raise InvalidMessage(f"The arguments have {size:,} bytes as JSON; {MAX_PART_BYTES:,} are allowed.")
+    return text
+
+
+def _int64(number: int, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not MIN_AMOUNT <= number <= MAX_AMOUNT:
+        raise InvalidMessage(f"{what} is {shown(number)}; give an int of 64 bits.")
+    return int(number)
+
+
+def _limit(limit: int) -> int:
+    if _int64(limit, "The limit") < 1:
+        raise InvalidMessage(f"The limit is {limit}; give an int from 1, or None for all.")
+    return limit
