@@ -1,5 +1,5 @@
-"""The daemon of Mailroom: stamps what writers committed and delivers it into inboxes."""
+"""The daemon of Mailroom: stamps and delivers what writers committed, and executes what is to be executed."""
 
-from dispatcher.daemon import Dispatcher, Totals, drain
+from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, drain, execute
 
-__all__ = ["Dispatcher", "Totals", "drain"]
+__all__ = ["Dispatcher", "Executed", "Executor", "Totals", "drain", "execute"]

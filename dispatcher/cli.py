@@ -6,6 +6,7 @@ import click
 
 from dispatcher import daemon
 from dispatcher.deliver import Delivery
+from dispatcher.lane import POLL_INTERVAL_S
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, log_to_stderr, progress_bar, say
@@ -22,7 +23,7 @@ def dispatcher() -> None:
 @click.option(
     "--poll-interval-s",
     type=seconds_above_0,
-    default=daemon.POLL_INTERVAL_S,
+    default=POLL_INTERVAL_S,
     show_default=True,
     help="How long a message waits at most if every notification is lost.",
 )

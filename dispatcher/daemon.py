@@ -1,54 +1,35 @@
-"""The daemon: one lane that delivers while it leads, and a keeper beside it for the lease and the house.
+"""The daemon: a lane that delivers and a lane that executes, and the same without a daemon, once.
 
-Three connections: the lane's (deliveries, and the "awake" lock), the keeper's (lease, floors, scheduled messages) and
-the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them. The
-lease is renewed by a write, so a server that has become a standby is found out by that.
+Each lane has an outbox, a doorbell, a lease and connections of its own: what holds one up does not hold up the other.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import psycopg
 
+from dispatcher.applier import Applier
 from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
-from dispatcher.doorbell import Doorbell
+from dispatcher.execute import Execution
 from dispatcher.janitor import Janitor
-from dispatcher.lease import RENEW_S, Lease, reading_backend
-from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_queue_usage
-from mailroom import backoff, settings
+from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
 from mailroom import schema as node
-from mailroom.bell import Bell
-from mailroom.errors import ConfigurationError
+from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.pooler import is_pooled
-from mailroom.severing import answered, sever
+from mailroom.sqlstate import RETRIED, sqlstate
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
 
-POLL_INTERVAL_S = 1.0
-LONGEST_PAUSE_S = 5.0  # after losing the database; a node has few dispatchers, and all of its messages wait for one
-# How often the keeper looks after the house: often while floors move, for what a claim passes over under a held
-# snapshot is what was reaped since the last look; and while a parked key's messages are moved aside.
-HOUSE_INTERVAL_S = 0.5
-BUSY_HOUSE_INTERVAL_S = 0.1
-# Delivers. A batch that reaches many inboxes takes its time, and tried anew it would take it again.
-LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
-# Keeps the lease: what it waits for longer than this comes next time.
-KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # Somebody waits for its end and sees how far it is: it may wait for another's batch, and take its time with its own.
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
-# Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
-FINISH_WITHIN_S = 3.0
-SEVER_AFTER_S = 2.0
+# Rows of users' own tables are waited for so long; then the other lane's, and the lease, would wonder.
+PATIENCE = LANE | {"lock_timeout": "2s"}
 
 
 @dataclass(slots=True)
@@ -72,13 +53,14 @@ class Totals:
         self.dead += delivery.dead
 
 
-class Dispatcher:
-    """Delivers a node's outbox to its inboxes as long as it runs and holds the lease; else it stands by.
+class Dispatcher(Lane):
+    """The lane that delivers a node's outbox to its inboxes.
 
-    `poll_interval_s` is how long a message waits at most if every notification is lost; `rows` and `max_bytes` bound
-    one batch. A first connection that fails raises `ConnectionFailed`; later ones are tried again with a back-off. A
-    `dsn` that leads through a pooler raises `ConfigurationError`.
+    `rows` and `max_bytes` bound one batch; for the rest see `Lane`.
     """
+
+    role, outbox = "dispatcher", "outbox"
+    totals: Totals
 
     def __init__(
         self,
@@ -89,170 +71,120 @@ class Dispatcher:
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._dsn = settings.dsn(dsn)
-        self._schema = schema_name(schema)
-        self._poll_interval_s = poll_interval_s
+        super().__init__(dsn, schema, poll_interval_s)
         self._rows = rows
         self._max_bytes = max_bytes
-        self._lease = Lease(self._schema)
         self._janitor = Janitor(self._schema)
-        self._leading = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.totals = Totals()
 
-    def stop(self) -> None:
-        """Finish the batch, give the lease up and return from `run`; safe from any thread, at any time, twice."""
-        if self._loop is None:
-            self._stopping.set()
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: `run` has ended
-                self._loop.call_soon_threadsafe(self._stopping.set)
-
-    async def run(self) -> None:
-        """Deliver until stopped."""
-        self._loop = asyncio.get_running_loop()
-        connected, failures = False, 0
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            try:
-                async with _session(self._dsn, LANE) as lane, _session(self._dsn, KEEPER) as keeper:
-                    if is_pooled(lane):
-                        raise ConfigurationError(
-                            "A dispatcher needs sessions of its own, and this connection string leads through a "
-                            "pooler. Give it one that leads to the server itself: with --dsn, or with listen_dsn for "
-                            "a worker that dispatches."
-                        )
-                    await run_async(keeper, node.checking(self._schema))
-                    connected = True
-                    await self._work(lane, keeper)
-            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError) as error:
-                if not connected and isinstance(error, psycopg.OperationalError):
-                    raise settings.connection_failed(error) from None
-                if self._stopping.is_set():
-                    return
-                failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
-                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if backoff.is_worth_a_line(failures, pause_s):
-                    log.warning("lost the database (%s), connecting again", type(error).__name__)
-                await self._pause(pause_s)
-
-    async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
-        bell = Bell(self._dsn, self._schema, "outbox", "dispatcher bell")
-        doorbell = Doorbell(lane, self._schema, "outbox", bell, self._poll_interval_s)
-        deliverer = Deliverer(lane, self._schema, rows=self._rows, max_bytes=self._max_bytes)
-        self._leading.clear()
-        deliver = asyncio.create_task(self._deliver(doorbell, deliverer))
-        others = [asyncio.create_task(bell.run()), asyncio.create_task(self._keep(lane, keeper, doorbell, bell))]
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait([deliver, *others, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if self._stopping.is_set():
-                bell.ring()
-                await asyncio.wait([deliver], timeout=FINISH_WITHIN_S)
-        finally:
-            await _end([deliver, *others, stopping], [lane, keeper])
-        for task in (deliver, *others):
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-        if not keeper.closed:
-            await answered(keeper, run_async(keeper, self._lease.giving_up()), SEVER_AFTER_S)
-
-    async def _deliver(self, doorbell: Doorbell, deliverer: Deliverer) -> None:
-        async def drain() -> int:
-            return await deliverer.drain(progress=self.totals.add)
-
-        async def first() -> int:
-            delivery = await deliverer.deliver()
-            self.totals.add(delivery)
-            return delivery.taken
-
-        while not self._stopping.is_set():
-            if self._leading.is_set():
-                await doorbell.serve(drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=first)
-            else:
-                # Standing by; the keeper takes the lease when it runs out.
-                await self._pause(RENEW_S / 4)
-
-    async def _keep(
-        self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell, bell: Bell
-    ) -> None:
-        backend = await run_async(lane, reading_backend())
-        renewed = looked = float("-inf")
-        while True:
-            # Standing by, each time: a leader that is gone is to be replaced within 5 s, of which its lease takes 3.
-            if time.monotonic() - renewed >= RENEW_S or not self._leading.is_set():
-                renewed = time.monotonic()
-                state = "awake" if doorbell.awake else "asleep"
-                leads = await run_async(keeper, self._lease.taking(backend, state, asdict(self.totals)))
-                if leads != self._leading.is_set():
-                    role = "leading" if leads else "standing by for"
-                    log.info("%s schema %s, epoch %s", role, self._schema, self._lease.epoch)
-                    self._leading.set() if leads else self._leading.clear()
-            if time.monotonic() - looked >= LOOK_INTERVAL_S:
-                looked = time.monotonic()
-                await self._look_at_queue(keeper, bell)
-            raised = 0
-            if self._leading.is_set():
-                with contextlib.suppress(psycopg.errors.LockNotAvailable):  # the lane delivers a large batch
-                    raised = await self._keep_house(keeper)
-            await asyncio.sleep(BUSY_HOUSE_INTERVAL_S if raised else HOUSE_INTERVAL_S)
-
-    async def _look_at_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
-        usage = await run_async(keeper, reading_queue_usage())
-        if usage < WARN_AT:
-            return
-        log.warning(
-            "the server's queue of notifications is %.0f %% full, and a full one makes every commit that notifies "
-            "fail: look for a session that listens and is paused or idle in a transaction",
-            100 * usage,
-        )
-        if usage >= DROP_AT:
-            bell.listen_anew()
+    def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
+        return _Delivering(Deliverer(connection, self._schema, rows=self._rows, max_bytes=self._max_bytes), self.totals)
 
     async def _keep_house(self, keeper: psycopg.AsyncConnection) -> int:
         return await self._janitor.keep_house(keeper)
 
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+class _Delivering:
+    def __init__(self, deliverer: Deliverer, totals: Totals) -> None:
+        self._deliverer = deliverer
+        self._totals = totals
+
+    async def first(self) -> int:
+        delivery = await self._deliverer.deliver()
+        self._totals.add(delivery)
+        return delivery.taken
+
+    async def drain(self) -> int:
+        return await self._deliverer.drain(progress=self._totals.add)
 
 
-@contextlib.asynccontextmanager
-async def _session(dsn: str, session: Mapping[str, str]) -> AsyncIterator[psycopg.AsyncConnection]:
-    """Give a session of our own, autocommit; its transactions are READ COMMITTED, whatever the server's default."""
-    connection = await settings.connect_async(dsn, "dispatcher", session)
-    try:
-        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
-        yield connection
-    finally:
-        await connection.close()
+@dataclass(slots=True)
+class Executed:
+    """Executables taken, those of them that went to `dead_letter`, and messages that told outcomes."""
+
+    taken: int = 0
+    dead: int = 0
+    told: int = 0
+
+    def add(self, execution: Execution) -> None:
+        """Count one execution."""
+        self.taken += execution.taken
+        self.dead += execution.dead
+        self.told += execution.told
 
 
-async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncConnection]) -> None:
-    """Cancel the tasks and see them end, severing their connections if the database does not answer."""
-    for task in tasks:
-        task.cancel()
-    _, pending = await asyncio.wait(tasks, timeout=SEVER_AFTER_S)
-    if pending:
-        for connection in connections:
-            sever(connection)
-        for task in pending:
-            task.cancel()  # again: the bell's connection is its own, and psycopg gives up on it at the second time
-        await asyncio.wait(pending, timeout=SEVER_AFTER_S)
+class Executor(Lane):
+    """The lane that executes what stands in a node's second outbox; see `Lane`."""
+
+    role, outbox = "executor", "outbox_executable"
+    session = PATIENCE
+    totals: Executed
+
+    def __init__(
+        self, dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S, rows: int = ROWS
+    ) -> None:
+        super().__init__(dsn, schema, poll_interval_s)
+        self._rows = rows
+        self.totals = Executed()
+
+    def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
+        return _Executing(Applier(connection, self._schema, rows=self._rows), self.totals)
 
 
-def run(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
-    """Run a dispatcher in this process until SIGTERM or SIGINT; then it ends within 10 s, database or not."""
-    dispatcher = Dispatcher(dsn, schema, poll_interval_s=poll_interval_s)
-    asyncio.run(_until_signalled(dispatcher))
+class _Executing:
+    def __init__(self, applier: Applier, totals: Executed) -> None:
+        self._applier = applier
+        self._totals = totals
+
+    async def first(self) -> int:
+        try:
+            execution = await self._applier.execute()
+        except psycopg.OperationalError as error:
+            return self._held_up(error)
+        self._totals.add(execution)
+        return execution.taken
+
+    async def drain(self) -> int:
+        try:
+            return await self._applier.drain(self._totals.add)
+        except psycopg.OperationalError as error:
+            return self._held_up(error)
+
+    def _held_up(self, error: psycopg.OperationalError) -> int:
+        # Somebody holds rows of a target. Nothing was done, and all of it is tried again at the next poll.
+        if sqlstate(error) not in RETRIED:
+            raise error
+        log.warning("executor: rows of a target are locked by somebody else (%s); trying again", type(error).__name__)
+        return 0
 
 
-async def _until_signalled(dispatcher: Dispatcher) -> None:
+def run(
+    dsn: str,
+    schema: str = DEFAULT_SCHEMA,
+    *,
+    poll_interval_s: float = POLL_INTERVAL_S,
+    lanes: Sequence[Callable[..., Lane]] = (Dispatcher, Executor),
+) -> None:
+    """Run a daemon with these lanes until SIGTERM or SIGINT; then it ends within 10 s, database or not."""
+    asyncio.run(run_until_signalled([lane(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]))
+
+
+async def run_until_signalled(lanes: Sequence[Lane]) -> None:
+    """Run lanes side by side until SIGTERM or SIGINT; if one fails the others are stopped too."""
+
+    def stop() -> None:
+        for lane in lanes:
+            lane.stop()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, dispatcher.stop)
-    await dispatcher.run()
+        loop.add_signal_handler(number, stop)
+    running = [asyncio.create_task(lane.run()) for lane in lanes]
+    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+    stop()
+    await asyncio.wait(running)
+    for task in running:
+        task.result()
 
 
 def drain(
@@ -278,12 +210,34 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
             progress(delivery)
 
     try:
-        async with _session(settings.dsn(dsn), DRAIN) as connection:
+        async with open_session(settings.dsn(dsn), "dispatcher", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
             deliverer = Deliverer(connection, schema)
             while await run_async(connection, releasing(schema, now=now)):
                 pass
             await deliverer.drain(now, count)
+    except psycopg.OperationalError as error:
+        raise settings.connection_failed(error) from None
+    return totals
+
+
+def execute(dsn: str, schema: str = DEFAULT_SCHEMA, *, progress: Callable[[Execution], None] | None = None) -> Executed:
+    """Execute everything committed so far, in this process, and return the totals; a daemon may run beside it."""
+    return asyncio.run(_execute(dsn, schema_name(schema), progress))
+
+
+async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] | None) -> Executed:
+    totals = Executed()
+
+    def count(execution: Execution) -> None:
+        totals.add(execution)
+        if progress is not None:
+            progress(execution)
+
+    try:
+        async with open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
+            await run_async(connection, node.checking(schema))
+            await Applier(connection, schema).drain(count)
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None
     return totals

@@ -1,7 +1,7 @@
 """Execute: the oldest committed executables, taken and applied in one transaction, as if one after another.
 
 Operations on one key come to one write per batch. What cannot be applied goes to `dead_letter`, and the others go on.
-What is here runs inside one transaction; `dispatcher.executor` says where transactions begin and end.
+What is here runs inside one transaction; `dispatcher.applier` says where transactions begin and end.
 """
 
 from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
-from dispatcher import Dispatcher, daemon
+from dispatcher import Dispatcher, daemon, lane
 from inbox import AsyncInbox, Inbox, Worker
 from inbox.posting import Post
 from inbox.sleeping import InboxBell
@@ -84,7 +84,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "session",
-    [settings.SESSION, settings.UNATTENDED, daemon.LANE, daemon.KEEPER, daemon.DRAIN, bells.SESSION],
+    [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.PATIENCE, bells.SESSION],
     ids=["command", "notes", "lane", "keeper", "drain", "bell"],
 )
 async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
@@ -157,7 +157,7 @@ def clogged(node: Node, connect: Connect) -> Iterator[None]:
 async def test_queue_of_notifications_that_fills_up_is_warned_of(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(daemon, "WARN_AT", 1e-6)
+    monkeypatch.setattr(lane, "WARN_AT", 1e-6)
     async with running(Dispatcher(node.dsn)):
         await eventually_async(lambda: warnings_of(caplog, "mailroom.dispatcher"))
         [bell] = await eventually_async(lambda: listeners(node, "dispatcher bell"))
@@ -172,13 +172,13 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
 async def test_dispatcher_drops_its_own_listener_when_the_queue_fills_up_further(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon, "LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(lane, "LOOK_INTERVAL_S", 0.1)
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         [bell] = await eventually_async(lambda: listeners(node, "dispatcher bell"))
-        monkeypatch.setattr(daemon, "WARN_AT", 1e-6)
-        monkeypatch.setattr(daemon, "DROP_AT", 1e-6)
+        monkeypatch.setattr(lane, "WARN_AT", 1e-6)
+        monkeypatch.setattr(lane, "DROP_AT", 1e-6)
         await eventually_async(lambda: bell not in listeners(node, "dispatcher bell"))
-        monkeypatch.setattr(daemon, "DROP_AT", 1)
+        monkeypatch.setattr(lane, "DROP_AT", 1)
         await eventually_async(lambda: listeners(node, "dispatcher bell"))
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))

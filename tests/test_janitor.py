@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from dispatcher import janitor
-from dispatcher.daemon import KEEPER
 from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_notes
+from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked
 from inbox.failure import recording, suspecting
 from inbox.parked import moving_aside

@@ -12,8 +12,8 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from dispatcher import janitor
-from dispatcher.daemon import KEEPER
 from dispatcher.janitor import Janitor
+from dispatcher.lane import KEEPER
 from inbox import Inbox
 from mailroom import schema, settings
 from mailroom.testing import deliver

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from dispatcher.daemon import KEEPER
 from dispatcher.deliver import delivering
 from dispatcher.janitor import raising_floor
+from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked, Retry, Skip, parked
 from inbox.failure import Recorded, recording
 from inbox.parked import Changed, Moved, moving_aside

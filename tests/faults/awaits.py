@@ -10,7 +10,8 @@ from typing import Any
 
 # The asyncio part of dispatcher lane, keeper and bell, and of worker lane, notes and sleep.
 MODULES = (
-    "dispatcher.daemon", "dispatcher.deliverer", "dispatcher.doorbell", "mailroom.bell", "mailroom.severing",
+    "dispatcher.daemon", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell", "mailroom.bell",
+    "mailroom.severing",
     "inbox.worker", "inbox.lane", "inbox.note", "inbox.sleeping",
 )  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -28,7 +29,7 @@ class Await:
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Await, ...]:
-    """Return all awaits, named like `await dispatcher.daemon.Dispatcher._keep #2`."""
+    """Return all awaits, named like `await dispatcher.lane.Lane._keep #2`."""
     return tuple(found for module in MODULES for found in _of_module(module))
 
 

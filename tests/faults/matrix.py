@@ -30,7 +30,7 @@ MODULES = {
     "worker": ("inbox.", "mailroom.bell", "mailroom.severing"),
 }
 # Passed only while a process begins, or ends: it is made to.
-ENDING = ("dispatcher.lease.GIVE_UP", "await dispatcher.daemon._end", "await dispatcher.daemon.Dispatcher._work")
+ENDING = ("dispatcher.lease.GIVE_UP", "await dispatcher.lane._end", "await dispatcher.lane.Lane._work")
 TAKING_OVER = ("dispatcher.lease.TERMINATE",)
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from dispatcher import daemon, lease
-from dispatcher.daemon import Dispatcher
+from dispatcher import lane, lease
+from dispatcher.daemon import Dispatcher, run_until_signalled
 from mailroom import stamping
 from tests.faults.role import Control
 from tests.faults.task import Task
@@ -16,9 +16,9 @@ def play(task: Task, control: Control) -> None:
     for module, name, value in (
         (lease, "LEASE_S", task.habits.lease_s),
         (lease, "RENEW_S", task.habits.lease_s / 3),
-        (daemon, "RENEW_S", task.habits.lease_s / 3),
+        (lane, "RENEW_S", task.habits.lease_s / 3),
         (stamping, "CEILING_STEP", task.habits.ceiling_step),
     ):
         setattr(module, name, value)
     dispatcher = Dispatcher(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS)
-    asyncio.run(daemon._until_signalled(dispatcher))
+    asyncio.run(run_until_signalled([dispatcher]))

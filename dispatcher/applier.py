@@ -11,7 +11,7 @@ from dispatcher.floor import Floor
 from mailroom.transaction import run_async
 
 
-class Executor:
+class Applier:
     """Executes over one autocommit connection of its own, one transaction per batch.
 
     `rows` and `max_bytes` bound a batch (one executable at least). `monotonic` is the clock, in seconds, by which a

@@ -1,0 +1,225 @@
+"""A lane of the daemon: it empties one outbox while it leads, with a keeper beside it for the lease and the house.
+
+Three connections: the lane's (its batches, and the "awake" lock), the keeper's (the lease, and what else is to be kept)
+and the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them. The
+lease is renewed by a write, so a server that has become a standby is found out by that.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+
+from dispatcher.deliver import SESSION
+from dispatcher.doorbell import Doorbell
+from dispatcher.lease import RENEW_S, Lease, reading_backend
+from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_queue_usage
+from mailroom import backoff, settings
+from mailroom import schema as node
+from mailroom.bell import Bell
+from mailroom.errors import ConfigurationError
+from mailroom.names import schema_name
+from mailroom.pooler import is_pooled
+from mailroom.severing import answered, sever
+from mailroom.transaction import run_async
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+log = logging.getLogger("mailroom.dispatcher")
+
+POLL_INTERVAL_S = 1.0
+LONGEST_PAUSE_S = 5.0  # after losing the database; a node has few dispatchers, and all of its messages wait for one
+# How often the keeper looks after the house: often while floors move, for what a claim passes over under a held
+# snapshot is what was reaped since the last look; and while a parked key's messages are moved aside.
+HOUSE_INTERVAL_S = 0.5
+BUSY_HOUSE_INTERVAL_S = 0.1
+# Works. A batch that reaches many inboxes takes its time, and tried anew it would take it again.
+LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
+# Keeps the lease: what it waits for longer than this comes next time.
+KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
+# Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
+FINISH_WITHIN_S = 3.0
+SEVER_AFTER_S = 2.0
+
+
+class Work(Protocol):
+    """What a lane does over one connection."""
+
+    async def first(self) -> int:
+        """Do one batch, and return how much that was."""
+        ...
+
+    async def drain(self) -> int:
+        """Do all there is, and return how much that was."""
+        ...
+
+
+class Lane(ABC):
+    """Empties an outbox as long as it runs and holds the lease of its role; else it stands by.
+
+    `poll_interval_s` is how long a message waits at most if every notification is lost. A first connection that fails
+    raises `ConnectionFailed`; later ones are tried again with a back-off. A `dsn` that leads through a pooler raises
+    `ConfigurationError`.
+    """
+
+    role: str
+    outbox: str
+    session: Mapping[str, str] = LANE
+    totals: "DataclassInstance"
+
+    def __init__(self, dsn: str, schema: str, poll_interval_s: float) -> None:
+        self._dsn = settings.dsn(dsn)
+        self._schema = schema_name(schema)
+        self._poll_interval_s = poll_interval_s
+        self._lease = Lease(self._schema, self.role)
+        self._leading = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @abstractmethod
+    def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
+        """Return what is done over a connection that was just made."""
+
+    async def _keep_house(self, keeper: psycopg.AsyncConnection) -> int:
+        """Do what is to be done beside the work; returns how much calls for coming back soon."""
+        return 0
+
+    def stop(self) -> None:
+        """Finish the batch, give the lease up and return from `run`; safe from any thread, at any time, twice."""
+        if self._loop is None:
+            self._stopping.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: `run` has ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def run(self) -> None:
+        """Work until stopped."""
+        self._loop = asyncio.get_running_loop()
+        connected, failures = False, 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                async with (
+                    open_session(self._dsn, self.role, self.session) as lane,
+                    open_session(self._dsn, self.role, KEEPER) as keeper,
+                ):
+                    if is_pooled(lane):
+                        raise ConfigurationError(
+                            "A dispatcher needs sessions of its own, and this connection string leads through a "
+                            "pooler. Give it one that leads to the server itself: with --dsn, or with listen_dsn for "
+                            "a worker that dispatches."
+                        )
+                    await run_async(keeper, node.checking(self._schema))
+                    connected = True
+                    await self._work(lane, keeper)
+            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError) as error:
+                if not connected and isinstance(error, psycopg.OperationalError):
+                    raise settings.connection_failed(error) from None
+                if self._stopping.is_set():
+                    return
+                failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
+                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
+                if backoff.is_worth_a_line(failures, pause_s):
+                    log.warning("lost the database (%s), connecting again", type(error).__name__)
+                await self._pause(pause_s)
+
+    async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
+        bell = Bell(self._dsn, self._schema, self.outbox, f"{self.role} bell")
+        doorbell = Doorbell(lane, self._schema, self.outbox, bell, self._poll_interval_s)
+        self._leading.clear()
+        serve = asyncio.create_task(self._serve(doorbell, self._work_on(lane)))
+        others = [asyncio.create_task(bell.run()), asyncio.create_task(self._keep(lane, keeper, doorbell, bell))]
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([serve, *others, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                bell.ring()
+                await asyncio.wait([serve], timeout=FINISH_WITHIN_S)
+        finally:
+            await _end([serve, *others, stopping], [lane, keeper])
+        for task in (serve, *others):
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        if not keeper.closed:
+            await answered(keeper, run_async(keeper, self._lease.giving_up()), SEVER_AFTER_S)
+
+    async def _serve(self, doorbell: Doorbell, work: Work) -> None:
+        while not self._stopping.is_set():
+            if self._leading.is_set():
+                await doorbell.serve(
+                    work.drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=work.first
+                )
+            else:
+                # Standing by; the keeper takes the lease when it runs out.
+                await self._pause(RENEW_S / 4)
+
+    async def _keep(
+        self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell, bell: Bell
+    ) -> None:
+        backend = await run_async(lane, reading_backend())
+        renewed = looked = float("-inf")
+        while True:
+            # Standing by, each time: a leader that is gone is to be replaced within 5 s, of which its lease takes 3.
+            if time.monotonic() - renewed >= RENEW_S or not self._leading.is_set():
+                renewed = time.monotonic()
+                state = "awake" if doorbell.awake else "asleep"
+                leads = await run_async(keeper, self._lease.taking(backend, state, asdict(self.totals)))
+                if leads != self._leading.is_set():
+                    role = "leading" if leads else "standing by for"
+                    log.info("%s %s schema %s, epoch %s", self.role, role, self._schema, self._lease.epoch)
+                    self._leading.set() if leads else self._leading.clear()
+            if time.monotonic() - looked >= LOOK_INTERVAL_S:
+                looked = time.monotonic()
+                await self._look_at_queue(keeper, bell)
+            raised = 0
+            if self._leading.is_set():
+                with contextlib.suppress(psycopg.errors.LockNotAvailable):  # the lane delivers a large batch
+                    raised = await self._keep_house(keeper)
+            await asyncio.sleep(BUSY_HOUSE_INTERVAL_S if raised else HOUSE_INTERVAL_S)
+
+    async def _look_at_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
+        usage = await run_async(keeper, reading_queue_usage())
+        if usage < WARN_AT:
+            return
+        log.warning(
+            "the server's queue of notifications is %.0f %% full, and a full one makes every commit that notifies "
+            "fail: look for a session that listens and is paused or idle in a transaction",
+            100 * usage,
+        )
+        if usage >= DROP_AT:
+            bell.listen_anew()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+@contextlib.asynccontextmanager
+async def open_session(dsn: str, role: str, session: Mapping[str, str]) -> AsyncIterator[psycopg.AsyncConnection]:
+    """Give a session of our own, autocommit; its transactions are READ COMMITTED, whatever the server's default."""
+    connection = await settings.connect_async(dsn, role, session)
+    try:
+        await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncConnection]) -> None:
+    """Cancel the tasks and see them end, severing their connections if the database does not answer."""
+    for task in tasks:
+        task.cancel()
+    _, pending = await asyncio.wait(tasks, timeout=SEVER_AFTER_S)
+    if pending:
+        for connection in connections:
+            sever(connection)
+        for task in pending:
+            task.cancel()  # again: the bell's connection is its own, and psycopg gives up on it at the second time
+        await asyncio.wait(pending, timeout=SEVER_AFTER_S)
