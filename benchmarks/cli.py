@@ -12,6 +12,7 @@ from benchmarks import (
     deliver,
     doorbell,
     drain,
+    executables,
     floors,
     flow,
     growth,
@@ -32,7 +33,23 @@ from mailroom.cli import Call, pass_call
 from mailroom.cli.output import document, note
 from mailroom.errors import ConfigurationError
 
-MODULES = (floors, publish, doorbell, deliver, reap, flow, latency, poison, hot, held, growth, memory, drain, spark)
+MODULES = (
+    floors,
+    publish,
+    doorbell,
+    deliver,
+    reap,
+    flow,
+    latency,
+    poison,
+    hot,
+    held,
+    growth,
+    memory,
+    executables,
+    drain,
+    spark,
+)
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
 FEWEST_MESSAGES = 300
 

@@ -91,11 +91,11 @@ class Pipeline:
         return sum(count.value for count in self._counts)
 
     def dispatch(self) -> None:
-        """Start a dispatcher daemon; returns when it leads."""
+        """Start a dispatcher daemon; returns when both of its lanes lead."""
         self.dispatcher = self._start(daemon.run, self.node.dsn, self.node.schema)
         with self.node.connect(autocommit=True) as connection:
-            leads = f"SELECT EXISTS (SELECT FROM {self.node.schema}.lease WHERE until > clock_timestamp())".encode()
-            self.wait(lambda: connection.execute(leads).fetchone() == (True,))
+            leases = f"SELECT count(*) FROM {self.node.schema}.lease WHERE until > clock_timestamp()".encode()
+            self.wait(lambda: connection.execute(leases).fetchone() == (2,))
 
     def work(
         self,

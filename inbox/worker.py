@@ -31,7 +31,7 @@ CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelle
 
 
 class Dispatches(Protocol):
-    """What a worker that delivers by itself runs beside its lanes: a `dispatcher.Dispatcher`."""
+    """What a worker that delivers by itself runs beside its lanes: `dispatcher.Dispatcher`, `dispatcher.Executor`."""
 
     async def run(self) -> None:
         """Deliver while no other leads, until stopped."""
@@ -98,16 +98,17 @@ class _Service(ABC):
 
         lanes = [asyncio.create_task(lane.run()) for lane in made]
         beside = [asyncio.create_task(bell.run()), asyncio.create_task(self._notes.watch(found))]
-        dispatcher = _dispatcher(dsn, self.schema, self.poll_interval_s) if self._dispatch else None
-        dispatching = [] if dispatcher is None else [asyncio.create_task(dispatcher.run())]
+        dispatchers = _dispatchers(dsn, self.schema, self.poll_interval_s) if self._dispatch else []
+        dispatching = [asyncio.create_task(each.run()) for each in dispatchers]
         tasks = [*lanes, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self.stopping.set()  # also when one of them failed: the others finish their batches
             bell.ring()
             await asyncio.wait(lanes)
-            if dispatcher is not None:
-                dispatcher.stop()
+            for each in dispatchers:
+                each.stop()
+            if dispatching:
                 await asyncio.wait(dispatching)
         finally:
             # What still runs stands beside the lanes; or, if this was cancelled, everything. Not once only: wait_for of
@@ -154,11 +155,10 @@ class _Service(ABC):
         """Run an operation in a transaction of its own."""
 
 
-def _dispatcher(dsn: str, schema: str, poll_interval_s: float) -> Dispatches:
+def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatches]:
     # Handed in by entry point, since the consumer's side does not import the dispatcher.
-    [found] = entry_points(group="mailroom.dispatcher", name="dispatcher")
-    made: Dispatches = found.load()(dsn, schema, poll_interval_s=poll_interval_s)
-    return made
+    lanes = entry_points(group="mailroom.dispatcher")
+    return [lane.load()(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]
 
 
 class Worker(_Service):
@@ -174,7 +174,7 @@ class Worker(_Service):
     `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or `sessionmaker`; the handler
     gets a connection (or session) of that kind. Waking rests on a direct connection to `listen_dsn` (by default where
     `source` points); behind a transaction pooler it is polled every `poll_interval_s`. With `dispatch=True` the worker
-    also delivers when no dispatcher leads, so that a small service needs no daemon.
+    also delivers and executes when no daemon does, so that a small service needs none.
     """
 
     def __init__(

@@ -1,0 +1,151 @@
+"""Executables: a busy counter written directly and through executables, and how fast a backlog of them is applied.
+
+Sixteen clients count: each transaction inserts a row of its own, and adds to the one counter. "update" does so itself
+and holds the counter's row until its commit, "increment" leaves that to the executor, whose daemon runs beside; it is
+counted until the counter has the sum. The backlogs are of twice `--messages`; beside them stands what the fold comes to
+as one SQL statement (sums by key, and the delete), which no other operation could be folded by.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import dispatcher
+from benchmarks.clients import rate, rate_of
+from benchmarks.measure import Bar, Line, Measurement, Setup, Values
+from benchmarks.node import Node, fresh_node
+from benchmarks.pipeline import Pipeline
+from outbox import Executable, Store
+
+COUNTER = "busy"
+CLIENTS = 16
+KEYS = 1_000
+TABLES = (
+    "CREATE TABLE {schema}.direct (key text PRIMARY KEY, number bigint NOT NULL) WITH (fillfactor = 70)",
+    "INSERT INTO {schema}.direct SELECT 'busy', 0 UNION ALL SELECT 'key-' || n, 0 FROM generate_series(0, 999) AS n",
+    "CREATE TABLE {schema}.sale (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount bigint NOT NULL)",
+)
+
+
+@contextmanager
+def updating(node: Node, transactions: int) -> Iterator[Callable[[], int]]:
+    """Insert a row and update the counter, one transaction after another."""
+    update = f"UPDATE {node.schema}.direct SET number = number + 1 WHERE key = '{COUNTER}'".encode()
+    sale = f"INSERT INTO {node.schema}.sale (amount) VALUES (1)".encode()
+    with node.connect() as connection:
+
+        def work() -> int:
+            for _ in range(transactions):
+                connection.execute(sale, prepare=True)
+                connection.execute(update, prepare=True)
+                connection.commit()
+            return transactions
+
+        yield work
+
+
+@contextmanager
+def incrementing(node: Node, transactions: int, clients: int) -> Iterator[Callable[[], int]]:
+    """The same by `Store.increment`; the work ends when the counter has what all clients have counted."""
+    store = Store(node.schema)
+    sale = f"INSERT INTO {node.schema}.sale (amount) VALUES (1)".encode()
+    with node.connect() as connection, node.connect(autocommit=True) as reader, Pipeline(node) as looking:
+
+        def work() -> int:
+            for _ in range(transactions):
+                connection.execute(sale, prepare=True)
+                store.increment(connection, COUNTER)
+                connection.commit()
+            looking.wait(lambda: store.get(reader, COUNTER) == transactions * clients)
+            return transactions
+
+        yield work
+
+
+@contextmanager
+def executing(node: Node, executables: int) -> Iterator[Callable[[], int]]:
+    """Empty the second outbox, as the executor does."""
+    yield lambda: dispatcher.execute(node.dsn, node.schema).taken
+
+
+@contextmanager
+def summing(node: Node, executables: int) -> Iterator[Callable[[], int]]:
+    """The sums of increments by one statement per 10,000."""
+    statement = f"""
+WITH head AS MATERIALIZED (
+    SELECT max(position) AS last FROM (
+        SELECT position FROM {node.schema}.outbox_executable ORDER BY position LIMIT 10000) AS h),
+gone AS (DELETE FROM {node.schema}.outbox_executable WHERE position <= (SELECT last FROM head) RETURNING key, amount),
+total AS (SELECT key, sum(amount)::bigint AS amount FROM gone GROUP BY key)
+UPDATE {node.schema}.direct AS d SET number = number + amount FROM total WHERE d.key = total.key""".encode()
+    with node.connect(autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+
+        def work() -> int:
+            while connection.execute(statement).rowcount:
+                pass
+            return executables
+
+        yield work
+
+
+def _increment(nth: int) -> Executable:
+    return Executable("increment", f"key-{nth * 7919 % KEYS}", amount=1)
+
+
+def _mixed(nth: int) -> Executable:
+    key = nth * 7919 % KEYS
+    match nth % 8:
+        case 0 | 1 | 2:
+            return Executable("increment", f"key-{key}", amount=1)
+        case 3 | 4:
+            return Executable("put", f"value-{key}", value=b"v" * 100)
+        case 5:
+            return Executable("put", f"value-{key}", value=b"w" * 100, expected=b"v" * 100, notify="told")
+        case 6:
+            return Executable("delete", f"value-{key}")
+        case _:
+            return Executable("account", f"shop/{key % 10}/{key % 100}", target="accounting", amount=1, bytes=200)
+
+
+def _fill(node: Node, executables: int, make: Callable[[int], Executable]) -> None:
+    store = Store(node.schema)
+    with node.connect() as connection:
+        connection.execute("SET LOCAL mailroom.notify = off")
+        for first in range(0, executables, 10_000):
+            store.send_many(connection, map(make, range(first, min(first + 10_000, executables))))
+        connection.commit()
+    node.execute(f"VACUUM ANALYZE {node.schema}.outbox_executable")
+
+
+def _run(setup: Setup) -> Values:
+    values: dict[str, float] = {}
+    few = max(1, setup.messages // 10 // CLIENTS)  # one commit each, so they take a hundred times as long
+    backlog = 2 * setup.messages
+    with fresh_node(setup.dsn) as node:
+        node.execute(*(statement.format(schema=node.schema) for statement in TABLES))
+        values["update, 16"] = rate_of(CLIENTS, updating, node, few)
+        with Pipeline(node) as pipeline:
+            pipeline.dispatch()
+            values["increment, 16"] = rate_of(CLIENTS, incrementing, node, few, CLIENTS)
+        for name, make, work in (
+            ("sums, SQL", _increment, summing),
+            ("increments", _increment, executing),
+            ("mixed", _mixed, executing),
+        ):
+            _fill(node, backlog, make)
+            values[name] = rate(work, node, backlog)
+    return values
+
+
+MEASUREMENT = Measurement(
+    "executables",
+    "a busy counter through executables, and a backlog of them",
+    (
+        Line("update, 16", unit="increments/s"),
+        Line("increment, 16", unit="increments/s", beside="update, 16", bar=Bar(ratio_at_least=5)),
+        Line("sums, SQL", unit="increments/s"),
+        Line("increments", unit="increments/s", beside="sums, SQL", bar=Bar(at_least=50_000)),
+        Line("mixed", unit="operations/s", beside="increments"),
+    ),
+    _run,
+)
