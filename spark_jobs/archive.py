@@ -20,6 +20,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 from pyarrow import parquet
 
+from mailroom import message
 from mailroom.operation import Execute, Operation, Row, T
 from mailroom.transaction import PlainCursor
 from spark_jobs.folder import Folder
@@ -63,7 +64,11 @@ SPARK_COLUMNS = ", ".join(
 )
 REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_type", "source", "epoch", "lane"]
 
-UNWRITTEN = 2  # row groups that may wait for the writer: with the one it writes, the memory that a file takes
+# A row group is full with as many rows, or with as many bytes of values and the claim that goes past them.
+GROUP = 10_000
+GROUP_BYTES = 64 * 2**20
+UNWRITTEN = 2  # row groups that are written or wait for it: with the one that fills, the memory that a file takes
+VALUE, VALUE_JSON = (message.SELECTED.split(", ").index(name) for name in ("value", "value_json::text"))
 YEAR_2000_US = 946_684_800_000_000  # where PostgreSQL counts microseconds from
 
 
@@ -108,13 +113,32 @@ class Series:
         """What the name of each file begins with; the node tells apart those that share a directory."""
         return f"{self.inbox}-{self.node.hex[:8]}-{self.lane:03}-"
 
+    def attempts(self, epoch: int) -> str:
+        """What the hidden name of each attempt at an epoch begins with; in the order of the epochs."""
+        return f".{self.prefix}{epoch:012}"
+
     def hidden(self, epoch: int) -> str:
-        """Return a name that no other attempt has. Spark and pyarrow pass over names that begin so."""
-        return f"_{self.prefix}{epoch:012}-{uuid4().hex}.parquet"
+        """Return a name that no other attempt has. Readers pass over names that begin so, and `*.parquet` too."""
+        return f"{self.attempts(epoch)}-{uuid4().hex}.part"
 
     def final(self, epoch: int) -> str:
         """Return the name by which readers find the file."""
         return f"{self.prefix}{epoch:012}.parquet"
+
+
+def attempt_of(hidden: str) -> str:
+    """Return which attempt has this hidden name; it is also written in the file."""
+    return hidden.rpartition("-")[2].removesuffix(".part")
+
+
+def attempt_in(folder: Folder, name: str) -> str | None:
+    """Return which attempt wrote the file; None if it is no file of a drain."""
+    with folder.open(name) as file:
+        try:
+            found = (parquet.read_schema(file).metadata or {}).get(b"mailroom.attempt")
+        except pa.ArrowInvalid:
+            return None
+    return None if found is None else str(found, "ascii", "replace")
 
 
 class EpochFile:
@@ -122,11 +146,13 @@ class EpochFile:
 
     def __init__(self, folder: Folder, series: Series, epoch: int) -> None:
         self.name = series.hidden(epoch)
-        self.messages = 0
-        self.written_bytes = 0  # as they are in memory; lags behind `messages`
+        self.messages = 0  # these two count what waits to be written too
+        self.value_bytes = 0
         self._folder = folder
         self._series = series
         self._epoch = epoch
+        self._group: list[Row] = []
+        self._group_bytes = 0
         self._thread = ThreadPoolExecutor(1, "drain")
         self._unwritten: deque[Future[None]] = deque()
         self._file: IO[bytes] | None = None
@@ -142,15 +168,27 @@ class EpochFile:
             self._discard()
         self._thread.shutdown()
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Add a row group of rows of a claim; waits while the writer is behind."""
+    def add(self, rows: Sequence[Row]) -> int:
+        """Add the rows of a claim, and return the bytes of their values; waits while the writer is behind."""
+        size = sum(len(row[VALUE] or row[VALUE_JSON] or b"") for row in rows)
         self.messages += len(rows)
-        self._unwritten.append(self._thread.submit(self._write, rows))
+        self.value_bytes += size
+        self._group += rows
+        self._group_bytes += size
+        if len(self._group) >= GROUP or self._group_bytes >= GROUP_BYTES:
+            self._flush()
+        return size
+
+    def _flush(self) -> None:
+        self._unwritten.append(self._thread.submit(self._write, self._group))
+        self._group, self._group_bytes = [], 0
         while len(self._unwritten) > UNWRITTEN:
             self._unwritten.popleft().result()
 
     def seal(self) -> None:
         """Finish the file; once this has returned it is complete and durable, under its hidden name."""
+        if self._group:
+            self._flush()
         while self._unwritten:
             self._unwritten.popleft().result()
         if self._file is not None:
@@ -160,15 +198,13 @@ class EpochFile:
     def _write(self, rows: Sequence[Row]) -> None:
         if self._file is None:
             about = {"inbox": self._series.inbox, "lane": str(self._series.lane), "epoch": str(self._epoch)}
-            about["node"] = str(self._series.node)
+            about |= {"node": str(self._series.node), "attempt": attempt_of(self.name)}
             schema = COLUMNS.with_metadata({f"mailroom.{name}": text for name, text in about.items()})
             self._file = self._folder.create(self.name)
             self._writer = parquet.ParquetWriter(
                 self._file, schema, compression="zstd", use_dictionary=REPEATED, write_page_checksum=True
             )
-        table = _table(rows, self._series, self._epoch)
-        self._writer.write_table(table)
-        self.written_bytes += table.nbytes
+        self._writer.write_table(_table(rows, self._series, self._epoch))
 
     def _discard(self) -> None:
         self._thread.shutdown(cancel_futures=True)

@@ -13,9 +13,9 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, json_text, say, table
 from mailroom.errors import ConfigurationError
 from spark_jobs.archive import SPARK_COLUMNS
-from spark_jobs.audit_tables import await_files, read
+from spark_jobs.audit_tables import await_files, names_of_files, read
 from spark_jobs.command import dsn_variable, job, main, node_of, session
-from spark_jobs.folder import full_name
+from spark_jobs.folder import full_name, shown, spark_name
 from spark_jobs.node import Node
 
 if TYPE_CHECKING:
@@ -74,19 +74,21 @@ def gather(
     tables = read(spark, node, sent)
     # Only now: see `audit_tables.SNAPSHOT`.
     await_files(node, directories)
-    return Evidence(_files(spark, directories), tables, may_drop)
+    return Evidence(_files(spark, directories, names_of_files(node)), tables, may_drop)
 
 
-def _files(spark: "SparkSession", directories: Sequence[str]) -> "DataFrame":
+def _files(spark: "SparkSession", directories: Sequence[str], names: str) -> "DataFrame":
     from pyspark.errors import AnalysisException
 
     try:
         # One listing for all checks: Spark keeps it with the DataFrame.
-        return spark.read.schema(SPARK_COLUMNS).parquet(*directories)
+        return spark.read.schema(SPARK_COLUMNS).option("pathGlobFilter", names).parquet(*map(spark_name, directories))
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        raise ConfigurationError(f"One of these directories is missing: {', '.join(directories)}.") from None
+        raise ConfigurationError(
+            f"One of these directories is missing: {', '.join(map(shown, directories))}."
+        ) from None
 
 
 def _described(files: "DataFrame") -> dict[str, Any]:

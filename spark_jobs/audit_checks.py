@@ -119,18 +119,44 @@ def origins_in_order(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.coalesce(f.col("sent_clock") <= f.col("before"), f.lit(False)))
 
 
+# A dead letter that an inbox skipped is put back into it, and then written down, in one transaction: at most so long.
+PUTTING_BACK = "INTERVAL 1 HOUR"
+
+
 def effects_follow_causes(evidence: Evidence) -> DataFrame:
-    """A reply stands after its request, and whatever names its cause (header `causation`) after that."""
+    """A reply stands after its request, and whatever names its cause (header `causation`) after that.
+
+    Not where the cause is a dead letter that was requeued after the effect was sent: it has a new clock since then. All
+    that tells such a one is when it was delivered, and the trail of what was done by hand: a cause that was merely
+    delivered late, while nobody requeued anything, is out of order.
+    """
     files = evidence.files
     named = _union(
-        files.filter("kind = 'R'").select("message_id", "key", "clock", f.col("headers")["correlation"].alias("cause")),
-        files.select("message_id", "key", "clock", f.col("headers")["causation"].alias("cause")),
+        files.filter("kind = 'R'").withColumn("cause", f.col("headers")["correlation"]),
+        files.withColumn("cause", f.col("headers")["causation"]),
     )
-    effects = named.filter("cause IS NOT NULL").withColumn("cause", f.lower("cause"))
-    # A message that several inboxes got has one clock in all of them.
-    causes = files.groupBy(f.col("message_id").alias("cause")).agg(f.min("clock").alias("cause_clock"))
-    found = effects.distinct().join(causes, "cause")
-    return found.withColumn("wrong", f.col("clock") <= f.col("cause_clock"))
+    effects = named.filter("cause IS NOT NULL").select(
+        "message_id", "key", "clock", "sent_at", f.lower("cause").alias("cause")
+    )
+    # A message that several inboxes got has one clock in all of them, until one of them skips it. Not of all files:
+    # what was requeued after the tables were read may be in one already.
+    first = f.min_by(f.struct("clock", "delivered_at", "inbox"), "clock")
+    causes = evidence.drained_before().groupBy(f.col("message_id").alias("cause")).agg(first.alias("copy"))
+    requeues = evidence.at("requeue").agg(f.collect_list(f.struct("inbox", "at")).alias("requeues"))
+    found = effects.distinct().join(causes, "cause").crossJoin(f.broadcast(requeues))
+    came_back = f.exists("requeues", lambda requeue: _came_back(requeue, f.col("copy"), f.col("sent_at")))
+    wrong = (f.col("clock") <= f.col("copy.clock")) & ~f.coalesce(came_back, f.lit(False))
+    return found.select(
+        "cause", "message_id", "key", "clock", f.col("copy.clock").alias("cause_clock"), wrong.alias("wrong")
+    )
+
+
+def _came_back(requeue: "Column", copy: "Column", sent_at: "Column") -> "Column":
+    """Whether a requeue may have made this copy of a cause, and came after the effect was sent."""
+    at, delivered_at = requeue["at"], copy["delivered_at"]
+    skipped = (requeue["inbox"] == copy["inbox"]) & delivered_at.between(at - f.expr(PUTTING_BACK), at)
+    undelivered = requeue["inbox"].isNull() & (delivered_at >= at)
+    return (at >= sent_at) & (delivered_at >= sent_at) & (skipped | undelivered)
 
 
 CHECKS: dict[str, Callable[[Evidence], DataFrame]] = {

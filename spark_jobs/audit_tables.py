@@ -1,10 +1,11 @@
-"""What the audit reads of a node: where its messages are, what was sent, what was drained, all as of one moment."""
+"""What the audit reads of a node: where its messages are, what was sent, drained and requeued, all as of one moment."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
 
 import psycopg
 
@@ -13,7 +14,7 @@ from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
 from mailroom.transaction import PlainCursor, run
 from spark_jobs.archive import Series
-from spark_jobs.folder import folder
+from spark_jobs.folder import folder, shown
 from spark_jobs.node import Node
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ LOOK_S = 0.1
 
 COLUMNS = (
     "place string, inbox string, key string, clock bigint, message_id string, source string, messages bigint, "
-    "lane int, epoch bigint"
+    "lane int, epoch bigint, at timestamp"
 )
 NO_MESSAGE = "NULL::text, NULL::bigint, NULL::text"
-NO_NUMBERS = "NULL::bigint, NULL::integer, NULL::bigint"
+NO_TIME = "NULL::timestamptz"
+ONLY_MESSAGE = f"NULL::bigint, NULL::integer, NULL::bigint, {NO_TIME}"
 
 # One statement, so one snapshot, and the files are listed only after it. Messages move in circles (outbox, scheduled
 # and back; inbox, parked and back; dead_letter and back), so no order of reading table after table would see all of
@@ -38,21 +40,24 @@ NO_NUMBERS = "NULL::bigint, NULL::integer, NULL::bigint"
 # together, and so are a sender's rows and its messages: a snapshot has both or neither.
 SNAPSHOT = Sql(
     f"""
-SELECT 'outbox', NULL::text, key, NULL::bigint, message_id::text, source, {NO_NUMBERS} FROM {{schema}}.outbox
+SELECT 'outbox', NULL::text, key, NULL::bigint, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.outbox
 UNION ALL
-SELECT 'scheduled', NULL::text, key, NULL::bigint, message_id::text, source, {NO_NUMBERS} FROM {{schema}}.scheduled
+SELECT 'scheduled', NULL::text, key, NULL::bigint, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.scheduled
 UNION ALL
-SELECT 'inbox', inbox, key, clock, message_id::text, source, {NO_NUMBERS} FROM {{schema}}.inbox
+SELECT 'inbox', inbox, key, clock, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.inbox
 UNION ALL
-SELECT 'parked', inbox, key, clock, message_id::text, source, {NO_NUMBERS} FROM {{schema}}.parked
+SELECT 'parked', inbox, key, clock, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.parked
 UNION ALL
-SELECT 'dead_letter', inbox, key, clock, message_id::text, source, {NO_NUMBERS} FROM {{schema}}.dead_letter
+SELECT 'dead_letter', inbox, key, clock, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.dead_letter
 UNION ALL
 SELECT 'batch', NULL::text, {NO_MESSAGE}, pg_catalog.format('mailroom spark %s %s', name, batch),
-       messages, NULL::integer, NULL::bigint
+       messages, NULL::integer, NULL::bigint, {NO_TIME}
 FROM {{schema}}.spark_batch
 UNION ALL
-SELECT 'lane', inbox, {NO_MESSAGE}, NULL::text, messages, lane, epoch FROM {{schema}}.spark_drain
+SELECT 'lane', inbox, {NO_MESSAGE}, NULL::text, messages, lane, epoch, {NO_TIME} FROM {{schema}}.spark_drain
+UNION ALL
+SELECT 'requeue', inbox, {NO_MESSAGE}, NULL::text, messages, NULL::integer, NULL::bigint, at FROM {{schema}}.audit
+WHERE action = 'requeue dead letters'
 """
 )
 SENT = (
@@ -77,7 +82,7 @@ def looking_at(connection: psycopg.Connection, node: Node, sent: str | None) -> 
     if "message_id" not in columns:
         raise ConfigurationError("What --sent names has no column message_id. Give a SELECT that names it so.")
     key = "key::text" if "key" in columns else "NULL::text"
-    return f"{statement}\n{SENT.format(key=key, none=NO_NUMBERS, rows=rows)}"
+    return f"{statement}\n{SENT.format(key=key, none=ONLY_MESSAGE, rows=rows)}"
 
 
 def read(spark: "SparkSession", node: Node, sent: str | None) -> "DataFrame":
@@ -96,7 +101,7 @@ def read(spark: "SparkSession", node: Node, sent: str | None) -> "DataFrame":
 def _rows(batches: "Iterator[pa.RecordBatch]", node: Node, statement: str) -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
-    kinds = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32()}
+    kinds = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", "UTC")}
     names, types = zip(*(column.split() for column in COLUMNS.split(", ")), strict=True)
     for _ in batches:
         with node.connect("audit") as connection:
@@ -107,6 +112,21 @@ def _rows(batches: "Iterator[pa.RecordBatch]", node: Node, statement: str) -> "I
                     columns = zip(zip(*rows, strict=True), types, strict=True)
                     arrays = [pa.array(column, kinds[kind]) for column, kind in columns]
                     yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+ID = Sql("SELECT id FROM {schema}.node", columns=("uuid",))
+
+
+def _finding_id(schema: str) -> Operation[UUID]:
+    [(id,)] = yield ID.at(schema=schema)()
+    return cast(UUID, id)
+
+
+def names_of_files(node: Node) -> str:
+    """Return the pattern of the names of this node's files; its drains may share a directory with those of others."""
+    with node.connect("audit") as connection:
+        id = run(connection, _finding_id(node.schema))
+    return f"*-{id.hex[:8]}-*.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +165,7 @@ def await_files(node: Node, directories: Sequence[str], *, within_s: float = VIS
         while not there.has(epoch.name):
             if monotonic() >= end:
                 raise MailroomError(
-                    f"{epoch.name} is committed and not to be seen in {epoch.directory}: its drain was interrupted. "
-                    "Drain this inbox once more, which finishes it, and audit again."
+                    f"{epoch.name} is committed and not to be seen in {shown(epoch.directory)}: its drain was "
+                    "interrupted. Drain this inbox once more, which finishes it, and audit again."
                 )
             sleep(LOOK_S)

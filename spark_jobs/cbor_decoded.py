@@ -103,8 +103,8 @@ def _leaves(values: list[Any], arrow: pa.DataType, path: str) -> pa.Array:
     if UUID in found:
         values = [str(value) if isinstance(value, UUID) else value for value in values]
     try:
-        if types.is_float32(arrow):
-            return _floats(pa.array(values, pa.float64()))
+        if types.is_floating(arrow):
+            return _floats(values, arrow, found)
         column = pa.array(values, arrow)
         # An offset can take the first or last day out of the years that Spark has.
         if types.is_timestamp(arrow) and not in_years(column.view(pa.int64()).drop_null().to_numpy(), DAY_US):
@@ -115,12 +115,24 @@ def _leaves(values: list[Any], arrow: pa.DataType, path: str) -> pa.Array:
         raise _unfit(path, "a value beyond its range", arrow) from None
 
 
-def _floats(doubles: pa.Array) -> pa.Array:
-    """Rounded, as every cast to float does; but not to infinity."""
-    narrow = doubles.cast(pa.float32())
+def _floats(values: list[Any], arrow: pa.DataType, found: set[type]) -> pa.Array:
+    """Doubles are rounded to floats, as by every cast, but not to infinity; integers are the very same or refused."""
+    if int in found:
+        digits = 24 if types.is_float32(arrow) else 53
+        # Arrow by itself refuses what is beyond 2**53 although a double may hold it, and a cast from there rounds.
+        values = [_exact(value, digits) if type(value) is int else value for value in values]
+    doubles = pa.array(values, pa.float64())
+    narrow = doubles.cast(arrow)
     if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(doubles))).as_py():
         raise OverflowError
     return narrow
+
+
+def _exact(number: int, digits: int) -> float:
+    """Return an integer as a float of so many binary digits. Raises `OverflowError` if it has more."""
+    if number.bit_length() - (number & -number).bit_length() >= digits:
+        raise OverflowError
+    return float(number)
 
 
 def _fitting(arrow: pa.DataType) -> set[type]:

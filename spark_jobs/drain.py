@@ -22,7 +22,7 @@ from mailroom.schema import checking
 from mailroom.transaction import run
 from spark_jobs.archive import SPARK_COLUMNS
 from spark_jobs.command import dsn_variable, job, main, node_of, session
-from spark_jobs.folder import full_name
+from spark_jobs.folder import full_name, spark_name
 from spark_jobs.lane import Lane
 from spark_jobs.node import Node
 
@@ -48,9 +48,9 @@ def drain(node: Node, inbox: str, directory: str, *, lane: int = 0, max_messages
 
     `directory` is a path, or a URI of file, s3, gs, abfs or hdfs. Each epoch takes up to `max_messages` (about 1 GiB
     of values if that is less) into one file, as a worker would: in clock order within a key, without keys that wait,
-    are parked, or are worked on by others. Killed or cut off anywhere, the next drain of the same lane finishes what
-    was committed; nothing else is ever visible. Of two drains of one lane one waits for the other. Several lanes share
-    the inbox: a key's messages may then be in files of several lanes, in order by `clock`.
+    are parked, or are worked on by others. Killed or cut off anywhere, the next drain of the inbox finishes what was
+    committed, by any of its lanes; nothing else is ever visible. Of two drains of one lane one waits for the other.
+    Several lanes share the inbox: a key's messages may then be in files of several lanes, in order by `clock`.
 
     Lost connections, and COMMITs whose answer was lost, are dealt with as by `mailroom.atomically`. Raises
     `ConfigurationError`, `InvalidMessage`, `UnknownInbox`, `SchemaError`, `CommitUnknown` (the next drain knows),
@@ -66,12 +66,13 @@ def drain(node: Node, inbox: str, directory: str, *, lane: int = 0, max_messages
             run(connection, _looking(node.schema, inbox))
             connection.rollback()
         work = Lane(node.schema, inbox, directory, lane, max_messages)
+        atomically(sessions.connect, work.finish_others, schema=node.schema)
+        atomically(sessions.connect, work.finish, schema=node.schema)
         is_all = False
         while not is_all:
             taken = atomically(sessions.connect, work.epoch, schema=node.schema)
-            messages, epochs, is_all = messages + taken.messages, epochs + bool(taken.messages), taken.is_all
-        if epochs:
             atomically(sessions.connect, work.finish, schema=node.schema)
+            messages, epochs, is_all = messages + taken.messages, epochs + bool(taken.messages), taken.is_all
     return Drained(messages, epochs)
 
 
@@ -180,7 +181,7 @@ def drained(spark: "SparkSession", directory: str) -> "DataFrame":
 
     `value` is CBOR: `from_cbor` of `spark_jobs.cbor_decoded` reads it. The directory must be there.
     """
-    return spark.read.schema(SPARK_COLUMNS).parquet(full_name(directory))
+    return spark.read.schema(SPARK_COLUMNS).parquet(spark_name(full_name(directory)))
 
 
 @job("drain")

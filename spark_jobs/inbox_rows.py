@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from inbox.claim import PIN, SIZE
+from inbox.claim import PIN
 from mailroom.operation import Operation, Row, Sql
 from mailroom.schema import BY_CLOCK
 from mailroom.transaction import run
@@ -39,8 +39,9 @@ FIELDS: dict[str, tuple[DataType, pa.DataType]] = {
 SCHEMA = StructType([StructField(name, kind) for name, (kind, _) in FIELDS.items()])
 ARROW = pa.schema([(name, kind) for name, (_, kind) in FIELDS.items()])
 
+FIRST_ROWS = 100  # that the first page looks at; each later one at twice as many as came before, at most
 PAGE_ROWS = 10_000
-PAGE_BYTES = 8 * 1024 * 1024  # of values, as stored; the message that reaches it is the page's last
+PAGE_BYTES = 8 * 1024 * 1024  # of values and headers, as they are sent; the message that reaches it is the page's last
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ SELECTED = (
 )
 COLUMNS = ("text", "bigint", "bigint", *("text",) * 6, "bytea", *("text",) * 3, *("bytea",) * 3)
 
+# Not as stored: JSON is compressed there, and a number such as 1e9999 has far more digits than bytes.
+SIZE = """(coalesce(octet_length(value), octet_length(value_json::text))
+          + coalesce(octet_length(headers::text), 0))"""
 # `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
 # that of the index, which is read no further than the limit.
 PAGE = f"""
@@ -86,23 +90,24 @@ SELECT {SELECTED} FROM (
                ORDER BY %s ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
     FROM {{schema}}.inbox_{{inbox}}
     WHERE %s AND (%%(topic)s::text IS NULL OR topic = %%(topic)s::text)
-    ORDER BY %s LIMIT {PAGE_ROWS}) AS i
-WHERE before < {PAGE_BYTES}"""
+    ORDER BY %s LIMIT %%(rows)s::bigint) AS i
+WHERE before < %%(bytes)s::bigint"""
 BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
 OF_ALL = Sql(PAGE % (BY_CLOCK, BY_RANGE, BY_CLOCK), columns=COLUMNS)
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
 OF_KEY = Sql(PAGE % ("clock", BY_KEY, "clock"), columns=COLUMNS)
 
 
-def paging(schema: str, inbox: str, above: int, upto: int, chosen: Chosen) -> Operation[list[Row]]:
-    """Read the first messages above a clock and up to another: a page."""
+def paging(schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int) -> Operation[list[Row]]:
+    """Read the first messages above a clock and up to another, at most so many: a page."""
     names = {"schema": schema, "inbox": inbox}
+    wanted = {"above": above, "upto": upto, "topic": chosen.topic, "rows": rows, "bytes": PAGE_BYTES}
     yield PIN.at()()
     if chosen.key is None:
-        rows = yield OF_ALL.at(**names)(above=above, upto=upto, topic=chosen.topic)
+        page = yield OF_ALL.at(**names)(**wanted)
     else:
-        rows = yield OF_KEY.at(**names)(above=above, upto=upto, topic=chosen.topic, key=chosen.key)
-    return list(rows)
+        page = yield OF_KEY.at(**names)(**wanted, key=chosen.key)
+    return list(page)
 
 
 def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) -> Iterator[pa.RecordBatch]:
@@ -112,13 +117,14 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) ->
     """
     with node.connect(f"read {inbox}", autocommit=True) as connection:
         connection.read_only = True
-        above = wanted.above
+        # The size of a row costs as much as the row, so a page does not look at many more than will fit.
+        above, looked_at = wanted.above, FIRST_ROWS
         while True:
             with connection.transaction():
-                rows = run(connection, paging(node.schema, inbox, above, wanted.upto, chosen))
+                rows = run(connection, paging(node.schema, inbox, above, wanted.upto, chosen, looked_at))
             if not rows:
                 return
-            above = max(row[1] for row in rows)
+            above, looked_at = max(row[1] for row in rows), min(2 * len(rows), PAGE_ROWS)
             yield record_batch(rows)
 
 

@@ -3,12 +3,25 @@
 Spark calls `commit(end)` when it has planned the batch after the one that ends there. So the messages of a batch stay
 in the inbox until what was made of them is durable, and a batch that Spark repeats after a failure reads the very same
 rows. It plans in a process beside the driver, where a reader lives as long as its query; the executors read.
+
+A commit deletes from the start of the inbox, since the commit before may not have come about: Spark makes none up. That
+nothing is deleted unread rests on this:
+
+- What a delivery, a requeue of dead letters or a scheduled message that is due puts into an inbox has a clock above all
+  that were given out. So below the end of a batch that was planned nothing new turns up.
+- A database restored to an earlier time gives out the clocks of the time it lacks once more. An offset therefore names
+  the message that has its clock, and one that this session did not give out itself is compared (`comparing`).
+- Replayed messages of parked keys come back with their clocks. No batch is planned while a key is parked, and when
+  messages are parked that the stream has passed, the way on is another checkpoint.
+- What somebody inserts by hand with a clock of his own choice, or another consumer parks and somebody replays between
+  the plan of one batch and that of the next, is not seen. The stream is to have its inbox alone.
 """
 
 # ruff: noqa: N802 - names of pyspark's
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import psycopg
@@ -18,7 +31,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from inbox.claim import PIN
 from inbox.look import finding
 from inbox.sleeping import PARTITION_KEY
-from mailroom import locks
+from mailroom import locks, stamping
 from mailroom.errors import ConfigurationError
 from mailroom.operation import Operation, Sql, T
 from mailroom.pooler import PooledConnection
@@ -55,22 +68,28 @@ def entering(schema: str, inbox: str) -> Operation[str]:
     return f"{inbox}@{history}"
 
 
-# The clock of the n-th message after the start, else of the last one. All that was delivered up to there is visible, so
-# none of it is missed, but for what is parked: its clocks would have been passed by the time it is replayed.
+# The n-th message after the start, else the last one. All that was delivered up to there is visible, so none of it is
+# missed, but for what is parked: its clocks would have been passed by the time it is replayed.
 # A worker that has nothing to do holds "asleep"; deliveries try for the same lock in another mode.
 PLAN = Sql(
     f"""
-SELECT coalesce(CASE WHEN %(number)s::bigint IS NOT NULL THEN (
-                    SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(start)s::bigint
-                    ORDER BY {BY_CLOCK} OFFSET %(number)s::bigint - 1 LIMIT 1) END,
-                (SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(start)s::bigint
-                 ORDER BY {BY_CLOCK} DESC LIMIT 1), %(start)s::bigint),
+WITH nth AS MATERIALIZED (
+    SELECT clock, message_id FROM {{schema}}.inbox_{{inbox}}
+    WHERE {BY_CLOCK} > %(start)s::bigint AND %(number)s::bigint IS NOT NULL
+    ORDER BY {BY_CLOCK} OFFSET %(number)s::bigint - 1 LIMIT 1),
+last AS MATERIALIZED (
+    SELECT clock, message_id FROM {{schema}}.inbox_{{inbox}}
+    WHERE {BY_CLOCK} > %(start)s::bigint AND NOT EXISTS (SELECT FROM nth)
+    ORDER BY {BY_CLOCK} DESC LIMIT 1)
+SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
+       coalesce((SELECT message_id FROM nth), (SELECT message_id FROM last))::text,
        EXISTS (SELECT FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND retry_at = 'infinity'),
+       EXISTS (SELECT FROM {{schema}}.parked WHERE inbox = '{{inbox}}' AND clock <= %(start)s::bigint),
        EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
                AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
                AND classid = {locks.ASLEEP}::oid AND objid::bigint = {PARTITION_KEY}::bigint & 4294967295)
 """,
-    columns=("bigint", "boolean", "boolean"),
+    columns=("bigint", "text", "boolean", "boolean", "boolean"),
 )
 
 # A delivery commits asynchronously. What a crash of the server undoes is delivered again, with other clocks; so nothing
@@ -81,10 +100,31 @@ DURABLE = (
 )
 
 
-def planning(schema: str, inbox: str, start: int, number: int | None) -> Operation[int]:
-    """Return the clock at which a batch of `number` messages (None: all) ends that begins above `start`."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a batch ends: the clock of its last message, and that message's id; 0 and None before the first one."""
+
+    clock: int = 0
+    message_id: str | None = None
+
+
+def finding_last(schema: str, inbox: str) -> Operation[Place]:
+    """Return where the inbox ends now."""
     yield PIN.at()()
-    [(end, parked, workers)] = yield PLAN.at(schema=schema, inbox=inbox)(start=start, number=number)
+    [(clock, message_id, *_)] = yield PLAN.at(schema=schema, inbox=inbox)(start=0, number=None)
+    return Place() if clock is None else Place(int(clock), message_id)
+
+
+def planning(schema: str, inbox: str, start: int, number: int | None) -> Operation[Place | None]:
+    """Return where a batch of `number` messages (None: all) ends that begins above `start`; None if there is none."""
+    yield PIN.at()()
+    [(end, message_id, parked, passed, workers)] = yield PLAN.at(schema=schema, inbox=inbox)(start=start, number=number)
+    if passed:
+        raise ConfigurationError(
+            f"Messages of inbox {inbox!r} are parked which the stream has passed, and it may not have read them. Stop "
+            f"it, and discard them (mailroom parked list {inbox}); or replay them, and start it with another "
+            "checkpointLocation, which has it read again all that is in the inbox."
+        )
     if parked:
         raise ConfigurationError(
             f"Keys of inbox {inbox!r} are parked, and a stream would pass them by for ever. Stop it, replay or discard "
@@ -95,10 +135,44 @@ def planning(schema: str, inbox: str, start: int, number: int | None) -> Operati
             f"A worker reads inbox {inbox!r}, and a stream must have it alone. Stop the worker, or make an inbox for "
             "the stream that subscribes to the same topics (mailroom inbox create)."
         )
-    if end > start:
-        for statement in DURABLE:
-            yield statement.at()()
-    return int(end)
+    if end is None:
+        return None
+    for statement in DURABLE:
+        yield statement.at()()
+    return Place(int(end), message_id)
+
+
+# After the dispatch lock: a clock given out by a delivery that has yet to commit is one whose messages are not seen.
+COMPARE = Sql(
+    f"""
+SELECT (SELECT last_value FROM {{schema}}.clock) >= %(clock)s::bigint,
+       EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}}
+               WHERE {BY_CLOCK} > (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}')
+                 AND {BY_CLOCK} <= %(clock)s::bigint),
+       EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}}
+               WHERE {BY_CLOCK} = %(clock)s::bigint AND message_id = %(message_id)s::uuid)
+""",
+    columns=("boolean", "boolean", "boolean"),
+)
+
+
+def comparing(schema: str, inbox: str, place: Place) -> Operation[None]:
+    """Raise `ConfigurationError` if the checkpoint is of a time that this database lacks.
+
+    Either its clock has yet to be given out here. Or it has been given to another message: what was read up to there is
+    deleted in clock order, so as long as anything is left of it, its last message is. After this, no message can turn
+    up at that clock or below.
+    """
+    yield PIN.at()()
+    yield stamping.LOCK.at(schema=schema)()
+    compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
+    [(given_out, is_left, is_last)] = compared
+    if not given_out or (is_left and not is_last):
+        raise ConfigurationError(
+            f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has others up to there: the "
+            "database was restored to an earlier time, or another consumer took messages of the stream. Name another "
+            "checkpointLocation; the stream then reads all that is in the inbox, also what it may have read before."
+        )
 
 
 LOWEST = Sql(
@@ -145,8 +219,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The sole consumer of an inbox: every message that is delivered is in exactly one batch, and then reaped.
 
     Raises `UnknownInbox`; `ConfigurationError` while another stream or a worker reads the inbox, or keys of it are
-    parked, or when the checkpoint is of another inbox. A connection that is lost ends the query; started again from its
-    checkpoint it goes on as if nothing had happened.
+    parked, or when the checkpoint is of another inbox, or of a time that the database lacks. A connection that is lost
+    ends the query; started again from its checkpoint it goes on as if nothing had happened.
     """
 
     def __init__(self, node: Node, inbox: str, partitions: int | None, max_messages: int) -> None:
@@ -156,14 +230,15 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_messages = max_messages
         self._connection: psycopg.Connection | None = None
         self._identity = ""
-        self._reached: int | None = None  # where the next batch starts, for 4.1, which does not tell
-        self._target: int | None = None
+        self._known: set[Place] = set()  # given out or compared by this session, and not below the last commit
+        self._reached: Place | None = None  # where the next batch starts, for 4.1, which does not tell
+        self._target: Place | None = None
 
     # -- in the driver ------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
         """Start before the first message."""
-        return self._offset(0)
+        return self._offset(Place())
 
     def getDefaultReadLimit(self) -> "ReadLimit":
         """Take `maxMessages` in a batch."""
@@ -171,29 +246,32 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Stop at what there is now."""
-        self._target = self._run(planning(self._node.schema, self._inbox, 0, None))
+        self._target = self._run(finding_last(self._node.schema, self._inbox))
 
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
-        """Return the clock at which the next batch ends: of its last message, or where it starts if there is none."""
+        """Return the last message of the next batch, or where it starts if there is none."""
         # 4.1 does not tell where to start; if no other call of it has, nothing can be counted from there.
-        reached = (self._reached or 0) if start is None else self._clock(start)
+        reached = (self._reached or Place()) if start is None else self._place(start)
         limited = self._reached is not None if start is None else isinstance(limit, ReadMaxRows)
         number = self._max_messages if limited else None
-        clock = self._run(planning(self._node.schema, self._inbox, reached, number))
-        return self._offset(clock if self._target is None else max(reached, min(clock, self._target)))
+        end = self._run(planning(self._node.schema, self._inbox, reached.clock, number)) or reached
+        if self._target is not None and self._target.clock < end.clock:
+            end = max(reached, self._target, key=lambda place: place.clock)
+        return self._offset(end)
 
     def partitions(self, start: Offset, end: Offset) -> list[Range]:
         """Cut the clocks of a batch into ranges."""
-        above, upto = self._clock(start), self._clock(end)
+        above, upto = self._place(start).clock, self._place(end)
         lowest = self._run(finding_lowest(self._node.schema, self._inbox, above))
         self._reached = upto
-        return ranges(above if lowest is None else lowest - 1, upto, self._number)
+        return ranges(above if lowest is None else lowest - 1, upto.clock, self._number)
 
     def commit(self, end: Offset) -> None:
         """Reap everything up to `end`: it has been read, and what was made of it is durable."""
-        upto, above = self._clock(end), 0
+        upto, above = self._place(end).clock, 0
         while (reached := self._run(reaping(self._node.schema, self._inbox, above, upto))) is not None:
             above = reached
+        self._known = {place for place in self._known if place.clock >= upto}
 
     def stop(self) -> None:
         """Let the inbox go."""
@@ -201,19 +279,24 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connection.close()
             self._connection = None
 
-    def _offset(self, clock: int) -> Offset:
+    def _offset(self, place: Place) -> Offset:
         self._session()
-        self._reached = clock
-        return {"inbox": self._identity, "clock": clock}
+        self._reached = place
+        self._known.add(place)
+        return {"inbox": self._identity, "clock": place.clock, "message_id": place.message_id}
 
-    def _clock(self, offset: Offset) -> int:
+    def _place(self, offset: Offset) -> Place:
         self._session()
         if offset["inbox"] != self._identity:
             raise ConfigurationError(
                 f"The checkpoint is of {offset['inbox']}, and this is {self._identity}: their clocks do not compare. "
                 "Name another checkpointLocation."
             )
-        return int(offset["clock"])
+        place = Place(int(offset["clock"]), offset["message_id"])
+        if place.clock and place not in self._known:
+            self._run(comparing(self._node.schema, self._inbox, place))
+            self._known.add(place)
+        return place
 
     def _run(self, operation: Operation[T]) -> T:
         connection = self._session()

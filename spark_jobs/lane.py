@@ -2,25 +2,28 @@
 
 An epoch is one transaction and one file. The file is written under a hidden name and made durable while the
 transaction is open, and gets the name that readers see only after the COMMIT: so no reader ever sees a message that is
-still in the inbox. What was to be done after the COMMIT is written in the transaction (`spark_drain`), and done by the
-next one that locks the row, whoever that is: a drainer that dies in between leaves nothing to guess.
+still in the inbox. What was to be done after the COMMIT is written in the transaction (`spark_drain`), and done in a
+short one of its own by whoever locks the row next: a drainer that dies in between leaves nothing to guess.
 """
 
+import logging
 from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
 
-from inbox.claim import Share, reaping_rows
+from inbox.claim import MAX_BYTES, Share, reaping_rows
 from mailroom.errors import MailroomError
-from mailroom.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.stamping import DURABLE
 from mailroom.transaction import run
-from spark_jobs.archive import EpochFile, Series, run_raw
-from spark_jobs.folder import Folder, folder
+from spark_jobs.archive import EpochFile, Series, attempt_in, attempt_of, run_raw
+from spark_jobs.folder import Folder, folder, shown
 
-EPOCH_BYTES = 2**30
-GROUP = 10_000  # rows of a row group, and of a claim if as few keys hold as many
+log = logging.getLogger("mailroom.spark")
+
+EPOCH_BYTES = 2**30  # of values
+CLAIM = 10_000  # messages; fewer if they hold `MAX_BYTES`
 # Keys of a claim. As few as fill it, since the transaction holds them and leaves the others to other lanes; but never
 # more than a claim finds without a walk from key to key.
 FEWEST_KEYS = 250
@@ -31,12 +34,16 @@ MOST_KEYS = 4_000
 class Position:
     """Where a lane stands: a row of `spark_drain`."""
 
+    lane: int
     epoch: int
     file: str | None
     directory: str
     finished: bool
     node: UUID
 
+
+POSITION = "d.lane, d.epoch, d.file, d.directory, d.finished, n.id"
+POSITION_TYPES = ("integer", "bigint", "text", "text", "boolean", "uuid")
 
 BEGIN = Sql(
     """
@@ -48,13 +55,21 @@ ON CONFLICT DO NOTHING
 # In a statement after the one that may have waited for another's first epoch. Who holds the row is the lane's one
 # drainer: the transactions of all that held it before have ended, and what it does not name was not committed.
 LOCK = Sql(
-    """
-SELECT d.epoch, d.file, d.directory, d.finished, n.id
-FROM {schema}.spark_drain AS d, {schema}.node AS n
+    f"""
+SELECT {POSITION} FROM {{schema}}.spark_drain AS d, {{schema}}.node AS n
 WHERE d.inbox = %(inbox)s::text AND d.lane = %(lane)s::integer
 FOR UPDATE OF d
 """,
-    columns=("bigint", "text", "text", "boolean", "uuid"),
+    columns=POSITION_TYPES,
+)
+# Who holds a row that is left out here is alive, and finishes its lane itself.
+LOCK_OTHERS = Sql(
+    f"""
+SELECT {POSITION} FROM {{schema}}.spark_drain AS d, {{schema}}.node AS n
+WHERE d.inbox = %(inbox)s::text AND d.lane <> %(lane)s::integer AND NOT d.finished
+FOR UPDATE OF d SKIP LOCKED
+""",
+    columns=POSITION_TYPES,
 )
 
 
@@ -66,6 +81,14 @@ def locking(schema: str, inbox: str, lane: int, directory: str) -> Operation[Pos
     yield BEGIN.at(schema=schema)(inbox=inbox, lane=lane, directory=directory)
     [row] = yield LOCK.at(schema=schema)(inbox=inbox, lane=lane)
     return Position(*row)
+
+
+def locking_others(schema: str, inbox: str, lane: int) -> Operation[list[Position]]:
+    """Lock the inbox's other lanes that are not finished and that nobody works on; tell where they stand."""
+    yield IN_TRANSACTION
+    yield DURABLE.at()()
+    rows = yield LOCK_OTHERS.at(schema=schema)(inbox=inbox, lane=lane)
+    return [Position(*row) for row in rows]
 
 
 FINISHED = Sql(
@@ -104,7 +127,7 @@ class Taken:
 
 
 class Lane:
-    """One drainer of an inbox; `atomically` runs its two transactions."""
+    """One drainer of an inbox; its methods are transactions: both that finish, then `epoch` and `finish` in turn."""
 
     def __init__(self, schema: str, inbox: str, directory: str, lane: int, max_messages: int) -> None:
         self._schema = schema
@@ -120,10 +143,13 @@ class Lane:
         self._written: str | None = None  # the file of the attempt before, if that came as far as its COMMIT
 
     def epoch(self, connection: psycopg.Connection) -> Taken:
-        """Finish the epoch before, and take another."""
-        position = self.finish(connection)
-        series, epoch = Series(position.node, self._inbox, self._lane), position.epoch + 1
+        """Take an epoch; nothing if another drainer of the lane has taken one that is to be finished first."""
+        position = run(connection, self._locking())
+        if not position.finished:
+            return Taken(0, is_all=False)
+        series, epoch = self._series(position), position.epoch + 1
         self._demand_new(series.final(epoch))
+        self._sweep(series, position)
         with EpochFile(self._folder, series, epoch) as file:
             is_all = self._fill(file, connection)
             file.seal()
@@ -134,64 +160,107 @@ class Lane:
                     epoch=epoch, file=file.name, directory=self._directory, messages=file.messages,
                 )  # fmt: skip
                 run(connection, advance)
+                self._demand_file(file.name)
         return Taken(file.messages, is_all)
 
-    def finish(self, connection: psycopg.Connection) -> Position:
-        """Lock the lane, give the file of its last epoch the final name, and delete what was never committed."""
-        position = run(connection, locking(self._schema, self._inbox, self._lane, self._directory))
-        series = Series(position.node, self._inbox, self._lane)
-        if not position.finished and position.file is not None:
+    def finish(self, connection: psycopg.Connection) -> None:
+        """Give the file of the lane's last epoch the name that readers see."""
+        self._finish(connection, run(connection, self._locking()))
+
+    def finish_others(self, connection: psycopg.Connection) -> None:
+        """The same for the inbox's other lanes, which perhaps nobody drains again.
+
+        Only warns of those it cannot finish, such as one that drained into a directory of another machine.
+        """
+        for position in run(connection, locking_others(self._schema, self._inbox, self._lane)):
+            try:
+                self._finish(connection, position)
+            except (MailroomError, OSError) as error:
+                log.warning("drain %s: lane %s stays unfinished: %s", self._inbox, position.lane, error)
+
+    def _locking(self) -> Operation[Position]:
+        return locking(self._schema, self._inbox, self._lane, self._directory)
+
+    def _series(self, position: Position) -> Series:
+        return Series(position.node, self._inbox, position.lane)
+
+    def _finish(self, connection: psycopg.Connection, position: Position) -> None:
+        if not position.finished:
             there = self._folder if position.directory == self._directory else folder(position.directory)
-            _show(there, position, series.final(position.epoch))
-            run(connection, finishing(self._schema, self._inbox, self._lane))
-        if not self._swept:
-            for name in list(self._folder.starting_with(f"_{series.prefix}")):
-                self._folder.delete(name)
-            self._swept = True
+            _show(there, position, self._series(position).final(position.epoch))
+            run(connection, finishing(self._schema, self._inbox, position.lane))
+
+    def _sweep(self, series: Series, position: Position) -> None:
+        """Delete what was never committed."""
         if self._written is not None:
             self._folder.delete(self._written)  # renamed by now, unless it was not committed
             self._written = None
-        return position
+        if self._swept:
+            return
+        names = [name for name in self._folder.starting_with(f".{series.prefix}") if name != position.file]
+        ours = series.attempts(position.epoch + 1)
+        for name in names:
+            if name[: len(ours)] > ours:
+                raise self._other_history(name)
+        for name in names:
+            self._folder.delete(name)
+        self._swept = True
 
     def _fill(self, file: EpochFile, connection: psycopg.Connection) -> bool:
-        rows: list[Row] = []
         is_all = False
-        while not is_all and file.messages + len(rows) < self._max_messages and file.written_bytes < EPOCH_BYTES:
-            total = min(GROUP, self._max_messages - file.messages - len(rows))
+        while not is_all and file.messages < self._max_messages and file.value_bytes < EPOCH_BYTES:
+            total = min(CLAIM, self._max_messages - file.messages)
             wanted = Share(self._keys, total, total)
             taken, (*_, left, self._cursor, _, _) = run_raw(
                 connection, reaping_rows(self._schema, self._inbox, wanted, self._cursor)
             )
             is_all = not (taken and left)
-            if len(taken) < total // 2:
+            size = file.add(taken)
+            # One that its bytes cut short is larger, as a value has at most half of them: more keys would not fill it.
+            if len(taken) < total // 2 and size < MAX_BYTES // 2:
                 self._keys = min(4 * self._keys, MOST_KEYS)
-            rows += taken
-            if len(rows) >= GROUP:
-                file.add(rows)
-                rows = []
-        if rows:
-            file.add(rows)
         return is_all
 
     def _demand_new(self, final: str) -> None:
         if self._folder.has(final):
+            raise self._other_history(final)
+
+    def _other_history(self, name: str) -> MailroomError:
+        return MailroomError(
+            f"{name} is in {shown(self._directory)} already, and its epoch has yet to be drained: the database was "
+            "restored to a time before it, or is a copy of the one that drained it, or its table spark_drain was "
+            "emptied. Drain into another directory; messages of that time may then be in both."
+        )
+
+    def _demand_file(self, hidden: str) -> None:
+        # The last moment: once it is committed, the messages are nowhere else.
+        if not self._folder.has(hidden):
             raise MailroomError(
-                f"{final} is in {self._directory} already, and its epoch has yet to be drained: the database was "
-                "restored to a time before it, or its table spark_drain was emptied. Drain into another directory; "
-                "messages of that time may then be in both."
+                f"{hidden} was deleted from {shown(self._directory)} while it was written; its messages stay in the "
+                "inbox. Let nothing clean the directory of hidden files, see that no other database drains into it, "
+                "and drain again."
             )
 
 
 def _show(there: Folder, position: Position, final: str) -> None:
     """Give a committed file its final name, unless it has it already."""
-    hidden = str(position.file)
+    hidden, directory = str(position.file), shown(position.directory)
+    if there.has(final):
+        if attempt_in(there, final) != attempt_of(hidden):
+            raise MailroomError(
+                f"{directory} has a file {final} that is not the one which this database has committed as {hidden}: "
+                "another database drains into the directory, such as the one that this is a copy of. Move the file "
+                "out of the way, then drain again."
+            )
+        # It was renamed, or copied by a store; and who renamed it may have died before that was durable.
+        there.delete(hidden)
+        return
     try:
         there.rename(hidden, final)
     except FileNotFoundError:
-        if not there.has(final):
-            raise MailroomError(
-                f"A file with messages that have left the inbox is missing: {position.directory} has neither {hidden} "
-                f"nor {final}. If this machine does not see the directory of the drain before, drain on one that "
-                "does. If the file is lost, restore it from a backup; to go on without it, set finished = true in its "
-                "row of spark_drain."
-            ) from None
+        raise MailroomError(
+            f"A file with messages that have left the inbox is missing: {directory} has neither {hidden} "
+            f"nor {final}. If this machine does not see the directory of the drain before, drain on one that "
+            "does. If the file is lost, restore it from a backup; to go on without it, set finished = true in its "
+            "row of spark_drain."
+        ) from None

@@ -93,7 +93,7 @@ def comparing(schema: str, batch: Batch, messages: int) -> Operation[bool]:
     return True
 
 
-def known(schema: str, batch: Batch) -> Operation[bool]:
-    """Tell whether the ledger has this very batch: of the same streaming query, which never cuts it in another way."""
+def sending(schema: str, batch: Batch) -> Operation[list[str | None]]:
+    """Return which query sent the batch, None being a job; nothing if the ledger does not have it."""
     rows = yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)
-    return bool(rows) and batch.query is not None and rows[0][0] == batch.query
+    return [query for query, *_ in rows]

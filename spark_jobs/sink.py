@@ -10,7 +10,9 @@ batch's row in the ledger, the business rows, the messages.
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -20,11 +22,10 @@ import psycopg
 from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.names import DEFAULT_SCHEMA
-from mailroom.operation import Operation
 from mailroom.transaction import run
 from spark_jobs.jdbc import check_driver, jdbc_options
-from spark_jobs.ledger import KNOWN, Batch, entering
-from spark_jobs.moving import finding, lost, move, once
+from spark_jobs.ledger import Batch, comparing, entering, sending
+from spark_jobs.moving import SendFailed, finding, lost, move, once
 from spark_jobs.node import SESSION, Node
 from spark_jobs.staging import Staged, drop, table
 from spark_jobs.staging_jdbc import IN_ORDER, Layout, choosing, creating_for_jdbc, hiding, quoted, showing
@@ -38,7 +39,8 @@ log = logging.getLogger("mailroom.spark")
 AS_THE_ROLE = {name: value for name, value in SESSION.items() if name != "search_path"}
 ENDS_TRANSACTION = re.compile(r"\s*(commit|rollback|end|abort|prepare\s+transaction)\b", re.I)
 # logServerErrorDetail: else the driver puts a row that is refused into its error.
-WRITING = {"batchsize": "10000", "reWriteBatchedInserts": "true", "logServerErrorDetail": "false"}
+WRITING = {"reWriteBatchedInserts": "true", "logServerErrorDetail": "false"}
+MOST_ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,13 @@ class OutboxSink:
     DataFrame may have columns that no message has. Both run as the role of the connection string, with its own
     search_path, and not at all for a batch without rows.
 
+    `batchsize` is how many rows each task hands to JDBC at once, and has on its executor's heap until then: 1 to
+    10,000, fewer for large values.
+
+    The ledger knows a batch by the stream's name and its number. So no other sink has that name, in this query or
+    another one, and each is called once for a batch, or again if the call failed. Any other second call in a query
+    raises `ConfigurationError`; what another query sends by the same name is taken for the same.
+
     The database is named as in `format("outbox")`: `dsn` without a password, `dsn_variable`, or neither. Raises
     `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost` or `BatchDiffers`, after which
     nothing of the batch was sent, or an error of Spark, of which the same is true; after `CommitUnknown` it may have
@@ -88,6 +97,7 @@ class OutboxSink:
         schema: str = DEFAULT_SCHEMA,
         commit_sql: str | Sequence[str] = (),
         transact: Transact | None = None,
+        batchsize: int = 1_000,
     ) -> None:
         if commit_sql and transact:
             raise ConfigurationError("Give commit_sql or transact: a transact can run SQL by itself.")
@@ -97,6 +107,8 @@ class OutboxSink:
                 raise ConfigurationError(
                     "A statement of commit_sql ends the transaction, which OutboxSink does: leave it out."
                 )
+        if not 1 <= batchsize <= MOST_ROWS_AT_ONCE:
+            raise ConfigurationError(f"batchsize is {batchsize}: give 1 to {MOST_ROWS_AT_ONCE} rows.")
         if stream is not None:
             Batch(stream)
         given = {"topic": topic, "kind": kind, "message_type": message_type, "event_type": event_type}
@@ -106,20 +118,28 @@ class OutboxSink:
         self._node = Node.of({name: text for name, text in options.items() if text is not None})
         self._statements = statements
         self._transact = transact
+        self._batchsize = batchsize
 
     def __call__(self, frame: "DataFrame", batch_id: int) -> None:
         """Send a micro-batch, unless the ledger has it; called by Spark, in the driver."""
         batch = self._batch(frame, batch_id)
         layout = Layout.of(frame.schema, self._for_all_rows, business=bool(self._statements or self._transact))
-        if self._is_sent(frame, batch):
-            return
+        with _only_call(self._node, batch, _run_id(frame, batch)):
+            with self._node.connect("ledger", autocommit=True) as connection:
+                sent = self._is_sent(connection, frame, batch)
+            if not sent:
+                self._stage_and_send(frame, batch, layout)
+
+    def _stage_and_send(self, frame: "DataFrame", batch: Batch, layout: Layout) -> None:
         check_driver(frame.sparkSession)
         # Of this call alone: a task of an earlier one that still runs then writes into a table that is gone.
         with self._node.connect("stage") as connection:
             token = run(connection, creating_for_jdbc(self._node.schema, batch, layout))
         try:
             self._stage(frame, layout, token)
-            once(self._node, batch, lambda connection: self._send(connection, batch, layout, token), self._connect)
+            once(
+                self._node, batch, lambda connection: self._send(connection, frame, batch, layout, token), self._connect
+            )
         finally:
             self._drop(Staged(batch, token, 0))
 
@@ -132,35 +152,42 @@ class OutboxSink:
             )
         return Batch(name, number, query)
 
-    def _is_sent(self, frame: "DataFrame", batch: Batch) -> bool:
-        with self._node.connect("ledger", autocommit=True) as connection:
-            rows = run(connection, _looking(self._node.schema, batch))
-        if not rows:
+    def _is_sent(self, connection: psycopg.Connection, frame: "DataFrame", batch: Batch) -> bool:
+        senders = run(connection, sending(self._node.schema, batch))
+        if not senders:
             return False
-        [(query, messages)] = rows
+        if batch.query is not None and senders == [batch.query]:
+            return True
         # That of another query is counted and not staged: the tables of a batch that the ledger has are swept.
-        return (batch.query is not None and query == batch.query) or messages == frame.count()
+        return run(connection, comparing(self._node.schema, batch, frame.count()))
 
     def _stage(self, frame: "DataFrame", layout: Layout, token: UUID) -> None:
         # The password is an option, which Spark redacts wherever it shows options.
-        options = jdbc_options(self._node.connection_string()) | WRITING
+        options = jdbc_options(self._node.connection_string()) | WRITING | {"batchsize": str(self._batchsize)}
         staged = frame.mapInArrow(layout.rows, layout.spark_schema())
         staged.write.format("jdbc").options(**options, dbtable=self._qualified(table(token))).mode("append").save()
 
-    def _send(self, connection: psycopg.Connection, batch: Batch, layout: Layout, token: UUID) -> None:
+    def _send(
+        self, connection: psycopg.Connection, frame: "DataFrame", batch: Batch, layout: Layout, token: UUID
+    ) -> None:
         schema = self._node.schema
-        attempts = None
-        if run(connection, finding(schema, token)):
-            attempts = run(connection, choosing(schema, token))
+        attempts = run(connection, choosing(schema, token)) if run(connection, finding(schema, token)) else None
         if attempts is None:
-            raise lost(batch)
+            # Another driver that has sent the batch meanwhile sweeps the table, which JDBC's writer may make again.
+            if not self._is_sent(connection, frame, batch):
+                raise lost(batch)
+            return
         messages = sum(attempts.values())
         if not messages or not run(connection, entering(schema, batch, messages)):
             return
         view = run(connection, showing(schema, token, layout, attempts))
         self._business(connection, Staging(self._qualified(view), messages, batch.number))
-        if move(connection, schema, view, batch, layout.shape, IN_ORDER) != messages:
-            raise lost(batch)
+        moved = move(connection, schema, view, batch, layout.shape, IN_ORDER)
+        if moved != messages:
+            raise SendFailed(
+                f"Of the {messages} messages of the batch {batch} only {moved} went into the outbox: a trigger there, "
+                "or your SQL for the batch, takes some away. Nothing was sent: mend it, and run it again."
+            )
         run(connection, hiding(schema, token))
 
     def _business(self, connection: psycopg.Connection, staging: Staging) -> None:
@@ -190,6 +217,37 @@ class OutboxSink:
             log.info("a staging table is left for a later sweep: %s", type(error).__name__)
 
 
-def _looking(schema: str, batch: Batch) -> Operation[list[tuple[str | None, int]]]:
-    rows = yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)
-    return [(query, messages) for query, messages, _ in rows]
+# -- One call for a batch ---------------------------------------------------------------------------------------------
+
+# By node and stream name, the last call: which run of a query, and its batch. A run never goes back to an earlier one.
+_last_calls: dict[tuple[Node, str], tuple[str | None, int]] = {}
+_last_calls_lock = threading.Lock()
+
+
+@contextmanager
+def _only_call(node: Node, batch: Batch, run_id: str | None) -> Iterator[None]:
+    """Refuse a second call of a run for the batch, unless the first failed: the ledger would have it pass for sent."""
+    key, call = (node, batch.name), (run_id, batch.number)
+    with _last_calls_lock:
+        if run_id is not None and _last_calls.get(key) == call:
+            raise ConfigurationError(
+                f"The batch {batch} comes twice: another OutboxSink of this query has that name, or this one was "
+                "called before. Give each its own stream name, and call each once for a batch."
+            )
+        _last_calls[key] = call
+    try:
+        yield
+    except BaseException:
+        with _last_calls_lock:
+            _last_calls.pop(key, None)
+        raise
+
+
+def _run_id(frame: "DataFrame", batch: Batch) -> str | None:
+    """Return what tells a run of the query from the next one, which may repeat the last batch; None if nothing does."""
+    group = frame.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id")
+    try:
+        # A job group of the user's own, set in its place, may be the same in the next run.
+        return group if batch.query is not None and group is not None and UUID(group) else None
+    except ValueError:
+        return None

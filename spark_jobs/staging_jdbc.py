@@ -25,6 +25,7 @@ from spark_jobs.staging import creating, table
 
 PARTITION, ATTEMPT, NTH = OURS = ("mailroom_partition", "mailroom_attempt", "mailroom_nth")
 MAX_NAME_BYTES = 63
+SYSTEM_COLUMNS = ("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax")
 
 # For each type of staging: what JDBC's writer can write in its place, and what that becomes again. Times travel as
 # text: java.sql.Timestamp has another calendar before 1582.
@@ -109,11 +110,12 @@ class Layout:
     def _arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
         prepared = zip(self.shape.prepared(batch), self.shape.staged(), strict=True)
         messages = [pc.cast(array, pa.string()) if kind == "timestamptz" else array for array, (_, kind) in prepared]
-        business = [
-            without_nul(batch.column(name), name) if isinstance(kind, spark.StringType) else batch.column(name)
-            for name, kind in self.business
-        ]
-        return [*messages, *business]
+        for name, kind in self.business:
+            if isinstance(kind, spark.StringType):
+                without_nul(batch.column(name), name)
+            if isinstance(kind, spark.ArrayType) and isinstance(kind.elementType, spark.StringType):
+                without_nul(batch.column(name).flatten(), name)
+        return [*messages, *(batch.column(name) for name, _ in self.business)]
 
     def expressions(self) -> str:
         """Return what the view of the rows that count shows: every column with its own type."""
@@ -131,11 +133,16 @@ def quoted(name: str) -> str:
 def _check_name(name: str, times: int) -> None:
     if times > 1:
         raise InvalidMessage(f"There are {times} columns {shown(name)}: rename them (upper and lower case are one).")
+    if name.lower() in COLUMNS:
+        raise InvalidMessage(f"Column {shown(name)} is nearly {name.lower()} of messages: spell it so, or rename it.")
     if name.lower() in OURS:
         raise InvalidMessage(f"Mailroom keeps the name {name}: rename the column.")
-    if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or set(name) & set('"%{}\0'):
+    if name.lower() in SYSTEM_COLUMNS:
+        raise InvalidMessage(f"PostgreSQL keeps the name {name.lower()} in every table: rename the column.")
+    if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or set(name) & set('"%{}.`\0'):
         raise InvalidMessage(
-            f'Column {shown(name)} cannot be staged: rename it to 1 to {MAX_NAME_BYTES} bytes without ", %, {{ and }}.'
+            f"Column {shown(name)} cannot be staged: rename it to 1 to {MAX_NAME_BYTES} bytes without dots, quotes "
+            '" and `, %, { and }.'
         )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -11,7 +11,11 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
+from inbox import Inbox, Skip
+from inbox.failure import recording
+from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, MailroomError, SchemaError
+from mailroom.transaction import run
 from spark_jobs import audit as audit_job
 from spark_jobs import audit_tables
 from spark_jobs.archive import SPARK_COLUMNS, Series
@@ -34,7 +38,7 @@ BATCH = "mailroom spark job -1"
 class Case:
     """Two epochs of six messages of three keys, six more under way, all of one batch; number 9 replies to number 3.
 
-    Inbox, batch and ids are a case's own, so that one run of the checks serves all cases.
+    Inbox, batch, ids and day are a case's own, so that one run of the checks serves all cases.
     """
 
     def __init__(self, nth: int) -> None:
@@ -54,11 +58,14 @@ class Case:
     def id(self, number: int) -> str:
         return str(UUID(int=self.nth << 64 | number))
 
+    def at(self, second: float) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=self.nth, seconds=second)
+
     def file(self, number: int, epoch: int) -> dict[str, Any]:
         return {
             "inbox": f"inbox_{self.nth}", "key": f"key-{number % 3}", "clock": number, "sent_clock": number,
             "origin": "here", "message_id": self.id(number), "kind": "M", "source": self.source, "epoch": epoch,
-            "lane": 0,
+            "lane": 0, "sent_at": self.at(number), "delivered_at": self.at(number + 0.5),
         }  # fmt: skip
 
     def row(self, place: str, number: int) -> dict[str, Any]:
@@ -139,6 +146,47 @@ def an_effect_stands_before_its_cause(case: Case) -> None:
     case.files[10]["headers"] = {"causation": case.id(11)}
 
 
+def a_cause_is_late(case: Case) -> None:
+    """Number 4, of which number 10 is an effect."""
+    case.files[4] |= {"clock": 100, "sent_clock": 100, "epoch": 2, "delivered_at": case.at(20)}
+
+
+def requeue(case: Case, second: float, inbox: str | None) -> None:
+    case.more.append({"place": "requeue", "inbox": inbox, "messages": 1, "at": case.at(second)})
+
+
+def a_cause_is_late_and_another_inbox_was_requeued(case: Case) -> None:
+    a_cause_is_late(case)
+    requeue(case, 20.5, f"billing_{case.nth}")
+
+
+def a_cause_is_late_and_its_inbox_was_requeued_before(case: Case) -> None:
+    a_cause_is_late(case)
+    requeue(case, 19.5, f"inbox_{case.nth}")
+
+
+def a_cause_is_late_and_its_inbox_was_requeued_much_later(case: Case) -> None:
+    a_cause_is_late(case)
+    requeue(case, 4_000, f"inbox_{case.nth}")
+
+
+def a_cause_is_late_and_others_were_requeued_before_its_effect(case: Case) -> None:
+    a_cause_is_late(case)
+    requeue(case, 9.5, None)
+
+
+def a_cause_is_late_and_others_were_requeued_after_it(case: Case) -> None:
+    a_cause_is_late(case)
+    requeue(case, 20.5, None)
+
+
+def a_cause_was_there_before_and_has_a_late_clock(case: Case) -> None:
+    a_cause_is_late(case)
+    case.files[4]["delivered_at"] = case.at(4.5)
+    requeue(case, 15, None)
+    requeue(case, 15, f"inbox_{case.nth}")
+
+
 def one_of_the_senders_is_lost(case: Case) -> None:
     case.sent[99] = case.sent[1] | {"message_id": case.id(99)}
 
@@ -161,6 +209,13 @@ BROKEN: dict[Callable[[Case], None], str] = {
     two_of_an_origin_are_swapped: "origins in order",
     a_reply_stands_before_its_request: "effects follow causes",
     an_effect_stands_before_its_cause: "effects follow causes",
+    a_cause_is_late: "effects follow causes",
+    a_cause_is_late_and_another_inbox_was_requeued: "effects follow causes",
+    a_cause_is_late_and_its_inbox_was_requeued_before: "effects follow causes",
+    a_cause_is_late_and_its_inbox_was_requeued_much_later: "effects follow causes",
+    a_cause_is_late_and_others_were_requeued_before_its_effect: "effects follow causes",
+    a_cause_is_late_and_others_were_requeued_after_it: "effects follow causes",
+    a_cause_was_there_before_and_has_a_late_clock: "effects follow causes",
     one_of_the_senders_is_lost: "sent is there",
     one_was_never_sent: "there is sent",
 }
@@ -200,7 +255,23 @@ def another_node_counts_otherwise(case: Case) -> None:
     case.files[7] |= {"origin": "there", "sent_clock": 1}
 
 
+def a_skipped_cause_was_requeued(case: Case) -> None:
+    a_cause_is_late(case)
+    requeue(case, 20.5, f"inbox_{case.nth}")
+
+
+def an_undelivered_cause_was_requeued(case: Case) -> None:
+    a_cause_is_late(case)
+    requeue(case, 15, None)
+
+
+def a_cause_was_requeued_and_drained_after_the_look(case: Case) -> None:
+    case.files[100] = case.file(13, 3) | {"clock": 100, "sent_clock": 100}
+    case.files[12]["headers"] = {"causation": case.id(13)}
+
+
 SOUND = [
+    a_skipped_cause_was_requeued, an_undelivered_cause_was_requeued, a_cause_was_requeued_and_drained_after_the_look,
     as_it_is, messages_were_drained_after_the_look, a_batch_was_sent_and_drained_after_the_look, others_send_too,
     two_inboxes_get_one, lanes_drain_beside_each_other, another_node_counts_otherwise,
 ]  # fmt: skip
@@ -377,6 +448,43 @@ def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: p
     assert node_run.wrong("files complete", "batches complete", "drained is gone", *CHECKS_OF_SENT) == []
     monkeypatch.undo()
     assert node_run.drained() == 60
+
+
+def test_files_of_other_nodes_are_not_looked_at(node_run: Run) -> None:
+    """Theirs may lie in the same directory, of an inbox of the same name."""
+    node_run.send(10)
+    node_run.node.drain()
+    node_run.drain()
+    [file] = node_run.directory.iterdir()
+    inbox, _, lane, epoch = file.name.split("-")
+    (node_run.directory / f"{inbox}-00000000-{lane}-{epoch}").write_bytes(file.read_bytes())
+    assert node_run.drained() == 20
+    report = node_run.audit()
+    assert (report.holds, report.files["messages"]) == (True, 10)
+
+
+def test_cause_that_was_requeued_after_its_effect_is_no_disorder(node_run: Run) -> None:
+    node = node_run.node
+    cause = node.send("numbers", 1, key="a")
+    node.drain()
+    [message] = Inbox("numbers").peek(node.connection)
+    with node.connection.transaction():
+        run(node.connection, recording("mailroom", "numbers", message, Skip("not now")))
+    unrouted = node.send("nobody", 1, kind="C")
+    node.drain()
+    for number, id in enumerate((cause, unrouted)):
+        node.send("numbers", number, key="b", headers={"causation": str(id)})
+    node.drain()
+    node.inbox("others", "nobody")
+    with node.connection.transaction():
+        assert DeadLetters().requeue(node.connection, None, actor="test") == 2
+    node.drain()
+    node_run.drain()
+    drain(node_run.job, "others", str(node_run.directory))
+    assert node_run.wrong("effects follow causes") == []
+    node.connection.execute("DELETE FROM mailroom.audit")
+    [found] = node_run.wrong("effects follow causes")
+    assert (found.looked_at, found.wrong) == (2, 2)
 
 
 def test_tables_are_read_once(node_run: Run) -> None:

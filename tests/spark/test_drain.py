@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -30,10 +32,10 @@ from mailroom.commit import Attempt
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.operation import Operation
 from spark_jobs import lane as module
-from spark_jobs.archive import EpochFile
+from spark_jobs.archive import EpochFile, Series
 from spark_jobs.drain import Drained, command, drain, drain_on, drained
-from spark_jobs.folder import LocalFolder, StoreFolder, full_name
-from spark_jobs.lane import Lane
+from spark_jobs.folder import LocalFolder, StoreFolder, folder, full_name, shown, spark_name
+from spark_jobs.lane import Lane, Taken
 from spark_jobs.node import Node as SparkNode
 from tests.databases import Connect
 from tests.node import Node
@@ -204,14 +206,16 @@ def test_lost_connection_rolls_back_and_the_drain_goes_on(node: Node, directory:
     assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
 
 
+# The COMMITs of a drain: of others' epochs that it finishes, of its own one before, of an epoch, of its file's name.
+@pytest.mark.parametrize("nth", range(4))
 @pytest.mark.parametrize("fault", [CommitFault.CUT, CommitFault.SWALLOW, CommitFault.HOLD])
-def test_lost_answer_to_commit_is_looked_up(node: Node, directory: str, fault: CommitFault) -> None:
+def test_lost_answer_to_commit_is_looked_up(node: Node, directory: str, fault: CommitFault, nth: int) -> None:
     sent = fill(node)
     with proxied(node.dsn) as (proxy, dsn):
-        faults = iter([CommitFault.NONE, fault])
+        faults = iter([*[CommitFault.NONE] * nth, fault])
         proxy.at_commits(lambda: next(faults, CommitFault.NONE), held_s=0.02)
         assert drain(SparkNode(dsn=dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
-        assert proxy.commits[1] is fault
+        assert proxy.commits[nth] is fault
     check(node, sent, directory)
     assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
 
@@ -312,6 +316,75 @@ def test_two_drains_of_one_lane_take_turns(node: Node, directory: str) -> None:
     assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
 
 
+def test_epoch_that_another_drain_has_not_finished_is_finished_first(
+    node: Node, directory: str, connect: Connect
+) -> None:
+    sent = fill(node)
+    lane, other = (Lane("mailroom", INBOX, directory, 0, SMALL) for _ in range(2))
+    with connect() as connection:
+        other.epoch(connection)
+        connection.commit()
+        assert lane.epoch(connection) == Taken(0, is_all=False)
+        lane.finish(connection)
+        connection.commit()
+        assert lane.epoch(connection) == Taken(SMALL, is_all=False)
+        connection.commit()
+        lane.finish(connection)
+    assert len(visible(directory)) == 2
+    check(node, sent, directory)
+
+
+def leave_hidden(node: Node, directory: str, *lanes: int) -> None:
+    """Drain an epoch by each of the lanes, as if they had died before their files got their names."""
+    with psycopg.connect(node.dsn) as connection:
+        for lane in lanes:
+            Lane("mailroom", INBOX, directory, lane, 20).epoch(connection)
+
+
+def test_finished_file_stays_so_when_the_next_epoch_fails(node: Node, directory: str) -> None:
+    fill(node)
+    leave_hidden(node, directory, 0)
+    with mock.patch("spark_jobs.archive._table", side_effect=OSError("broken")), pytest.raises(OSError, match="broken"):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert len(visible(directory)) == 1
+    assert node.rows("SELECT epoch, finished FROM mailroom.spark_drain") == [(1, True)]
+
+
+def test_other_lanes_are_finished_too(node: Node, directory: str, connect: Connect, tmp_path: Path) -> None:
+    sent = fill(node)
+    elsewhere = str(tmp_path / "elsewhere")
+    leave_hidden(node, elsewhere, 1)
+    leave_hidden(node, directory, 2, 3)
+    assert visible(directory) == visible(elsewhere) == []
+    with connect() as living:
+        living.execute("SELECT FROM mailroom.spark_drain WHERE lane = 3 FOR UPDATE")
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+        assert node.rows("SELECT lane FROM mailroom.spark_drain WHERE NOT finished") == [(3,)]
+    assert len(hidden(directory)) == 1
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    check(node, sent, directory, elsewhere)
+    assert len(rows(directory) + rows(elsewhere)) == MESSAGES
+
+
+def test_lane_of_another_machine_is_warned_of(
+    node: Node, directory: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(node)
+    leave_hidden(node, str(tmp_path / "a"), 1)
+    leave_hidden(node, directory, 2)
+    (tmp_path / "a").rename(tmp_path / "b")
+    with caplog.at_level(logging.WARNING, "mailroom.spark"):
+        assert drain(SparkNode(dsn=node.dsn), INBOX, directory).messages == MESSAGES - 40
+    [told] = caplog.messages
+    assert told.startswith(f"drain {INBOX}: lane 1 stays unfinished: A file with messages that have left the inbox is")
+    assert len(rows(directory)) == MESSAGES - 20
+    with pytest.raises(MailroomError, match="A file with messages that have left the inbox is missing"):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory, lane=1)
+    (tmp_path / "b").rename(tmp_path / "a")
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert len(rows(str(tmp_path / "a"))) == 20
+
+
 def test_lanes_share_the_inbox(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FEWEST_KEYS", 2)
     monkeypatch.setattr(module, "MOST_KEYS", 2)
@@ -370,12 +443,19 @@ def test_rows_are_the_messages(node: Node, directory: str) -> None:
     about = parquet.read_schema(f"{directory}/{name}").metadata
     node_id = node.value("SELECT id::text FROM mailroom.node")
     assert name == f"shipping-{node_id[:8]}-007-000000000001.parquet"
-    assert {text.decode(): about[f"mailroom.{text.decode()}".encode()] for text in (b"inbox", b"lane", b"epoch")} == {
-        "inbox": b"shipping",
-        "lane": b"7",
-        "epoch": b"1",
+    [(file,)] = node.rows("SELECT file FROM mailroom.spark_drain")
+    assert file.startswith(f".shipping-{node_id[:8]}-007-000000000001-")
+    assert {name: about[name.encode()].decode() for name in ATTRIBUTES} == {
+        "mailroom.inbox": "shipping",
+        "mailroom.lane": "7",
+        "mailroom.epoch": "1",
+        "mailroom.node": node_id,
+        "mailroom.attempt": file[-37:-5],
     }
     assert {(row["inbox"], row["lane"], row["epoch"]) for row in rows(directory)} == {("shipping", 7, 1)}
+
+
+ATTRIBUTES = ("mailroom.inbox", "mailroom.lane", "mailroom.epoch", "mailroom.node", "mailroom.attempt")
 
 
 def _columns(message: Message) -> dict[str, Any]:
@@ -406,11 +486,77 @@ def test_epochs_are_as_large_as_was_asked_for(node: Node, directory: str) -> Non
 
 def test_large_epoch_ends_at_its_bytes(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EPOCH_BYTES", 1)
-    monkeypatch.setattr(module, "GROUP", 10)
-    monkeypatch.setattr("spark_jobs.archive.UNWRITTEN", 0)
-    sent = fill(node, 30)
+    monkeypatch.setattr(module, "CLAIM", 10)
+    sent = fill(node, 30, keys=1)
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(30, 3)
     check(node, sent, directory)
+
+
+def fill_large(node: Node, messages: int) -> int:
+    """Send and deliver messages of a MiB, and return the bytes of a value."""
+    with node.connection.transaction():
+        for nth in range(messages):
+            _send(node, os.urandom(2**20), f"key-{nth}")
+    node.drain()
+    return int(node.value("SELECT max(octet_length(value)) FROM mailroom.inbox"))
+
+
+def test_large_values_make_small_groups_and_epochs(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLAIM", 1)
+    monkeypatch.setattr("spark_jobs.archive.GROUP_BYTES", 2 * 2**20)
+    monkeypatch.setattr(module, "EPOCH_BYTES", 5 * 2**20)
+    fill_large(node, 7)
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(7, 2)
+    files = [parquet.read_metadata(f"{directory}/{name}") for name in visible(directory)]
+    groups = [[file.row_group(nth).num_rows for nth in range(file.num_row_groups)] for file in files]
+    assert groups == [[2, 2, 1], [2]]
+
+
+def test_rows_that_wait_for_the_writer_are_few(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLAIM", 1)
+    monkeypatch.setattr("spark_jobs.archive.GROUP_BYTES", 2 * 2**20)
+    size = fill_large(node, 12)
+    written: list[int] = []
+    ahead: list[int] = []
+    write, add = EpochFile._write, EpochFile.add
+
+    class Slow:
+        """Writes a group no sooner than somebody waits for it."""
+
+        def submit(self, _: object, group: list[Any]) -> Any:
+            def result() -> None:
+                write(ahead_of[0], group)
+                written.append(len(group))
+
+            return mock.Mock(result=result)
+
+        def shutdown(self, **_: object) -> None:
+            pass
+
+    ahead_of: list[EpochFile] = []
+
+    def adding(self: EpochFile, taken: list[Any]) -> int:
+        ahead_of[:] = [self]
+        self._thread = Slow()  # type: ignore[assignment]
+        found = add(self, taken)
+        ahead.append(self.messages - sum(written))
+        return found
+
+    monkeypatch.setattr(EpochFile, "add", adding)
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(12, 1)
+    assert sum(written) == 12
+    assert max(ahead) * size < (2 + 1) * 2 * size
+
+
+def test_claims_that_large_values_cut_short_do_not_take_more_keys(
+    node: Node, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 2 * 2**20)
+    fill_large(node, 3)
+    lane = Lane("mailroom", INBOX, directory, 0, SMALL)
+    with psycopg.connect(node.dsn) as connection:
+        assert lane.epoch(connection).messages == 3
+    assert lane._keys == module.FEWEST_KEYS
 
 
 def test_many_keys_fill_a_claim_all_the_same(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,6 +613,76 @@ def test_missing_file_is_told_and_nothing_more_is_drained(node: Node, directory:
     assert node.value("SELECT count(*) FROM mailroom.inbox") == MESSAGES - SMALL
 
 
+def test_file_that_was_deleted_while_it_was_written_loses_nothing(node: Node, directory: str) -> None:
+    sent = fill(node)
+    seal = LocalFolder.seal
+
+    def sealing(self: LocalFolder, file: Any) -> None:
+        seal(self, file)
+        os.unlink(file.name)
+
+    with (
+        mock.patch.object(LocalFolder, "seal", sealing),
+        pytest.raises(MailroomError, match=r"\.part was deleted from .*; its messages stay in the inbox"),
+    ):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert node.value("SELECT count(*) FROM mailroom.inbox") == MESSAGES
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory).messages == MESSAGES
+    check(node, sent, directory)
+
+
+def final_of(directory: str, hidden: str) -> Path:
+    return Path(directory, f"{hidden[1:].rpartition('-')[0]}.parquet")
+
+
+def test_final_name_that_a_store_copied_is_taken_as_it_is(node: Node, directory: str) -> None:
+    sent = fill(node)
+    leave_hidden(node, directory, 0)
+    [name] = hidden(directory)
+    final = final_of(directory, name)
+    final.write_bytes(Path(directory, name).read_bytes())
+    before = final.stat().st_ino
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert (final.stat().st_ino, hidden(directory)) == (before, [])
+    check(node, sent, directory)
+
+
+def test_name_is_durable_before_the_epoch_counts_as_finished(node: Node, directory: str) -> None:
+    fill(node)
+    leave_hidden(node, directory, 0)
+    [name] = hidden(directory)
+    os.rename(f"{directory}/{name}", final_of(directory, name))
+    synced: list[Path] = []
+    with mock.patch("spark_jobs.folder._sync", synced.append), psycopg.connect(node.dsn) as connection:
+        Lane("mailroom", INBOX, directory, 0, SMALL).finish(connection)
+    assert synced == [Path(directory)]
+
+
+@pytest.mark.parametrize("content", ["another attempt", "no file of a drain", "no Parquet"])
+def test_file_of_another_history_is_not_taken_for_the_committed_one(
+    node: Node, directory: str, tmp_path: Path, content: str
+) -> None:
+    fill(node)
+    leave_hidden(node, directory, 0)
+    [name] = hidden(directory)
+    final = final_of(directory, name)
+    table = parquet.read_table(f"{directory}/{name}")
+    if content == "another attempt":
+        table = table.replace_schema_metadata({"mailroom.attempt": UUID(int=0).hex})
+    elif content == "no file of a drain":
+        table = table.replace_schema_metadata(None)
+    parquet.write_table(table, final)
+    if content == "no Parquet":
+        final.write_bytes(b"")
+    before = final.read_bytes()
+    with pytest.raises(MailroomError, match=r"is not the one which this database has committed as \.shipping-"):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert (final.read_bytes(), hidden(directory)) == (before, [name])
+    final.rename(tmp_path / "moved.parquet")
+    drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert len(rows(directory)) == MESSAGES
+
+
 def test_files_may_be_moved_once_they_are_visible(node: Node, directory: str) -> None:
     fill(node)
     drain(SparkNode(dsn=node.dsn), INBOX, directory)
@@ -489,14 +705,28 @@ def test_no_file_is_written_over(node: Node, directory: str) -> None:
     assert node.value("SELECT count(*) FROM mailroom.inbox") == sent.total()
 
 
+@pytest.mark.parametrize("others", ["a visible file", "a hidden file of a later epoch"])
+def test_hidden_files_of_another_history_are_left_alone(node: Node, directory: str, others: str) -> None:
+    sent = fill(node)
+    os.makedirs(directory)
+    series = Series(node.value("SELECT id FROM mailroom.node"), INBOX, 0)
+    names = [series.hidden(1), series.final(1) if others == "a visible file" else series.hidden(2)]
+    for name in names:
+        Path(directory, name).touch()
+    with pytest.raises(MailroomError, match="or is a copy of the one that drained it"):
+        drain(SparkNode(dsn=node.dsn), INBOX, directory)
+    assert sorted(os.listdir(directory)) == sorted(names)
+    assert node.value("SELECT count(*) FROM mailroom.inbox") == sent.total()
+
+
 def test_files_of_others_are_left_alone(node: Node, directory: str) -> None:
     fill(node)
     os.makedirs(directory)
-    prefix = f"_shipping-{node.value('SELECT left(id::text, 8) FROM mailroom.node')}-000-"
-    for name in (f"{prefix}000000000001-old.parquet", "_shipping-00000000-000-000000000001-x.parquet", "_SUCCESS"):
+    prefix = f".shipping-{node.value('SELECT left(id::text, 8) FROM mailroom.node')}-000-"
+    for name in (f"{prefix}000000000001-old.part", ".shipping-00000000-000-000000000001-x.part", "_SUCCESS"):
         Path(directory, name).touch()
     drain(SparkNode(dsn=node.dsn), INBOX, directory)
-    assert hidden(directory) == ["_SUCCESS", "_shipping-00000000-000-000000000001-x.parquet"]
+    assert hidden(directory) == [".shipping-00000000-000-000000000001-x.part", "_SUCCESS"]
 
 
 def test_hidden_files_are_passed_over_by_readers(node: Node, directory: str) -> None:
@@ -504,6 +734,8 @@ def test_hidden_files_are_passed_over_by_readers(node: Node, directory: str) -> 
     killed(node.dsn, directory, "after COMMIT")
     assert len(hidden(directory)) == 1
     assert dataset.dataset(directory, format="parquet").count_rows() == 0
+    # Shells and globs of other kinds know no rule for `_`, and Python's pathlib none for `.`.
+    assert list(Path(directory).glob("*.parquet")) == []
 
 
 @pytest.mark.parametrize("kind", ["local", "store"])
@@ -517,6 +749,8 @@ def test_folders_are_all_alike(tmp_path: Path, kind: str) -> None:
     folder.seal(file)
     assert list(folder.starting_with("_x")) == ["_x-1"]
     folder.rename("_x-1", "y")
+    with folder.open("y") as opened:
+        assert opened.read() == b"abc"
     assert ((path / "y").read_bytes(), folder.has("_x-1"), folder.has("y")) == (b"abc", False, True)
     with pytest.raises(FileNotFoundError):
         folder.rename("_x-1", "y")
@@ -534,12 +768,75 @@ def test_drain_into_a_store(node: Node, directory: str, monkeypatch: pytest.Monk
 
 
 def test_directories_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "link").symlink_to("a b")
     monkeypatch.chdir(tmp_path)
-    assert full_name("x") == f"{tmp_path}/x"
-    assert full_name("s3://bucket/x/") == "s3://bucket/x"
-    with pytest.raises(ConfigurationError, match="holds a password") as caught:
-        full_name("s3://me:geheim@bucket/x")
-    assert "geheim" not in str(caught.value)
+    for spelling in ("a b/x", "link/x", "link/../a b//x/", f"file:{tmp_path}/a%20b/x", f"file://{tmp_path}/link/x/"):
+        assert full_name(spelling) == f"{tmp_path}/a b/x"
+    with pytest.raises(ConfigurationError, match="The directory is empty"):
+        full_name("")
+    with pytest.raises(ConfigurationError, match="file://elsewhere/x names no directory"):
+        full_name("file://elsewhere/x")
+
+
+@pytest.mark.parametrize(
+    ("given", "full", "of_spark"),
+    [
+        ("s3://bucket/x/", "s3://bucket/x", "s3a://bucket/x"),
+        ("s3a://bucket/x", "s3://bucket/x", "s3a://bucket/x"),
+        ("S3://bucket/a b?region=eu-west-1", "s3://bucket/a b?region=eu-west-1", "s3a://bucket/a b"),
+        ("gs://bucket/x", "gs://bucket/x", "gs://bucket/x"),
+        ("abfss://c@a.dfs.core.windows.net/x",) * 3,
+        ("hdfs:///x/", "hdfs:///x", "hdfs:///x"),
+        ("hdfs:/x", "hdfs:///x", "hdfs:///x"),
+        ("hdfs://[::1]:8020/x",) * 3,
+        ("/a b%20?", "/a b%20?", "file:///a b%20?"),
+    ],
+)
+def test_directory_of_a_store_is_one_to_us_and_to_spark(given: str, full: str, of_spark: str) -> None:
+    assert full_name(given) == full
+    assert full_name(full) == full
+    assert spark_name(full) == of_spark
+
+
+@pytest.mark.parametrize(
+    "directory",
+    [
+        "s3://me:geheim@bucket/x",
+        "s3://me:geheim@at@bucket/x",
+        "s3://me:ge/heim@bucket/x",
+        "s3:///x?region=eu&access_key=geheim",
+        "s3://bucket/x?SECRET_KEY=geheim",
+        "s3://bucket/x?session%5Ftoken=geheim",
+        "abfss://c@a.dfs.core.windows.net/x?sv=1;sig=geheim",
+        "hdfs://host/x?myPassword",
+        "file:///x?token=geheim",
+    ],
+)
+def test_directory_holds_no_secret(directory: str) -> None:
+    with pytest.raises(ConfigurationError, match="holds a password or a key") as caught:
+        full_name(directory)
+    assert "heim" not in str(caught.value)
+
+
+def test_errors_show_neither_user_nor_query() -> None:
+    with pytest.raises(ConfigurationError, match=r"^zz://host/x names no directory"):
+        folder("zz://me@host/x?y=z")
+    assert shown("abfss://c:geheim@a.dfs.core.windows.net/x?y") == "abfss://c@a.dfs.core.windows.net/x"
+    assert shown("/a@b?c") == "/a@b?c"
+
+
+def test_error_of_a_lane_shows_its_directory_without_a_query(
+    node: Node, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node)
+    monkeypatch.setattr(module, "folder", lambda _: LocalFolder(Path(directory)))
+    uri = "s3://me@bucket/x?region=eu"
+    leave_hidden(node, uri, 0)
+    [name] = hidden(directory)
+    os.unlink(f"{directory}/{name}")
+    with pytest.raises(MailroomError, match=f"missing: s3://bucket/x has neither {name}"):
+        drain(SparkNode(dsn=node.dsn), INBOX, uri)
 
 
 def test_what_cannot_be_drained_is_told(node: Node, directory: str) -> None:
@@ -608,9 +905,12 @@ def test_command_that_is_ended_rolls_back(node: Node, directory: str, connect: C
 def test_lanes_drain_on_spark(spark: "SparkSession", node: Node, spark_dsn: str, directory: str) -> None:
     sent = fill(node)
     where = SparkNode.of({"dsn": spark_dsn})
+    directory = f"{directory} of lanes"
     os.makedirs(directory)
     assert drained(spark, directory).count() == 0
-    assert drain_on(spark, where, INBOX, directory, 2, max_messages=SMALL).messages == MESSAGES
+    leave_hidden(node, directory, 5)
+    assert drained(spark, directory).count() == 0
+    assert drain_on(spark, where, INBOX, directory, 2, max_messages=SMALL).messages == MESSAGES - 20
     check(node, sent, directory)
     found = drained(spark, directory).select("message_id", "value", "sent_at").collect()
     assert Counter((row.message_id, bytes(row.value)) for row in found) == sent

@@ -113,7 +113,7 @@ def test_nothing_above_the_clock_at_the_plan(there: SparkNode, node: Node) -> No
 def test_messages_reaped_meanwhile_are_missing_and_nobody_waits(
     there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_rows, "OF_ALL", small_pages(10))
+    small_pages(monkeypatch, 10)
     fill(node, 30, keys=30)
     with psycopg.connect(node.dsn) as consumer:
         assert len(Inbox("shipping").reap_any(consumer, max_keys=5, per_key=1)) == 5
@@ -132,18 +132,53 @@ def test_messages_reaped_meanwhile_are_missing_and_nobody_waits(
         assert numbers(reading) == list(range(21, 31))
 
 
-def small_pages(rows: int, size: int = inbox_rows.PAGE_BYTES, of: Sql = inbox_rows.OF_ALL) -> Sql:
-    page = of.template.replace(str(inbox_rows.PAGE_ROWS), str(rows)).replace(str(inbox_rows.PAGE_BYTES), str(size))
-    return Sql(page, inbox_rows.COLUMNS)
+def small_pages(monkeypatch: pytest.MonkeyPatch, rows: int, size: int = inbox_rows.PAGE_BYTES) -> None:
+    monkeypatch.setattr(inbox_rows, "FIRST_ROWS", rows)
+    monkeypatch.setattr(inbox_rows, "PAGE_ROWS", rows)
+    monkeypatch.setattr(inbox_rows, "PAGE_BYTES", size)
 
 
 def test_pages_are_bounded_by_the_size_of_values(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_rows, "OF_ALL", small_pages(10, 1_000))
+    small_pages(monkeypatch, 10, 1_000)
     for size in (10, 5_000, 10, 600, 600, 600):
         node.send("shipping", b"x" * size)
     node.drain()
     pages = [batch.column("value").to_pylist() for batch in batches(there, "shipping", Range(0, 1_000))]
     assert [[len(value) for value in page] for page in pages] == [[11, 5_003], [11, 603, 603], [603]]
+
+
+def test_pages_are_bounded_by_the_size_of_what_is_sent(
+    there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON is compressed where it is stored, and numbers have more digits there than bytes; headers count too."""
+    small_pages(monkeypatch, 10, 100_000)
+    texts = [f'"{"x" * 4 * 2**20}"', "[1e9999, 1e9999]", *["[1e9999, 1e9999, 1e9999, 1e9999, 1e9999, 1e9999]"] * 2, "1"]
+    for text in texts:
+        node.rows("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', %s::jsonb) RETURNING 1", text)
+    for _ in range(15):
+        node.send("shipping", 1, headers={"user": "x" * 8_000})
+    node.drain()
+    assert node.value("SELECT max(pg_column_size(value_json)) FROM mailroom.inbox_shipping") < 100_000
+    pages = [batch.column("value_json").to_pylist() for batch in batches(there, "shipping", Range(0, 1_000))]
+    sizes = [[len(text or "") for text in page] for page in pages]
+    assert sizes[:3] == [[len(texts[0])], [20_004, 60_012], [60_012, 1] + [0] * 2]
+
+
+def test_pages_look_at_few_more_than_they_give(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+
+    def watched(*arguments: Any) -> Any:
+        looked_at.append(arguments[-1])
+        return paging(*arguments)
+
+    monkeypatch.setattr(inbox_rows, "paging", watched)
+    small_pages(monkeypatch, 40, 1_000)
+    monkeypatch.setattr(inbox_rows, "FIRST_ROWS", 5)
+    for size in (*[1] * 60, *[600] * 5):
+        node.send("shipping", b"x" * size)
+    node.drain()
+    assert len(numbers(batches(there, "shipping", Range(0, 1_000)))) == 65
+    assert looked_at == [5, 10, 20, 40, 40, 4, 2]
 
 
 def test_reading_only(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +216,7 @@ def test_filters_of_one_query_do_not_touch_the_next(spark: "SparkSession", spark
 
 
 def test_a_key_is_read_page_by_page(there: SparkNode, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_rows, "OF_KEY", small_pages(3, of=inbox_rows.OF_KEY))
+    small_pages(monkeypatch, 3)
     fill(node, 60)
     reading = list(batches(there, "shipping", Range(3, 50), Chosen(key="order-1")))
     assert numbers(iter(reading)) == list(range(6, 51, 5))
@@ -192,7 +227,7 @@ def test_a_key_is_read_page_by_page(there: SparkNode, node: Node, monkeypatch: p
 def test_an_inbox_is_read_by_its_indexes(node: Node) -> None:
     fill(node, 50)
     for chosen, index in ((Chosen(), "inbox_shipping_clock"), (Chosen(key="order-1"), "inbox_shipping_pkey")):
-        steps = paging("mailroom", "shipping", 0, 40, chosen)
+        steps = paging("mailroom", "shipping", 0, 40, chosen, 10_000)
         with node.connection.transaction():
             plan = explained(node.connection, next(steps), steps.send([]))
         assert index in plan

@@ -9,6 +9,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+import spark_jobs.node
+from dispatcher.deliver import delivering
 from inbox import Inbox, Worker
 from inbox.failure import recording
 from mailroom import codec
@@ -300,6 +302,19 @@ def test_parked_keys_are_not_passed_by(reader: InboxStreamReader, node: Node) ->
         reader.latestOffset(start, ReadMaxRows(10))
 
 
+def test_what_is_parked_behind_it_is_not_to_be_replayed_for_it(reader: InboxStreamReader, node: Node) -> None:
+    """It may have been parked between a plan and its tasks, and replayed it would be deleted unread."""
+    node.inbox("shipping", max_attempts=1)
+    send(node, *range(5))
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    [message] = Inbox("shipping").peek(node.connection, limit=1)
+    with node.connection.transaction():
+        run(node.connection, recording("mailroom", "shipping", message, ValueError()))
+    reader.prepareForTriggerAvailableNow()  # which is asked before it is known how far the stream has come
+    with pytest.raises(ConfigurationError, match=r"parked which the stream has passed.*another checkpointLocation"):
+        reader.latestOffset(end, ReadMaxRows(10))
+
+
 def test_a_checkpoint_of_another_history_is_refused(reader: InboxStreamReader, node: Node) -> None:
     send(node, *range(5))
     end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
@@ -313,6 +328,106 @@ def test_a_checkpoint_of_another_history_is_refused(reader: InboxStreamReader, n
         with pytest.raises(ConfigurationError, match="The checkpoint is of shipping@"):
             use()
     assert waiting(node) == list(range(5))
+
+
+# -- a database restored to an earlier time ---------------------------------------------------------------------------
+
+
+def restore(node: Node, clock: int) -> None:
+    """Put the node back to where its clock was there and nothing in the inbox."""
+    node.connection.execute("DELETE FROM mailroom.inbox_shipping")
+    node.connection.execute("SELECT setval('mailroom.clock', %s)", [clock])
+
+
+def deliver(node: Node, topic: str, *numbers: int) -> None:
+    """Deliver without the jump of the clock by which a dispatcher begins."""
+    node.allow_clocks()
+    with node.connection.transaction():
+        for number in numbers:
+            node.send(topic, number)
+    node.deliver()
+
+
+def demand_refused(reader: InboxStreamReader, end: dict[str, Any]) -> None:
+    for use in (
+        lambda: reader.latestOffset(end, ReadMaxRows(10)),
+        lambda: reader.partitions(reader.initialOffset(), end),
+        lambda: reader.commit(end),
+    ):
+        with pytest.raises(ConfigurationError, match=r"restored to an earlier time.* Name another checkpointLocation"):
+            use()
+
+
+@pytest.fixture
+def end(spark_dsn: str, node: Node) -> dict[str, Any]:
+    """Where a stream has read to that has ended: the fifth message."""
+    deliver(node, "shipping", *range(5))
+    before = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    end = before.latestOffset(before.initialOffset(), ReadMaxRows(10))
+    before.stop()
+    assert clock(end) == 5
+    return end
+
+
+def test_a_clock_that_was_not_given_out_is_refused(reader: InboxStreamReader, node: Node, end: dict[str, Any]) -> None:
+    restore(node, 4)
+    demand_refused(reader, end)
+    restore(node, 4)
+    deliver(node, "shipping", 10)
+    node.connection.execute("DELETE FROM mailroom.inbox_shipping")
+    assert reader.latestOffset(end, ReadMaxRows(10)) == end  # now nothing else can turn up below it
+
+
+def test_a_clock_that_another_message_has_is_refused(
+    reader: InboxStreamReader, node: Node, end: dict[str, Any]
+) -> None:
+    restore(node, 2)
+    deliver(node, "shipping", *range(10, 14))
+    demand_refused(reader, end)
+    assert waiting(node) == list(range(10, 14))
+
+
+def test_a_clock_that_another_inbox_has_is_refused(reader: InboxStreamReader, node: Node, end: dict[str, Any]) -> None:
+    node.inbox("other")
+    restore(node, 2)
+    deliver(node, "shipping", 10)
+    deliver(node, "other", *range(11, 15))
+    demand_refused(reader, end)
+    assert waiting(node) == [10]
+
+
+def test_a_delivery_under_way_is_waited_for(
+    reader: InboxStreamReader, node: Node, end: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has given out the clock, and its messages are not seen."""
+    restore(node, 2)
+    node.send("shipping", 10)
+    with psycopg.connect(node.dsn) as dispatcher:
+        run(dispatcher, delivering("mailroom", floor=0, rows=10, max_bytes=1_000))
+        node.connection.execute("SELECT setval('mailroom.clock', 5)")
+        monkeypatch.setitem(spark_jobs.node.SESSION, "lock_timeout", "10ms")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            reader.latestOffset(end, ReadMaxRows(10))
+    demand_refused(reader, end)
+
+
+def test_what_is_left_of_a_batch_is_reaped_after_a_crash(
+    reader: InboxStreamReader, node: Node, end: dict[str, Any]
+) -> None:
+    node.connection.execute("DELETE FROM mailroom.inbox_shipping WHERE clock <= 3")  # a commit that was cut off
+    deliver(node, "shipping", 5)
+    assert clock(reader.latestOffset(end, ReadMaxRows(10))) == 6
+    reader.commit(end)
+    assert waiting(node) == [5]
+
+
+def test_a_checkpoint_of_which_nothing_is_left_goes_on(
+    reader: InboxStreamReader, node: Node, end: dict[str, Any]
+) -> None:
+    node.connection.execute("DELETE FROM mailroom.inbox_shipping")
+    assert reader.latestOffset(end, ReadMaxRows(10)) == end
+    deliver(node, "shipping", 5)
+    assert clock(reader.latestOffset(end, ReadMaxRows(10))) == 6
 
 
 def test_a_pooler_is_refused(reader: InboxStreamReader, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -16,11 +17,13 @@ import pytest
 import spark_jobs.sink as module
 from mailroom.errors import ConfigurationError, InvalidMessage
 from spark_jobs import moving
+from spark_jobs.columns import COLUMNS
 from spark_jobs.jdbc import HOW_TO_GET_IT, has_driver
 from spark_jobs.ledger import Batch
 from spark_jobs.node import Node
 from spark_jobs.sink import OutboxSink, Staging
-from tests.databases import Connect
+from spark_jobs.staging import sweep
+from tests.databases import Connect, Databases
 from tests.proxy import CommitFault, proxied
 from tests.spark.frames import ledger, staging_tables, values
 
@@ -151,6 +154,22 @@ def before_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], 
             moving.once(node, batch, *arguments)
 
         monkeypatch.setattr(module, "once", acting)
+
+    return act_before
+
+
+@pytest.fixture
+def before_staging(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
+    """Have something done between the making of a batch's staging table and the tasks that fill it."""
+    stage = OutboxSink._stage
+    batches = count()
+
+    def act_before(act: Callable[[int], object]) -> None:
+        def acting(sink: OutboxSink, *arguments: Any) -> None:
+            act(next(batches))
+            stage(sink, *arguments)
+
+        monkeypatch.setattr(OutboxSink, "_stage", acting)
 
     return act_before
 
@@ -291,6 +310,136 @@ def test_without_a_name_the_query_is_the_name(stream: Stream, spark_dsn: str) ->
     assert len(values(stream.connect)) == 2 * 3 * ROWS
 
 
+# -- One call for a batch ---------------------------------------------------------------------------------------------
+
+
+def even_and_odd(even: OutboxSink, odd: OutboxSink) -> Handler:
+    def handler(frame: "DataFrame", batch: int) -> None:
+        even(frame.filter("number % 2 = 0"), batch)
+        odd(frame.filter("number % 2 = 1"), batch)
+
+    return handler
+
+
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_second_call_for_a_batch_is_refused_and_not_taken_for_the_first(
+    stream: Stream, spark_dsn: str, sinks: int
+) -> None:
+    even, odd, third = (
+        OutboxSink(name, topic="order.placed", dsn=spark_dsn, commit_sql=INSERT)
+        for name in ("orders", "orders", "odd orders")
+    )
+    error = stream.fails(even_and_odd(even, odd if sinks == 2 else even))
+    assert "ConfigurationError: The batch 0 of 'orders' comes twice" in error
+    assert [value["number"] for value in values(stream.connect)] == list(range(0, ROWS, 2))
+    # With a name for each it goes on where it stopped: the batch that was sent in half is repeated.
+    stream.run(even_and_odd(even, third))
+    assert sorted(value["number"] for value in values(stream.connect)) == list(range(3 * ROWS))
+
+
+def test_first_call_without_rows_counts_too(stream: Stream, sink: OutboxSink) -> None:
+    def handler(frame: "DataFrame", batch: int) -> None:
+        sink(frame.limit(0), batch)
+        sink(frame, batch)
+
+    assert "comes twice" in stream.fails(handler)
+    assert values(stream.connect) == []
+
+
+def test_call_that_failed_may_be_made_again_in_the_same_batch(
+    stream: Stream, sink: OutboxSink, before_commit: BeforeCommit
+) -> None:
+    before_commit(once_at(1, crash))
+    failed: list[int] = []
+
+    def trying_again(frame: "DataFrame", batch: int) -> None:
+        try:
+            sink(frame, batch)
+        except Crash:
+            failed.append(batch)
+            sink(frame, batch)
+
+    stream.run(trying_again)
+    assert failed == [1]
+    stream.check()
+
+
+@pytest.mark.parametrize("group", [None, "nightly"])
+def test_run_that_repeats_the_last_batch_is_no_second_call(stream: Stream, sink: OutboxSink, group: str | None) -> None:
+    crashes = once_at(1, crash)
+
+    def crashing(frame: "DataFrame", batch: int) -> None:
+        if group:
+            frame.sparkSession.sparkContext.setJobGroup(group, "of the user's own, for all runs")
+        sink(frame, batch)
+        crashes(batch)
+
+    assert "Crash" in stream.fails(crashing)
+    assert ledger(stream.connect)[-1] == ("orders", 1, ROWS)
+    stream.run(crashing)
+    stream.check()
+
+
+def test_same_name_in_another_node_is_another_stream(
+    stream: Stream, sink: OutboxSink, databases: Databases, password: None
+) -> None:
+    dsn = databases.create(migrated=True)
+    other = OutboxSink("orders", topic="order.placed", dsn=without_password(dsn))
+
+    def both(frame: "DataFrame", batch: int) -> None:
+        sink(frame, batch)
+        other(frame.drop("number", "total"), batch)
+
+    try:
+        stream.run(both)
+        with psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT count(*) FROM mailroom.outbox").fetchone() == (3 * ROWS,)
+    finally:
+        databases.drop(dsn)
+    stream.check()
+
+
+# -- Another driver ---------------------------------------------------------------------------------------------------
+
+
+def sent_by_another_driver(connect: Connect, spark_dsn: str, query: str, messages: int) -> Callable[[], None]:
+    """Have batch 1 be sent, as the ledger tells, and its staging tables swept."""
+
+    def act() -> None:
+        with connect() as connection:
+            connection.execute(
+                "INSERT INTO mailroom.spark_batch (name, batch, query, messages) "
+                f"SELECT name, 1, {query}, {messages} FROM mailroom.spark_batch"
+            )
+        assert sweep(Node.of({"dsn": spark_dsn})) == 1
+
+    return act
+
+
+@pytest.mark.parametrize("query", ["query", "'another one'"])
+@pytest.mark.parametrize("before", ["staging", "moving"])
+def test_batch_that_another_driver_has_sent_meanwhile_is_not_lost(
+    stream: Stream, sink: OutboxSink, spark_dsn: str, before_staging: BeforeCommit, before_commit: BeforeCommit,
+    before: str, query: str,
+) -> None:  # fmt: skip
+    act = once_at(1, sent_by_another_driver(stream.connect, spark_dsn, query, ROWS))
+    (before_staging if before == "staging" else before_commit)(act)
+    stream.run(sink)
+    # The other one's messages are not here; of this one's, all but those of that batch.
+    assert [value["number"] // ROWS for value in values(stream.connect)] == [0] * ROWS + [2] * ROWS
+    assert ledger(stream.connect) == [("orders", batch, ROWS) for batch in range(3)]
+    assert staging_tables(stream.connect) == 0
+
+
+def test_other_rows_that_another_driver_has_sent_meanwhile_are_told(
+    stream: Stream, sink: OutboxSink, spark_dsn: str, before_commit: BeforeCommit
+) -> None:
+    before_commit(once_at(1, sent_by_another_driver(stream.connect, spark_dsn, "'another one'", 7)))
+    error = stream.fails(sink)
+    assert "BatchDiffers" in error
+    assert f"with 7 messages, and now it has {ROWS}" in error
+
+
 # -- Tasks ------------------------------------------------------------------------------------------------------------
 
 
@@ -325,6 +474,24 @@ def test_task_whose_commit_had_no_answer_stages_twice_and_sends_once(
         stream.run(OutboxSink("orders", topic="order.placed", dsn=dsn, commit_sql=INSERT))
     assert attempts == [PARTITIONS + 2, PARTITIONS, PARTITIONS]
     stream.check()
+
+
+@pytest.mark.parametrize(("batchsize", "statements"), [(1, ROWS + 1), (50, 7)])
+def test_tasks_hand_over_so_many_rows_at_once(
+    spark: "SparkSession",
+    spark_dsn: str,
+    connect: Connect,
+    before_commit: BeforeCommit,
+    batchsize: int,
+    statements: int,
+) -> None:
+    # Each row has the number of its statement. JDBC makes of 50 rows statements of 32, 16 and 2; the last row is ours.
+    query = "SELECT count(DISTINCT cmin::text) FROM {table} WHERE mailroom_partition = 0"
+    found: list[Any] = []
+    before_commit(lambda _: found.extend(staged(connect, query)))
+    sink = OutboxSink("orders", topic="numbers", dsn=spark_dsn, batchsize=batchsize)
+    sink(spark.range(0, ROWS, 1, 1).selectExpr("id AS value"), 0)
+    assert found == [(statements,)]
 
 
 COPY_OF_ATTEMPTS = (
@@ -372,6 +539,18 @@ def test_staging_that_a_crash_of_the_server_emptied_is_told(
     assert len(values(stream.connect)) == ROWS
     stream.run(sink)
     stream.check()
+
+
+def test_sql_that_takes_messages_away_is_told(stream: Stream, spark_dsn: str) -> None:
+    statements = [INSERT, "DELETE FROM {staging} WHERE number = 107"]
+    sink = OutboxSink("orders", topic="order.placed", dsn=spark_dsn, commit_sql=statements)
+    error = stream.fails(sink)
+    assert (
+        f"SendFailed: Of the {ROWS} messages of the batch 1 of 'orders' only {ROWS - 1} went into the outbox" in error
+    )
+    assert len(values(stream.connect)) == ROWS
+    with stream.connect() as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (ROWS,)
 
 
 @pytest.mark.parametrize("how", ["commit_sql", "transact"])
@@ -428,13 +607,25 @@ def test_row_that_cannot_be_staged_is_not_shown(stream: Stream, sink: OutboxSink
     assert "order-" not in error.partition("Logical Plan")[0]
 
 
-def test_nul_in_a_business_column_is_told(stream: Stream, sink: OutboxSink) -> None:
-    from pyspark.sql import functions as f
+@pytest.mark.parametrize("of_text", ["{}", "array('a', NULL, {})"])
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("format_string('%s%s\\0', 'sec', 'ret')", "Column note has a row that holds a NUL character"),
+        ("CAST(X'736563726574ff' AS STRING)", "Column note has a row that is not UTF-8"),
+    ],
+)
+def test_business_text_that_postgresql_cannot_hold_is_told(
+    spark: "SparkSession", sink: OutboxSink, connect: Connect, of_text: str, text: str, fault: str
+) -> None:
+    from pyspark.errors import PythonException
 
-    note = f.format_string("%s%s\0", f.lit("sec"), f.lit("ret"))
-    error = stream.fails(lambda frame, batch: sink(frame.withColumn("note", note), batch), partitions=1)
-    assert "Column note has a row that holds a NUL character" in error
-    assert "secret" not in error
+    frame = spark.sql(f"SELECT 1 AS value, {of_text.format(text)} AS note UNION ALL SELECT 2, NULL").coalesce(1)
+    with pytest.raises(PythonException) as caught:
+        sink(frame, 0)
+    assert fault in str(caught.value)
+    assert "secret" not in str(caught.value).partition("Logical Plan")[0]
+    assert (values(connect), ledger(connect), staging_tables(connect)) == ([], [], 0)
 
 
 def test_columns_that_no_message_has_need_somewhere_to_go(stream: Stream, spark_dsn: str) -> None:
@@ -447,8 +638,18 @@ def test_columns_that_no_message_has_need_somewhere_to_go(stream: Stream, spark_
     ("columns", "fault"),
     [
         ("1 AS mailroom_nth", "Mailroom keeps the name mailroom_nth"),
+        ("1 AS MAILROOM_attempt", "Mailroom keeps the name MAILROOM_attempt"),
         ("1 AS a, 2 AS A", "There are 2 columns 'a': rename them"),
-        ('1 AS `a"b`', "cannot be staged: rename it"),
+        ("1 AS Value", "There are 2 columns 'Value': rename them"),
+        *(
+            (f"1 AS {name}", f"Column '{name}' is nearly {name.lower()} of messages: spell it so, or rename it.")
+            for name in (name.title() for name in COLUMNS if name != "value")
+        ),
+        *(
+            (f"1 AS {name}", f"PostgreSQL keeps the name {name.lower()} in every table")
+            for name in ("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax", "CtId")
+        ),
+        *((f"1 AS `a{sign}b`", "cannot be staged: rename it") for sign in ('"', ".", "``", "%", "{", "}", "\0")),
         (f"1 AS {'a' * 64}", "cannot be staged: rename it"),
         ("map('a', 1) AS tags", "JDBC cannot write column 'tags', which is map<string,int>: use to_json(column)."),
         ("array(array(1)) AS grid", "JDBC cannot write column 'grid'"),
@@ -470,6 +671,10 @@ def test_arguments_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn
         OutboxSink("orders", dsn="host=db password=secret")
     with pytest.raises(InvalidMessage, match="cannot name a batch"):
         OutboxSink("", dsn=spark_dsn)
+    for rows in (-1, 0, 10_001):
+        with pytest.raises(ConfigurationError, match=f"batchsize is {rows}: give 1 to 10000 rows"):
+            OutboxSink("orders", dsn=spark_dsn, batchsize=rows)
+    OutboxSink("orders", dsn=spark_dsn, batchsize=10_000)
     frame = spark.range(1).selectExpr("id AS value")
     with pytest.raises(ConfigurationError, match="No streaming query runs this"):
         OutboxSink(topic="numbers", dsn=spark_dsn)(frame, 0)
