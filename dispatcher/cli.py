@@ -31,7 +31,8 @@ def dispatcher() -> None:
 def run(call: Call, poll_interval_s: float) -> None:
     """Run the dispatcher until SIGTERM or Ctrl-C.
 
-    Messages are delivered as they are committed. A second one stands by and takes over when the first is gone.
+    Messages are delivered as they are committed. A second one stands by and takes over when the first is gone. It
+    runs the executor too, beside it (mailroom executor).
 
     \b
     Examples:

@@ -237,7 +237,13 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
     try:
         async with open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
-            await Applier(connection, schema).drain(count)
+            applier = Applier(connection, schema)
+            while True:
+                try:
+                    await applier.drain(count)
+                    return totals
+                except psycopg.OperationalError as error:
+                    if sqlstate(error) not in RETRIED:  # such as a deadlock with whoever holds rows of a target
+                        raise
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None
-    return totals

@@ -13,9 +13,8 @@ from dispatcher.fold import CompareFailed, Contents, Refused, Taken, applied, bo
 from dispatcher.function import Functions, calling, reading_functions
 from dispatcher.outcome import Outcome, burying_executables, reason_of, telling
 from dispatcher.range import deleting, finding_progress, forgetting_progress, noting_progress
-from dispatcher.taking import locking_executables, looking_at_oldest, removing, taking
+from dispatcher.taking import locking_executables, looking_at_next, removing, taking
 from dispatcher.target import Targets, finding_contents, reading_targets, writing_contents
-from mailroom.errors import InvalidMessage
 from mailroom.executable import VERSION
 from mailroom.operation import Operation, Sql, T
 
@@ -26,7 +25,8 @@ KEYED = ("put", "increment", "delete")
 class Execution:
     """What one transaction did. `taken` counts executables, of which `dead` could not be applied; `told` messages.
 
-    `last` is the largest position taken; `more`: there may be more to take. `deleted` counts keys of a range.
+    `last` is the largest position of a batch; a range has none, for what commits late may stand before it. `more`:
+    there may be more to take. `deleted` counts keys of a range.
     """
 
     taken: int
@@ -64,12 +64,16 @@ def executing(schema: str, *, floor: int, rows: int, max_bytes: int) -> Operatio
     done, known = Done(), []
     targets = yield from reading_targets(schema, {each.target for each in taken if each.operation in KEYED})
     functions = yield from reading_functions(schema, {each.target for each in taken if each.operation == "call"})
+    if functions or len(targets) > 1:
+        yield IMMEDIATE.at()()
     for each in taken:
         reason = _unknown(each, targets, functions)
         known.append(each) if reason is None else done.refuse(each, reason)
     for group in _groups(known, targets):
         done.add((yield from _applying(schema, group, targets, functions)))
     told = yield from _ending(schema, done)
+    # A function, or a trigger, may have sent executables.
+    more = more or bool(functions) or any(target.guarded for target in targets.values())
     return Execution(len(taken), len(done.dead), told, 0, taken[-1].position, more)
 
 
@@ -109,6 +113,14 @@ def _ending(schema: str, done: Done) -> Operation[int]:
 SAVEPOINT = Sql("SAVEPOINT executable")
 RELEASE = Sql("RELEASE SAVEPOINT executable")
 ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT executable")
+# Constraints that are deferred would fail the COMMIT, and with it all the others of the batch. At its beginning, so
+# that each executable finds them alike; and after each, which may have deferred them again.
+IMMEDIATE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
+
+LOOKS = 5  # at rows that others write at the same time
+HIDDEN = (
+    "its row is neither to be seen nor to be inserted: a trigger, a rule, row security, or others write it all along"
+)
 
 
 class _Changed(Exception):
@@ -117,7 +129,8 @@ class _Changed(Exception):
 
 def _applying(schema: str, group: list[Taken], targets: Targets, functions: Functions) -> Operation[Done]:
     """Apply executables; one that the database refuses is found by halving, and the others are applied."""
-    while True:
+    reason: str | None = HIDDEN
+    for _ in range(LOOKS):
         try:
             work = _call(group[0], functions) if group[0].operation == "call" else _fold(schema, group, targets)
             return (yield from _saved(work))
@@ -127,13 +140,14 @@ def _applying(schema: str, group: list[Taken], targets: Targets, functions: Func
             reason = reason_of(error)
             if reason is None:
                 raise
-            if len(group) == 1:
-                done = Done()
-                done.refuse(group[0], reason)
-                return done
-        done = yield from _applying(schema, group[: len(group) // 2], targets, functions)
-        done.add((yield from _applying(schema, group[len(group) // 2 :], targets, functions)))
+            break
+    done = Done()
+    if len(group) == 1:
+        done.refuse(group[0], str(reason))
         return done
+    for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+        done.add((yield from _applying(schema, half, targets, functions)))
+    return done
 
 
 def _saved(work: Operation[T]) -> Operation[T]:
@@ -141,6 +155,7 @@ def _saved(work: Operation[T]) -> Operation[T]:
     yield SAVEPOINT.at()()
     try:
         result = yield from work
+        yield IMMEDIATE.at()()
     except Exception as error:
         # A lost connection has no savepoint to go back to.
         if isinstance(error, _Changed | Refused) or reason_of(error) is not None:
@@ -152,36 +167,29 @@ def _saved(work: Operation[T]) -> Operation[T]:
 
 
 def _call(taken: Taken, functions: Functions) -> Operation[Done]:
-    done = Done()
     result = yield from calling(functions[taken.target], taken.arguments)
-    if taken.notify is None:
-        return done
-    outcome = Outcome(taken, 200, {"outcome": "applied", "result": result})
-    try:
-        outcome.message().row()
-    except InvalidMessage:
-        outcome = Outcome(taken, 200, {"outcome": "applied", "reason": "the result is too large for a message"})
-    done.outcomes.append(outcome)
-    return done
+    return Done(outcomes=[Outcome.of_call(taken, result)] if taken.notify else [])
 
 
 def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
     """Apply executables of which each can be applied with the others; raises `_Changed`."""
     done = Done()
-    keys: dict[str, dict[int, str]] = {}  # of each target, by position
+    keys: dict[int, str] = {}  # by position
+    wanted: dict[str, list[str]] = {}
     accounted = {}
     for each in group:
         if each.operation == "account":
             accounted[each.position] = books_of(each)
             continue
         try:
-            keys.setdefault(each.target, {})[each.position] = targets[each.target].key_of(each.key)
+            keys[each.position] = targets[each.target].key_of(each.key)
+            wanted.setdefault(each.target, []).append(keys[each.position])
         except Refused as refusal:
             done.refuse(each, str(refusal))
     before: dict[str, Contents] = {}
-    for name, of_target in keys.items():
-        before[name] = yield from finding_contents(schema, targets[name], of_target.values())
-    books = yield from finding_books(schema, {book for found in accounted.values() for book in found})
+    for name, found in wanted.items():
+        before[name] = yield from finding_contents(schema, targets[name], found)
+    books = yield from finding_books(schema, {book for entries in accounted.values() for book in entries})
     after = {name: contents.copy() for name, contents in before.items()}
     for each in group:
         try:
@@ -189,7 +197,7 @@ def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
                 entered(each, accounted[each.position], books)
                 if each.notify:
                     done.outcomes.append(Outcome(each, 200, {"outcome": "applied"}, "U"))
-            elif (key := keys[each.target].get(each.position)) is not None:
+            elif (key := keys.get(each.position)) is not None:
                 contents = after[each.target]
                 held = contents[key]
                 contents[key] = now = applied(each, held, targets[each.target].rules)
@@ -214,33 +222,32 @@ def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
 
 def _ranging(schema: str, floor: int) -> Operation[Execution]:
     """Delete what one transaction may of the range that comes next, if a range is what comes next."""
-    taken = yield from looking_at_oldest(schema, floor)
+    taken = yield from looking_at_next(schema, floor)
     if taken is None or taken.version != VERSION or taken.operation != "delete_range":
         return Execution(0, more=taken is not None)  # it came after the look that found nothing
-    done = Done()
     targets = yield from reading_targets(schema, {taken.target})
     progress = yield from finding_progress(schema, taken.position)
+    before, done, step = progress.deleted, Done(), None
     reason = _unknown(taken, targets, {})
-    try:
-        if reason is not None:
-            raise Refused(reason)
-        step = yield from _saved(deleting(schema, targets[taken.target], taken, progress))
-    except Refused as refusal:
-        done.refuse(taken, str(refusal))
-    except Exception as error:
-        reason = reason_of(error)
-        if reason is None:
-            raise
-        deleted = f", after {progress.deleted:,} keys were deleted" if progress.deleted else ""
-        done.refuse(taken, f"{reason}{deleted}")
+    if reason is None:
+        try:
+            step = yield from _saved(deleting(schema, targets[taken.target], taken, progress))
+        except Refused as refusal:
+            reason = str(refusal)
+        except Exception as error:
+            reason = reason_of(error)
+            if reason is None:
+                raise
+    if step is None:
+        done.refuse(taken, f"{reason}, after {before:,} keys were deleted" if before else str(reason))
     else:
-        if not step.is_done:
-            yield from noting_progress(schema, taken.position, step.progress)
-            return Execution(0, deleted=step.progress.deleted - progress.deleted, more=True)
-        details = {"outcome": "applied", "deleted": step.progress.deleted}
-        done.outcomes.append(Outcome(taken, 200, details, "D" if step.progress.deleted else None))
         progress = step.progress
+        if not step.is_done:
+            yield from noting_progress(schema, taken.position, progress)
+            return Execution(0, deleted=progress.deleted - before, more=True)
+        details = {"outcome": "applied", "deleted": progress.deleted}
+        done.outcomes.append(Outcome(taken, 200, details, "D" if progress.deleted else None))
     yield from removing(schema, taken.position)
     yield from forgetting_progress(schema, taken.position)
     told = yield from _ending(schema, done)
-    return Execution(1, len(done.dead), told, progress.deleted, taken.position, more=True)
+    return Execution(1, len(done.dead), told, progress.deleted - before, more=True)

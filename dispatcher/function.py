@@ -1,6 +1,5 @@
 """Functions that executables may call: a closed list that an administrator keeps; no message ever names what runs."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,12 +19,15 @@ class Function:
 
 Functions: TypeAlias = dict[str, Function]
 
+# Not by to_regprocedure, which fails where the schema may not be used: then only its calls are to fail.
 FUNCTIONS = Sql(
     """
 SELECT f.name, f.function_schema, f.function_name, p.prorettype = 'void'::regtype, f.timeout_s
-FROM {schema}.executable_function AS f JOIN pg_catalog.pg_proc AS p
-  ON p.oid = to_regprocedure(pg_catalog.format('%%I.%%I(jsonb)', function_schema, function_name))::oid
- AND p.prokind = 'f' AND NOT p.proretset
+FROM {schema}.executable_function AS f
+JOIN pg_catalog.pg_namespace AS s ON s.nspname = f.function_schema::name
+JOIN pg_catalog.pg_proc AS p
+  ON p.pronamespace = s.oid AND p.proname = f.function_name::name AND p.pronargs = 1
+ AND p.proargtypes[0] = 'jsonb'::regtype AND p.prokind = 'f' AND NOT p.proretset
 WHERE f.name = ANY(%(names)s::text[])
 """,
     columns=("text", "text", "text", "boolean", "float8"),
@@ -52,10 +54,10 @@ CALL = Sql("SELECT pg_catalog.to_jsonb({function}(%(arguments)s::text::jsonb))::
 CALL_VOID = Sql("SELECT {function}(%(arguments)s::text::jsonb)::text", columns=("text",))
 
 
-def calling(function: Function, arguments: str | None) -> Operation[object]:
-    """Call a function, and return what JSON says of its result. Its errors come out as they are."""
+def calling(function: Function, arguments: str | None) -> Operation[str | None]:
+    """Call a function, and return its result as JSON text. Its errors come out as they are."""
     [(before, _)] = yield LIMIT.at()(timeout=f"{max(1, round(1000 * function.timeout_s))}ms")
     call = CALL_VOID if function.is_void else CALL
     [(result,)] = yield call.at(function=function.name)(arguments=arguments)
     yield RESTORE.at()(timeout=before)
-    return None if function.is_void or result is None else json.loads(result)
+    return None if function.is_void else result

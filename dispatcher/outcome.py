@@ -1,23 +1,27 @@
 """What is said of an executable: the message with its outcome, or the dead letter with the reason."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import psycopg
 
 from dispatcher.fold import Content, Taken
+from mailroom.errors import DecodeError, InvalidMessage
 from mailroom.executable import NAMES as PARTS
 from mailroom.executable import wired
-from mailroom.operation import Operation, Sql
-from mailroom.sqlstate import sqlstate
+from mailroom.message import parsed
+from mailroom.operation import Operation, Row, Sql
+from mailroom.sqlstate import LAST_WORDS, READ_ONLY, RETRIED, sqlstate
 from outbox.outbox import sending_many
 from outbox.outgoing import EventType, Outgoing
 
 Event: TypeAlias = EventType | None
 Status: TypeAlias = Literal[200, 409, 500]
 CARRIED = ("saga", "user", "tenant")  # headers that go on, as with every reply
+UNTOLD = "what there is to say of it does not fit into a message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,32 @@ class Outcome:
             details["number"] = after.number
         return cls(taken, 200, details, "C" if before is None else "U")
 
-    def message(self) -> Outgoing:
-        """Return the message that tells it. Raises `InvalidMessage` for details that no message can hold."""
+    @classmethod
+    def of_call(cls, taken: Taken, result: str | None) -> "Outcome":
+        """Return how a call ended that returned this JSON."""
+        try:
+            details = {"outcome": "applied", "result": None if result is None else parsed(result)}
+        except DecodeError:
+            details = {"outcome": "applied", "reason": UNTOLD}
+        return cls(taken, 200, details)
+
+    def row(self) -> Row:
+        """Return the row of the message that tells it; of what no message can hold, only that it came to something."""
+        brief = replace(self, details={"outcome": self.details["outcome"], "reason": UNTOLD})
+        for outcome in (self, brief):
+            with suppress(InvalidMessage):
+                return outcome.message().row()
+        return brief.message(carried=()).row()  # the headers it came with leave no room for ours
+
+    def message(self, carried: Collection[str] = CARRIED) -> Outgoing:
+        """Return the message that tells it. `InvalidMessage` is raised when its row is asked for."""
         taken = self.taken
         headers = json.loads(taken.headers or "{}")
         return Outgoing(
             str(taken.notify),
             {"operation": taken.operation, "target": taken.target, "key": taken.key, **self.details},
             taken.key or taken.message_id,
-            {name: headers[name] for name in CARRIED if name in headers}
+            {name: headers[name] for name in carried if name in headers}
             | {"correlation": str(taken.message_id), "status": str(self.status)},
             kind="R",
             message_type="O",
@@ -62,7 +83,7 @@ class Outcome:
 
 def telling(schema: str, outcomes: Sequence[Outcome]) -> Operation[int]:
     """Send the messages of outcomes that somebody is to be told; returns how many."""
-    return (yield from sending_many(schema, [each.message().row() for each in outcomes if each.taken.notify]))
+    return (yield from sending_many(schema, [each.row() for each in outcomes if each.taken.notify]))
 
 
 BURY = Sql(
@@ -96,16 +117,18 @@ def burying_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Opera
     )
 
 
-# An error of these classes says something of the executable, or of what it acts on; any other one of the server, or of
-# the connection, and then all of it is tried again: connection, transaction, resources, intervention, system.
-OF_THE_SERVER = ("08", "25", "40", "53", "55", "57", "58", "72", "F0", "XX")
+# An error of these classes says something of the server, or of the connection, and then all of it is tried again:
+# connection, transaction, resources, intervention, system. Any other one says something of the executable, or of what
+# it acts on: also XX000, which extensions raise for what they do not like, and 55000, a sequence not yet used.
+OF_THE_SERVER = ("08", "40", "53", "57", "58", "72", "F0")
+TRIED_AGAIN = RETRIED | LAST_WORDS | {READ_ONLY, "XX001", "XX002"}
 CANCELLED = "57014"  # the timeout that a function has
 
 
 def reason_of(error: Exception) -> str | None:
     """Return why an executable failed, without anything of its content; None if it is not to blame."""
     code = sqlstate(error)
-    if not code or (code[:2] in OF_THE_SERVER and code != CANCELLED):
+    if not code or code in TRIED_AGAIN or (code[:2] in OF_THE_SERVER and code != CANCELLED):
         return None
     if not isinstance(error, psycopg.Error):
         error = getattr(error, "orig", error)

@@ -33,9 +33,10 @@ WITH doomed AS MATERIALIZED (
     SELECT t.{key} AS key FROM {target} AS t WHERE true {bounds} ORDER BY t.{key} LIMIT %(rows)s::bigint {locked}),
 gone AS (
     DELETE FROM {target} WHERE {key} = ANY(ARRAY(SELECT key FROM doomed)) RETURNING 1)
-SELECT count(*), (SELECT key::text FROM doomed ORDER BY doomed.key DESC LIMIT 1) FROM gone
+SELECT count(*), (SELECT count(*) FROM doomed), (SELECT key::text FROM doomed ORDER BY doomed.key DESC LIMIT 1)
+FROM gone
 """,
-    columns=("bigint", "text"),
+    columns=("bigint", "bigint", "text"),
 )
 
 
@@ -51,10 +52,11 @@ def deleting(schema: str, target: Target, taken: Taken, progress: Progress) -> O
         if key is not None
     )
     statement = DELETE.at(**target.names(schema), bounds=conditions)
-    [(deleted, reached)] = yield statement(**{name: key for name, key in bounds.items() if key is not None}, rows=limit)
+    given = {name: key for name, key in bounds.items() if key is not None}
+    [(deleted, looked_at, reached)] = yield statement(**given, rows=limit)
     total = progress.deleted + deleted
-    is_done = deleted < limit or total == taken.row_limit
-    return Step(Progress(reached if deleted else progress.reached, total), is_done)
+    # Not by what was deleted: a trigger of the table may keep some, and behind those there are others.
+    return Step(Progress(reached, total), looked_at < limit or total == taken.row_limit)
 
 
 FIND = Sql(

@@ -1,6 +1,7 @@
 """What executables act on: the node's store, and tables of users that an administrator has registered."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,6 +14,7 @@ from mailroom.operation import Operation, Sql
 # What a key's text is cast to, and the range of the numbers.
 INTS = {"smallint": (-(2**15), 2**15 - 1), "integer": (-(2**31), 2**31 - 1), "bigint": (-(2**63), 2**63 - 1)}
 TEXTS = ("text", "character varying")
+KEYS, VALUES = [*INTS, *TEXTS, "uuid"], [*TEXTS, "bytea"]
 INT = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -71,15 +73,24 @@ class Target:
 
 STORE_TARGET = Target(STORE, "{schema}.store", "key", "text", "value", "number", "bigint", STORE_RULES, guarded=False)
 
+# Usable is a key of a type that spells each row in one way, unique by itself at once, and columns that are there.
 # Guarded is whatever could tell operations applied one by one from what they come to: checks, foreign keys either way,
-# other unique columns, triggers, rules, row security, columns that must be given. Asked each time: tables change.
+# other unique columns, triggers, rules, row security, tables that inherit, columns that must be given or hold only so
+# much. Asked each time: tables change. Not by to_regclass, which fails where the schema may not be used.
 TARGETS = Sql(
     """
 SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.number_column,
        k.atttypid::regtype::text, v.atttypid::regtype::text, n.atttypid::regtype::text,
-       c.oid IS NULL OR k.attnum IS NULL OR e.value_column IS NOT NULL AND v.attnum IS NULL
-       OR e.number_column IS NOT NULL AND n.attnum IS NULL,
-       c.relkind <> 'r' OR c.relhasrules OR c.relrowsecurity
+       k.attnum IS NOT NULL AND k.atttypid::regtype::text = ANY(%(keys)s::text[])
+       AND (k.attcollation = 0::oid OR EXISTS (SELECT FROM pg_catalog.pg_collation AS l
+                                               WHERE l.oid = k.attcollation AND l.collisdeterministic))
+       AND (e.value_column IS NULL OR coalesce(v.atttypid::regtype::text = ANY(%(values)s::text[]), false))
+       AND (e.number_column IS NULL OR coalesce(n.atttypid::regtype::text = ANY(%(numbers)s::text[]), false))
+       AND (c.relkind = 'v' OR EXISTS (SELECT FROM pg_catalog.pg_index AS i
+                                       WHERE i.indrelid = c.oid AND i.indkey::text = k.attnum::text AND i.indisunique
+                                         AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL)),
+       c.relkind <> 'r' OR c.relhasrules OR c.relrowsecurity OR c.relhassubclass
+       OR k.atttypmod <> -1 OR coalesce(v.atttypmod <> -1 OR v.attnotnull, false)
        OR EXISTS (SELECT FROM pg_catalog.pg_trigger AS t
                   WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D')
        OR EXISTS (SELECT FROM pg_catalog.pg_constraint AS o
@@ -92,7 +103,8 @@ SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.num
                     AND NOT a.atthasdef AND a.attidentity = '' AND a.attname NOT IN (e.key_column::name)
                     AND a.attname IS DISTINCT FROM e.number_column::name)
 FROM {schema}.executable_target AS e
-LEFT JOIN pg_catalog.pg_class AS c ON c.oid = to_regclass(pg_catalog.format('%%I.%%I', table_schema, table_name))::oid
+LEFT JOIN pg_catalog.pg_namespace AS s ON s.nspname = e.table_schema::name
+LEFT JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid AND c.relname = e.table_name::name
 LEFT JOIN pg_catalog.pg_attribute AS k ON k.attrelid = c.oid AND k.attname = e.key_column::name AND NOT k.attisdropped
 LEFT JOIN pg_catalog.pg_attribute AS v ON v.attrelid = c.oid AND v.attname = e.value_column::name AND NOT v.attisdropped
 LEFT JOIN pg_catalog.pg_attribute AS n
@@ -109,8 +121,10 @@ def reading_targets(schema: str, names: Collection[str]) -> Operation[Targets]:
     """Return the targets of these names that are registered, and are as they were registered."""
     targets = {STORE: STORE_TARGET}
     if others := sorted(set(names) - {STORE}):
-        rows = yield TARGETS.at(schema=schema)(names=others)
-        targets |= {row[0]: _target(*row[:9], guarded=row[10]) for row in rows if not row[9]}
+        rows = yield TARGETS.at(schema=schema)(names=others, keys=KEYS, values=VALUES, numbers=list(INTS))
+        # Of a table that is in use by two names, what is done by one is seen by the other only once it is written.
+        names_of = Counter(row[1:3] for row in rows)
+        targets |= {row[0]: _target(*row[:9], guarded=row[10] or names_of[row[1:3]] > 1) for row in rows if row[9]}
     return targets
 
 
@@ -128,8 +142,8 @@ def _target(
 
 
 def quoted(name: str) -> str:
-    """Return a name, which registration has seen to hold no quote, as an identifier."""
-    return f'"{name}"'
+    """Return a name, which registration has seen to hold no quote, as an identifier within a statement."""
+    return '"' + name.replace("%", "%%") + '"'
 
 
 FIND = Sql(
@@ -162,7 +176,8 @@ DELETE = Sql("DELETE FROM {target} WHERE {key} = ANY(%(keys)s::text[]::{key_type
 def writing_contents(schema: str, target: Target, before: Contents, after: Contents) -> Operation[bool]:
     """Write what has changed; false if somebody has inserted one of the keys meanwhile: then look again, and anew."""
     names = target.names(schema)
-    changed = {key: content for key, content in after.items() if content != before[key]}
+    # A trigger sees a write that changes nothing, too.
+    changed = {key: content for key, content in after.items() if target.guarded or content != before[key]}
     updated = {key: content for key, content in changed.items() if content is not None and before[key] is not None}
     begun = {key: content for key, content in changed.items() if content is not None and before[key] is None}
     if gone := [key for key, content in changed.items() if content is None]:

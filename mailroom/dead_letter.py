@@ -1,16 +1,19 @@
-"""Dead letters: single messages that could not be delivered, or that an inbox skipped; kept until somebody acts."""
+"""Dead letters: single messages that could not be delivered or executed, or that an inbox skipped; kept until somebody
+acts.
+"""
 
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
 from mailroom import codec, locks
 from mailroom.audit import auditing, check_actor
-from mailroom.errors import InvalidMessage, UnknownInbox
+from mailroom.errors import DecodeError, InvalidMessage, UnknownInbox
+from mailroom.executable import NAMES, unwired
 from mailroom.keys import utf8
 from mailroom.limits import count_or_all
 from mailroom.message import MESSAGE, parsed
@@ -19,7 +22,7 @@ from mailroom.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.stamping import LOCK, raising_ceiling
 from mailroom.transaction import AnyConnection, run
 
-Stage: TypeAlias = Literal["deliver", "reap"]
+Stage: TypeAlias = Literal["deliver", "reap", "execute"]
 Change: TypeAlias = Callable[[list[Row]], Operation[str]]  # of what is held; returns its name for the audit
 
 
@@ -28,7 +31,8 @@ class DeadLetter:
     """A dead letter, without its value. `id` is its number here, `message_id` the message's own.
 
     `stage` says where it failed. `deliver`: nobody got it. `reap`: the one inbox `inbox` skipped it, where it had the
-    clock `clock` and was tried `attempts` times; other inboxes have their own copies of the message.
+    clock `clock` and was tried `attempts` times; other inboxes have their own copies of the message. `execute`: it is
+    an executable, which was not applied; its `topic` is target and operation, as in store.put.
     """
 
     id: int
@@ -49,7 +53,10 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a dead letter carries: its headers, and its value as it was sent (`raw`: CBOR, or JSON in UTF-8)."""
+    """What a dead letter carries: its headers, and its value as it was sent (`raw`: CBOR, or JSON in UTF-8).
+
+    The value of an executable is a map of its parts.
+    """
 
     headers: Mapping[str, str]
     raw: bytes
@@ -127,6 +134,27 @@ SELECT setval('{{schema}}.clock'::regclass, (SELECT max(clock) FROM stamped)),
 """,
     columns=("bigint", "bigint"),
 )
+EXECUTABLES = Sql(
+    "SELECT id, value FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id",
+    columns=("bigint", "bytea"),
+)
+# Back to the other outbox, behind what waits there. What the message is, beside its parts, stays in the database.
+EXECUTE = Sql(
+    f"""
+WITH gone AS (
+    DELETE FROM {{schema}}.dead_letter WHERE id = ANY(%(id)s::bigint[])
+    RETURNING id, message_id, headers, after_clock, source, sent_at)
+INSERT INTO {{schema}}.outbox_executable ({", ".join(NAMES)}, message_id, headers, after_clock, source, sent_at)
+SELECT version::smallint, operation, coalesce(target, 'store'), coalesce(key, ''), end_key, value, amount, bytes,
+       expected, arguments::jsonb, at, row_limit, notify, message_id, headers, after_clock, source, sent_at
+FROM gone JOIN unnest(
+    %(id)s::bigint[], %(version)s::bigint[], %(operation)s::text[], %(target)s::text[], %(key)s::text[],
+    %(end_key)s::text[], %(value)s::bytea[], %(amount)s::bigint[], %(bytes)s::bigint[], %(expected)s::bytea[],
+    %(arguments)s::text[], %(at)s::timestamptz[], %(row_limit)s::bigint[], %(notify)s::text[])
+    AS parts (id, {", ".join(NAMES)}) USING (id)
+ORDER BY id
+"""
+)
 DISCARD = Sql("DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[])")
 
 
@@ -179,9 +207,10 @@ class DeadLetters:
         """Try dead letters again, under their own message ids, and return how many.
 
         One that was not delivered goes back to the outbox, where it is routed anew; expired meanwhile, it is dropped
-        there. One that an inbox skipped goes into that inbox only, behind what its key has there. For those the node's
-        dispatch lock is held until the caller commits, and nothing is delivered meanwhile: so commit soon. Raises
-        `UnknownInbox` if such an inbox is gone.
+        there. An executable goes back to the outbox of executables, behind what waits there. One that an inbox skipped
+        goes into that inbox only, behind what its key has there. For those the node's dispatch lock is held until the
+        caller commits, and nothing is delivered meanwhile: so commit soon. Raises `UnknownInbox` if such an inbox is
+        gone, and `DecodeError` for an executable that this release cannot read; then nothing is requeued.
         """
         check_actor(actor, why)
         return run(
@@ -234,12 +263,30 @@ class DeadLetters:
         return len(held)
 
     def _requeueing(self, held: list[Row]) -> Operation[str]:
+        executables = yield from self._reading_executables([id for id, stage, _ in held if stage == "execute"])
         skipped = [(id, inbox) for id, _, inbox in held if inbox is not None]
         if skipped:
             yield from self._placing([id for id, _ in skipped], sorted({inbox for _, inbox in skipped}))
-        if undelivered := [id for id, _, inbox in held if inbox is None]:
+        if undelivered := [id for id, stage, inbox in held if inbox is None and stage != "execute"]:
             yield SEND.at(schema=self.schema)(ids=undelivered)
+        if executables:
+            columns: dict[str, object] = {name: [each[name] for each in executables] for name in ("id", *NAMES)}
+            yield EXECUTE.at(schema=self.schema)(**columns)
         return "requeue dead letters"
+
+    def _reading_executables(self, ids: list[int]) -> Operation[list[dict[str, Any]]]:
+        """Return the parts of executables; nothing has been written yet when one of them cannot be read."""
+        rows = (yield EXECUTABLES.at(schema=self.schema)(ids=ids)) if ids else []
+        found = []
+        for id, raw in rows:
+            try:
+                found.append({"id": id} | unwired(b"" if raw is None else bytes(raw)))
+            except DecodeError as error:
+                raise DecodeError(
+                    f"Dead letter {id} cannot be requeued, and none was: {error} Upgrade, leave it out (ids), or "
+                    "discard it."
+                ) from None
+        return found
 
     def _placing(self, ids: list[int], inboxes: list[str]) -> Operation[None]:
         if gone := (yield GONE.at(schema=self.schema)(inboxes=inboxes)):
@@ -263,8 +310,8 @@ def _matching(
 ) -> dict[str, object]:
     if reason is not None:
         utf8(reason, "reason")
-    if stage not in (None, "deliver", "reap"):
-        raise InvalidMessage(f"stage is {stage!r}; give 'deliver' or 'reap'.")
+    if stage is not None and stage not in get_args(Stage):
+        raise InvalidMessage(f"stage is {stage!r}; give one of {', '.join(map(repr, get_args(Stage)))}.")
     return {
         "ids": None if ids is None else [_id(each) for each in (ids if isinstance(ids, Collection) else [ids])],
         "reason": reason,

@@ -6,6 +6,7 @@ knows it takes it back.
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from mailroom import codec
@@ -33,6 +34,10 @@ PARTS = (
     ("notify", "text"),
 )
 NAMES = tuple(name for name, _ in PARTS)
+# What each type is once it is decoded; arguments are JSON text.
+DECODED: dict[str, type] = {
+    "smallint": int, "bigint": int, "text": str, "jsonb": str, "bytea": bytes, "timestamptz": datetime,
+}  # fmt: skip
 
 
 def wired(parts: Mapping[str, Any]) -> bytes:
@@ -43,6 +48,10 @@ def wired(parts: Mapping[str, Any]) -> bytes:
 def unwired(raw: bytes) -> dict[str, Any]:
     """Return the parts that `wired` was given. Raises `DecodeError` for anything else, and for parts not known here."""
     found = codec.decode(raw)
-    if not isinstance(found, dict) or not {"version", "operation"} <= found.keys() <= set(NAMES):
+    if (
+        not isinstance(found, dict)
+        or not {"version", "operation"} <= found.keys() <= set(NAMES)
+        or any(type(found[name]) is not DECODED[kind] for name, kind in PARTS if name in found)
+    ):
         raise DecodeError("This is no executable that this release knows: a newer one may have written it.")
     return {name: found.get(name) for name in NAMES}

@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
 from mailroom.transaction import AnyConnection, run
+
+Role: TypeAlias = Literal["dispatcher", "executor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class InboxStatus:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherStatus:
-    """The dispatcher that leads, or with `leads` false the last one that did.
+    """The dispatcher, or the executor, that leads, or with `leads` false the last one that did.
 
     `state` is awake, asleep or stopped, as of its last renewal of the lease; `lease_left_s` is for how long that
     holds, negative once it has run out. `counts` is what it has done so far.
@@ -51,8 +54,10 @@ class DispatcherStatus:
 class Status:
     """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
 
-    `outbox_lag_s` is the age in seconds of the oldest one in the outbox, 0 if it is empty. The clock stands at `clock`
-    and may go up to `clock_ceiling` before that is raised. `dispatcher` is None if there has never been one.
+    `outbox_lag_s` is the age in seconds of the oldest one in the outbox, 0 if it is empty; `executable_backlog` and
+    `executable_lag_s` say the same of the other outbox, which waits for the executor. The clock stands at `clock` and
+    may go up to `clock_ceiling` before that is raised. `dispatcher` and `executor` are None if there has never been
+    one.
     """
 
     schema: str
@@ -60,9 +65,12 @@ class Status:
     clock_ceiling: int
     outbox_backlog: int
     outbox_lag_s: float
+    executable_backlog: int
+    executable_lag_s: float
     scheduled: int
     dead_letters: int
     dispatcher: DispatcherStatus | None
+    executor: DispatcherStatus | None
     inboxes: tuple[InboxStatus, ...]
 
 
@@ -79,48 +87,64 @@ def dispatcher_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -
     return run(connection, reading_dispatcher(schema_name(schema)))
 
 
+def executor_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
+    """Return who executes on the node `schema`, None if nobody ever has; one row is read."""
+    return run(connection, reading_dispatcher(schema_name(schema), "executor"))
+
+
 DISPATCHER = Sql(
     """
 SELECT until > clock_timestamp(), state, host, pid::bigint, epoch,
        extract(epoch FROM until - clock_timestamp())::float8, counts::text
-FROM {schema}.lease WHERE role = 'dispatcher'
+FROM {schema}.lease WHERE role = %(role)s::text
 """,
     columns=("boolean", "text", "text", "bigint", "bigint", "float8", "text"),
 )
 
 
-def reading_dispatcher(schema: str) -> Operation[DispatcherStatus | None]:
-    """`dispatcher_status` as an operation."""
+def reading_dispatcher(schema: str, role: Role = "dispatcher") -> Operation[DispatcherStatus | None]:
+    """`dispatcher_status` as an operation, or `executor_status`."""
     yield from checking(schema)
-    rows = yield DISPATCHER.at(schema=schema)()
+    return (yield from _reading_leader(schema, role))
+
+
+def _reading_leader(schema: str, role: Role) -> Operation[DispatcherStatus | None]:
+    rows = yield DISPATCHER.at(schema=schema)(role=role)
     if not rows:
         return None
     [(leads, state, host, pid, epoch, lease_left_s, counts)] = rows
     return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, json.loads(counts))
 
 
-OUTBOX_BACKLOG = Sql("SELECT count(*) FROM {schema}.outbox", columns=("bigint",))
+BACKLOG = Sql("SELECT count(*) FROM {schema}.{outbox}", columns=("bigint",))
 
 
 def outbox_backlog(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> int:
     """Count the committed messages that wait for the dispatcher of the node `schema`."""
-    return run(connection, _counting_outbox(schema_name(schema)))
+    return run(connection, _counting(schema_name(schema), "outbox"))
 
 
-def _counting_outbox(schema: str) -> Operation[int]:
-    [(count,)] = yield OUTBOX_BACKLOG.at(schema=schema)()
+def executable_backlog(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> int:
+    """Count the committed executables that wait for the executor of the node `schema`."""
+    return run(connection, _counting(schema_name(schema), "outbox_executable"))
+
+
+def _counting(schema: str, outbox: str) -> Operation[int]:
+    [(count,)] = yield BACKLOG.at(schema=schema, outbox=outbox)()
     return int(count)
 
 
 NODE = Sql(
     """
-SELECT c.last_value, n.clock_ceiling, o.messages, o.lag_s,
+SELECT c.last_value, n.clock_ceiling, o.messages, o.lag_s, e.executables, e.lag_s,
        (SELECT count(*) FROM {schema}.scheduled), (SELECT count(*) FROM {schema}.dead_letter)
 FROM {schema}.node AS n, {schema}.clock AS c,
      (SELECT count(*) AS messages, extract(epoch FROM clock_timestamp() - min(sent_at))::float8 AS lag_s
-      FROM {schema}.outbox) AS o
+      FROM {schema}.outbox) AS o,
+     (SELECT count(*) AS executables, extract(epoch FROM clock_timestamp() - min(sent_at))::float8 AS lag_s
+      FROM {schema}.outbox_executable) AS e
 """,
-    columns=("bigint", "bigint", "bigint", "float8", "bigint", "bigint"),
+    columns=("bigint", "bigint", "bigint", "float8", "bigint", "float8", "bigint", "bigint"),
 )
 # Who gets what is the rule of the deliver statement: subscribers, and for all but events the inbox of the topic's name.
 # The floor lets the counts begin above dead rows; with the oldest found by clock, an index is all that is read of it.
@@ -161,10 +185,13 @@ ORDER BY r.name
 def reading_status(schema: str) -> Operation[Status]:
     """`status` as an operation."""
     dispatcher = yield from reading_dispatcher(schema)
-    [(clock, ceiling, outbox_backlog, outbox_lag_s, scheduled, dead_letters)] = yield NODE.at(schema=schema)()
+    executor = yield from _reading_leader(schema, "executor")
+    [(clock, ceiling, *waiting, scheduled, dead_letters)] = yield NODE.at(schema=schema)()
+    outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
     inboxes = yield INBOXES.at(schema=schema)()
     return Status(
-        schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), scheduled, dead_letters, dispatcher,
+        schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), executable_backlog, _lag(executable_lag_s),
+        scheduled, dead_letters, dispatcher, executor,
         tuple(
             InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *troubles)
             for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, *troubles in inboxes

@@ -1,7 +1,7 @@
 """For tests, users' and ours: follow a message all the way on the test's own connection, without a daemon or a sleep.
 
 Everything here happens in the transaction of the connection that is given, so a test that rolls back leaves nothing.
-Not for production: a delivery holds the node's dispatch lock until that transaction ends.
+Not for production: a delivery holds the node's dispatch lock until that transaction ends, an execution the executor's.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.deliver import delivering, releasing
+from dispatcher.execute import executing
 from inbox import Inbox
 from mailroom import codec
 from mailroom.message import Message
@@ -72,6 +73,20 @@ async def deliver_async(
     return await run_async(connection, _delivering_all(schema_name(schema), now))
 
 
+def execute(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
+    """Execute all that stands in the outbox of executables, as the executor would, and return how many there were.
+
+    What tells their outcomes stands in the outbox afterwards: `deliver` it. One that cannot be applied goes to
+    `dead_letter`, and raises nothing.
+    """
+    return run(connection, _executing_all(schema_name(schema)))
+
+
+async def execute_async(connection: AnyAsyncConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
+    """`execute` on an async connection."""
+    return await run_async(connection, _executing_all(schema_name(schema)))
+
+
 def drain(
     connection: AnyConnection,
     inbox: str,
@@ -121,3 +136,13 @@ def _delivering_all(schema: str, now: datetime | None) -> Operation[int]:
         elif not delivery.taken:
             return taken
         taken += delivery.taken
+
+
+def _executing_all(schema: str) -> Operation[int]:
+    yield IN_TRANSACTION
+    taken = 0
+    while True:
+        execution = yield from executing(schema, floor=0, rows=1_000, max_bytes=2**24)
+        taken += execution.taken
+        if not execution.more:
+            return taken

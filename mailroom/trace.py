@@ -10,7 +10,7 @@ from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
 from mailroom.transaction import AnyConnection, run
 
-Where: TypeAlias = Literal["outbox", "scheduled", "inbox", "parked", "dead_letter"]
+Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,10 @@ class Place:
     """One place where a message is.
 
     `since` is when it came there (for `scheduled`: when it is due; for `parked`: since when its key is); `clock` its
-    clock in an inbox. `ahead` counts what stands before it: in the outbox all that does, in an inbox messages of its
-    key, which are reaped first. If its key failed, `attempts`, `retry_at` and `reason` tell of that; for a parked one
-    there is no `retry_at`. For a dead letter `reason` says why it ended there, and `inbox` which inbox skipped it.
+    clock in an inbox. `ahead` counts what stands before it: in an outbox all that does, in an inbox messages of its
+    key, which are reaped first. The topic of an executable is its target and operation, as in store.put. If its key
+    failed, `attempts`, `retry_at` and `reason` tell of that; for a parked one there is no `retry_at`. For a dead letter
+    `reason` says why it ended there, and `inbox` which inbox skipped it.
     """
 
     where: Where
@@ -45,6 +46,11 @@ SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint,
        (SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position),
        NULL::bigint, NULL::timestamptz, NULL::text
 FROM {schema}.outbox AS o WHERE message_id = %(id)s::uuid
+UNION ALL
+SELECT 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text), sent_at,
+       sent_at, NULL, (SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position),
+       NULL, NULL, NULL
+FROM {schema}.outbox_executable AS o WHERE message_id = %(id)s::uuid
 UNION ALL
 SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL
 FROM {schema}.scheduled WHERE message_id = %(id)s::uuid

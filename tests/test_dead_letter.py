@@ -13,12 +13,17 @@ import sqlalchemy
 from dispatcher.janitor import raising_floor
 from inbox import Inbox, Skip
 from inbox.failure import recording
-from mailroom import locks
+from mailroom import codec, locks
 from mailroom.clock import MAX_CLOCK, ClockOverflow
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
+from mailroom.executable import PARTS, unwired
+from mailroom.registration import register_target
 from mailroom.stamping import CEILING_STEP, LOCK
+from mailroom.testing import execute
 from mailroom.transaction import run
+from outbox import Executable, Store
+from tests.command import done, json_of
 from tests.databases import Connect
 from tests.node import SCHEMA, Node
 from tests.waiting import wait_until_blocked
@@ -346,6 +351,152 @@ def test_second_of_two_requeues_waits_and_finds_nothing(node: Node, connect: Con
         assert again.result() == 0
     second.commit()
     assert len(node.waiting()) == 1
+
+
+# -- Requeue of executables -------------------------------------------------------------------------------------------
+
+
+EXECUTABLE = ", ".join(name for name, _ in PARTS) + ", message_id, headers, after_clock, source, sent_at"
+
+
+def unapplied(node: Node, *executables: Executable) -> list[tuple[Any, ...]]:
+    """Send executables that cannot be applied, execute them, and return them as they stood in their outbox."""
+    with node.connection.transaction():
+        Store().send_many(node.connection, executables)
+        found = node.rows(f"SELECT {EXECUTABLE} FROM mailroom.outbox_executable ORDER BY position")
+        assert execute(node.connection) == len(executables)
+    assert [stage for _, stage, _ in node.dead()] == ["execute"] * len(executables)
+    return found
+
+
+AT = datetime(2026, 11, 21, 17, 45, 1, 234567, tzinfo=UTC)
+EACH = (
+    Executable(
+        "put", "a", "gone", value=b"\0\xff", expected=b"", notify="told", headers={"user": "ada"}, after_clock=7
+    ),
+    Executable("increment", "a", "gone", amount=-(2**63)),
+    Executable("delete", "\U0001f600 {}%", "gone"),
+    Executable("delete_range", None, "gone", end_key="z", row_limit=5),
+    Executable("delete_range", "a", "gone"),
+    Executable("call", None, "gone", arguments={"a": [1, None, "\u20ac"]}),
+    Executable("call", "k", "gone"),
+)
+
+
+def test_executables_come_back_as_they_were_sent_and_in_order(node: Node) -> None:
+    sent, told = unapplied(node, *EACH), node.waiting()
+    with node.connection.transaction():
+        assert requeue(node.connection) == len(EACH)
+    assert node.dead() == []
+    assert node.rows(f"SELECT {EXECUTABLE} FROM mailroom.outbox_executable ORDER BY position") == sent
+    assert node.waiting() == told
+
+
+def test_accounting_that_failed_is_entered_for_the_time_it_was_sent_for(node: Node) -> None:
+    full = Executable("account", "a/b", "accounting", amount=2**63 - 1, bytes=1, at=AT)
+    with node.connection.transaction():
+        Store().send_many(node.connection, [full])
+        execute(node.connection)
+    unapplied(node, Executable("account", "a/b", "accounting", amount=2, bytes=3, at=AT))
+    node.connection.execute("UPDATE mailroom.accounting SET count = 5")
+    with node.connection.transaction():
+        requeue(node.connection)
+        assert execute(node.connection) == 1
+    minute = AT.replace(second=0, microsecond=0)
+    assert node.rows("SELECT key, minute, count, bytes FROM mailroom.accounting ORDER BY key") == [
+        ("a", minute, 7, 4), ("a/b", minute, 7, 4),
+    ]  # fmt: skip
+
+
+def test_executable_is_applied_once_its_cause_is_mended(node: Node) -> None:
+    unapplied(node, Executable("increment", "a", "later", amount=2))
+    node.connection.execute("CREATE TABLE later (name text PRIMARY KEY, hits bigint)")
+    with node.connection.transaction():
+        register_target(node.connection, "later", "public.later", key="name", number="hits", actor="ada")
+        Store(target="later").increment(node.connection, "a", 1)
+        assert requeue(node.connection, stage="execute") == 1
+        positions = node.rows("SELECT amount FROM mailroom.outbox_executable ORDER BY position")
+        assert execute(node.connection) == 2
+    assert positions == [(1,), (2,)]
+    assert node.rows("SELECT * FROM later") == [("a", 3)]
+
+
+def test_requeue_of_an_executable_rings_for_the_executor(node: Node, connect: Connect) -> None:
+    listener = connect(autocommit=True)
+    bell = node.value("SELECT " + locks.channel("'mailroom.outbox_executable'::regclass"))
+    unapplied(node, Executable("increment", "a", "gone", amount=1))
+    listener.execute(f'LISTEN "{bell}"')
+    with node.connection.transaction():
+        requeue(node.connection)
+    assert [each.channel for each in listener.notifies(timeout=10, stop_after=1)] == [bell]
+
+
+def test_executable_that_cannot_be_read_is_told_by_its_number_and_nothing_is_requeued(node: Node) -> None:
+    unapplied(node, *EACH[1:3])
+    undelivered(node)
+    skip(node, "shipping", 1)
+    [_, bad, *_] = LETTERS.find(node.connection)
+    increment, put = ({"version": 1, "operation": operation, "key": "a"} for operation in ("increment", "put"))
+    for value in (
+        *("put", [1], {}, {"version": 1}, {"operation": "increment", "key": "a", "amount": 1}),
+        *(increment | {"amount": 1, "ttl": 5}, increment | {"amount": "1"}, increment | {"amount": 1.0}),
+        *(increment | {"amount": 1, "version": None}, increment | {"amount": True}, put | {"value": "text"}),
+        *(put | {"value": b"v", "key": 1}, put | {"value": b"v", "at": "2026-11-21"}),
+        None,
+    ):
+        raw = b"\xff" if value is None else codec.encode(value)
+        node.connection.execute("UPDATE mailroom.dead_letter SET value = %s WHERE id = %s", [raw, bad.id])
+        with node.connection.transaction(), pytest.raises(DecodeError, match=rf"\ADead letter {bad.id} cannot be"):
+            requeue(node.connection)
+        assert len(node.dead()) == 4
+        assert (node.waiting(), node.value("SELECT count(*) FROM mailroom.outbox_executable")) == ([], 0)
+        assert (values(node, "shipping"), node.value("SELECT count(*) FROM mailroom.audit")) == ([], 0)
+    with node.connection.transaction():
+        assert requeue(node.connection, [each.id for each in LETTERS.find(node.connection) if each.id != bad.id]) == 3
+    assert [each.id for each in LETTERS.find(node.connection)] == [bad.id]
+
+
+def test_executable_of_a_version_not_known_here_comes_back_and_is_parked_again(node: Node) -> None:
+    for _ in range(2):
+        with node.connection.transaction():
+            if not node.dead():
+                insert = "INSERT INTO mailroom.outbox_executable (version, operation, key) VALUES (2, 'merge', 'a')"
+                node.connection.execute(insert)
+            else:
+                assert requeue(node.connection) == 1
+            assert execute(node.connection) == 1
+        [(_, stage, reason)] = node.dead()
+        assert (stage, "version 2" in reason) == ("execute", True)
+
+
+def test_dead_executable_is_shown_with_its_parts(node: Node) -> None:
+    unapplied(node, EACH[0])
+    [letter] = LETTERS.find(node.connection, stage="execute")
+    assert (letter.topic, letter.key, letter.inbox) == ("gone.put", "a", None)
+    found = LETTERS.get(node.connection, letter.id)
+    assert found is not None
+    assert found[1].headers == {"user": "ada"}
+    parts = {"version": 1, "operation": "put", "target": "gone", "key": "a", "value": b"\0\xff", "expected": b""}
+    assert found[1].value == parts | {"notify": "told"}
+    assert {name: part for name, part in unwired(found[1].raw).items() if part is not None} == found[1].value
+    text = done("dead-letter", "show", str(letter.id), dsn=node.dsn)
+    assert "could not be executed" in text
+    assert '"operation": "put"' in text
+    assert json_of("dead-letter", "show", str(letter.id), dsn=node.dsn)["value"]["value"] == "AP8="
+    assert len(json_of("dead-letter", "list", "--stage", "execute", dsn=node.dsn)) == 1
+
+
+def test_all_kinds_are_requeued_at_once_each_to_its_place(node: Node) -> None:
+    undelivered(node, 1)
+    skip(node, "shipping", 2)
+    with node.connection.transaction():
+        Store(target="gone").increment(node.connection, "a")
+        execute(node.connection)
+    with node.connection.transaction():
+        assert requeue(node.connection) == 3
+    assert len(node.waiting()) == 1
+    assert values(node, "shipping") == [2]
+    assert node.rows("SELECT target FROM mailroom.outbox_executable") == [("gone",)]
 
 
 # -- Discard, audit, dry runs, bad input ------------------------------------------------------------------------------

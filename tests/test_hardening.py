@@ -26,6 +26,14 @@ from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
 from mailroom.operation import Sql
+from mailroom.registration import (
+    functions,
+    register_function,
+    register_target,
+    remove_function,
+    remove_target,
+    targets,
+)
 from mailroom.schema import create_inbox
 from mailroom.testing import deliver, deliver_async
 from mailroom.transaction import run
@@ -211,10 +219,19 @@ TAKE_A_SCHEMA: dict[str, Callable[[Any], object]] = {
     "create_inbox": lambda name: create_inbox(NOWHERE, "shipping", schema=name),
     "status": lambda name: status.status(NOWHERE, name),
     "dispatcher_status": lambda name: status.dispatcher_status(NOWHERE, name),
+    "executor_status": lambda name: status.executor_status(NOWHERE, name),
+    "executable_backlog": lambda name: status.executable_backlog(NOWHERE, name),
+    "register_target": lambda name: register_target(NOWHERE, "t", "public.t", key="k", schema=name, actor="ada"),
+    "remove_target": lambda name: remove_target(NOWHERE, "t", schema=name, actor="ada"),
+    "targets": lambda name: targets(NOWHERE, schema=name),
+    "register_function": lambda name: register_function(NOWHERE, "f", "public.f", schema=name, actor="ada"),
+    "remove_function": lambda name: remove_function(NOWHERE, "f", schema=name, actor="ada"),
+    "functions": lambda name: functions(NOWHERE, schema=name),
     "outbox_backlog": lambda name: status.outbox_backlog(NOWHERE, name),
     "trace": lambda name: tracing.trace(NOWHERE, UUID(int=1), name),
     "testing.sent": lambda name: testing.sent(NOWHERE, "t", schema=name),
     "testing.deliver": lambda name: testing.deliver(NOWHERE, schema=name),
+    "testing.execute": lambda name: testing.execute(NOWHERE, schema=name),
     "testing.drain": lambda name: testing.drain(NOWHERE, "shipping", print, schema=name),
 }
 TAKE_AN_INBOX: dict[str, Callable[[Any], object]] = {

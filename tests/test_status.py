@@ -10,16 +10,25 @@ from inbox import Inbox, Park, Skip
 from inbox.failure import recording
 from inbox.parked import moving_aside
 from mailroom.errors import SchemaError
-from mailroom.status import InboxStatus, dispatcher_status, outbox_backlog, status
+from mailroom.status import (
+    InboxStatus,
+    dispatcher_status,
+    executable_backlog,
+    executor_status,
+    outbox_backlog,
+    status,
+)
+from mailroom.testing import execute
 from mailroom.trace import trace
 from mailroom.transaction import run
+from outbox import Store
 from tests.command import done, json_of
 from tests.databases import Connect
 from tests.node import Node
 
 LEASE = """
 INSERT INTO mailroom.lease (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts)
-VALUES ('dispatcher', gen_random_uuid(), 3, clock_timestamp() + %s::interval, 'mill', 17, 18, now(), 'asleep',
+VALUES (%s, gen_random_uuid(), 3, clock_timestamp() + %s::interval, 'mill', 17, 18, now(), 'asleep',
         '{"taken": 5}')
 """
 
@@ -136,13 +145,44 @@ def test_parked_keys_and_what_they_hold_are_counted_and_do_not_wait(node: Node) 
 
 @pytest.mark.parametrize(("left", "leads"), [("1 minute", True), ("-1 minute", False)])
 def test_dispatcher_leads_as_long_as_its_lease_holds(left: str, leads: bool, node: Node) -> None:
-    node.connection.execute(LEASE, [left])
+    node.connection.execute(LEASE, ["dispatcher", left])
     found = dispatcher_status(node.connection)
     assert found is not None
     assert found == status(node.connection).dispatcher or found.lease_left_s != 0
+    assert (executor_status(node.connection), status(node.connection).executor) == (None, None)
     assert (found.leads, found.state, found.host, found.pid, found.epoch) == (leads, "asleep", "mill", 17, 3)
     assert (found.lease_left_s > 0, found.counts) == (leads, {"taken": 5})
     assert ("mill pid 17 leads, asleep" in done("status", dsn=node.dsn)) is leads
+
+
+def test_executor_leads_by_a_lease_of_its_own(node: Node) -> None:
+    node.connection.execute(LEASE, ["executor", "1 minute"])
+    found = executor_status(node.connection)
+    assert found is not None
+    assert (found.leads, found.host, found.pid, found.epoch, found.counts) == (True, "mill", 17, 3, {"taken": 5})
+    told = status(node.connection)
+    assert told.executor is not None
+    assert (told.executor.leads, told.dispatcher, dispatcher_status(node.connection)) == (True, None, None)
+    text = done("status", dsn=node.dsn)
+    assert "Executor    mill pid 17 leads, asleep" in text
+    assert "Dispatcher  none has run yet" in text
+
+
+def test_executables_that_wait_are_counted_beside_the_messages(node: Node) -> None:
+    node.send("orders")
+    found = status(node.connection)
+    assert (found.executable_backlog, found.executable_lag_s) == (0, 0)
+    assert "Executables 0 waiting\n" in done("status", dsn=node.dsn)
+    with node.connection.transaction():
+        for _ in range(2):
+            Store().increment(node.connection, "a")
+    age(node, "outbox_executable", "sent_at", 500)
+    found = status(node.connection)
+    assert (found.outbox_backlog, found.executable_backlog, executable_backlog(node.connection)) == (1, 2, 2)
+    assert found.executable_lag_s == pytest.approx(500, abs=90)
+    assert found.outbox_lag_s < 400
+    assert "Executables 2 waiting, the oldest sent" in done("status", dsn=node.dsn)
+    assert json_of("status", dsn=node.dsn)["executable_backlog"] == 2
 
 
 def test_status_and_trace_run_on_sqlalchemy_connections(node: Node) -> None:
@@ -206,6 +246,22 @@ def test_trace_finds_a_dead_letter_with_its_reason(node: Node) -> None:
     [place] = trace(node.connection, message_id)
     assert (place.where, place.reason) == ("dead_letter", "no inbox gets this topic")
     assert "no inbox gets this topic" in done("trace", str(message_id), dsn=node.dsn)
+
+
+def test_trace_follows_an_executable_from_its_outbox_to_its_end(node: Node) -> None:
+    with node.connection.transaction():
+        ids = [Store().increment(node.connection, "a"), Store(target="gone").delete_range(node.connection)]
+        [place] = trace(node.connection, ids[0])
+        assert (place.where, place.topic, place.key, place.ahead) == ("outbox_executable", "store.increment", "a", 0)
+        assert place.since == place.sent_at
+        [place] = trace(node.connection, ids[1])
+        assert (place.topic, place.key, place.ahead) == ("gone.delete_range", str(ids[1]), 1)
+    assert "waits to be executed, 1 before it" in done("trace", str(ids[1]), dsn=node.dsn)
+    with node.connection.transaction():
+        assert execute(node.connection) == 2
+    assert trace(node.connection, ids[0]) == []
+    [place] = trace(node.connection, ids[1])
+    assert (place.where, place.topic, place.key) == ("dead_letter", "gone.delete_range", str(ids[1]))
 
 
 def test_trace_tells_of_the_failure_a_key_waits_after(node: Node) -> None:

@@ -1,6 +1,6 @@
 """The test kit: a message all the way on the test's own connection, and nothing left after a rollback."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from inbox import Inbox, Message
 from mailroom import testing
 from mailroom.errors import NotInTransaction
-from outbox import AsyncOutbox, Outbox
+from outbox import AsyncOutbox, AsyncStore, Outbox, Store
 from tests.databases import Connect
 from tests.node import Node
 
@@ -102,6 +102,28 @@ def test_deliver_decides_by_now_what_is_due_and_what_has_expired(connection: psy
     assert Inbox("billing").peek(connection) == []
 
 
+def test_execute_applies_all_there_is_and_a_rollback_leaves_nothing(node: Node, connect: Connect) -> None:
+    store = Store()
+    with connect() as connection:
+        connection.execute(
+            "INSERT INTO mailroom.outbox_executable (operation, key, amount) "
+            "SELECT 'increment', 'k' || n % 10, 1 FROM generate_series(1, 2500) n"
+        )
+        store.delete_range(connection, "k0", "k5")
+        store.increment(connection, "k0", 7, notify="shipping")
+        Store(target="gone").delete(connection, "k9")
+        assert testing.execute(connection) == 2_503
+        assert testing.execute(connection) == 0
+        assert [store.get(connection, key) for key in ("k0", "k4", "k5", "k9")] == [7, None, 250, 250]
+        assert connection.execute("SELECT topic FROM mailroom.dead_letter").fetchall() == [("gone.delete",)]
+        assert testing.deliver(connection) == 1
+        [told] = Inbox("shipping").reap(connection, "k0")
+        assert told.value["number"] == 7
+        connection.rollback()
+    assert node.rows("SELECT * FROM mailroom.store") == []
+    assert node.value("SELECT count(*) FROM mailroom.outbox_executable") == 0
+
+
 def test_drain_calls_the_handler_until_nothing_is_left_also_for_what_it_sends(
     connection: psycopg.Connection[Any],
 ) -> None:
@@ -128,9 +150,10 @@ def test_drain_lets_the_handler_s_exception_out(connection: psycopg.Connection[A
         testing.drain(connection, "shipping", handle)
 
 
-def test_deliver_refuses_to_commit_by_itself(node: Node) -> None:
+@pytest.mark.parametrize("call", [testing.deliver, testing.execute])
+def test_kit_refuses_to_commit_by_itself(node: Node, call: Callable[..., int]) -> None:
     with pytest.raises(NotInTransaction):
-        testing.deliver(node.connection)
+        call(node.connection)
 
 
 def test_kit_works_in_a_session_of_sqlalchemy(node: Node) -> None:
@@ -141,6 +164,10 @@ def test_kit_works_in_a_session_of_sqlalchemy(node: Node) -> None:
         assert sent.value == {"a": 1}
         assert testing.deliver(session) == 1
         assert [message.value for message in Inbox("shipping").reap(session, "k")] == [{"a": 1}]
+        Store().put(session, "k", b"v")
+        Store(target="gone").delete(session, "k")
+        assert testing.execute(session) == 2
+        assert Store().get(session, "k") == b"v"
         session.rollback()
     engine.dispose()
     assert node.delivered() == []
@@ -152,5 +179,8 @@ async def test_kit_works_on_async_connections(node: Node) -> None:
         [sent] = await testing.sent_async(connection, "shipping")
         assert sent.value == {"a": 1}
         assert await testing.deliver_async(connection) == 1
+        await AsyncStore().increment(connection, "k")
+        assert await testing.execute_async(connection) == 1
+        assert await AsyncStore().get(connection, "k") == 1
         await connection.rollback()
     assert node.delivered() == []

@@ -134,7 +134,7 @@ COMMENTS = {
     },
     "node": {"tokens_swept": "Commit tokens up to this one may have been deleted."},
     "audit": {
-        None: "Who did what to parked keys and dead letters.",
+        None: "Who did what by hand: to parked keys and dead letters, and registrations.",
         "id": "Its number.",
         "at": "When.",
         "actor": "Who, as the caller said.",

@@ -44,6 +44,7 @@ CREATE TABLE outbox_executable (
                                  AND num_nonnulls(end_key, value, expected, arguments, row_limit) = 0
         WHEN 'call'         THEN num_nonnulls(end_key, value, amount, bytes, expected, at, row_limit) = 0
         ELSE false END END),
+    CONSTRAINT outbox_executable_length      CHECK (octet_length(operation) <= 41),
     CONSTRAINT outbox_executable_target      CHECK (target ~ '^[a-z][a-z0-9_]*$' AND octet_length(target) <= 41),
     CONSTRAINT outbox_executable_key         CHECK (octet_length(key) <= 1024),
     CONSTRAINT outbox_executable_levels      CHECK (operation <> 'account' OR key !~ '^(?:[^/]*/){32}'),

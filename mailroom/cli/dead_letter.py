@@ -1,7 +1,7 @@
 """`mailroom dead-letter`."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -10,7 +10,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.messages import content_json, content_lines
 from mailroom.cli.output import as_json, document, say, shown, table
 from mailroom.cli.parameters import LIMIT
-from mailroom.dead_letter import DeadLetters
+from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import MailroomError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +20,9 @@ def narrowed(command: F) -> F:
     """Add the options that choose dead letters by what they are."""
     for option in (
         click.option("--inbox", metavar="NAME", help="Those that this inbox skipped."),
-        click.option("--stage", type=click.Choice(["deliver", "reap"]), help="Not delivered, or skipped by an inbox."),
+        click.option(
+            "--stage", type=click.Choice(get_args(Stage)), help="Not delivered, skipped by an inbox, or not executed."
+        ),
         click.option("--reason", metavar="TEXT", help="Those whose reason contains TEXT."),
     ):
         command = option(command)
@@ -48,7 +50,8 @@ def dead_letter() -> None:
     """See single messages that ended; requeue or discard them.
 
     A message ends here if it could not be delivered (stage deliver), or if an inbox skipped it (stage reap): its
-    handler raised Skip, or its attempts ran out in an inbox that was made with --on-failure skip.
+    handler raised Skip, or its attempts ran out in an inbox that was made with --on-failure skip. An executable ends
+    here if it could not be applied (stage execute).
 
     \b
     The way out:
@@ -63,9 +66,7 @@ def dead_letter() -> None:
 @narrowed
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
 @pass_call
-def list_(
-    call: Call, reason: str | None, stage: Literal["deliver", "reap"] | None, inbox: str | None, limit: int
-) -> None:
+def list_(call: Call, reason: str | None, stage: Stage | None, inbox: str | None, limit: int) -> None:
     """List dead letters, the first to come first.
 
     \b
@@ -92,7 +93,7 @@ def list_(
 @click.argument("id", type=click.IntRange(1, 2**63 - 1))
 @pass_call
 def show(call: Call, id: int) -> None:
-    """Show one dead letter with its headers and value.
+    """Show one dead letter with its headers and value; of an executable these are its parts.
 
     \b
     Examples:
@@ -107,7 +108,8 @@ def show(call: Call, id: int) -> None:
     if call.json:
         document(as_json(letter) | content_json(content))
         return
-    where = "could not be delivered" if letter.inbox is None else f"was skipped by inbox {letter.inbox}"
+    could_not = "could not be executed" if letter.stage == "execute" else "could not be delivered"
+    where = could_not if letter.inbox is None else f"was skipped by inbox {letter.inbox}"
     say(f"Dead letter {letter.id} {where} at {shown(letter.failed_at)}: {letter.reason}")
     if letter.attempts is not None:
         say(f"It was tried {counted(letter.attempts, 'time')}, with clock {letter.clock}.")
@@ -120,13 +122,14 @@ def show(call: Call, id: int) -> None:
 @acting
 @pass_call
 def requeue(
-    call: Call, ids: tuple[int, ...], reason: str | None, stage: Literal["deliver", "reap"] | None, inbox: str | None,
+    call: Call, ids: tuple[int, ...], reason: str | None, stage: Stage | None, inbox: str | None,
     every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Try dead letters again, ordered by when they come back.
 
-    What could not be delivered goes back to the outbox and is routed anew. What an inbox skipped goes into that inbox
-    only, behind what its key has there. Both keep their message ids.
+    What could not be delivered goes back to the outbox and is routed anew, and what could not be executed to the outbox
+    of executables. What an inbox skipped goes into that inbox only, behind what its key has there. All keep their
+    message ids.
 
     \b
     Examples:
@@ -148,7 +151,7 @@ def requeue(
 @acting
 @pass_call
 def discard(
-    call: Call, ids: tuple[int, ...], reason: str | None, stage: Literal["deliver", "reap"] | None, inbox: str | None,
+    call: Call, ids: tuple[int, ...], reason: str | None, stage: Stage | None, inbox: str | None,
     every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Throw dead letters away for good.

@@ -16,8 +16,8 @@ def status(call: Call) -> None:
     For each inbox: how many messages are on the way to it (committed, and not yet delivered) and in its backlog
     (delivered, and not yet reaped). Its lag is the age of the oldest of them; the dispatcher's part is for how long
     the oldest has been on the way, the consumers' for how long the oldest has been in the backlog. Keys wait after a
-    failure, or are parked, with their messages, until somebody acts (mailroom parked list). Above: who dispatches, and
-    where the clock stands.
+    failure, or are parked, with their messages, until somebody acts (mailroom parked list). Above: who dispatches and
+    who executes, what waits for them, and where the clock stands.
 
     \b
     Examples:
@@ -35,8 +35,9 @@ def status(call: Call) -> None:
 def _show(found: Status) -> None:
     say(f"Node        {found.schema}, clock {found.clock:,} (ceiling {found.clock_ceiling:,})")
     say(f"Dispatcher  {dispatcher_line(found.dispatcher)}")
-    oldest = f", the oldest sent {duration(found.outbox_lag_s)} ago" if found.outbox_backlog else ""
-    say(f"Outbox      {found.outbox_backlog:,} waiting{oldest}; {found.scheduled:,} scheduled for later")
+    say(f"Executor    {dispatcher_line(found.executor)}")
+    say(f"Outbox      {_waiting(found.outbox_backlog, found.outbox_lag_s)}; {found.scheduled:,} scheduled for later")
+    say(f"Executables {_waiting(found.executable_backlog, found.executable_lag_s)}")
     say(f"Dead        {found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}")
     if not found.inboxes:
         say("Inboxes     none: mailroom inbox create NAME --subscribe TOPIC")
@@ -68,8 +69,12 @@ def _show(found: Status) -> None:
     table(columns, rows, numbers=columns[1:])
 
 
+def _waiting(number: int, lag_s: float) -> str:
+    return f"{number:,} waiting{f', the oldest sent {duration(lag_s)} ago' if number else ''}"
+
+
 def dispatcher_line(found: DispatcherStatus | None) -> str:
-    """Return what there is to say of a node's dispatcher."""
+    """Return what there is to say of a node's dispatcher, or of its executor: one command runs both."""
     if found is None:
         return "none has run yet: mailroom dispatcher run"
     if not found.leads:

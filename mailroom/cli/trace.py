@@ -17,8 +17,8 @@ def trace(call: Call, message_id: UUID) -> None:
     """Tell where a message is, by the id its send gave.
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
-    among the dead letters. One whose key is parked is held there. A message that was reaped is gone. Every table of the
-    node is read, so on a large backlog this takes its time.
+    among the dead letters. One whose key is parked is held there. A message that was reaped is gone, and so is an
+    executable that was executed. Every table of the node is read, so on a large backlog this takes its time.
 
     \b
     Examples:
@@ -34,8 +34,8 @@ def trace(call: Call, message_id: UUID) -> None:
             say(f"{message_id} {_told(place)}")
     else:
         say(
-            f"{message_id} is nowhere in schema {call.schema}: it was reaped, or had expired, or was an event without "
-            "subscriber, or its transaction never committed (or has not yet)."
+            f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, or had expired, or was an "
+            "event without subscriber, or its transaction never committed (or has not yet)."
         )
 
 
@@ -44,6 +44,8 @@ def _told(place: Place) -> str:
     match place.where:
         case "outbox":
             return f"is in the outbox, {place.ahead:,} before it {about}: the dispatcher has not taken it yet."
+        case "outbox_executable":
+            return f"waits to be executed, {place.ahead:,} before it {about}: the executor has not taken it yet."
         case "scheduled":
             return f"is scheduled for {shown(place.since)} {about}."
         case "parked":

@@ -1,0 +1,445 @@
+"""Registration: which tables and functions executables may reach, checked against the catalog, and audited."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
+from mailroom.registration import (
+    RegisteredFunction,
+    RegisteredTarget,
+    functions,
+    register_function,
+    register_target,
+    remove_function,
+    remove_target,
+    targets,
+)
+from mailroom.testing import execute
+from outbox import Store
+from tests.databases import Connect
+from tests.node import Node
+
+COUNTERS = "CREATE TABLE counters (name text PRIMARY KEY, hits bigint, body text)"
+NOTE = "CREATE FUNCTION note(given jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT given'"
+NOWHERE: Any = None  # refused before a connection is used
+AUDIT = "SELECT actor, action, key, messages, reason FROM mailroom.audit ORDER BY id"
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    return Node(dsn, connect(autocommit=True))
+
+
+@pytest.fixture
+def connection(connect: Connect) -> psycopg.Connection[Any]:
+    """The administrator's transaction, in which the tables are made, too."""
+    return connect()
+
+
+def register(
+    connection: Any, name: str = "stats", table: str = "public.counters", **columns: Any
+) -> RegisteredTarget | None:
+    return register_target(connection, name, table, **({"key": "name", "number": "hits", "actor": "ada"} | columns))
+
+
+def register_call(
+    connection: Any, name: str = "note", function: str = "public.note", **options: Any
+) -> RegisteredFunction | None:
+    return register_function(connection, name, function, **({"actor": "ada"} | options))
+
+
+def registered_at(node: Node) -> list[datetime]:
+    found = [each.created_at for each in targets(node.connection)]
+    return found + [each.created_at for each in functions(node.connection)]
+
+
+# -- What is registered is reached ------------------------------------------------------------------------------------
+
+
+def test_registered_table_is_written_by_executables(connection: psycopg.Connection[Any]) -> None:
+    connection.execute('CREATE SCHEMA "My Shop"')
+    connection.execute('CREATE TABLE "My Shop"."Coun.ters" ("The Key" uuid PRIMARY KEY, "N" smallint, "V" bytea)')
+    given = {"key": "The Key", "value": "V", "number": "N"}
+    assert register(connection, "stats", "My Shop.Coun.ters", **given) is None
+    [found] = targets(connection)
+    assert (found.table, found.key, found.value, found.number) == ("My Shop.Coun.ters", "The Key", "V", "N")
+    key = "3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11"
+    Store(target="stats").increment(connection, key, 7)
+    Store(target="stats").put(connection, key, b"v")
+    assert execute(connection) == 2
+    assert connection.execute('SELECT "N", "V" FROM "My Shop"."Coun.ters"').fetchall() == [(7, b"v")]
+    connection.rollback()
+
+
+def test_removed_table_is_not_written_any_more(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(COUNTERS)
+    register(connection)
+    removed = remove_target(connection, "stats", actor="ada")
+    assert removed is not None
+    assert (removed.name, targets(connection)) == ("stats", [])
+    Store(target="stats").increment(connection, "a")
+    assert execute(connection) == 1
+    assert connection.execute("SELECT count(*) FROM counters").fetchone() == (0,)
+    assert connection.execute("SELECT stage, topic FROM mailroom.dead_letter").fetchone() == (
+        "execute", "stats.increment",
+    )  # fmt: skip
+    connection.rollback()
+
+
+def test_registered_function_is_called(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("CREATE TABLE called (given jsonb)")
+    connection.execute(
+        "CREATE FUNCTION note(given jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO public.called VALUES (given)'"
+    )
+    assert register_call(connection, timeout_s=2.5) is None
+    [found] = functions(connection)
+    assert (found.name, found.function, found.timeout_s) == ("note", "public.note", 2.5)
+    Store().call(connection, "note", {"a": 1})
+    assert execute(connection) == 1
+    assert connection.execute("SELECT given FROM called").fetchall() == [({"a": 1},)]
+    assert remove_function(connection, "note", actor="ada") == found
+    Store().call(connection, "note", {"a": 2})
+    execute(connection)
+    assert connection.execute("SELECT given FROM called").fetchall() == [({"a": 1},)]
+    connection.rollback()
+
+
+def test_rolled_back_registration_is_none(node: Node) -> None:
+    node.connection.execute(COUNTERS)
+    with node.connection.transaction(force_rollback=True):
+        register(node.connection)
+        assert len(targets(node.connection)) == 1
+    assert (targets(node.connection), node.rows(AUDIT)) == ([], [])
+
+
+def test_lists_are_by_name(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(COUNTERS)
+    connection.execute(NOTE)
+    for name in ("b", "a", "c"):
+        register(connection, name)
+        register_call(connection, name)
+    assert [each.name for each in targets(connection)] == ["a", "b", "c"]
+    assert [each.name for each in functions(connection)] == ["a", "b", "c"]
+    connection.rollback()
+
+
+def test_registration_works_on_sqlalchemy(node: Node) -> None:
+    engine = sqlalchemy.create_engine(
+        node.dsn.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool
+    )
+    with engine.begin() as connection:
+        connection.exec_driver_sql(COUNTERS)
+        connection.exec_driver_sql(NOTE)
+        register(connection, value="body")
+        register_call(connection)
+        assert [str(each) for each in targets(connection)] == [
+            "stats: public.counters, key name, value body, number hits"
+        ]
+        assert [str(each) for each in functions(connection)] == ["note: public.note, 10 s"]
+        assert remove_target(connection, "stats", actor="ada") is not None
+        assert remove_function(connection, "note", actor="ada") is not None
+
+
+# -- Again, dry runs, the audit ---------------------------------------------------------------------------------------
+
+
+def test_name_given_to_another_table_is_replaced_and_both_are_audited(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(COUNTERS)
+    register(connection)
+    before = register(connection, value="body", number=None, why="texts now")
+    assert before is not None
+    assert (before.number, before.value) == ("hits", None)
+    [now] = targets(connection)
+    assert (now.number, now.value) == (None, "body")
+    assert connection.execute(AUDIT).fetchall() == [
+        ("ada", "register target", "stats: public.counters, key name, number hits", 0, None),
+        ("ada", "remove target", "stats: public.counters, key name, number hits", 0, "texts now"),
+        ("ada", "register target", "stats: public.counters, key name, value body", 0, "texts now"),
+    ]
+    connection.rollback()
+
+
+def test_name_given_to_another_function_is_replaced_and_both_are_audited(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(NOTE)
+    register_call(connection)
+    before = register_call(connection, timeout_s=20)
+    assert before is not None
+    assert (before.timeout_s, [each.timeout_s for each in functions(connection)]) == (10, [20])
+    remove_function(connection, "note", actor="bob")
+    assert connection.execute(AUDIT).fetchall() == [
+        ("ada", "register function", "note: public.note, 10 s", 0, None),
+        ("ada", "remove function", "note: public.note, 10 s", 0, None),
+        ("ada", "register function", "note: public.note, 20 s", 0, None),
+        ("bob", "remove function", "note: public.note, 20 s", 0, None),
+    ]
+    connection.rollback()
+
+
+def test_what_is_registered_already_stays_as_it_is_and_is_not_audited_again(node: Node) -> None:
+    node.connection.execute(COUNTERS)
+    node.connection.execute(NOTE)
+    with node.connection.transaction():
+        register(node.connection)
+        register_call(node.connection)
+    before = registered_at(node)
+    with node.connection.transaction():
+        assert register(node.connection) == targets(node.connection)[0]
+        assert register_call(node.connection) == functions(node.connection)[0]
+    assert registered_at(node) == before
+    assert len(node.rows(AUDIT)) == 2
+
+
+def test_dry_run_checks_and_changes_nothing(node: Node) -> None:
+    node.connection.execute(COUNTERS)
+    node.connection.execute(NOTE)
+    with node.connection.transaction():
+        register(node.connection)
+        register_call(node.connection)
+    before = (targets(node.connection), functions(node.connection), node.rows(AUDIT))
+    with node.connection.transaction():
+        assert register(node.connection, value="body", dry_run=True) == before[0][0]
+        assert register_call(node.connection, timeout_s=1, dry_run=True) == before[1][0]
+        assert remove_target(node.connection, "stats", actor="ada", dry_run=True) == before[0][0]
+        assert remove_function(node.connection, "note", actor="ada", dry_run=True) == before[1][0]
+        assert node.value("SELECT pg_current_xact_id_if_assigned() IS NULL")
+        with pytest.raises(ConfigurationError, match="no column"):
+            register(node.connection, number="nothing", dry_run=True)
+    assert (targets(node.connection), functions(node.connection), node.rows(AUDIT)) == before
+
+
+def test_what_is_not_registered_is_not_removed(connection: psycopg.Connection[Any]) -> None:
+    assert remove_target(connection, "stats", actor="ada") is None
+    assert remove_function(connection, "note", actor="ada") is None
+    assert connection.execute(AUDIT).fetchall() == []
+
+
+CHANGES: dict[str, Callable[..., object]] = {
+    "register_target": register,
+    "remove_target": lambda connection, **options: remove_target(connection, "stats", **({"actor": "ada"} | options)),
+    "register_function": register_call,
+    "remove_function": lambda connection, **options: remove_function(
+        connection, "note", **({"actor": "ada"} | options)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_autocommit_outside_a_transaction_is_refused(node: Node, change: str) -> None:
+    node.connection.execute(COUNTERS)
+    node.connection.execute(NOTE)
+    for dry_run in (False, True):
+        with pytest.raises(NotInTransaction):
+            CHANGES[change](node.connection, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_who_acts_has_to_be_said(change: str) -> None:
+    for bad in ({"actor": " "}, {"why": "\0"}):
+        with pytest.raises(InvalidMessage):
+            CHANGES[change](NOWHERE, **bad)
+
+
+def test_another_schema_has_no_registrations(connection: psycopg.Connection[Any]) -> None:
+    for call in (*CHANGES.values(), targets, functions):
+        with pytest.raises(SchemaError, match="migrate --schema shop"):
+            call(connection, schema="shop")
+
+
+# -- What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_columns_of_these_types_are_taken(connection: psycopg.Connection[Any]) -> None:
+    keys = ["text", "varchar", "varchar(40)", "uuid", "smallint", "integer", "bigint"]
+    for nth, key in enumerate(keys):
+        value, number = ["bytea", "text", "varchar"][nth % 3], ["smallint", "integer", "bigint"][nth % 3]
+        connection.execute(f"CREATE TABLE t{nth} (k {key} PRIMARY KEY, v {value}, n {number}, other jsonb)")
+        register(connection, f"t{nth}", f"public.t{nth}", key="k", value="v", number="n")
+    assert len(targets(connection)) == len(keys)
+    connection.rollback()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "CREATE TABLE t (k text NOT NULL UNIQUE, n bigint, id bigint PRIMARY KEY)",
+        "CREATE TABLE t (k text PRIMARY KEY, n bigint) PARTITION BY HASH (k)",
+        "CREATE TABLE t (k bigint PRIMARY KEY GENERATED BY DEFAULT AS IDENTITY, n bigint)",
+        'CREATE TABLE t (k text COLLATE "C" PRIMARY KEY, n bigint)',
+    ],
+)
+def test_tables_of_these_forms_are_taken(connection: psycopg.Connection[Any], table: str) -> None:
+    connection.execute(table)
+    register(connection, table="public.t", key="k", number="n")
+    connection.rollback()
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("CREATE TABLE other (k text PRIMARY KEY, n bigint)", "no table 'public.t'"),
+        ("CREATE TABLE \"T\" (k text PRIMARY KEY, n bigint)", "upper and lower case"),
+        ("CREATE VIEW t AS SELECT 'a'::text AS k, 1::bigint AS n", "neither an ordinary table"),
+        ("CREATE MATERIALIZED VIEW t AS SELECT 'a'::text AS k, 1::bigint AS n", "neither an ordinary table"),
+        ("CREATE SEQUENCE t", "neither an ordinary table"),
+        ("CREATE TABLE t (k text PRIMARY KEY, n bigint); CREATE TABLE child () INHERITS (t)", "inherit"),
+        ("CREATE TABLE t (key text PRIMARY KEY, n bigint)", "no column 'k'"),
+        ("CREATE TABLE t (k text PRIMARY KEY, m bigint)", "no column 'n'"),
+        ("CREATE TABLE t (k text PRIMARY KEY, n bigint); ALTER TABLE t DROP n", "no column 'n'"),
+        ("CREATE TABLE t (k numeric PRIMARY KEY, n bigint)", "'k' of 'public.t' is numeric; for the key"),
+        ("CREATE TABLE t (k char(8) PRIMARY KEY, n bigint)", "is character; for the key"),
+        ("CREATE TABLE t (k bytea PRIMARY KEY, n bigint)", "is bytea; for the key"),
+        ("CREATE DOMAIN name AS text; CREATE TABLE t (k public.name PRIMARY KEY, n bigint)", "for the key"),
+        ("CREATE DOMAIN text AS integer; CREATE TABLE t (k public.text PRIMARY KEY, n bigint)", "for the key"),
+        ("CREATE TABLE t (k text PRIMARY KEY, n numeric)", "is numeric; for the number"),
+        ("CREATE TABLE t (k text PRIMARY KEY, n text)", "is text; for the number"),
+        ("CREATE TABLE t (k text, n bigint)", "may be null"),
+        ("CREATE TABLE t (k text UNIQUE, n bigint)", "may be null"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint)", "not unique by itself"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint, PRIMARY KEY (k, n))", "not unique by itself"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint); CREATE INDEX ON t (k)", "not unique by itself"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint); CREATE UNIQUE INDEX ON t (k) WHERE n > 0", "not unique"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint); CREATE UNIQUE INDEX ON t (lower(k))", "not unique"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint); CREATE UNIQUE INDEX ON t (k) INCLUDE (n)", "not unique"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint, UNIQUE (k) DEFERRABLE)", "not deferrable"),
+        ("CREATE TABLE t (k text PRIMARY KEY, n bigint GENERATED ALWAYS AS (length(k)) STORED)", "is generated"),
+        ("CREATE TABLE t (k bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, n bigint)", "is generated"),
+    ],
+)  # fmt: skip
+def test_table_that_cannot_be_a_target_is_told_why(connection: psycopg.Connection[Any], table: str, told: str) -> None:
+    connection.execute(table)
+    with pytest.raises(ConfigurationError, match=told):
+        register(connection, table="public.t", key="k", number="n")
+    assert targets(connection) == []
+    connection.rollback()
+
+
+def test_key_of_which_two_may_be_one_is_refused(connection: psycopg.Connection[Any]) -> None:
+    connection.execute('CREATE COLLATION loose FROM "C"')
+    connection.execute("CREATE TABLE t (k text COLLATE loose PRIMARY KEY, n bigint)")
+    # Not every build of the server has ICU, which alone has such collations.
+    connection.execute("UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'loose'")
+    with pytest.raises(ConfigurationError, match="nondeterministic"):
+        register(connection, table="public.t", key="k", number="n")
+    connection.rollback()
+
+
+def test_value_column_that_is_no_text_or_bytes_is_refused(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("CREATE TABLE t (k text PRIMARY KEY, v jsonb)")
+    with pytest.raises(ConfigurationError, match="is jsonb; for the value it may be bytea, text, character varying"):
+        register(connection, table="public.t", key="k", value="v", number=None)
+    connection.rollback()
+
+
+def test_unique_index_that_could_not_be_built_does_not_count(node: Node) -> None:
+    node.connection.execute("CREATE TABLE t (k text NOT NULL, n bigint)")
+    node.connection.execute("INSERT INTO t VALUES ('a', 1), ('a', 2)")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        node.connection.execute("CREATE UNIQUE INDEX CONCURRENTLY ON t (k)")
+    with node.connection.transaction(), pytest.raises(ConfigurationError, match="not unique"):
+        register(node.connection, table="public.t", key="k", number="n")
+
+
+def test_tables_of_a_node_and_of_the_server_are_refused(connection: psycopg.Connection[Any]) -> None:
+    for table in ("store", "accounting", "executable_target", "audit"):
+        with pytest.raises(ConfigurationError, match="in a schema of Mailroom"):
+            register(connection, table=f"mailroom.{table}", key="key", number="number")
+    for table in ("pg_catalog.pg_class", "information_schema.sql_parts"):
+        with pytest.raises(ConfigurationError, match="in a schema of PostgreSQL"):
+            register(connection, table=table)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"number": None}, "Say what executables write"),
+        ({"number": "name"}, "columns of their own"),
+        ({"value": "hits"}, "columns of their own"),
+    ],
+    ids=str,
+)
+def test_columns_that_make_no_target_are_refused(
+    connection: psycopg.Connection[Any], columns: dict[str, Any], told: str
+) -> None:
+    connection.execute(COUNTERS)
+    with pytest.raises(ConfigurationError, match=told):
+        register(connection, **columns)
+    connection.rollback()
+
+
+@pytest.mark.parametrize("name", ["store", "accounting", "Stats", "1", "", "a" * 42, "a-b", None, 'a"'])
+def test_name_that_is_none_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidName):
+        register(NOWHERE, name)
+    with pytest.raises(InvalidName):
+        register_call(NOWHERE, name)
+
+
+BAD = ['a"b', "a%b", "a{b", "a}b", "a\0b", "a\ud800b", "", 17]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=ascii)
+def test_name_that_could_not_be_rendered_is_refused(bad: Any) -> None:
+    for column in ("key", "value", "number"):
+        with pytest.raises(InvalidName, match=r"column .* is not valid"):
+            register(NOWHERE, **{column: bad})
+    for name in (bad,) if bad == 17 else (f"public.{bad}", f"{bad}.counters", bad):
+        with pytest.raises(InvalidName, match=r"give schema\.table"):
+            register(NOWHERE, table=name)
+        with pytest.raises(InvalidName, match=r"give schema\.function"):
+            register_call(NOWHERE, function=name)
+
+
+def test_name_without_a_schema_is_refused() -> None:
+    with pytest.raises(InvalidName, match=r"give schema\.table"):
+        register(NOWHERE, table="counters")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 300.5, float("nan"), float("inf"), True, "10", None])
+def test_timeout_out_of_bounds_is_refused(timeout_s: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"timeout_s is .* up to 300"):
+        register_call(NOWHERE, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("CREATE FUNCTION other(jsonb) RETURNS int LANGUAGE sql AS 'SELECT 1'", "no function 'public.f'"),
+        ("CREATE FUNCTION f(text) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument jsonb"),
+        ("CREATE FUNCTION f(json) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument jsonb"),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument jsonb"),
+        ("CREATE FUNCTION f(jsonb, int DEFAULT 1) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument"),
+        ("CREATE FUNCTION f(VARIADIC jsonb[]) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument"),
+        ("CREATE PROCEDURE f(jsonb) LANGUAGE sql AS 'SELECT 1'", "is a procedure"),
+        ("CREATE AGGREGATE f(jsonb) (SFUNC = jsonb_concat, STYPE = jsonb)", "an aggregate"),
+        ("CREATE FUNCTION f(jsonb) RETURNS SETOF int LANGUAGE sql AS 'SELECT 1'", "returns a set"),
+        ("CREATE FUNCTION f(jsonb) RETURNS TABLE (a int) LANGUAGE sql AS 'SELECT 1'", "returns a set"),
+    ],
+)
+def test_function_that_cannot_be_called_is_told_why(
+    connection: psycopg.Connection[Any], function: str, told: str
+) -> None:
+    connection.execute(function)
+    with pytest.raises(ConfigurationError, match=told):
+        register_call(connection, function="public.f")
+    assert functions(connection) == []
+    connection.rollback()
+
+
+def test_function_that_other_ones_of_its_name_stand_beside_is_taken(connection: psycopg.Connection[Any]) -> None:
+    for arguments in ("text", "jsonb", "jsonb, int", "jsonb, OUT a int, OUT b int"):
+        result = "" if "OUT" in arguments else "RETURNS int"
+        name = "g" if "OUT" in arguments else "f"
+        connection.execute(
+            f"CREATE FUNCTION {name}({arguments}) {result} LANGUAGE sql AS 'SELECT 1{', 2' * (not result)}'"
+        )
+    for name in ("f", "g"):
+        register_call(connection, name, f"public.{name}")
+        Store().call(connection, name, {}, notify="told")
+    assert execute(connection) == 2
+    assert connection.execute("SELECT count(*) FROM mailroom.dead_letter").fetchone() == (0,)
+    connection.rollback()
