@@ -19,6 +19,7 @@ if find_spec("pyspark") is None:
     collect_ignore_glob = ["test_*.py"]  # the extra spark is not installed
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # One of the processes that run tests side by side has the session.
     for item in items:
