@@ -183,8 +183,9 @@ async def run_until_signalled(lanes: Sequence[Lane]) -> None:
     await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
     stop()
     await asyncio.wait(running)
-    for task in running:
-        task.result()
+    errors = [error for task in running if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:
+        raise errors[0]
 
 
 def drain(

@@ -85,7 +85,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 @pytest.mark.parametrize(
     "session",
     [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.PATIENCE, bells.SESSION],
-    ids=["command", "notes", "lane", "keeper", "drain", "bell"],
+    ids=["command", "notes", "lane", "keeper", "drain", "executor", "bell"],
 )
 async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
     async with await settings.connect_async(dsn, "test", session) as connection:

@@ -89,13 +89,13 @@ def is_stopped(paused: "subprocess.Popen[bytes]") -> bool:
 
 def leader(node: Node) -> int | None:
     """Return the process id of the leader, if any leads."""
-    rows = node.rows("SELECT pid FROM mailroom.lease WHERE until > clock_timestamp()")
+    rows = node.rows("SELECT pid FROM mailroom.lease WHERE role = 'dispatcher' AND until > clock_timestamp()")
     return rows[0][0] if rows else None
 
 
 def sessions(node: Node) -> int:
     found = node.value(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ 'mailroom'"
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ 'mailroom dispatcher'"
     )
     return int(found)
 
@@ -143,7 +143,7 @@ def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
             eventually(lambda: len(delivered(node)) >= len(keys), WITHIN_S)
             eventually(lambda: sessions(node) == 6, WITHIN_S)
             assert leader(node) == second.pid
-            assert node.value("SELECT epoch FROM mailroom.lease") == 2
+            assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 2
             # In clock order: nothing twice, nothing out of the order in which it was sent.
             assert delivered(node) == keys
             assert node.waiting() == []

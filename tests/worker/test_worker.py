@@ -193,14 +193,14 @@ def test_worker_that_dispatches_needs_no_daemon(node: Node) -> None:
 async def test_worker_that_dispatches_stands_by_while_another_leads(node: Node) -> None:
     daemon = Dispatcher(node.dsn, poll_interval_s=0.1)
     task = asyncio.create_task(daemon.run())
-    await eventually_async(lambda: node.rows("SELECT FROM mailroom.lease"))
-    holder = node.value("SELECT holder FROM mailroom.lease")
+    await eventually_async(lambda: node.rows("SELECT FROM mailroom.lease WHERE role = 'dispatcher'"))
+    holder = node.value("SELECT holder FROM mailroom.lease WHERE role = 'dispatcher'")
     async with working_async(AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=0.1, dispatch=True)):
         for key in "abc":
             node.send("shipping", key=key)
         await eventually_async(lambda: noted(node) == ["a", "b", "c"], WITHIN_S)
         assert daemon.totals.taken == 3
-        assert node.value("SELECT holder FROM mailroom.lease") == holder
+        assert node.value("SELECT holder FROM mailroom.lease WHERE role = 'dispatcher'") == holder
     daemon.stop()
     await asyncio.wait_for(task, STOP_S)
 
