@@ -19,12 +19,10 @@ if find_spec("pyspark") is None:
     collect_ignore_glob = ["test_*.py"]  # the extra spark is not installed
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # One of the processes that run tests side by side has the session.
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("session"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # Of the processes that run tests side by side one has the session. Here, since xdist looks before the other hooks.
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.xdist_group("session"))
 
 
 @pytest.fixture(scope="session")
