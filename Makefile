@@ -59,9 +59,13 @@ jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-
 	  || echo "PostgreSQL's JDBC driver could not be installed: its tests are skipped"
 
 # Those that share the session of Spark run in one process, the others beside them.
-.PHONY: test-spark
+.PHONY: test-spark test-spark-session test-spark-beside
 test-spark: $(SPARK_STAMP) jdbc ## The tests of the Spark writers and readers; without Java they are skipped
-	$(BIN)/python -m pytest tests/spark -n 2 --dist loadgroup
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target test-spark-session test-spark-beside
+test-spark-session:
+	$(BIN)/python -m pytest tests/spark -m spark_session
+test-spark-beside:
+	$(BIN)/python -m pytest tests/spark -m 'not spark_session'
 
 .PHONY: lint
 lint: $(SPARK_STAMP) ## Format, lint, types and import contracts

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from dispatcher.deliverer import FULL_SCAN_S, MAX_BYTES, ROWS
+from dispatcher.deliverer import MAX_BYTES, ROWS
 from dispatcher.execute import Execution, executing
 from dispatcher.floor import Floor
 from mailroom.transaction import run_async
@@ -14,8 +14,7 @@ from mailroom.transaction import run_async
 class Applier:
     """Executes over one autocommit connection of its own, one transaction per batch.
 
-    `rows` and `max_bytes` bound a batch (one executable at least). `monotonic` is the clock, in seconds, by which a
-    scan starts at position 0 once a minute: it finds rows that were written with a position of their own.
+    `rows` and `max_bytes` bound a batch (one executable at least); `monotonic` is the clock of its `Floor`.
     """
 
     def __init__(
@@ -32,8 +31,7 @@ class Applier:
         self._rows = rows
         self._max_bytes = max_bytes
         self._monotonic = monotonic
-        self._scanned = monotonic()
-        self._floor = Floor("outbox_executable")
+        self._floor = Floor("outbox_executable", monotonic)
 
     async def drain(self, progress: Callable[[Execution], None] | None = None) -> int:
         """Execute until there is nothing left; returns how many executables were taken."""
@@ -48,16 +46,14 @@ class Applier:
 
     async def execute(self) -> Execution:
         """Execute one batch, or one step of a range."""
-        floor = self._floor.value
-        if self._monotonic() - self._scanned >= FULL_SCAN_S:
-            self._scanned, floor = self._monotonic(), 0
+        floor = self._floor.start()
         try:
             async with self._connection.transaction():
                 execution = await run_async(
                     self._connection, executing(self._schema, floor=floor, rows=self._rows, max_bytes=self._max_bytes)
                 )
         except psycopg.Error:
-            self._floor = Floor("outbox_executable")
+            self._floor = Floor("outbox_executable", self._monotonic)
             raise
         await run_async(self._connection, self._floor.raising(self._schema, execution))
         return execution

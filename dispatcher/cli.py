@@ -1,17 +1,41 @@
 """`mailroom dispatcher`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import click
 
 from dispatcher import daemon
-from dispatcher.deliver import Delivery
+from dispatcher.floor import Batch
 from dispatcher.lane import POLL_INTERVAL_S
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, log_to_stderr, progress_bar, say
 from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.status import dispatcher_line
+
+poll_interval = click.option(
+    "--poll-interval-s",
+    type=seconds_above_0,
+    default=POLL_INTERVAL_S,
+    show_default=True,
+    help="How long a message or an executable waits at most if every notification is lost.",
+)
+
+
+@contextmanager
+def counted_off(what: str, waiting: int) -> Iterator[Callable[[Batch], None]]:
+    """Show how many of those that wait are done; gives what is to be called with each batch."""
+    done = 0
+    with progress_bar(what, waiting) as bar:
+
+        def show(batch: Batch) -> None:
+            nonlocal done
+            done += batch.taken
+            bar.show(done, done)
+
+        yield show
 
 
 @click.group()
@@ -20,13 +44,7 @@ def dispatcher() -> None:
 
 
 @dispatcher.command()
-@click.option(
-    "--poll-interval-s",
-    type=seconds_above_0,
-    default=POLL_INTERVAL_S,
-    show_default=True,
-    help="How long a message waits at most if every notification is lost.",
-)
+@poll_interval
 @pass_call
 def run(call: Call, poll_interval_s: float) -> None:
     """Run the dispatcher until SIGTERM or Ctrl-C.
@@ -56,14 +74,7 @@ def drain(call: Call) -> None:
     """
     with call.connection("dispatcher drain", autocommit=True) as connection:
         waiting = node_status.outbox_backlog(connection, call.schema)
-    done = 0
-    with progress_bar("delivered", waiting) as bar:
-
-        def show(delivery: Delivery) -> None:
-            nonlocal done
-            done += delivery.taken
-            bar.show(done, done)
-
+    with counted_off("delivered", waiting) as show:
         totals = daemon.drain(call.dsn(), call.schema, progress=show)
     if call.json:
         document(totals)

@@ -5,13 +5,12 @@ from dataclasses import asdict
 import click
 
 from dispatcher import daemon
-from dispatcher.execute import Execution
-from dispatcher.lane import POLL_INTERVAL_S
+from dispatcher.cli import counted_off, poll_interval
 from mailroom import registration
 from mailroom import status as node_status
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, log_to_stderr, progress_bar, say, table
+from mailroom.cli.output import document, log_to_stderr, say, table
 from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.status import dispatcher_line
 from mailroom.errors import MailroomError
@@ -30,13 +29,7 @@ def executor() -> None:
 
 
 @executor.command()
-@click.option(
-    "--poll-interval-s",
-    type=seconds_above_0,
-    default=POLL_INTERVAL_S,
-    show_default=True,
-    help="How long an executable waits at most if every notification is lost.",
-)
+@poll_interval
 @pass_call
 def run(call: Call, poll_interval_s: float) -> None:
     """Run the executor alone until SIGTERM or Ctrl-C.
@@ -66,14 +59,7 @@ def drain(call: Call) -> None:
     """
     with call.connection("executor drain", autocommit=True) as connection:
         waiting = node_status.executable_backlog(connection, call.schema)
-    done = 0
-    with progress_bar("executed", waiting) as bar:
-
-        def show(execution: Execution) -> None:
-            nonlocal done
-            done += execution.taken
-            bar.show(done, done)
-
+    with counted_off("executed", waiting) as show:
         totals = daemon.execute(call.dsn(), call.schema, progress=show)
     if call.json:
         document(totals)

@@ -18,7 +18,6 @@ from mailroom.transaction import run_async
 log = logging.getLogger("mailroom.dispatcher")
 
 DATA_ERRORS = ("22", "23", "54")  # classes of SQLSTATE: data exception, constraint violation, program limit exceeded
-FULL_SCAN_S = 60.0
 ROWS = 10_000
 MAX_BYTES = 32 * 1024 * 1024
 
@@ -26,8 +25,7 @@ MAX_BYTES = 32 * 1024 * 1024
 class Deliverer:
     """Delivers over one autocommit connection of its own, one transaction per batch.
 
-    `rows` and `max_bytes` bound a batch (one message at least). `monotonic` is the clock, in seconds, by which a scan
-    starts at position 0 once a minute: it finds rows that were written with a position of their own below the floor.
+    `rows` and `max_bytes` bound a batch (one message at least); `monotonic` is the clock of its `Floor`.
     """
 
     def __init__(
@@ -44,8 +42,7 @@ class Deliverer:
         self._rows = rows
         self._max_bytes = max_bytes
         self._monotonic = monotonic
-        self._scanned = monotonic()
-        self._floor = Floor("outbox")
+        self._floor = Floor("outbox", monotonic)
         self._recovered = False
 
     async def drain(self, now: datetime | None = None, progress: Callable[[Delivery], None] | None = None) -> int:
@@ -70,13 +67,13 @@ class Deliverer:
         rows, failed = self._rows, False
         while True:
             alone = failed and rows == 1
-            floor = await self._before_oldest() if alone else self._start()
+            floor = await self._before_oldest() if alone else self._floor.start()
             try:
                 delivery = await self._transaction(
                     delivering(self._schema, floor=floor, rows=rows, max_bytes=self._max_bytes, now=now)
                 )
             except psycopg.Error as error:
-                self._floor = Floor("outbox")
+                self._floor = Floor("outbox", self._monotonic)
                 if (error.sqlstate or "")[:2] not in DATA_ERRORS:
                     raise
                 if alone:
@@ -89,12 +86,6 @@ class Deliverer:
                 continue
             await run_async(self._connection, self._floor.raising(self._schema, delivery))
             return replace(delivery, more=delivery.more or rows < self._rows)
-
-    def _start(self) -> int:
-        if self._monotonic() - self._scanned < FULL_SCAN_S:
-            return self._floor.value
-        self._scanned = self._monotonic()
-        return 0
 
     async def _before_oldest(self) -> int:
         # Above this floor one row is that very message, even if one that stands before it commits meanwhile.

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+Raw: TypeAlias = bytes  # where the word is a field
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
@@ -23,10 +24,10 @@ class Taken(NamedTuple):
     target: str
     key: str
     end_key: str | None
-    value: bytes | None
+    value: Raw | None
     amount: int | None
     bytes: int | None
-    expected: "bytes | None"  # type: ignore[valid-type]  # the builtin, which the field before hides from mypy
+    expected: Raw | None
     arguments: str | None
     at: datetime | None
     row_limit: int | None

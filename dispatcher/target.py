@@ -10,11 +10,9 @@ from uuid import UUID
 from dispatcher.fold import STORE_RULES, Content, Contents, Refused, Rules
 from mailroom.executable import STORE
 from mailroom.operation import Operation, Sql
+from mailroom.registration import INTS, KEY_TYPES, TEXTS, VALUE_TYPES
 
-# What a key's text is cast to, and the range of the numbers.
-INTS = {"smallint": (-(2**15), 2**15 - 1), "integer": (-(2**31), 2**31 - 1), "bigint": (-(2**63), 2**63 - 1)}
-TEXTS = ("text", "character varying")
-KEYS, VALUES = [*INTS, *TEXTS, "uuid"], [*TEXTS, "bytea"]
+RANGES = {"smallint": (-(2**15), 2**15 - 1), "integer": (-(2**31), 2**31 - 1), "bigint": (-(2**63), 2**63 - 1)}
 INT = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -34,8 +32,8 @@ class Target:
 
     def key_of(self, text: str) -> str:
         """Return a key as the table spells it, so that one row has one name. Raises `Refused`."""
-        if self.key_type in INTS:
-            smallest, largest = INTS[self.key_type]
+        if self.key_type in RANGES:
+            smallest, largest = RANGES[self.key_type]
             if not INT.fullmatch(text) or not smallest <= int(text) <= largest:
                 raise Refused(f"the key is no {self.key_type}")
             return text
@@ -121,7 +119,9 @@ def reading_targets(schema: str, names: Collection[str]) -> Operation[Targets]:
     """Return the targets of these names that are registered, and are as they were registered."""
     targets = {STORE: STORE_TARGET}
     if others := sorted(set(names) - {STORE}):
-        rows = yield TARGETS.at(schema=schema)(names=others, keys=KEYS, values=VALUES, numbers=list(INTS))
+        rows = yield TARGETS.at(schema=schema)(
+            names=others, keys=[*KEY_TYPES.values()], values=[*VALUE_TYPES.values()], numbers=[*INTS.values()]
+        )
         # Of a table that is in use by two names, what is done by one is seen by the other only once it is written.
         names_of = Counter(row[1:3] for row in rows)
         targets |= {row[0]: _target(*row[:9], guarded=row[10] or names_of[row[1:3]] > 1) for row in rows if row[9]}
@@ -132,8 +132,8 @@ def _target(
     name: str, table_schema: str, table: str, key: str, value: str | None, number: str | None, key_type: str,
     value_type: str | None, number_type: str | None, *, guarded: bool,
 ) -> Target:  # fmt: skip
-    smallest, largest = INTS.get(number_type or "", (0, 0))
-    rules = Rules(value is not None, number is not None, smallest, largest, text=value_type in TEXTS)
+    smallest, largest = RANGES.get(number_type or "", (0, 0))
+    rules = Rules(value is not None, number is not None, smallest, largest, text=value_type in TEXTS.values())
     return Target(
         name, f"{quoted(table_schema)}.{quoted(table)}", quoted(key), key_type,
         None if value is None else quoted(value), None if number is None else quoted(number), number_type or "bigint",

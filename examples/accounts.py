@@ -16,6 +16,7 @@ import psycopg
 import dispatcher
 from mailroom import settings
 from mailroom.cli.failures import tell
+from mailroom.cli.output import say
 from outbox import Store
 
 STORE = Store()
@@ -72,9 +73,9 @@ def main(dsn: str, clients: int = 8, each: int = 50) -> list[tuple[str, int | No
     dispatcher.execute(dsn)  # in production a daemon does: mailroom dispatcher run
     with psycopg.connect(dsn) as connection:
         books = STORE.books(connection, "transfers")
-        print(f"{books.count:,} transfers among {len(ACCOUNTS)} accounts")  # noqa: T201 - it is a program
+        say(f"{books.count:,} transfers among {len(ACCOUNTS)} accounts")
         for bank in ("de", "de/north", "de/south", "fr"):
-            print(f"  {bank:<9} {STORE.books(connection, f'transfers/{bank}').count:,}")  # noqa: T201 - it is a program
+            say(f"  {bank:<9} {STORE.books(connection, f'transfers/{bank}').count:,}")
         return differences(connection)
 
 
@@ -83,7 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
         wrong = main(settings.dsn(arguments[0] if arguments else None))
     except Exception as error:
         return tell(error)
-    print(f"WRONG: {wrong}" if wrong else "Every balance is what the transfers come to.")  # noqa: T201 - it is a program
+    say(f"WRONG: {wrong}" if wrong else "Every balance is what the transfers come to.")
     return 1 if wrong else 0
 
 

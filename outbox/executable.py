@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.errors import InvalidMessage
-from mailroom.executable import MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
+from mailroom.executable import MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
 from mailroom.keys import Key, key_text
 from mailroom.names import executable_name, shown, topic_name
 from outbox.outgoing import aware, clock, given_id, headers_json
@@ -19,24 +19,7 @@ Raw: TypeAlias = bytes  # within the class the word is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
 
 # What a writer sets, in the order of `Executable.row`, each with its type; every other column has a default.
-COLUMNS = (
-    ("message_id", "uuid"),
-    ("version", "smallint"),
-    ("operation", "text"),
-    ("target", "text"),
-    ("key", "text"),
-    ("end_key", "text"),
-    ("value", "bytea"),
-    ("amount", "bigint"),
-    ("bytes", "bigint"),
-    ("expected", "bytea"),
-    ("arguments", "jsonb"),
-    ("at", "timestamptz"),
-    ("row_limit", "bigint"),
-    ("notify", "text"),
-    ("headers", "jsonb"),
-    ("after_clock", "bigint"),
-)
+COLUMNS = (("message_id", "uuid"), *PARTS, ("headers", "jsonb"), ("after_clock", "bigint"))
 # As JSON escapes it, and not the text backslash, u, 0000.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 MIN_AMOUNT, MAX_AMOUNT = -(2**63), 2**63 - 1
@@ -55,7 +38,7 @@ MAY_HAVE: dict[str, frozenset[str]] = {
     "account": frozenset({"at"}),
     "call": frozenset({"key", "arguments"}),
 }
-PARTS = ("key", "end_key", "value", "amount", "bytes", "expected", "arguments", "at", "row_limit")
+SPECIFIC = frozenset().union(*NEEDS.values(), *MAY_HAVE.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +90,7 @@ class Executable:
     def _check_parts(self) -> None:
         if self.operation not in NEEDS:
             raise InvalidMessage(f"{shown(self.operation)} is no operation; there are {', '.join(NEEDS)}.")
-        given = {name for name in PARTS if getattr(self, name) is not None}
+        given = {name for name in SPECIFIC if getattr(self, name) is not None}
         if self.key == "" and self.operation != "delete_range":
             given.discard("key")
         needed = NEEDS[self.operation]

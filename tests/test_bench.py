@@ -29,6 +29,13 @@ def _bench(*arguments: str) -> dict[str, Any]:
     return document
 
 
+def _bench_apart(*arguments: str) -> dict[str, Any]:
+    """The same in a process of its own, since Java keeps the environment, and the password in it, it began with."""
+    command = [sys.executable, "-m", "mailroom.cli", "bench", *arguments, "--json"]
+    document: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return document
+
+
 def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
     todo = iter(runs)
     measurement = Measurement("made up", "for the test", lines, lambda _setup: next(todo))
@@ -37,7 +44,8 @@ def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
 
 @pytest.mark.parametrize("name", list(MEASUREMENTS))
 def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> None:
-    document = _bench("--dsn", dsn, "--only", name, "--runs", "1", "--messages", str(FEWEST_MESSAGES))
+    run = _bench_apart if name == "spark" else _bench
+    document = run("--dsn", dsn, "--only", name, "--runs", "1", "--messages", str(FEWEST_MESSAGES))
     assert [figure["name"] for figure in document["figures"]] == [line.name for line in MEASUREMENTS[name].lines]
     assert (document["runs"], document["messages"]) == (1, FEWEST_MESSAGES)
     for figure in document["figures"]:

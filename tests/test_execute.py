@@ -17,6 +17,7 @@ from dispatcher import range as ranges
 from dispatcher import target as targets
 from dispatcher.applier import Applier
 from dispatcher.execute import HIDDEN, Execution
+from dispatcher.floor import FULL_SCAN_S
 from dispatcher.outcome import UNTOLD
 from inbox import Inbox
 from mailroom import codec, executable
@@ -626,6 +627,26 @@ async def test_floor_does_not_pass_what_commits_late_before_a_range(
         await applier.drain()
     assert store_of(node.connection) == {"late": b"v"}
     assert list(waiting(node.connection)) == []
+
+
+async def test_row_written_below_the_floor_is_found_by_the_scan_of_every_minute(
+    node: Node, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dispatcher.floor.STEP", 1)
+    seconds = 0.0
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        applier = Applier(connection, SCHEMA, monotonic=lambda: seconds)
+        for _ in range(3):
+            sent(node, STORE.increment, "n")
+            await applier.execute()
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox_executable (position, operation, key, amount) OVERRIDING SYSTEM VALUE "
+            "VALUES (1, 'increment', 'n', 1)"
+        )
+        assert await applier.drain() == 0
+        seconds = FULL_SCAN_S + 1
+        assert await applier.drain() == 1
+    assert store_of(node.connection) == {"n": 4}
 
 
 def test_range_that_fails_tells_how_far_it_came(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

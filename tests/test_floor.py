@@ -8,8 +8,8 @@ import pytest
 
 from dispatcher import floor as floors
 from dispatcher.deliver import Delivery
-from dispatcher.deliverer import FULL_SCAN_S, Deliverer
-from dispatcher.floor import Floor
+from dispatcher.deliverer import Deliverer
+from dispatcher.floor import FULL_SCAN_S, Floor
 from dispatcher.writers import reading_writers
 from mailroom.operation import Operation
 from mailroom.transaction import run

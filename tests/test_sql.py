@@ -31,9 +31,9 @@ from inbox.look import finding
 from mailroom import schema
 from mailroom.codec import decode, encode
 from mailroom.errors import DecodeError
-from mailroom.testing import deliver
+from mailroom.testing import deliver, execute
 from mailroom.transaction import run
-from outbox import Outbox, Outgoing
+from outbox import Executable, Outbox, Outgoing, Store
 from tests.databases import Connect
 from tests.test_codec import supported
 from tests.waiting import wait_until_blocked
@@ -79,6 +79,8 @@ def do_as_command(connection: psycopg.Connection[Any], line: str) -> None:
             schema.create_inbox(connection, name, [topic])
         case ["$", "mailroom", "dispatcher", "drain"]:
             deliver(connection)
+        case ["$", "mailroom", "executor", "drain"]:
+            execute(connection)
         case _:
             raise AssertionError(f"the page shows a command that its test does not know: {line}")
     connection.commit()
@@ -243,6 +245,20 @@ def test_writer_role_sends_by_sql_and_by_python(as_role: Callable[[str], psycopg
     assert Outbox().send_many(writer, [Outgoing("shipping", 3)]) == 1
 
 
+def test_writer_role_writes_executables_by_sql_and_by_python(
+    as_role: Callable[[str], psycopg.Connection[Any]], shipping: psycopg.Connection[Any]
+) -> None:
+    writer, store = as_role("shop_writer"), Store()
+    writer.execute("INSERT INTO mailroom.outbox_executable (operation, key, amount) VALUES ('increment', 'k', 1)")
+    store.increment(writer, "k", 2)
+    assert store.send_many(writer, [Executable("account", "a/b", target="accounting", amount=1, bytes=5)]) == 1
+    writer.commit()
+    assert execute(shipping) == 3
+    shipping.commit()
+    assert store.get(writer, "k") == 3
+    assert store.books(writer, "a").bytes == 5
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -254,6 +270,10 @@ def test_writer_role_sends_by_sql_and_by_python(as_role: Callable[[str], psycopg
         "SELECT FROM mailroom.inbox_shipping",
         "SELECT setval('mailroom.outbox_position_seq', 1)",
         "SELECT setval('mailroom.clock', 1)",
+        "INSERT INTO mailroom.outbox_executable (operation, key, xact) VALUES ('delete', 'k', '5')",
+        "DELETE FROM mailroom.outbox_executable",
+        "INSERT INTO mailroom.store (key, number) VALUES ('k', 1)",
+        "INSERT INTO mailroom.executable_function VALUES ('f', 'pg_catalog', 'jsonb_strip_nulls')",
     ],
 )
 def test_writer_role_can_do_nothing_else(as_role: Callable[[str], psycopg.Connection[Any]], statement: str) -> None:

@@ -60,7 +60,7 @@ def _put(owner: object, name: str, value: object) -> None:
 
 @_mutant("the outbox is read by a cursor that never goes back", "F19")
 def _cursor_read() -> None:
-    from dispatcher import deliverer
+    from dispatcher import floor
     from dispatcher.deliver import Delivery
     from dispatcher.floor import Floor
 
@@ -69,7 +69,7 @@ def _cursor_read() -> None:
         yield from ()
 
     _put(Floor, "raising", raising)
-    _put(deliverer, "FULL_SCAN_S", float("inf"))
+    _put(floor, "FULL_SCAN_S", float("inf"))
 
 
 @_mutant("locked rows are skipped within a key")

@@ -20,9 +20,8 @@ if find_spec("pyspark") is None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    # Of the processes that run tests side by side one has the session. Here, since xdist looks before the other hooks.
     if "spark" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.xdist_group("session"))
+        item.add_marker(pytest.mark.spark_session)
 
 
 @pytest.fixture(scope="session")
