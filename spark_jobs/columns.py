@@ -83,9 +83,9 @@ def _headers(headers: pa.Array) -> pa.Array:
 
 
 def _moments(name: str) -> Callable[[pa.Array], pa.Array]:
-    low, high = (pa.scalar(moment, pa.timestamp("us", "UTC")) for moment in (EARLIEST, LATEST))
-
     def prepared(moments: pa.Array) -> pa.Array:
+        # Not when this module is imported: it makes pyarrow import pandas, in each process that plans a write.
+        low, high = (pa.scalar(moment, pa.timestamp("us", "UTC")) for moment in (EARLIEST, LATEST))
         at = pc.cast(moments, pa.timestamp("us", "UTC"))
         fits = pc.and_(pc.greater_equal(at, low), pc.less(at, high))
         _demand(pc.fill_null(fits, True), name, "lies outside the years 1 to 9998 of UTC")

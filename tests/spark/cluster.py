@@ -26,6 +26,7 @@ from spark_jobs.outbox_source import JobWriter, OutboxSource
 from spark_jobs.session import spark_session
 from tests.spark.faulty import take
 from tests.spark.frames import frame, message
+from tests.spark.quick import JAVA
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -34,7 +35,12 @@ if TYPE_CHECKING:
 
 ROWS = 4_000
 PATIENCE_S = 60
-LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+CLUSTER = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.executor.extraJavaOptions": JAVA,
+}
 SPARK_CLASS = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
 
 
@@ -81,7 +87,7 @@ class Source(OutboxSource):
 
 def lose_an_executor(dsn: str, directory: Path) -> None:
     """Write while the executor that runs one of the tasks is killed."""
-    session = spark_session("mailroom tests", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g", **LOOPBACK})
+    session = spark_session("mailroom tests", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g", **CLUSTER})
     write(session, dsn, directory, "kill-executor")
     session.stop()
 
@@ -98,7 +104,7 @@ SPECULATION = {
 def speculate(dsn: str, directory: Path) -> None:
     """Write while one of the tasks straggles, so that Spark runs it twice: it does on another host only."""
     with standalone(directory) as master:
-        session = spark_session("mailroom tests", master, {**SPECULATION, **LOOPBACK})
+        session = spark_session("mailroom tests", master, {**SPECULATION, **CLUSTER})
         write(session, dsn, directory, "straggle")
         session.stop()
 

@@ -11,12 +11,15 @@ from psycopg import conninfo
 from mailroom.embedded import find_binaries
 from mailroom.errors import ConfigurationError
 from tests.databases import Databases
+from tests.spark import quick
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 if find_spec("pyspark") is None:
     collect_ignore_glob = ["test_*.py"]  # the extra spark is not installed
+
+quick.use()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -48,7 +51,7 @@ def spark(password: None) -> "Iterator[SparkSession]":
         java_version()
     except ConfigurationError as error:
         pytest.skip(str(error))
-    session = spark_session("mailroom tests", "local[2,4]", {"spark.sql.session.timeZone": "UTC"})
+    session = spark_session("mailroom tests", "local[2,4]", {"spark.sql.session.timeZone": "UTC", **quick.FILES})
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
