@@ -1,13 +1,21 @@
 """Executables: a busy counter written directly and through executables, and how fast a backlog of them is applied.
 
-Sixteen clients count: each transaction inserts a row of its own, and adds to the one counter. "update" does so itself
-and holds the counter's row until its commit, "increment" leaves that to the executor, whose daemon runs beside; it is
-counted until the counter has the sum. The backlogs are of twice `--messages`; beside them stands what the fold comes to
-as one SQL statement (sums by key, and the delete), which no other operation could be folded by.
+Sixteen clients count, one transaction after another. "update" adds to the one counter and holds its row from then until
+its commit; "increment" leaves that to the executor, whose daemon runs beside, and is timed until the counter has the
+sum. Once on the server's own machine, where both clients and executor take their processors from it, and once with a
+round trip of 1 ms to it, as between machines of one region: a pause before whatever is sent. Beside them stands what
+the same clients insert and commit into a table of two columns: with these processors, nobody writes more.
+
+The backlogs are of twice `--messages`; beside them stands what the fold comes to as one SQL statement (sums by key, and
+the delete), which no other operation could be folded by.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import psycopg
 
 import dispatcher
 from benchmarks.clients import rate, rate_of
@@ -18,25 +26,28 @@ from outbox import Executable, Store
 
 COUNTER = "busy"
 CLIENTS = 16
+ROUND_TRIP_S = 0.001
 KEYS = 1_000
 TABLES = (
     "CREATE TABLE {schema}.direct (key text PRIMARY KEY, number bigint NOT NULL) WITH (fillfactor = 70)",
     "INSERT INTO {schema}.direct SELECT 'busy', 0 UNION ALL SELECT 'key-' || n, 0 FROM generate_series(0, 999) AS n",
-    "CREATE TABLE {schema}.sale (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount bigint NOT NULL)",
+    "CREATE TABLE {schema}.bare (position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, number bigint NOT NULL)",
 )
+UPDATE = f"UPDATE {{schema}}.direct SET number = number + 1 WHERE key = '{COUNTER}'"
+INSERT = "INSERT INTO {schema}.bare (number) VALUES (1)"
 
 
 @contextmanager
-def updating(node: Node, transactions: int) -> Iterator[Callable[[], int]]:
-    """Insert a row and update the counter, one transaction after another."""
-    update = f"UPDATE {node.schema}.direct SET number = number + 1 WHERE key = '{COUNTER}'".encode()
-    sale = f"INSERT INTO {node.schema}.sale (amount) VALUES (1)".encode()
+def transacting(node: Node, transactions: int, statement: str, round_trip_s: float = 0) -> Iterator[Callable[[], int]]:
+    """Run one statement, one transaction after another."""
+    sql = statement.format(schema=node.schema).encode()
     with node.connect() as connection:
 
         def work() -> int:
             for _ in range(transactions):
-                connection.execute(sale, prepare=True)
-                connection.execute(update, prepare=True)
+                away(2 * round_trip_s)  # psycopg begins the transaction by itself
+                connection.execute(sql, prepare=True)
+                away(round_trip_s)
                 connection.commit()
             return transactions
 
@@ -44,24 +55,37 @@ def updating(node: Node, transactions: int) -> Iterator[Callable[[], int]]:
 
 
 @contextmanager
-def incrementing(node: Node, transactions: int, clients: int) -> Iterator[Callable[[], int]]:
-    """The same by `Store.increment`; the work ends when the counter has what all clients have counted."""
+def incrementing(node: Node, transactions: int, clients: int, round_trip_s: float = 0) -> Iterator[Callable[[], int]]:
+    """Count by `Store.increment`; the work ends when the counter has what all clients have counted."""
     store = Store(node.schema)
-    sale = f"INSERT INTO {node.schema}.sale (amount) VALUES (1)".encode()
     with node.connect() as connection, node.connect(autocommit=True) as reader, Pipeline(node) as looking:
         # One of the clients waits for that: all of them asking would take the processors from the executor.
         [waits] = reader.execute("SELECT pg_try_advisory_lock(1)").fetchone() or [False]
+        before = counted(store, reader)
 
         def work() -> int:
             for _ in range(transactions):
-                connection.execute(sale, prepare=True)
+                away(2 * round_trip_s)
                 store.increment(connection, COUNTER)
+                away(round_trip_s)
                 connection.commit()
             if waits:
-                looking.wait(lambda: store.get(reader, COUNTER) == transactions * clients)
+                looking.wait(lambda: counted(store, reader) == before + transactions * clients)
             return transactions
 
         yield work
+
+
+def away(seconds: float) -> None:
+    """Let the time pass that a network takes."""
+    if seconds:
+        time.sleep(seconds)
+
+
+def counted(store: Store, connection: psycopg.Connection[Any]) -> int:
+    """Return what the counter stands at."""
+    number = store.get(connection, COUNTER)
+    return number if isinstance(number, int) else 0
 
 
 @contextmanager
@@ -126,10 +150,13 @@ def _run(setup: Setup) -> Values:
     backlog = 2 * setup.messages
     with fresh_node(setup.dsn) as node:
         node.execute(*(statement.format(schema=node.schema) for statement in TABLES))
-        values["update, 16"] = rate_of(CLIENTS, updating, node, few)
+        values["insert, 16"] = rate_of(CLIENTS, transacting, node, few, INSERT)
+        values["update, 16"] = rate_of(CLIENTS, transacting, node, few, UPDATE)
+        values["update, 16, 1 ms away"] = rate_of(CLIENTS, transacting, node, few, UPDATE, ROUND_TRIP_S)
         with Pipeline(node) as pipeline:
             pipeline.dispatch()
             values["increment, 16"] = rate_of(CLIENTS, incrementing, node, few, CLIENTS)
+            values["increment, 16, 1 ms away"] = rate_of(CLIENTS, incrementing, node, few, CLIENTS, ROUND_TRIP_S)
         for name, make, work in (
             ("sums, SQL", _increment, summing),
             ("increments", _increment, executing),
@@ -144,8 +171,16 @@ MEASUREMENT = Measurement(
     "executables",
     "a busy counter through executables, and a backlog of them",
     (
+        Line("insert, 16", unit="rows/s"),
         Line("update, 16", unit="increments/s"),
-        Line("increment, 16", unit="increments/s", beside="update, 16", bar=Bar(ratio_at_least=5)),
+        Line("increment, 16", unit="increments/s", beside="update, 16"),
+        Line("update, 16, 1 ms away", unit="increments/s"),
+        Line(
+            "increment, 16, 1 ms away",
+            unit="increments/s",
+            beside="update, 16, 1 ms away",
+            bar=Bar(ratio_at_least=5),
+        ),
         Line("sums, SQL", unit="increments/s"),
         Line("increments", unit="increments/s", beside="sums, SQL", bar=Bar(at_least=50_000)),
         Line("mixed", unit="operations/s", beside="increments"),

@@ -191,6 +191,7 @@ def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
         before[name] = yield from finding_contents(schema, targets[name], found)
     books = yield from finding_books(schema, {book for entries in accounted.values() for book in entries})
     after = {name: contents.copy() for name, contents in before.items()}
+    dropped: dict[str, set[str]] = {name: set() for name in before}
     for each in group:
         try:
             if each.operation == "account":
@@ -201,6 +202,8 @@ def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
                 contents = after[each.target]
                 held = contents[key]
                 contents[key] = now = applied(each, held, targets[each.target].rules)
+                if now is None:
+                    dropped[each.target].add(key)
                 if each.notify:
                     done.outcomes.append(Outcome.of(each, held, now))
         except CompareFailed as failed:
@@ -211,7 +214,7 @@ def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
         except Refused as refusal:
             done.refuse(each, str(refusal))
     for name, contents in after.items():
-        if not (yield from writing_contents(schema, targets[name], before[name], contents)):
+        if not (yield from writing_contents(schema, targets[name], before[name], contents, dropped[name])):
             raise _Changed
     yield from writing_books(schema, books)
     return done

@@ -117,7 +117,9 @@ def _put(content: Content | None, value: bytes, rules: Rules) -> Content:
             raise Refused("the value is not UTF-8, and the column is text") from None
         if "\0" in text:
             raise Refused("the value holds a NUL character, and the column is text")
-    return Content(value, None if rules.exclusive or content is None else content.number)
+    if rules.exclusive or not rules.has_number:
+        return Content(value, None)
+    return Content(value, 0 if content is None else content.number)  # a counter that is not null begins at 0
 
 
 class Book(NamedTuple):

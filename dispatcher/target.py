@@ -50,11 +50,6 @@ class Target:
         found = f"convert_to(t.{self.value}, 'UTF8'::name)" if self.rules.text else f"t.{self.value}"
         columns = [(self.value, given), (self.number, f"g.number::{self.number_type}")]
         written = [(column, expression) for column, expression in columns if column is not None]
-        # In a table of users a counter may not be null, and begins at 0.
-        begun = [
-            (column, f"coalesce({expression}, 0::{self.number_type})" if column == self.number else expression)
-            for column, expression in written
-        ]
         return {
             "schema": schema,
             "target": self.table.replace("{schema}", f'"{schema}"'),
@@ -65,7 +60,7 @@ class Target:
             "found_number": "NULL::bigint" if self.number is None else f"t.{self.number}::bigint",
             "sets": ", ".join(f"{column} = {expression}" for column, expression in written),
             "columns": ", ".join(column for column, _ in written),
-            "begun": ", ".join(expression for _, expression in (written if self.rules.exclusive else begun)),
+            "given": ", ".join(expression for _, expression in written),
         }
 
 
@@ -73,8 +68,9 @@ STORE_TARGET = Target(STORE, "{schema}.store", "key", "text", "value", "number",
 
 # Usable is a key of a type that spells each row in one way, unique by itself at once, and columns that are there.
 # Guarded is whatever could tell operations applied one by one from what they come to: checks, foreign keys either way,
-# other unique columns, triggers, rules, row security, tables that inherit, columns that must be given or hold only so
-# much. Asked each time: tables change. Not by to_regclass, which fails where the schema may not be used.
+# other unique columns, indexes that compute or hold the value, triggers, rules, row security, tables that inherit,
+# partitions, columns that are computed, of a domain, must be given or hold only so much. Asked each time, since tables
+# change. Not by to_regclass, which fails where the schema may not be used.
 TARGETS = Sql(
     """
 SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.number_column,
@@ -87,7 +83,7 @@ SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.num
        AND (c.relkind = 'v' OR EXISTS (SELECT FROM pg_catalog.pg_index AS i
                                        WHERE i.indrelid = c.oid AND i.indkey::text = k.attnum::text AND i.indisunique
                                          AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL)),
-       c.relkind <> 'r' OR c.relhasrules OR c.relrowsecurity OR c.relhassubclass
+       c.relkind <> 'r' OR c.relhasrules OR c.relrowsecurity OR c.relhassubclass OR c.relispartition
        OR k.atttypmod <> -1 OR coalesce(v.atttypmod <> -1 OR v.attnotnull, false)
        OR EXISTS (SELECT FROM pg_catalog.pg_trigger AS t
                   WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D')
@@ -95,11 +91,16 @@ SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.num
                   WHERE o.conrelid = c.oid AND o.contype IN ('c', 'x', 'f', 't')
                      OR o.confrelid = c.oid AND o.contype = 'f')
        OR EXISTS (SELECT FROM pg_catalog.pg_index AS i
-                  WHERE i.indrelid = c.oid AND i.indisunique AND i.indkey::text <> k.attnum::text)
+                  WHERE i.indrelid = c.oid
+                    AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL OR v.attnum = ANY(i.indkey)
+                         OR i.indisunique AND i.indkey::text <> k.attnum::text))
        OR EXISTS (SELECT FROM pg_catalog.pg_attribute AS a
-                  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull
-                    AND NOT a.atthasdef AND a.attidentity = '' AND a.attname NOT IN (e.key_column::name)
-                    AND a.attname IS DISTINCT FROM e.number_column::name)
+                  JOIN pg_catalog.pg_type AS y ON y.oid = a.atttypid
+                  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                    AND (a.attgenerated <> '' OR y.typtype = 'd'
+                         OR a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+                            AND a.attname NOT IN (e.key_column::name)
+                            AND a.attname IS DISTINCT FROM e.number_column::name))
 FROM {schema}.executable_target AS e
 LEFT JOIN pg_catalog.pg_namespace AS s ON s.nspname = e.table_schema::name
 LEFT JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid AND c.relname = e.table_name::name
@@ -165,7 +166,7 @@ GIVEN = "unnest(%(keys)s::text[], %(values)s::bytea[], %(numbers)s::bigint[]) AS
 UPDATE = Sql("UPDATE {target} AS t SET {sets} FROM " + GIVEN + " WHERE t.{key} = g.key::{key_type}")
 # A row that somebody has inserted since the look is not overwritten.
 INSERT = Sql(
-    "WITH begun AS (INSERT INTO {target} ({key}, {columns}) SELECT g.key::{key_type}, {begun} FROM "
+    "WITH begun AS (INSERT INTO {target} ({key}, {columns}) SELECT g.key::{key_type}, {given} FROM "
     + GIVEN
     + " ORDER BY g.key ON CONFLICT ({key}) DO NOTHING RETURNING 1) SELECT count(*) FROM begun",
     columns=("bigint",),
@@ -173,14 +174,24 @@ INSERT = Sql(
 DELETE = Sql("DELETE FROM {target} WHERE {key} = ANY(%(keys)s::text[]::{key_type}[])")
 
 
-def writing_contents(schema: str, target: Target, before: Contents, after: Contents) -> Operation[bool]:
-    """Write what has changed; false if somebody has inserted one of the keys meanwhile: then look again, and anew."""
+def writing_contents(
+    schema: str, target: Target, before: Contents, after: Contents, dropped: Collection[str]
+) -> Operation[bool]:
+    """Write what has changed; false if somebody has inserted one of the keys meanwhile: then look again, and anew.
+
+    A row of a user that was `dropped` on the way is deleted, and what came afterwards begins with its other columns.
+    """
     names = target.names(schema)
+    # The store has no other columns.
+    lost = set() if target.name == STORE else {key for key in dropped if before[key] is not None}
     # A trigger sees a write that changes nothing, too.
-    changed = {key: content for key, content in after.items() if target.guarded or content != before[key]}
-    updated = {key: content for key, content in changed.items() if content is not None and before[key] is not None}
-    begun = {key: content for key, content in changed.items() if content is not None and before[key] is None}
-    if gone := [key for key, content in changed.items() if content is None]:
+    changed = {
+        key: content for key, content in after.items() if target.guarded or key in lost or content != before[key]
+    }
+    kept = {key: content for key, content in changed.items() if content is not None}
+    begun = {key: content for key, content in kept.items() if before[key] is None or key in lost}
+    updated = {key: content for key, content in kept.items() if key not in begun}
+    if gone := [key for key in changed if key not in kept or key in lost]:
         yield DELETE.at(**names)(keys=gone)
     if updated:
         yield UPDATE.at(**names)(**_columns(updated))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import TypedDict, Unpack
 from uuid import UUID
 
@@ -38,6 +39,8 @@ class Books:
     bytes: int
 
 
+# Types of columns that a driver is given the text of, or another number for.
+CASTS = {"jsonb": "text::jsonb", "smallint": "bigint"}
 NAMES = ", ".join(name for name, _ in COLUMNS)
 COPY = Sql(f"COPY {{schema}}.outbox_executable ({NAMES}) FROM STDIN (FORMAT binary)")
 # Ordered, because positions are drawn row by row.
@@ -50,18 +53,20 @@ UNNEST = Sql(
     "%(arguments)s::text[], %(at)s::timestamptz[], %(row_limit)s::bigint[], %(notify)s::text[], "
     f"%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({NAMES}, nth) ORDER BY nth"
 )
-INSERT = Sql(
-    f"INSERT INTO {{schema}}.outbox_executable ({NAMES}) VALUES ("
-    "%(message_id)s::uuid, %(version)s::bigint, %(operation)s::text, %(target)s::text, %(key)s::text, "
-    "%(end_key)s::text, %(value)s::bytea, %(amount)s::bigint, %(bytes)s::bigint, %(expected)s::bytea, "
-    "%(arguments)s::text::jsonb, %(at)s::timestamptz, %(row_limit)s::bigint, %(notify)s::text, "
-    "%(headers)s::text::jsonb, %(after_clock)s::bigint)"
-)
+
+
+@cache
+def _insert(names: tuple[str, ...]) -> Sql:
+    """Return the statement that sets these columns: only what an operation has travels and is cast."""
+    types = dict(COLUMNS)
+    values = ", ".join(f"%({name})s::{CASTS.get(types[name], types[name])}" for name in names)
+    return Sql(f"INSERT INTO {{schema}}.outbox_executable ({', '.join(names)}) VALUES ({values})")
 
 
 def _writing(schema: str, row: Row) -> Operation[None]:
+    values = {name: value for (name, _), value in zip(COLUMNS, row, strict=True) if value is not None}
     yield IN_TRANSACTION
-    yield INSERT.at(schema=schema)(**dict(zip((name for name, _ in COLUMNS), row, strict=True)))
+    yield _insert(tuple(values)).at(schema=schema)(**values)
 
 
 def writing_many(schema: str, rows: list[Row]) -> Operation[int]:

@@ -798,6 +798,13 @@ GUARDS = {
     "value of a length": "ALTER TABLE app.thing ALTER body TYPE varchar(3)",
     "key of a length": "ALTER TABLE app.thing ALTER id TYPE varchar(3)",
     "inherited": "CREATE TABLE app.child () INHERITS (app.thing)",
+    "partition": "CREATE TABLE app.whole (LIKE app.thing) PARTITION BY RANGE (total); "
+    "ALTER TABLE app.whole ATTACH PARTITION app.thing FOR VALUES FROM (0) TO (3)",
+    "computed column": "ALTER TABLE app.thing ADD tenth integer GENERATED ALWAYS AS (10 / (total - 3)) STORED",
+    "computed index": "CREATE INDEX ON app.thing ((10 / (total - 3)))",
+    "index of some rows": "CREATE INDEX ON app.thing (total) WHERE 10 / (total - 3) > 1",
+    "index of the value": "CREATE INDEX ON app.thing (body)",
+    "domain": "CREATE DOMAIN app.given AS text NOT NULL; ALTER TABLE app.thing ADD other app.given",
 }
 
 
@@ -813,9 +820,30 @@ def test_table_whose_constraints_could_tell_is_written_one_operation_at_a_time(n
 def test_table_with_nothing_but_a_key_is_folded(node: Node) -> None:
     make_things(node.connection)
     node.connection.execute("ALTER TABLE app.thing ADD other text NOT NULL DEFAULT '', ALTER total SET NOT NULL")
+    node.connection.execute("CREATE INDEX ON app.thing (total, other)")
     for _ in range(3):
         sent(node, THINGS.delete, "1")
     assert groups_of(node) == [3]
+
+
+@pytest.mark.parametrize("rows", [1, 10])
+def test_row_that_is_deleted_and_put_again_begins_anew_in_one_batch_too(node: Node, rows: int) -> None:
+    make_things(node.connection)
+    node.connection.execute("ALTER TABLE app.thing ADD other text DEFAULT 'begun'")
+    node.connection.execute("INSERT INTO app.thing SELECT n, 'v', 7, 'old' FROM generate_series(1, 4) AS n")
+    for key in ("1", "2", "3", "5"):
+        sent(node, THINGS.delete, key)
+        sent(node, THINGS.put, key, b"v")
+    sent(node, THINGS.put, "4", b"w")
+    sent(node, THINGS.increment, "2", 7)
+    sent(node, THINGS.delete, "3")
+    execute(node, rows=rows)
+    assert node.rows("SELECT id, body, total, other FROM app.thing ORDER BY id") == [
+        (1, "v", 0, "begun"),
+        (2, "v", 7, "begun"),
+        (4, "w", 7, "old"),
+        (5, "v", 0, "begun"),
+    ]
 
 
 def groups_of(node: Node) -> list[int]:

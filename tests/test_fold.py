@@ -112,6 +112,13 @@ def test_row_of_a_user_has_a_value_and_a_number() -> None:
     assert applied(put(b"v"), Content(None, 7), BOTH) == Content(b"v", 7)
     assert applied(increment(1), Content(b"v", None), BOTH) == Content(b"v", 1)
     assert applied(increment(1), Content(b"v", 7), BOTH) == Content(b"v", 8)
+    assert applied(put(b"v"), Content(b"w", None), BOTH) == Content(b"v", None)
+
+
+def test_counter_of_a_row_that_a_put_makes_begins_at_0() -> None:
+    assert applied(put(b"v"), None, BOTH) == Content(b"v", 0)
+    assert applied(put(b"v"), None, Rules(has_number=False)) == Content(b"v", None)
+    assert applied(put(b"v"), None, STORE_RULES) == Content(b"v", None)
 
 
 def test_column_that_is_not_registered_is_not_written() -> None:
@@ -125,8 +132,8 @@ def test_column_that_is_not_registered_is_not_written() -> None:
 def test_column_of_text_takes_text(value: bytes, reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         applied(put(value), None, SMALL)
-    assert applied(put(value), None, BOTH) == Content(value, None)
-    assert applied(put("ü".encode()), None, SMALL) == Content("ü".encode(), None)
+    assert applied(put(value), None, BOTH) == Content(value, 0)
+    assert applied(put("ü".encode()), None, SMALL) == Content("ü".encode(), 0)
 
 
 # -- Compare and set --------------------------------------------------------------------------------------------------

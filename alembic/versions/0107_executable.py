@@ -8,8 +8,7 @@ down_revision = "0106"
 branch_labels = None
 depends_on = None
 
-# `xact` stands before `position`, as in the outbox: the floor rests on it. What version 1 of the format does not allow
-# is refused here, in the writer's transaction; of other versions nothing is known, and the executor parks them.
+# `xact` stands before `position`, as in the outbox: the floor rests on it.
 OUTBOX_EXECUTABLE = """
 CREATE TABLE outbox_executable (
     xact         xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -31,42 +30,71 @@ CREATE TABLE outbox_executable (
     headers      jsonb,
     after_clock  bigint,
     source       text        COLLATE "C" DEFAULT current_setting('application_name'),
-    sent_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    CONSTRAINT outbox_executable_operation CHECK (CASE WHEN version <> 1 THEN true ELSE CASE operation
-        WHEN 'put'          THEN key <> '' AND value IS NOT NULL
-                                 AND num_nonnulls(end_key, amount, bytes, arguments, at, row_limit) = 0
-        WHEN 'increment'    THEN key <> '' AND amount IS NOT NULL
-                                 AND num_nonnulls(end_key, value, bytes, expected, arguments, at, row_limit) = 0
-        WHEN 'delete'       THEN key <> ''
-                                 AND num_nonnulls(end_key, value, amount, bytes, expected, arguments, at, row_limit) = 0
-        WHEN 'delete_range' THEN num_nonnulls(value, amount, bytes, expected, arguments, at) = 0
-        WHEN 'account'      THEN key <> '' AND num_nonnulls(amount, bytes) = 2 AND target = 'accounting'
-                                 AND num_nonnulls(end_key, value, expected, arguments, row_limit) = 0
-        WHEN 'call'         THEN num_nonnulls(end_key, value, amount, bytes, expected, at, row_limit) = 0
-        ELSE false END END),
-    CONSTRAINT outbox_executable_length      CHECK (octet_length(operation) <= 41),
-    CONSTRAINT outbox_executable_target      CHECK (target ~ '^[a-z][a-z0-9_]*$' AND octet_length(target) <= 41),
-    CONSTRAINT outbox_executable_key         CHECK (octet_length(key) <= 1024),
-    CONSTRAINT outbox_executable_levels      CHECK (operation <> 'account' OR key !~ '^(?:[^/]*/){32}'),
-    CONSTRAINT outbox_executable_end_key     CHECK (octet_length(end_key) BETWEEN 1 AND 1024),
-    CONSTRAINT outbox_executable_value       CHECK (octet_length(value) <= 4194304),
-    CONSTRAINT outbox_executable_expected    CHECK (octet_length(expected) <= 4194304),
-    CONSTRAINT outbox_executable_arguments   CHECK (octet_length(arguments::text) <= 4194304),
-    CONSTRAINT outbox_executable_at          CHECK (at >= '0001-01-01 UTC' AND at < '9999-01-01 UTC'),
-    CONSTRAINT outbox_executable_row_limit   CHECK (row_limit >= 1),
-    CONSTRAINT outbox_executable_notify      CHECK (notify ~ '^[A-Za-z][A-Za-z0-9_.-]*$'
-                                                    AND octet_length(notify) <= 200),
-    CONSTRAINT outbox_executable_headers     CHECK (
-        jsonb_typeof(headers) = 'object' AND octet_length(headers::text) <= 8192
-        AND NOT jsonb_path_exists(headers, 'strict $.* ? (@.type() <> "string")')),
-    CONSTRAINT outbox_executable_after_clock CHECK (after_clock BETWEEN 0 AND 4611686018427387904),
-    CONSTRAINT outbox_executable_source      CHECK (octet_length(source) <= 200),
-    CONSTRAINT outbox_executable_sent_at     CHECK (sent_at >= '0001-01-01 UTC' AND sent_at < '9999-01-01 UTC')
+    sent_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000
 )
+"""
+
+# What version 1 of the format does not allow is refused in the writer's transaction; of other versions nothing is
+# known, and the executor parks them. By a trigger, since executables come one by one: PostgreSQL reads all CHECKs of a
+# table anew for each statement, 100 us for these, and compiles a function once per session. It says what a CHECK would
+# say, without the row, and as in a CHECK what comes to null is right.
+RULES = {
+    "operation": """CASE WHEN new.version <> 1 THEN true ELSE CASE new.operation
+        WHEN 'put'          THEN new.key <> '' AND new.value IS NOT NULL AND num_nonnulls(
+                                 new.end_key, new.amount, new.bytes, new.arguments, new.at, new.row_limit) = 0
+        WHEN 'increment'    THEN new.key <> '' AND new.amount IS NOT NULL AND num_nonnulls(
+                                 new.end_key, new.value, new.bytes, new.expected, new.arguments, new.at,
+                                 new.row_limit) = 0
+        WHEN 'delete'       THEN new.key <> '' AND num_nonnulls(
+                                 new.end_key, new.value, new.amount, new.bytes, new.expected, new.arguments, new.at,
+                                 new.row_limit) = 0
+        WHEN 'delete_range' THEN num_nonnulls(
+                                 new.value, new.amount, new.bytes, new.expected, new.arguments, new.at) = 0
+        WHEN 'account'      THEN new.key <> '' AND num_nonnulls(new.amount, new.bytes) = 2
+                                 AND new.target = 'accounting' AND num_nonnulls(
+                                 new.end_key, new.value, new.expected, new.arguments, new.row_limit) = 0
+        WHEN 'call'         THEN num_nonnulls(
+                                 new.end_key, new.value, new.amount, new.bytes, new.expected, new.at,
+                                 new.row_limit) = 0
+        ELSE false END END""",
+    "length": "octet_length(new.operation) <= 41",
+    "target": "new.target ~ '^[a-z][a-z0-9_]*$' AND octet_length(new.target) <= 41",
+    "key": "octet_length(new.key) <= 1024",
+    "levels": "new.operation <> 'account' OR new.key !~ '^(?:[^/]*/){32}'",
+    "end_key": "octet_length(new.end_key) BETWEEN 1 AND 1024",
+    "value": "octet_length(new.value) <= 4194304",
+    "expected": "octet_length(new.expected) <= 4194304",
+    "arguments": "octet_length(new.arguments::text) <= 4194304",
+    "at": "new.at >= '0001-01-01 UTC' AND new.at < '9999-01-01 UTC'",
+    "row_limit": "new.row_limit >= 1",
+    "notify": "new.notify ~ '^[A-Za-z][A-Za-z0-9_.-]*$' AND octet_length(new.notify) <= 200",
+    "headers": "jsonb_typeof(new.headers) = 'object' AND octet_length(new.headers::text) <= 8192 "
+    """AND NOT jsonb_path_exists(new.headers, 'strict $.* ? (@.type() <> "string")')""",
+    "after_clock": "new.after_clock BETWEEN 0 AND 4611686018427387904",
+    "source": "octet_length(new.source) <= 200",
+    "sent_at": "new.sent_at >= '0001-01-01 UTC' AND new.sent_at < '9999-01-01 UTC'",
+}
+BROKEN = "\n        ".join(f"WHEN NOT ({rule}) THEN 'outbox_executable_{name}'" for name, rule in RULES.items())
+
+CHECKED = f"""
+CREATE FUNCTION check_executable() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    broken text;
+BEGIN
+    broken := CASE
+        {BROKEN} END;
+    IF broken IS NULL THEN
+        RETURN new;
+    END IF;
+    RAISE check_violation USING
+        MESSAGE = format('new row for relation "%s" violates check constraint "%s"', tg_table_name, broken),
+        SCHEMA = tg_table_schema, TABLE = tg_table_name, CONSTRAINT = broken;
+END $$;
+CREATE TRIGGER checked BEFORE INSERT OR UPDATE ON outbox_executable FOR EACH ROW EXECUTE FUNCTION check_executable()
 """
 
 DOORBELL = """
@@ -200,8 +228,9 @@ TABLES = ("executable_cursor", "executable_function", "executable_target", "acco
 
 
 def upgrade() -> None:
-    for statement in (OUTBOX_EXECUTABLE, DOORBELL, STORE, ACCOUNTING, TARGETS, CURSOR):
+    for statement in (OUTBOX_EXECUTABLE, CHECKED, DOORBELL, STORE, ACCOUNTING, TARGETS, CURSOR):
         op.execute(statement)
+    op.execute("COMMENT ON FUNCTION check_executable() IS 'Refuses what is no executable.'")
     for table, columns in COMMENTS.items():
         for column, text in columns.items():
             what = f"TABLE {table}" if column is None else f"COLUMN {table}.{column}"
@@ -212,3 +241,4 @@ def downgrade() -> None:
     refuse_to_drop_messages(op.get_context(), ("outbox_executable", "store", "accounting"))
     for table in TABLES:
         op.execute(f"DROP TABLE {table}")
+    op.execute("DROP FUNCTION check_executable()")
