@@ -33,8 +33,8 @@ def _digits(key: int) -> str:
 def utf8(text: str, what: str) -> bytes:
     """Return the text as PostgreSQL stores it; refuse what it cannot. `what` names it in the error."""
     if "\0" in text:
-        raise InvalidMessage(f"The {what} {shown(text)} holds a NUL character, which PostgreSQL's text cannot.")
+        raise InvalidMessage(f"The {what} holds a NUL character, which PostgreSQL's text cannot.")
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidMessage(f"The {what} {shown(text)} is not valid Unicode text (a lone surrogate).") from None
+        raise InvalidMessage(f"The {what} is not valid Unicode text (a lone surrogate).") from None

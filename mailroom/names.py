@@ -58,5 +58,8 @@ def _identifier(name: str, what: str) -> str:
 
 def shown(text: object) -> str:
     """Cut and escape what a user gave, for an error line."""
-    quoted = ascii(text)
+    try:
+        quoted = ascii(text)
+    except ValueError:  # an int of more digits than Python writes
+        quoted = f"of type {type(text).__name__}, too large to show"
     return quoted if len(quoted) <= 60 else quoted[:57] + "..."

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.errors import InvalidMessage
-from mailroom.executable import MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
+from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
 from mailroom.keys import Key, key_text
 from mailroom.names import executable_name, shown, topic_name
 from outbox.outgoing import aware, clock, given_id, headers_json
@@ -38,6 +39,8 @@ MAY_HAVE: dict[str, frozenset[str]] = {
     "account": frozenset({"at"}),
     "call": frozenset({"key", "arguments"}),
 }
+# What they act on, unless they say otherwise.
+OWN = dict.fromkeys(("put", "increment", "delete", "delete_range"), STORE) | {"account": ACCOUNTING}
 SPECIFIC = frozenset().union(*NEEDS.values(), *MAY_HAVE.values())
 
 
@@ -45,13 +48,14 @@ SPECIFIC = frozenset().union(*NEEDS.values(), *MAY_HAVE.values())
 class Executable:
     """One executable for `Store.send_many`; the fields mean what the arguments of the methods of `Store` mean.
 
-    `amount` is by how much `increment` counts, and how many `account` notes; `end_key` and `row_limit` bound
-    `delete_range`, whose `key` is the first one. A `call` has the function's name as its `target`.
+    `target` is the node's own store, or its books, if not given; of a `call` it is the function's name. `amount` is by
+    how much `increment` counts, and how many `account` notes; `end_key` and `row_limit` bound `delete_range`, whose
+    `key` is the first one.
     """
 
     operation: Act
     key: Key | None = None
-    target: str = STORE
+    target: str | None = None
     end_key: Key | None = None
     value: Raw | None = field(default=None, repr=False)  # what is printed ends in logs
     amount: int | None = None
@@ -72,7 +76,7 @@ class Executable:
             UUID(bytes=os.urandom(16), version=4) if self.id is None else given_id(self.id),
             VERSION,
             self.operation,
-            executable_name(self.target),
+            executable_name(OWN[self.operation] if self.target is None else self.target),
             "" if self.key is None or self.key == "" else self._key(self.key),
             None if self.end_key is None else key_text(self.end_key),
             None if self.value is None else _part(self.value, "value"),
@@ -88,7 +92,7 @@ class Executable:
         )
 
     def _check_parts(self) -> None:
-        if self.operation not in NEEDS:
+        if not isinstance(self.operation, str) or self.operation not in NEEDS:
             raise InvalidMessage(f"{shown(self.operation)} is no operation; there are {', '.join(NEEDS)}.")
         given = {name for name in SPECIFIC if getattr(self, name) is not None}
         if self.key == "" and self.operation != "delete_range":
@@ -96,6 +100,10 @@ class Executable:
         needed = NEEDS[self.operation]
         if missing := sorted(needed - given):
             raise InvalidMessage(f"{self.operation} needs {' and '.join(missing)}.")
+        if self.target is None and self.operation not in OWN:
+            raise InvalidMessage(f"{self.operation} needs a target: the name of a registered function.")
+        if self.operation == "account" and self.target not in (None, ACCOUNTING):
+            raise InvalidMessage(f"account writes the node's books: give no target, or {ACCOUNTING}.")
         if surplus := sorted(given - needed - MAY_HAVE.get(self.operation, frozenset())):
             raise InvalidMessage(f"{self.operation} takes no {' and no '.join(surplus)}.")
 
@@ -124,7 +132,7 @@ def _json(arguments: object) -> str:
     try:
         text = json.dumps(arguments, allow_nan=False)
         # Measured in jsonb's own text form, as the table's CHECK does it.
-        size = len(json.dumps(arguments, ensure_ascii=False).encode())
+        size = len(json.dumps(arguments, ensure_ascii=False).encode()) + _digits_more(text)
     except (TypeError, ValueError, RecursionError) as error:
         # Not chained: the cause may quote the payload.
         raise InvalidMessage(f"The arguments cannot be written as JSON: {type(error).__name__}.") from None
@@ -135,8 +143,22 @@ def _json(arguments: object) -> str:
     return text
 
 
+def _digits_more(text: str) -> int:
+    """Return by how much jsonb makes numbers longer: it writes 1e300 out in full."""
+    more = 0
+
+    def measured(number: str) -> None:
+        nonlocal more
+        more += len(format(Decimal(number), "f")) - len(number)
+
+    json.loads(text, parse_float=measured)
+    return more
+
+
 def _int64(number: int, what: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not MIN_AMOUNT <= number <= MAX_AMOUNT:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidMessage(f"{what} is {type(number).__name__}; give an int of 64 bits.")
+    if not MIN_AMOUNT <= number <= MAX_AMOUNT:
         raise InvalidMessage(f"{what} is {shown(number)}; give an int of 64 bits.")
     return int(number)
 

@@ -85,7 +85,7 @@ def headers_json(headers: Mapping[str, str]) -> str | None:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"Header {shown(name)} is not text to text: put structures into the value.")
         utf8(name, "name of a header")
-        utf8(value, f"header {name}")
+        utf8(value, f"header {shown(name)}")
     # Measured in jsonb's own text form, as the table's CHECK does it; sent in ASCII, which every client encoding has.
     size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
     if size > MAX_HEADERS_BYTES:

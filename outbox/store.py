@@ -7,7 +7,7 @@ from functools import cache
 from typing import TypedDict, Unpack
 from uuid import UUID
 
-from mailroom.errors import ConfigurationError, InvalidMessage
+from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName
 from mailroom.executable import ACCOUNTING, STORE
 from mailroom.keys import Key, key_text
 from mailroom.names import DEFAULT_SCHEMA, executable_name, schema_name
@@ -80,12 +80,18 @@ def writing_many(schema: str, rows: list[Row]) -> Operation[int]:
 GET = Sql("SELECT value, number FROM {schema}.store WHERE key = %(key)s::text", columns=("bytea", "bigint"))
 BOOKS = Sql(
     """
-SELECT coalesce(sum(count), 0::numeric)::bigint, coalesce(sum(bytes), 0::numeric)::bigint FROM {schema}.accounting
+SELECT coalesce(sum(count), 0::numeric)::text, coalesce(sum(bytes), 0::numeric)::text FROM {schema}.accounting
 WHERE key = %(key)s::text AND minute >= coalesce(%(since)s::timestamptz, '-infinity'::timestamptz)
   AND minute < coalesce(%(until)s::timestamptz, 'infinity'::timestamptz)
 """,
-    columns=("bigint", "bigint"),
+    columns=("text", "text"),  # all minutes together may come to more than 64 bits
 )
+
+
+def _executable(given: Executable) -> Executable:
+    if not isinstance(given, Executable):
+        raise InvalidMessage(f"It is {type(given).__name__}: give an Executable.")
+    return given
 
 
 class _Target:
@@ -107,8 +113,8 @@ class _Target:
         rows = []
         for nth, executable in enumerate(executables, start=1):
             try:
-                rows.append(executable.row())
-            except InvalidMessage as error:
+                rows.append(_executable(executable).row())
+            except (InvalidMessage, InvalidName) as error:
                 raise type(error)(f"Executable {nth}: {error} None of this call was sent.") from None
         return writing_many(self.schema, rows)
 
@@ -124,8 +130,8 @@ class _Target:
             "since": None if since is None else aware(since, "since"),
             "until": None if until is None else aware(until, "until"),
         }
-        [row] = yield BOOKS.at(schema=self.schema)(key=key_text(key), **bounds)
-        return Books(*row)
+        [(count, size)] = yield BOOKS.at(schema=self.schema)(key=key_text(key), **bounds)
+        return Books(int(count), int(size))
 
 
 class Store(_Target):

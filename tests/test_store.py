@@ -151,7 +151,10 @@ def test_store_of_another_node_writes_to_its_schema(connect: Connect) -> None:
 
 # -- What Python refuses ----------------------------------------------------------------------------------------------
 
-NUMBERS = {"is too large": LARGEST + 1, "is too small": SMALLEST - 1, "is a bool": True, "is a float": 1.0}
+NUMBERS = {
+    "is bytes": b"v", "is too large": LARGEST + 1, "is too small": SMALLEST - 1, "is a bool": True,
+    "is a float": 1.0,
+}  # fmt: skip
 ZONED = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     **{f"key that {fault}": ("delete", {"key": key}, told) for fault, key, told in [
@@ -189,6 +192,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     **{f"notify {notify!a:.20}": ("delete", {"notify": notify}, "not valid")
        for notify in ("", "order paid", "t\n", "tä", "9t", "t" * 201, 5)},
     "headers over 8 KiB": ("delete", {"headers": {"a": SECRET + "x" * 8_173}}, "8193 bytes as JSON; 8192"),
+    "a secret with NUL in a header": ("delete", {"headers": {"a": SECRET + "\0"}}, "header 'a' holds a NUL"),
+    "arguments that jsonb writes out": ("call", {"arguments": [1e300] * 14_000}, "bytes as JSON; 4,194,304"),
     "headers of a number": ("delete", {"headers": {"a": 1, "b": SECRET}}, "not text to text"),
     "headers that are no mapping": ("delete", {"headers": [("a", SECRET)]}, "mapping"),
     "NUL in a header": ("delete", {"headers": {"a": "\0", "b": SECRET}}, "NUL"),
@@ -215,9 +220,22 @@ def test_refused_executable_sends_nothing_and_leaves_the_transaction_usable(conn
         assert caught.__suppress_context__ or caught.__context__ is None
 
 
+def test_number_that_is_too_large_to_be_shown_is_refused_as_others_are(connect: Connect) -> None:
+    connection, huge = connect(), 10**5_000
+    calls: list[Callable[[], object]] = [
+        lambda: STORE.increment(connection, "k", huge),
+        lambda: STORE.delete_range(connection, limit=huge),
+        lambda: STORE.delete(connection, "k", after_clock=huge),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidMessage, match="of type int, too large to show"):
+            call()
+    assert rows(connection) == []
+
+
 def test_operation_that_is_unknown_or_has_a_part_of_another_is_refused(connect: Connect) -> None:
     connection = connect()
-    unknown: list[Any] = ["", "PUT", "merge", None, 5]
+    unknown: list[Any] = ["", "PUT", "merge", None, 5, ["put"]]
     bad = [(Executable(name, "k"), "no operation; there are put, .*, call") for name in unknown]
     operation: Any
     for operation, needed in NEEDED.items():
@@ -236,13 +254,30 @@ def test_target_that_is_no_name_is_refused(connect: Connect, name: Any) -> None:
         lambda: Store(target=name),
         lambda: AsyncStore(target=name),
         lambda: Store(schema=name),
-        lambda: STORE.call(connection, name),
-        lambda: STORE.send_many(connection, [Executable("delete", "k"), Executable("delete", "k", name)]),
     ]
     for call in calls:
         with pytest.raises(InvalidName, match="is not valid"):
             call()
+    if name is not None:
+        with pytest.raises(InvalidName, match="is not valid"):
+            STORE.call(connection, name)
+        with pytest.raises(InvalidName, match=r"\AExecutable 2: .* is not valid.* None of this call was sent\.\Z"):
+            STORE.send_many(connection, [Executable("delete", "k"), Executable("delete", "k", name)])
     assert rows(connection) == []
+
+
+def test_without_a_target_it_is_the_nodes_own(connect: Connect) -> None:
+    connection = connect()
+    STORE.send_many(connection, [Executable("delete", "k"), Executable("account", "k", amount=1, bytes=2)])
+    assert [row["target"] for row in rows(connection)] == ["store", "accounting"]
+    nothing: Any = None
+    for bad, told in (
+        (Executable("call"), "call needs a target"),
+        (Executable("account", "k", "things", amount=1, bytes=2), "account writes the node's books"),
+        (nothing, "NoneType: give an Executable"),
+    ):
+        with pytest.raises(InvalidMessage, match=rf"\AExecutable 1: .*{told}.* None of this call was sent\.\Z"):
+            STORE.send_many(connection, [bad])
 
 
 def test_largest_of_everything_is_sent(connect: Connect) -> None:
@@ -524,6 +559,16 @@ async def test_async_autocommit_is_refused(dsn: str, connect: Connect, kind: str
             with pytest.raises(NotInTransaction, match="autocommit"):
                 await AsyncStore().send_many(connection, [Executable(**parts)])
     assert rows(connect()) == []
+
+
+def test_books_of_all_minutes_may_come_to_more_than_64_bits(connect: Connect) -> None:
+    connection = connect(autocommit=True)
+    with connection.transaction():
+        for minute in (1, 2):
+            at = datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
+            STORE.account(connection, "k", count=LARGEST, bytes=SMALLEST, at=at)
+    execute_all(connection)
+    assert STORE.books(connection, "k") == Books(2 * LARGEST, 2 * SMALLEST)
 
 
 def test_reading_is_refused_where_there_is_nothing_to_read(connect: Connect) -> None:
