@@ -139,6 +139,17 @@ SELECT * FROM (
 WHERE clock <= before""",
     ),
     Invariant(
+        "I14",
+        "executables are applied exactly once: the counters are what was sent, but for what waits",
+        """
+SELECT key, sum(number) FROM (
+    SELECT topic AS key, count(*) AS number FROM faults.w_ledger GROUP BY topic
+    UNION ALL SELECT 'all', count(*) FROM faults.w_ledger
+    UNION ALL SELECT key, -number FROM mailroom.store
+    UNION ALL SELECT key, -amount FROM mailroom.outbox_executable) AS c
+GROUP BY key HAVING sum(number) <> 0""",
+    ),
+    Invariant(
         "I12",
         "no key is in trouble without a message: healed keys leave nothing behind (but for a race, now and then)",
         """

@@ -11,7 +11,8 @@ import psycopg
 
 # `wtx`, `dtx` and `rtx` are the transactions; `turn` is drawn while the key (or the dispatch lock) is held, so that it
 # rises in commit order along a key as long as nobody else works on the key meanwhile. `pos` is null for messages that
-# no order is promised for (scheduled ones). `seen` is how the campaign learns that a probe was handled.
+# no order is promised for (scheduled ones). `seen` is how the campaign learns that a probe was handled. What is sent is
+# counted by executables too, in the transaction that sends it: a counter for each topic, and one for all.
 TABLES = """
 CREATE SCHEMA faults;
 CREATE SEQUENCE faults.turn;
@@ -28,6 +29,15 @@ CREATE TABLE faults.d_ledger (
     dtx bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     turn bigint NOT NULL DEFAULT nextval('faults.turn'));
 CREATE TABLE faults.seen (mid uuid NOT NULL);
+CREATE FUNCTION faults.counted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO mailroom.outbox_executable (operation, key, amount)
+    SELECT 'increment', coalesce(topic, 'all'), count(*) FROM written
+    GROUP BY GROUPING SETS ((topic), ()) HAVING count(*) > 0;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER counted AFTER INSERT ON faults.w_ledger REFERENCING NEW TABLE AS written
+    FOR EACH STATEMENT EXECUTE FUNCTION faults.counted();
 CREATE FUNCTION faults.delivered() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO faults.d_ledger (first, last, messages)

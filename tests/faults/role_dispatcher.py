@@ -1,9 +1,9 @@
-"""A dispatcher: the product's own, with batches small enough that there are many of them."""
+"""A dispatcher: the product's own, both lanes of it, with batches small enough that there are many of them."""
 
 import asyncio
 
 from dispatcher import lane, lease
-from dispatcher.daemon import Dispatcher, run_until_signalled
+from dispatcher.daemon import Dispatcher, Executor, run_until_signalled
 from mailroom import stamping
 from tests.faults.role import Control
 from tests.faults.task import Task
@@ -12,7 +12,7 @@ ROWS = 500
 
 
 def play(task: Task, control: Control) -> None:
-    """Deliver until told to stop."""
+    """Deliver and execute until told to stop."""
     for module, name, value in (
         (lease, "LEASE_S", task.habits.lease_s),
         (lease, "RENEW_S", task.habits.lease_s / 3),
@@ -20,5 +20,5 @@ def play(task: Task, control: Control) -> None:
         (stamping, "CEILING_STEP", task.habits.ceiling_step),
     ):
         setattr(module, name, value)
-    dispatcher = Dispatcher(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS)
-    asyncio.run(run_until_signalled([dispatcher]))
+    lanes = [lane(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS) for lane in (Dispatcher, Executor)]
+    asyncio.run(run_until_signalled(lanes))

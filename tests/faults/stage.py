@@ -268,10 +268,11 @@ class Stage:
             "SELECT (SELECT count(*) FROM mailroom.outbox), (SELECT count(*) FROM mailroom.scheduled), "
             "(SELECT count(*) FROM mailroom.inbox i WHERE NOT EXISTS (SELECT FROM mailroom.key_state s "
             "WHERE s.inbox = i.inbox AND s.key = i.key AND s.retry_at = 'infinity')), "
-            "(SELECT count(*) FROM pg_prepared_xacts)"
+            "(SELECT count(*) FROM pg_prepared_xacts), (SELECT count(*) FROM mailroom.outbox_executable)"
         ).fetchone()
         assert row is not None
-        return {name: n for name, n in zip(("outbox", "scheduled", "inboxes", "prepared"), row, strict=True) if n}
+        names = ("outbox", "scheduled", "inboxes", "prepared", "executables")
+        return {name: n for name, n in zip(names, row, strict=True) if n}
 
     def isolate(self, level: str) -> None:
         """Have one of two workers and reapers go by another isolation level from their next life on, which is now."""

@@ -28,6 +28,12 @@ def node(dsn: str, connect: Connect) -> Node:
             "INSERT INTO faults.w_ledger (mid, topic, key, wtx, pos) VALUES (%s, 'alpha', 'k', %s, 0)",
             [number(nth), 100 + nth],
         )
+    with node.connection.transaction():
+        node.connection.execute("DELETE FROM mailroom.outbox_executable")
+        node.connection.execute("INSERT INTO mailroom.store (key, number) VALUES ('alpha', 4), ('all', 5)")
+        insert = "INSERT INTO mailroom.outbox_executable (operation, key, amount) VALUES ('increment', %s, %s)"
+        node.connection.execute(insert, ["alpha", MESSAGES - 4])
+        node.connection.execute(insert, ["all", MESSAGES - 5])
     for nth in range(4):
         node.connection.execute(
             "INSERT INTO faults.r_ledger (inbox, mid, key, clock, rtx) VALUES ('alpha', %s, 'k', %s, %s)",
@@ -66,6 +72,9 @@ def test_a_sound_ledger_breaks_nothing(node: Node) -> None:
         pytest.param("DELETE FROM faults.w_ledger WHERE wtx = 101", "I2", id="reaped and never sent"),
         pytest.param("DELETE FROM faults.w_ledger WHERE wtx = 104", "I2", id="delivered and never sent"),
         pytest.param("DELETE FROM faults.w_ledger WHERE wtx = 105", "I2", id="in the outbox and rolled back"),
+        pytest.param("UPDATE mailroom.store SET number = number + 1 WHERE key = 'all'", "I14", id="counted twice"),
+        pytest.param("DELETE FROM mailroom.store WHERE key = 'alpha'", "I14", id="a counter is lost"),
+        pytest.param("DELETE FROM mailroom.outbox_executable", "I14", id="an executable is lost"),
         pytest.param("UPDATE faults.route SET inbox = 'beta'", "I2", id="in an inbox where it does not go"),
         pytest.param("UPDATE faults.r_ledger SET mid = '{1}' WHERE mid = '{0}'", "I3", id="reaped twice"),
         pytest.param("UPDATE faults.r_ledger SET mid = '{4}' WHERE mid = '{0}'", "I3", id="reaped and still there"),
