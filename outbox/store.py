@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from typing import TypedDict, Unpack
 from uuid import UUID
 
@@ -39,8 +38,6 @@ class Books:
     bytes: int
 
 
-# Types of columns that a driver is given the text of, or another number for.
-CASTS = {"jsonb": "text::jsonb", "smallint": "bigint"}
 NAMES = ", ".join(name for name, _ in COLUMNS)
 COPY = Sql(f"COPY {{schema}}.outbox_executable ({NAMES}) FROM STDIN (FORMAT binary)")
 # Ordered, because positions are drawn row by row.
@@ -53,20 +50,18 @@ UNNEST = Sql(
     "%(arguments)s::text[], %(at)s::timestamptz[], %(row_limit)s::bigint[], %(notify)s::text[], "
     f"%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({NAMES}, nth) ORDER BY nth"
 )
-
-
-@cache
-def _insert(names: tuple[str, ...]) -> Sql:
-    """Return the statement that sets these columns: only what an operation has travels and is cast."""
-    types = dict(COLUMNS)
-    values = ", ".join(f"%({name})s::{CASTS.get(types[name], types[name])}" for name in names)
-    return Sql(f"INSERT INTO {{schema}}.outbox_executable ({', '.join(names)}) VALUES ({values})")
+# Of what a row has: only that is sent, and there is a prepared statement for each shape.
+INSERT = Sql("INSERT INTO {schema}.outbox_executable ({given}) VALUES ({values})")
+# How a value is given whose column is of another type.
+CAST = {"jsonb": "text::jsonb", "smallint": "bigint"}
+VALUES = {name: f"%({name})s::{CAST.get(kind, kind)}" for name, kind in COLUMNS}
 
 
 def _writing(schema: str, row: Row) -> Operation[None]:
-    values = {name: value for (name, _), value in zip(COLUMNS, row, strict=True) if value is not None}
+    given = {name: value for (name, _), value in zip(COLUMNS, row, strict=True) if value is not None}
     yield IN_TRANSACTION
-    yield _insert(tuple(values)).at(schema=schema)(**values)
+    insert = INSERT.at(schema=schema, given=", ".join(given), values=", ".join(VALUES[name] for name in given))
+    yield insert(**given)
 
 
 def writing_many(schema: str, rows: list[Row]) -> Operation[int]:

@@ -1,7 +1,7 @@
 """Executables as tests see them: a model that applies them one after another, and an executor without a daemon."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -74,7 +74,9 @@ class Model:
 
     def apply(self, executables: Iterable[Executable]) -> None:
         """Apply executables; each has an id, and each `account` a time."""
-        for each in executables:
+        for executable in executables:
+            own = "accounting" if executable.operation == "account" else "store"
+            each = replace(executable, target=executable.target or own)
             try:
                 event, details = getattr(self, each.operation)(each)
                 self._tell(each, 200, event, {"outcome": "applied", **details})
@@ -177,7 +179,7 @@ class Model:
         return "U", {}
 
     def call(self, each: Executable) -> tuple[None, dict[str, Any]]:
-        return None, {"result": self.functions[each.target](each.arguments)}
+        return None, {"result": self.functions[str(each.target)](each.arguments)}
 
     def _things(self, each: Executable) -> Things:
         if self.things is None or each.target != "things":

@@ -240,11 +240,11 @@ def test_folded_is_what_one_after_another_comes_to(operations: list[Executable])
     model.apply(operations)
     contents: dict[str, Contents] = {"store": {"1": None, "2": None}, "things": {"1": None, "2": None}}
     for each in operations:
-        held = contents[each.target]
+        held = contents[str(each.target)]
         parts = {"value": each.value, "expected": each.expected, "amount": each.amount}
         try:
             operation = taken(each.operation, str(each.key), target=each.target, **parts)
-            held[str(each.key)] = applied(operation, held[str(each.key)], OF_TARGETS[each.target])
+            held[str(each.key)] = applied(operation, held[str(each.key)], OF_TARGETS[str(each.target)])
         except Refused as refused:
             dead.append((each.id, str(refused)))
     of_store = {key: content for key, content in contents["store"].items() if content is not None}
