@@ -1,5 +1,6 @@
 """`mailroom executor`."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -10,7 +11,7 @@ from mailroom import registration
 from mailroom import status as node_status
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, log_to_stderr, say, table
+from mailroom.cli.output import document, log_to_stderr, note, say, table
 from mailroom.cli.parameters import seconds_above_0
 from mailroom.cli.status import dispatcher_line
 from mailroom.errors import MailroomError
@@ -141,6 +142,7 @@ def list_targets(call: Call) -> None:
     elif found:
         columns = ("target", "table", "key", "value", "number", "registered")
         table(columns, ((each.name, each.table, each.key, each.value, each.number, each.created_at) for each in found))
+        _tell_faults(found)
     else:
         say("No table is registered: mailroom executor target add NAME SCHEMA.TABLE --key COLUMN --number COLUMN")
 
@@ -218,6 +220,7 @@ def list_functions(call: Call) -> None:
     elif found:
         rows = ((each.name, each.function, f"{each.timeout_s:g} s", each.created_at) for each in found)
         table(("name", "function", "timeout", "registered"), rows, numbers=("timeout",))
+        _tell_faults(found)
     else:
         say("No function is registered: mailroom executor function add NAME SCHEMA.FUNCTION")
 
@@ -251,6 +254,12 @@ def _tell_added(
     else:
         instead = "" if before is None else f"; before: {before}"
         say(f"{what} {name} {'would be' if dry_run else 'is'} registered{instead}.")
+
+
+def _tell_faults(found: Sequence[RegisteredTarget | RegisteredFunction]) -> None:
+    for each in found:
+        if each.fault is not None:
+            note(f"Executables for {each.name} go to the dead letters. {each.fault}")
 
 
 def _tell_removed(

@@ -8,7 +8,7 @@ as the catalog has them, upper and lower case, and without quotes.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from mailroom.audit import auditing, check_actor
@@ -33,7 +33,7 @@ RENDERED = re.compile('[^"%{}\0\ud800-\udfff]+')
 @dataclass(frozen=True, slots=True)
 class RegisteredTarget:
     """A table that executables may write. `table` is schema.table; without `value` nothing can be put there, without
-    `number` nothing counted.
+    `number` nothing counted. Where it is listed, `fault` says why it could not be registered now, for tables change.
     """
 
     name: str
@@ -42,6 +42,7 @@ class RegisteredTarget:
     value: str | None
     number: str | None
     created_at: datetime = field(compare=False)
+    fault: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         written = (f"{what} {column}" for what, column in (("value", self.value), ("number", self.number)) if column)
@@ -50,12 +51,16 @@ class RegisteredTarget:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFunction:
-    """A function that executables may call; `function` is schema.function, and a call may take `timeout_s` seconds."""
+    """A function that executables may call; `function` is schema.function, and a call may take `timeout_s` seconds.
+
+    Where it is listed, `fault` says why it could not be registered now.
+    """
 
     name: str
     function: str
     timeout_s: float
     created_at: datetime = field(compare=False)
+    fault: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.function}, {self.timeout_s:g} s"
@@ -113,7 +118,7 @@ def remove_target(
 
 def targets(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> list[RegisteredTarget]:
     """Return the registered targets, by name. The node's own, store and accounting, are not among them."""
-    return run(connection, _finding_targets(schema_name(schema)))
+    return run(connection, _listing_targets(schema_name(schema)))
 
 
 # Joined by name: to_regclass would fail where this role may not look.
@@ -195,6 +200,14 @@ def _removing_target(
 def _finding_targets(schema: str, name: str | None = None) -> Operation[list[RegisteredTarget]]:
     yield from checking(schema)
     return [RegisteredTarget(*row) for row in (yield TARGETS.at(schema=schema)(name=name))]
+
+
+def _listing_targets(schema: str) -> Operation[list[RegisteredTarget]]:
+    found = []
+    for each in (yield from _finding_targets(schema)):
+        check = _checking_table(_qualified(each.table, "table"), each.key, each.value, each.number)
+        found.append(replace(each, fault=(yield from _fault(check))))
+    return found
 
 
 def _checking_table(table: tuple[str, str], key: str, value: str | None, number: str | None) -> Operation[None]:
@@ -293,7 +306,7 @@ def remove_function(
 
 def functions(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> list[RegisteredFunction]:
     """Return the registered functions, by name."""
-    return run(connection, _finding_functions(schema_name(schema)))
+    return run(connection, _listing_functions(schema_name(schema)))
 
 
 FUNCTION = Sql(
@@ -358,6 +371,14 @@ def _finding_functions(schema: str, name: str | None = None) -> Operation[list[R
     return [RegisteredFunction(*row) for row in (yield FUNCTIONS.at(schema=schema)(name=name))]
 
 
+def _listing_functions(schema: str) -> Operation[list[RegisteredFunction]]:
+    found = []
+    for each in (yield from _finding_functions(schema)):
+        check = _checking_function(_qualified(each.function, "function"))
+        found.append(replace(each, fault=(yield from _fault(check))))
+    return found
+
+
 def _checking_function(function: tuple[str, str]) -> Operation[None]:
     of = shown(".".join(function))
     found = yield FUNCTION.at()(function_schema=function[0], function_name=function[1])
@@ -381,6 +402,14 @@ def _auditing(
 ) -> Operation[None]:
     for action, registered in (("remove", before), ("register", after)):
         yield from auditing(schema, f"{action} {what}", [(None, str(each), 0) for each in registered], actor, why)
+
+
+def _fault(check: Operation[None]) -> Operation[str | None]:
+    try:
+        yield from check
+    except ConfigurationError as error:
+        return str(error)
+    return None
 
 
 def _own_name(name: str) -> str:

@@ -79,8 +79,15 @@ def test_target_is_added_listed_written_and_removed(node: Node) -> None:
     assert done(*STATS, "--why", "busy", dsn=node.dsn) == "Target stats is registered.\n"
     [found] = json_of("executor", "target", "list", dsn=node.dsn)
     assert found.pop("created_at")
-    assert found == {"name": "stats", "table": "public.counters", "key": "name", "value": None, "number": "hits"}
+    assert found == {
+        "name": "stats", "table": "public.counters", "key": "name", "value": None, "number": "hits", "fault": None,
+    }  # fmt: skip
     assert "public.counters" in done("executor", "target", "list", dsn=node.dsn)
+    assert mailroom("executor", "target", "list", dsn=node.dsn).stderr == ""
+    node.connection.execute("ALTER TABLE counters RENAME TO moved")
+    told = mailroom("executor", "target", "list", dsn=node.dsn).stderr
+    assert told.startswith("Executables for stats go to the dead letters. There is no table 'public.counters'.")
+    node.connection.execute("ALTER TABLE moved RENAME TO counters")
     increment(node, "a", target="stats")
     done("executor", "drain", dsn=node.dsn)
     assert node.rows("SELECT name, hits FROM counters") == [("a", 1)]

@@ -128,6 +128,24 @@ def test_lists_are_by_name(connection: psycopg.Connection[Any]) -> None:
     connection.rollback()
 
 
+def test_lists_tell_what_does_not_fit_any_more(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(COUNTERS)
+    connection.execute(NOTE)
+    register(connection)
+    register_call(connection)
+    assert [each.fault for each in targets(connection)] == [each.fault for each in functions(connection)] == [None]
+    connection.execute("ALTER TABLE counters DROP hits")
+    connection.execute("ALTER FUNCTION note RENAME TO other")
+    [table], [function] = targets(connection), functions(connection)
+    assert "has no column 'hits'" in str(table.fault)
+    assert "no function 'public.note'" in str(function.fault)
+    Store(target="stats").increment(connection, "a")
+    Store().call(connection, "note", {})
+    assert execute(connection) == 2
+    assert connection.execute("SELECT count(*) FROM mailroom.dead_letter").fetchone() == (2,)
+    connection.rollback()
+
+
 def test_registration_works_on_sqlalchemy(node: Node) -> None:
     engine = sqlalchemy.create_engine(
         node.dsn.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool
