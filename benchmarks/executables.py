@@ -4,7 +4,7 @@ Sixteen clients count, one transaction after another: each adds to the one count
 "update" holds the counter's row from then until its commit; "increment" leaves it to the executor, whose daemon runs
 beside, and is timed until the counter has the sum. Once on the server's own machine, where clients and executor take
 their processors from it, and once 1 ms away from it, as in another data centre of the region: a pause before whatever
-is sent. "insert" inserts two rows and counts nothing: more than that nobody commits with these processors.
+is sent. "insert" inserts two rows and counts nothing: what these clients can commit at all with these processors.
 
 The backlogs are of twice `--messages`; beside them stands what the fold comes to as one SQL statement (sums by key, and
 the delete), which no other operation could be folded by.

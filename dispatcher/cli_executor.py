@@ -259,7 +259,7 @@ def _tell_added(
 def _tell_faults(found: Sequence[RegisteredTarget | RegisteredFunction]) -> None:
     for each in found:
         if each.fault is not None:
-            note(f"Executables for {each.name} go to the dead letters. {each.fault}")
+            note(f"{each.name} could not be registered as it is now. {each.fault}")
 
 
 def _tell_removed(

@@ -119,7 +119,7 @@ def _put(content: Content | None, value: bytes, rules: Rules) -> Content:
             raise Refused("the value holds a NUL character, and the column is text")
     if rules.exclusive or not rules.has_number:
         return Content(value, None)
-    return Content(value, 0 if content is None else content.number)  # a counter that is not null begins at 0
+    return Content(value, 0 if content is None else content.number)  # it may be NOT NULL, so it begins at 0
 
 
 class Book(NamedTuple):

@@ -120,10 +120,10 @@ class Lane(ABC):
                     connected = True
                     await self._work(lane, keeper)
             except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError) as error:
-                if not connected and isinstance(error, psycopg.OperationalError):
-                    raise settings.connection_failed(error) from None
                 if self._stopping.is_set():
                     return
+                if not connected and isinstance(error, psycopg.OperationalError):
+                    raise settings.connection_failed(error) from None
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if backoff.is_worth_a_line(failures, pause_s):

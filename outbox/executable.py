@@ -131,7 +131,7 @@ def _part(value: bytes, what: str) -> bytes:
 def _json(arguments: object) -> str:
     try:
         text = json.dumps(arguments, allow_nan=False)
-        # Measured in jsonb's own text form, as the table's CHECK does it.
+        # Measured in jsonb's own text form, as the table's rule does it.
         size = len(json.dumps(arguments, ensure_ascii=False).encode()) + _digits_more(text)
     except (TypeError, ValueError, RecursionError) as error:
         # Not chained: the cause may quote the payload.

@@ -12,9 +12,12 @@ from psycopg.rows import TupleRow
 from dispatcher.execute import Execution, executing
 from mailroom import codec, transaction
 from mailroom.operation import Operation, Step, T
-from outbox import Executable
+from outbox import Executable, Store
+from tests.node import Node
 
 SCHEMA = "mailroom"
+STORE = Store()
+THINGS = Store(target="things")
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 UNREGISTERED = "its target is not registered, or its table has changed: mailroom executor target add, and requeue this"
 
@@ -206,6 +209,33 @@ def make_things(connection: psycopg.Connection[TupleRow], check: str = "true") -
     register(connection, "things", "app.thing", "id", "body", "total")
 
 
+def sent(node: Node, send: Callable[..., UUID], *given: Any, **named: Any) -> UUID:
+    """Send one executable in a transaction of its own."""
+    with node.connection.transaction():
+        return send(node.connection, *given, **named)
+
+
+def function(node: Node, name: str, body: str, returns: str = "jsonb", timeout_s: float = 10) -> None:
+    """Make a function and register it."""
+    node.connection.execute("CREATE SCHEMA IF NOT EXISTS app")
+    node.connection.execute(
+        f"CREATE FUNCTION app.{name}(given jsonb) RETURNS {returns} LANGUAGE plpgsql AS $$ {body} $$".encode()
+    )
+    node.connection.execute(
+        "INSERT INTO mailroom.executable_function VALUES (%s, 'app', %s, %s)", [name, name, timeout_s]
+    )
+
+
+def trigger(node: Node, when: str, body: str, table: str = "app.thing") -> None:
+    """Make a trigger on a table of a user's, for each row."""
+    node.connection.execute(
+        f"CREATE FUNCTION app.on_thing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$".encode()
+    )
+    node.connection.execute(
+        f"CREATE TRIGGER on_thing {when} ON {table} FOR EACH ROW EXECUTE FUNCTION app.on_thing()".encode()
+    )
+
+
 def execute_all(
     connection: psycopg.Connection[TupleRow],
     *,
@@ -231,6 +261,11 @@ def execute_all(
         done.append(execution)
         if not execution.more:
             return done
+
+
+def execute(node: Node, rows: int = 10_000, max_bytes: int = 2**25) -> list[Execution]:
+    """Execute all there is, and return what each transaction did."""
+    return execute_all(node.connection, rows=rows, max_bytes=max_bytes)
 
 
 def observed(operation: Operation[T], before: Callable[[], None]) -> Operation[T]:

@@ -86,7 +86,7 @@ def test_target_is_added_listed_written_and_removed(node: Node) -> None:
     assert mailroom("executor", "target", "list", dsn=node.dsn).stderr == ""
     node.connection.execute("ALTER TABLE counters RENAME TO moved")
     told = mailroom("executor", "target", "list", dsn=node.dsn).stderr
-    assert told.startswith("Executables for stats go to the dead letters. There is no table 'public.counters'.")
+    assert told.startswith("stats could not be registered as it is now. There is no table 'public.counters'.")
     node.connection.execute("ALTER TABLE moved RENAME TO counters")
     increment(node, "a", target="stats")
     done("executor", "drain", dsn=node.dsn)

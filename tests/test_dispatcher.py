@@ -70,6 +70,11 @@ def leader(node: Node) -> tuple[int, int, int] | None:
     return rows[0] if rows else None
 
 
+def both_lanes_lead(node: Node) -> bool:
+    """Tell whether the dispatcher and the executor of a daemon have their leases, so both have been connected."""
+    return bool(node.value("SELECT count(*) = 2 FROM mailroom.lease WHERE until > clock_timestamp()"))
+
+
 def sessions(node: Node) -> list[int]:
     rows = node.rows(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ 'mailroom'"
@@ -321,10 +326,21 @@ def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
 def test_sigterm_ends_it_while_the_server_is_unreachable(node: Node, proxy: tuple[Proxy, str], fault: str) -> None:
     network, dsn = proxy
     with process(dsn, poll_interval_s=0.05) as started:
-        eventually(lambda: is_asleep(node), TAKE_OVER_S)
+        eventually(lambda: is_asleep(node) and both_lanes_lead(node), TAKE_OVER_S)
         network.black_hole() if fault == "black hole" else network.cut()
         started.send_signal(signal.SIGTERM)
         assert started.wait(STOP_S) == 0
+
+
+async def test_stop_while_the_first_connection_is_made_is_no_failure(node: Node, proxy: tuple[Proxy, str]) -> None:
+    network, dsn = proxy
+    network.black_hole()
+    dispatcher = Dispatcher(dsn)
+    task = asyncio.create_task(dispatcher.run())
+    await eventually_async(lambda: network.swallowed > 0, TAKE_OVER_S)
+    dispatcher.stop()
+    await asyncio.to_thread(network.cut)
+    await asyncio.wait_for(task, STOP_S)
 
 
 async def test_stop_before_run_and_twice_is_harmless(node: Node) -> None:

@@ -110,7 +110,7 @@ def test_operation_sends_a_row_with_what_was_given_and_nothing_else(
     assert connection.execute(others.encode()).fetchall() == [("billing", True, True)]
 
 
-class Named(str, Enum):  # noqa: UP042
+class Named(str, Enum):  # noqa: UP042 - what users have from before StrEnum
     A = "the value"
 
 
@@ -124,7 +124,7 @@ def test_default_is_one_and_what_is_empty_or_of_another_class_is_sent_as_what_it
     STORE.account(connection, UUID(int=1))
     STORE.increment(connection, 0, 0, after_clock=0)
     STORE.put(connection, "k", b"", expected=b"", headers={})
-    STORE.put(connection, Named.A, bytearray(b"v"), expected=memoryview(b"e"))  # type: ignore[arg-type]
+    STORE.put(connection, Named.A, bytearray(b"v"), expected=memoryview(b"e"))  # type: ignore[arg-type]  # what is bytes-like is taken too
     STORE.delete_range(connection, "", Numbered.ONE, Numbered.ONE, after_clock=Numbered.ONE)
     STORE.call(connection, "f", 0, key="")
     assert rows(connection) == [
@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         ("named by a tuple", {(1, 2): 3}, "TypeError"), ("named with NUL", {"\0": 1}, "NUL"),
         ("with a surrogate", "\ud800", "UnicodeEncodeError"),
         ("that are too large", "x" * (MAX_PART_BYTES - 28), "4,194,305 bytes as JSON; 4,194,304")]},
-    "naive at": ("account", {"at": datetime(2026, 1, 1)}, "at needs a datetime with a time zone"),  # noqa: DTZ001
+    "naive at": ("account", {"at": datetime(2026, 1, 1)}, "at needs a datetime with a time zone"),  # noqa: DTZ001 - the fault
     "at that is no datetime": ("account", {"at": 0}, "at needs a datetime"),
     "at before the year 1 of UTC": ("account", {"at": datetime(1, 1, 1, tzinfo=ZONED[0])}, "1 to 9998"),
     "at in the year 9999 of UTC": ("account", {"at": datetime(9998, 12, 31, 23, tzinfo=ZONED[1])}, "1 to 9998"),
@@ -575,4 +575,4 @@ def test_reading_is_refused_where_there_is_nothing_to_read(connect: Connect) -> 
     with pytest.raises(ConfigurationError, match="things is a table of your own"):
         Store(target="things").get(connect(), "k")
     with pytest.raises(InvalidMessage, match="since needs a datetime with a time zone"):
-        STORE.books(connect(), "k", datetime(2026, 1, 1))  # noqa: DTZ001
+        STORE.books(connect(), "k", datetime(2026, 1, 1))  # noqa: DTZ001 - the fault

@@ -40,8 +40,8 @@ CREATE TABLE outbox_executable (
 
 # What version 1 of the format does not allow is refused in the writer's transaction; of other versions nothing is
 # known, and the executor parks them. By a trigger, since executables come one by one: PostgreSQL reads all CHECKs of a
-# table anew for each statement, 100 us for these, and compiles a function once per session. It says what a CHECK would
-# say, without the row, and as in a CHECK what comes to null is right.
+# table anew for each statement, and compiles a function once per session. It says what a CHECK would say, without the
+# row, and as in a CHECK what comes to null is right.
 RULES = {
     "operation": """CASE WHEN new.version <> 1 THEN true ELSE CASE new.operation
         WHEN 'put'          THEN new.key <> '' AND new.value IS NOT NULL AND num_nonnulls(
