@@ -106,18 +106,20 @@ CREATE TABLE outbox (
 
 # The bell rings only while no dispatcher is awake: NOTIFY takes a lock shared by the whole cluster at commit. The
 # look is one expression, so nothing is held until commit; in WHEN it costs no function call while one is awake.
+# The condition stands here and not in a WHEN of the trigger, which PostgreSQL reads anew for each statement. One
+# expression: what it locks it lets go again at once. IF reads up to the first THEN, so the parentheses.
 DOORBELL = """
 CREATE FUNCTION doorbell() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pg_notify(concat('mailroom:', TG_RELID), '');
+    IF (current_setting('mailroom.notify', true) IS DISTINCT FROM 'off'
+        AND CASE WHEN pg_try_advisory_lock_shared(1835100524, (tg_relid::bigint - 2147483648)::integer)
+                 THEN pg_advisory_unlock_shared(1835100524, (tg_relid::bigint - 2147483648)::integer)
+                 ELSE false END) THEN
+        PERFORM pg_notify(concat('mailroom:', tg_relid), '');
+    END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER doorbell BEFORE INSERT ON outbox FOR EACH STATEMENT
-WHEN (current_setting('mailroom.notify', true) IS DISTINCT FROM 'off'
-      AND CASE WHEN pg_try_advisory_lock_shared(1835100524, ('outbox'::regclass::oid::bigint - 2147483648)::integer)
-               THEN pg_advisory_unlock_shared(1835100524, ('outbox'::regclass::oid::bigint - 2147483648)::integer)
-               ELSE false END)
-EXECUTE FUNCTION doorbell();
+CREATE TRIGGER doorbell BEFORE INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION doorbell();
 """
 
 INBOX = f"""

@@ -97,16 +97,7 @@ END $$;
 CREATE TRIGGER checked BEFORE INSERT OR UPDATE ON outbox_executable FOR EACH ROW EXECUTE FUNCTION check_executable()
 """
 
-DOORBELL = """
-CREATE TRIGGER doorbell BEFORE INSERT ON outbox_executable FOR EACH STATEMENT
-WHEN (current_setting('mailroom.notify', true) IS DISTINCT FROM 'off'
-      AND CASE WHEN pg_try_advisory_lock_shared(
-                        1835100524, ('outbox_executable'::regclass::oid::bigint - 2147483648)::integer)
-               THEN pg_advisory_unlock_shared(
-                        1835100524, ('outbox_executable'::regclass::oid::bigint - 2147483648)::integer)
-               ELSE false END)
-EXECUTE FUNCTION doorbell()
-"""
+DOORBELL = "CREATE TRIGGER doorbell BEFORE INSERT ON outbox_executable FOR EACH STATEMENT EXECUTE FUNCTION doorbell()"
 
 # Room in each page: a busy counter is written again and again, and stays out of the index (HOT).
 ROOM = """
