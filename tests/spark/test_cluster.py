@@ -1,8 +1,8 @@
 """Processes of Spark that are killed: executors of a cluster, and the driver of a stream."""
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +33,8 @@ def end(driver: "subprocess.Popen[bytes]") -> None:
     """Kill the driver and the JVM that it started, as a machine that fails does."""
     children = psutil.Process(driver.pid).children(recursive=True) if driver.poll() is None else []
     for child in children:
-        child.send_signal(signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):  # the JVM's own children end with it
+            child.kill()
     driver.kill()
     driver.wait()
 
