@@ -1,4 +1,4 @@
-"""Names and their limits: one place for every alphabet and length that the tables' CHECKs repeat."""
+"""Names and their limits: one place for every alphabet and length that the tables' rules repeat."""
 
 import re
 

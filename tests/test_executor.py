@@ -17,15 +17,13 @@ from dispatcher.lane import Lane
 from mailroom.errors import ConnectionFailed
 from outbox import Executable, Store
 from tests.databases import Connect
-from tests.executing import dead_of, make_things, store_of, things_of
+from tests.executing import STORE, THINGS, dead_of, make_things, store_of, things_of
 from tests.node import Node
 from tests.waiting import eventually, eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 TAKE_OVER_S = 20.0
 STOP_S = 10.0
-STORE = Store()
-THINGS = Store(target="things")
 
 
 @pytest.fixture

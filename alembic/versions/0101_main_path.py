@@ -105,9 +105,8 @@ CREATE TABLE outbox (
 """
 
 # The bell rings only while no dispatcher is awake: NOTIFY takes a lock shared by the whole cluster at commit. The
-# look is one expression, so nothing is held until commit; in WHEN it costs no function call while one is awake.
-# The condition stands here and not in a WHEN of the trigger, which PostgreSQL reads anew for each statement. One
-# expression: what it locks it lets go again at once. IF reads up to the first THEN, so the parentheses.
+# look is one expression, which lets go at once of what it locks, so nothing is held until commit. It is not in a WHEN
+# of the trigger, which PostgreSQL reads anew for each statement. Parentheses, since IF reads up to the first THEN.
 DOORBELL = """
 CREATE FUNCTION doorbell() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

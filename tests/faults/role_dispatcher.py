@@ -20,5 +20,5 @@ def play(task: Task, control: Control) -> None:
         (stamping, "CEILING_STEP", task.habits.ceiling_step),
     ):
         setattr(module, name, value)
-    lanes = [lane(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS) for lane in (Dispatcher, Executor)]
+    lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS) for make in (Dispatcher, Executor)]
     asyncio.run(run_until_signalled(lanes))
