@@ -8,7 +8,8 @@ Never in a pipeline: psycopg ends one with a Flush, after which the server's tim
 transaction does not count, so a process paused right then would keep its locks for ever.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -145,6 +146,20 @@ class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
         super().__init__(connection, row_factory=tuple_row)
 
 
+@contextmanager
+def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> Iterator[None]:
+    """Let a COPY whose session the server ends right behind it fail with `OperationalError`, as a statement does.
+
+    psycopg 3.3 takes one answer at the end of a COPY; two, "done" and "your session is terminated", are a ValueError.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not connection.broken:
+            raise
+        raise psycopg.OperationalError("the server ended the session at the end of a COPY") from error
+
+
 def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
@@ -152,7 +167,7 @@ def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
                 cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
-            with PlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
+            with end_of_copy(connection), PlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
                 stream.set_types([kind for _, kind in columns])
                 for row in rows:
                     stream.write_row(row)
@@ -168,10 +183,11 @@ async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: St
                 await cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return await cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
-            async with AsyncPlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
-                stream.set_types([kind for _, kind in columns])
-                for row in rows:
-                    await stream.write_row(row)
+            with end_of_copy(connection):
+                async with AsyncPlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
+                    stream.set_types([kind for _, kind in columns])
+                    for row in rows:
+                        await stream.write_row(row)
         case _:
             _refuse_lone_statements(connection.autocommit, connection.info.transaction_status)
     return []

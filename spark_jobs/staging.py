@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from mailroom.commit import NEW
 from mailroom.errors import MailroomError
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.transaction import run
+from mailroom.transaction import end_of_copy, run
 from spark_jobs import copying
 from spark_jobs.columns import Shape
 from spark_jobs.ledger import Batch
@@ -69,7 +69,7 @@ def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged
         token = run(connection, creating(node.schema, batch, shape.staged()))
         copy = COPY.at(schema=node.schema, table=table(token), names=", ".join(name for name, _ in shape.staged()))
         messages = 0
-        with connection.cursor() as cursor, cursor.copy(copy.sql) as stream:
+        with end_of_copy(connection), connection.cursor() as cursor, cursor.copy(copy.sql) as stream:
             stream.write(copying.HEADER)
             for some in chain([first], filled):
                 stream.write(copying.rows(shape.prepared(some), kinds))

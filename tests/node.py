@@ -61,6 +61,23 @@ class Node:
         """Return key, stage and reason of the dead letters."""
         return self.rows("SELECT key, stage, reason FROM mailroom.dead_letter ORDER BY id")
 
+    def sessions(self, name: str = "mailroom", state: str = "true") -> list[int]:
+        """Return the backends of sessions to this database whose application's name begins so, and that are in `state`.
+
+        A backend ends a moment after its client has closed the session: wait for it.
+        """
+        rows = self.rows(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ %s "
+            f"AND {state}",
+            name,
+        )
+        return [pid for (pid,) in rows]
+
+    def end_sessions(self, name: str) -> None:
+        """End them, and wait until they have ended."""
+        for pid in self.sessions(name):
+            self.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
     def rows(self, query: str, *values: object) -> list[TupleRow]:
         """Return the rows of a query."""
         return self.connection.execute(query, values).fetchall()

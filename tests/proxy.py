@@ -1,6 +1,7 @@
 """A TCP proxy before the server, so that a test can take the network away: cut it, or let it swallow everything.
 
-It also knows a COMMIT when it passes, and can lose it, its answer, or its client.
+It also knows a COMMIT when it passes, and can lose it, its answer, or its client; and the end of a COPY, behind which
+it can end the session as the server would.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 # A simple query, or the Parse of drivers that send no simple ones; and the server's word that it is done.
 COMMIT = re.compile(rb"(?:Q.{4}|P.{4}[^\0]*\0)commit;?\0", re.S | re.I)
+COPIED = re.compile(rb"C.{4}COPY \d+\0", re.S)
+TERMINATED = b"E\0\0\0\x1fSFATAL\0VFATAL\0C57P01\0Mbye\0\0"
 DONE = b"Z\0\0\0\x05I"  # the server is ready again, and in no transaction
 
 
@@ -40,6 +43,7 @@ class Proxy:
         self._choose: Callable[[], CommitFault] = lambda: CommitFault.NONE
         self._held_s: float | None = None
         self._released = asyncio.Event()
+        self._ends_copies = False
         self._streams: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[Any]] = set()
         self.port = 0
@@ -79,6 +83,10 @@ class Proxy:
     def release(self) -> None:
         """Pass on what is held."""
         self._loop.call_soon_threadsafe(self._released.set)
+
+    def end_copies(self) -> None:
+        """From now on end the session behind each COPY that has gone well, before the server says that it is ready."""
+        self._ends_copies = True
 
     def close(self) -> None:
         """End the proxy."""
@@ -138,6 +146,10 @@ class Proxy:
         while data := await source.read(65_536):
             if not self._swallows(data, link):
                 if link.fault is not CommitFault.NONE and DONE in data:
+                    break
+                copied = COPIED.search(data) if self._ends_copies else None
+                if copied:
+                    link.client.write(data[: copied.end()] + TERMINATED)
                     break
                 link.client.write(data)
                 await link.client.drain()

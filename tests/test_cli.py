@@ -236,13 +236,7 @@ def test_ctrl_c_ends_with_130_and_one_line_and_takes_nothing(dsn: str, connect: 
     holder = connect()
     holder.execute("SELECT FROM mailroom.inbox_shipping FOR UPDATE")
     call = process("inbox", "reap", "shipping", "--key", "k", dsn=dsn)
-    eventually(
-        lambda: node.rows(
-            "SELECT FROM pg_stat_activity WHERE application_name = 'mailroom inbox reap' AND wait_event_type = 'Lock'"
-            " AND datname = current_database()"
-        ),
-        timeout_s=30,
-    )
+    eventually(lambda: node.sessions("mailroom inbox reap", "wait_event_type = 'Lock'"), timeout_s=30)
     call.send_signal(signal.SIGINT)
     _, error = call.communicate(timeout=20)
     assert (call.returncode, error) == (130, "mailroom: interrupted\n")

@@ -37,7 +37,6 @@ from tests.working import LEDGER, note, noted, working
 NEVER_S = 3_600.0  # a poll that no test lives to see
 POLL_S = 0.05
 WITHIN_S = 20.0
-BELL = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
 
 
 @pytest.fixture
@@ -69,10 +68,6 @@ async def ringing(bell: Bell) -> AsyncIterator[None]:
 
 def is_delivered(node: Node, key: str) -> bool:
     return (key,) in node.delivered("key")
-
-
-def listeners(node: Node, role: str) -> list[int]:
-    return [pid for (pid,) in node.rows(BELL, f"mailroom {role}")]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
@@ -160,10 +155,10 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
     monkeypatch.setattr(lane, "WARN_AT", 1e-6)
     async with running(Dispatcher(node.dsn)):
         await eventually_async(lambda: warnings_of(caplog, "mailroom.dispatcher"))
-        [bell] = await eventually_async(lambda: listeners(node, "dispatcher bell"))
+        [bell] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))
-        assert listeners(node, "dispatcher bell") == [bell]
+        assert node.sessions("mailroom dispatcher bell") == [bell]
     [warning] = warnings_of(caplog, "mailroom.dispatcher")
     assert "queue of notifications is 0 % full" in warning
 
@@ -174,12 +169,12 @@ async def test_dispatcher_drops_its_own_listener_when_the_queue_fills_up_further
 ) -> None:
     monkeypatch.setattr(lane, "LOOK_INTERVAL_S", 0.1)
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        [bell] = await eventually_async(lambda: listeners(node, "dispatcher bell"))
+        [bell] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
         monkeypatch.setattr(lane, "WARN_AT", 1e-6)
         monkeypatch.setattr(lane, "DROP_AT", 1e-6)
-        await eventually_async(lambda: bell not in listeners(node, "dispatcher bell"))
+        await eventually_async(lambda: bell not in node.sessions("mailroom dispatcher bell"))
         monkeypatch.setattr(lane, "DROP_AT", 1)
-        await eventually_async(lambda: listeners(node, "dispatcher bell"))
+        await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))
 
@@ -213,11 +208,11 @@ async def test_session_that_has_ceased_to_listen_is_replaced(node: Node, monkeyp
     monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
     bell = Bell(node.dsn, SCHEMA, "outbox", "test bell")
     async with ringing(bell):
-        [first] = await eventually_async(lambda: listeners(node, "test bell"))
+        [first] = await eventually_async(lambda: node.sessions("mailroom test bell"))
         await eventually_async(lambda: bell._connection)
         assert bell._connection is not None
         await bell._connection.execute("UNLISTEN *")
-        await eventually_async(lambda: listeners(node, "test bell") not in ([], [first]))
+        await eventually_async(lambda: node.sessions("mailroom test bell") not in ([], [first]))
         ring = bell.next_ring()
         channel = locks.channel("'mailroom.outbox'::regclass")
         node.connection.execute(f"SELECT pg_notify({channel}, '')".encode())
@@ -232,11 +227,13 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     with proxied(node.dsn) as (network, dsn):
         async with ringing(InboxBell(dsn, SCHEMA, "shipping")):
             await eventually_async(lambda: listens(node))
-            [first] = listeners(node, "worker bell shipping")
+            [first] = node.sessions("mailroom worker bell shipping")
             network.black_hole()
             await eventually_async(lambda: network.swallowed)
             network.forward()
-            await eventually_async(lambda: listeners(node, "worker bell shipping") not in ([], [first]), WITHIN_S)
+            await eventually_async(
+                lambda: node.sessions("mailroom worker bell shipping") not in ([], [first]), WITHIN_S
+            )
 
 
 async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
@@ -248,10 +245,9 @@ async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
         await eventually_async(lambda: listens(node))
         channel = locks.channel("'mailroom.inbox_shipping'::regclass")
         node.connection.execute(f"SELECT pg_notify({channel}, n::text) FROM generate_series(1, 1000) AS n".encode())
-        beats = "SELECT FROM pg_stat_activity WHERE application_name ~ 'worker bell' AND query_start > %s"
         for _ in range(2):
             now = node.value("SELECT clock_timestamp()")
-            await eventually_async(partial(node.rows, beats, now))
+            await eventually_async(partial(node.sessions, "mailroom worker bell", f"query_start > '{now}'"))
         # Not at once: what comes with a beat's own answer is taken after it.
         await eventually_async(lambda: bell._connection is not None and not bell._connection._notifies_backlog)
 
@@ -282,12 +278,12 @@ def test_paused_listener_is_ended_by_the_server(node: Node) -> None:
     with subprocess.Popen([sys.executable, "-c", LISTENER, node.dsn]) as started:
         try:
             eventually(lambda: listens(node), WITHIN_S)
-            [listener] = listeners(node, "test bell")
+            [listener] = node.sessions("mailroom test bell")
             started.send_signal(signal.SIGSTOP)
             # Until the kernel's buffers are full and the server's process waits for its client.
             waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'ClientWrite'"
             eventually(lambda: node.connection.execute(notify) and node.rows(waits, listener), WITHIN_S)
-            eventually(lambda: listener not in listeners(node, "test bell"), WITHIN_S)
+            eventually(lambda: listener not in node.sessions("mailroom test bell"), WITHIN_S)
         finally:
             started.kill()
             started.wait()
@@ -334,9 +330,9 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
     monkeypatch.setattr(settings, "connect_async", counted)
     monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: 0.01)
     async with running(Dispatcher(private.dsn)):
-        await eventually_async(lambda: listeners(private, "dispatcher bell"))
+        await eventually_async(lambda: private.sessions("mailroom dispatcher bell"))
         with read_only(private):
-            await eventually_async(lambda: not listeners(private, "dispatcher"))
+            await eventually_async(lambda: not private.sessions("mailroom dispatcher", "application_name !~ 'bell'"))
             tries.clear()
             await eventually_async(lambda: len(tries) > 10)
         private.send("shipping", key="k")
@@ -362,10 +358,9 @@ def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, 
             closing.callback(source.dispose)
         with working(Worker(source, "shipping", note, poll_interval_s=POLL_S)):
             eventually(lambda: noted(private) == ["a"], WITHIN_S)
-            lanes = "SELECT pid FROM pg_stat_activity WHERE application_name = %s"
-            [before] = private.rows(lanes, name)
+            [before] = private.sessions(name)
             with read_only(private):
-                eventually(lambda: before not in private.rows(lanes, name), WITHIN_S)
+                eventually(lambda: before not in private.sessions(name), WITHIN_S)
             private.send("shipping", key="b")
             private.drain()
             eventually(lambda: noted(private) == ["a", "b"], WITHIN_S)

@@ -75,13 +75,6 @@ def both_lanes_lead(node: Node) -> bool:
     return bool(node.value("SELECT count(*) = 2 FROM mailroom.lease WHERE until > clock_timestamp()"))
 
 
-def sessions(node: Node) -> list[int]:
-    rows = node.rows(
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ 'mailroom'"
-    )
-    return [pid for (pid,) in rows]
-
-
 def is_delivered(node: Node, key: str) -> bool:
     return (key,) in node.delivered("key")
 
@@ -100,7 +93,7 @@ def is_asleep(node: Node) -> bool:
 
 async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
             await eventually_async(partial(is_delivered, node, key))
@@ -127,7 +120,7 @@ async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a
 ) -> None:
     network, dsn = proxy
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
         network.black_hole(only=b"dispatcher bell")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
@@ -141,7 +134,7 @@ async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
     monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(bells, "ANSWER_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
         network.black_hole(only=b"dispatcher bell")
         await eventually_async(lambda: network.swallowed)
         network.forward()
@@ -185,7 +178,7 @@ async def test_only_one_of_two_dispatchers_delivers(node: Node) -> None:
     async with running(first):
         await eventually_async(lambda: leader(node) is not None)
         async with running(second):
-            await eventually_async(lambda: len(sessions(node)) == 6)
+            await eventually_async(lambda: len(node.sessions()) == 6)
             for key in "abc":
                 node.send("shipping", key=key)
                 await eventually_async(partial(is_delivered, node, key))
@@ -197,7 +190,7 @@ async def test_standby_takes_over_at_once_from_a_leader_that_stops(node: Node) -
     async with running(first):
         await eventually_async(lambda: leader(node) is not None)
         async with running(second):
-            await eventually_async(lambda: len(sessions(node)) == 6)
+            await eventually_async(lambda: len(node.sessions()) == 6)
             first.stop()
             node.send("shipping", key="k")
             await eventually_async(lambda: second.totals.taken == 1 or first.totals.taken == 1, TAKE_OVER_S)
@@ -209,7 +202,7 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
         await eventually_async(lambda: leader(node) is not None, TAKE_OVER_S)
         standby = Dispatcher(node.dsn)
         async with running(standby):
-            await eventually_async(lambda: len(sessions(node)) == 9)
+            await eventually_async(lambda: len(node.sessions()) == 9)
             found = leader(node)
             assert found is not None
             assert found[0] == first.pid
@@ -229,7 +222,7 @@ async def test_new_leader_ends_the_session_of_one_that_hangs(node: Node) -> None
         _, backend, _ = found
         first.send_signal(signal.SIGSTOP)
         async with running(Dispatcher(node.dsn)):
-            await eventually_async(lambda: backend not in sessions(node), TAKE_OVER_S)
+            await eventually_async(lambda: backend not in node.sessions(), TAKE_OVER_S)
             node.send("shipping", key="k")
             await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
 
@@ -263,8 +256,8 @@ def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Conne
 async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         for key in "abc":
-            await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
-            for pid in sessions(node):
+            await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+            for pid in node.sessions():
                 node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             node.send("shipping", key=key)
             await eventually_async(partial(is_delivered, node, key), TAKE_OVER_S)
@@ -272,11 +265,8 @@ async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(no
 
 async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_has_one(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
-        [(bell,)] = node.rows(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ 'bell'"
-        )
-        node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [bell])
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        node.end_sessions("mailroom dispatcher bell")
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
 
@@ -287,7 +277,7 @@ async def test_dispatcher_comes_back_when_the_network_does(node: Node, proxy: tu
         await eventually_async(lambda: is_asleep(node))
         network.cut()
         node.send("shipping", key="k")
-        await eventually_async(lambda: not sessions(node))
+        await eventually_async(lambda: not node.sessions())
         network.restore()
         await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
 
@@ -365,7 +355,7 @@ async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
     network, dsn = proxy
     monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(sessions(node)) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
         network.black_hole(only=b"dispatcher bell")
         await eventually_async(lambda: network.swallowed)
 
@@ -376,4 +366,4 @@ async def test_cancelled_dispatcher_leaves_no_task_and_no_session(node: Node) ->
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await eventually_async(lambda: not sessions(node))
+    await eventually_async(lambda: not node.sessions())

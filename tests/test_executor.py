@@ -24,6 +24,7 @@ from tests.waiting import eventually, eventually_async
 NEVER_S = 3_600.0  # a poll that no test lives to see
 TAKE_OVER_S = 20.0
 STOP_S = 10.0
+EXECUTOR = "mailroom executor"
 
 
 @pytest.fixture
@@ -71,13 +72,6 @@ def leaders(node: Node) -> dict[str, int]:
     return dict(node.rows("SELECT role, epoch FROM mailroom.lease WHERE until > clock_timestamp()"))
 
 
-def sessions(node: Node, name: str = "mailroom executor") -> list[int]:
-    rows = node.rows(
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name ^@ %s", name
-    )
-    return [pid for (pid,) in rows]
-
-
 def is_asleep(node: Node) -> bool:
     """Tell whether an executor leads and has let go of "awake"."""
     locks = node.value(
@@ -85,7 +79,7 @@ def is_asleep(node: Node) -> bool:
         "AND objid = ('mailroom.outbox_executable'::regclass::oid::bigint - 2147483648)::integer::oid "
         "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
-    return "executor" in leaders(node) and locks == 0 and len(sessions(node)) >= 3
+    return "executor" in leaders(node) and locks == 0 and len(node.sessions(EXECUTOR)) >= 3
 
 
 # -- Executing --------------------------------------------------------------------------------------------------------
@@ -150,7 +144,7 @@ async def test_only_one_of_two_executors_executes_and_the_other_takes_over(node:
     async with running(first):
         await eventually_async(lambda: leaders(node) == {"executor": 1})
         async with running(second):
-            await eventually_async(lambda: len(sessions(node)) == 6)
+            await eventually_async(lambda: len(node.sessions(EXECUTOR)) == 6)
             for nth in (1, 2, 3):
                 increment(node, "n")
                 await eventually_async(partial(is_counted, node, "n", nth))
@@ -189,7 +183,7 @@ async def test_executor_connects_again_when_all_its_sessions_are_terminated(node
     async with running(Executor(node.dsn, poll_interval_s=NEVER_S)):
         for nth in (1, 2):
             await eventually_async(lambda: is_asleep(node), TAKE_OVER_S)
-            for pid in sessions(node):
+            for pid in node.sessions(EXECUTOR):
                 node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             increment(node, "n")
             await eventually_async(partial(is_counted, node, "n", nth), TAKE_OVER_S)
@@ -206,7 +200,7 @@ async def test_rows_of_a_target_that_somebody_locks_do_not_end_it(
     increment(node, "1", store=THINGS)
     async with running(Executor(node.dsn, poll_interval_s=0.05)) as task:
         await eventually_async(lambda: things_of(node.connection) == {1: [None, 1]})
-        before = set(sessions(node))
+        before = set(node.sessions(EXECUTOR))
         other = connect()
         other.execute("SELECT FROM app.thing FOR UPDATE")
         increment(node, "n")
@@ -215,7 +209,7 @@ async def test_rows_of_a_target_that_somebody_locks_do_not_end_it(
             await eventually_async(lambda: waits(node))
             await eventually_async(lambda: not waits(node))
         assert not task.done()
-        assert set(sessions(node)) == before
+        assert set(node.sessions(EXECUTOR)) == before
         other.rollback()
         await eventually_async(lambda: things_of(node.connection) == {1: [None, 2]})
         await eventually_async(lambda: counted(node, "n") == 1)
@@ -223,7 +217,7 @@ async def test_rows_of_a_target_that_somebody_locks_do_not_end_it(
 
 
 def waits(node: Node) -> bool:
-    return any(node.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", pid) for pid in sessions(node))
+    return any(node.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", pid) for pid in node.sessions(EXECUTOR))
 
 
 async def test_function_that_runs_long_does_not_hold_up_the_end(node: Node, connect: Connect) -> None:
@@ -236,11 +230,9 @@ async def test_function_that_runs_long_does_not_hold_up_the_end(node: Node, conn
         increment(node, "n")
         with node.connection.transaction():
             STORE.call(node.connection, "slow")
-        await eventually_async(
-            lambda: node.value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == 1
-        )
+        await eventually_async(lambda: node.sessions(EXECUTOR, "wait_event = 'PgSleep'"))
     # Cut off in the middle of it, and nothing is lost.
-    await eventually_async(lambda: sessions(node) == [])
+    await eventually_async(lambda: node.sessions(EXECUTOR) == [])
     assert node.rows("SELECT operation FROM mailroom.outbox_executable WHERE operation = 'call'") == [("call",)]
     assert dead_of(node.connection) == []
 

@@ -94,11 +94,7 @@ def leader(node: Node) -> int | None:
 
 
 def sessions(node: Node) -> int:
-    found = node.value(
-        "SELECT count(*) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND application_name ^@ 'mailroom dispatcher'"
-    )
-    return int(found)
+    return len(node.sessions("mailroom dispatcher"))
 
 
 def delivered(node: Node) -> list[str]:

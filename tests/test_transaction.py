@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, cast
@@ -24,6 +24,7 @@ from mailroom.schema import create_inbox
 from mailroom.testing import deliver, deliver_async, sent, sent_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.databases import Connect
+from tests.proxy import proxied
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 LATER = datetime(2026, 7, 1, 12, 30, 15, 123456, UTC)
@@ -363,6 +364,23 @@ def test_errors_of_the_driver_pass_through(dsn: str, connect: Connect) -> None:
         OUTBOX.send(connection, "t", 1)
     with pytest.raises(psycopg.errors.InFailedSqlTransaction):
         OUTBOX.send_many(connection, [Outgoing("t", 1)])
+
+
+def test_session_ended_right_behind_a_copy_is_a_lost_connection(dsn: str) -> None:
+    """psycopg by itself says "too many values to unpack", for which nobody tries again."""
+    with proxied(dsn) as (network, through), closing(psycopg.connect(through)) as connection:
+        network.end_copies()
+        with pytest.raises(psycopg.OperationalError, match="end of a COPY"):
+            OUTBOX.send_many(connection, MANY)
+
+
+async def test_async_session_ended_right_behind_a_copy_is_a_lost_connection(dsn: str) -> None:
+    with proxied(dsn) as (network, through):
+        network.end_copies()
+        connection = await psycopg.AsyncConnection.connect(through)
+        with pytest.raises(psycopg.OperationalError, match="end of a COPY"):
+            await ASYNC_OUTBOX.send_many(connection, MANY)
+        await connection.close()
 
 
 @pytest.mark.parametrize("thing", [None, "postgresql://", object(), sa.create_engine("sqlite://").connect()])

@@ -168,7 +168,7 @@ def killed(dsn: str, directory: str, step: str) -> None:
 def test_killed_at_any_step_it_goes_on_from_there(node: Node, directory: str, step: str) -> None:
     sent = fill(node)
     killed(node.dsn, directory, step)
-    eventually(lambda: node.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'drain'") == 0)
+    eventually(lambda: node.sessions("mailroom spark drain") == [])
     check_committed(
         node,
         sent,
@@ -198,7 +198,7 @@ def test_lost_connection_rolls_back_and_the_drain_goes_on(node: Node, directory:
     def severing(self: EpochFile) -> None:
         seal(self)
         if todo and todo.pop():
-            node.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ 'drain'")
+            node.end_sessions("mailroom spark drain")
 
     with mock.patch.object(EpochFile, "seal", severing):
         assert drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
@@ -248,9 +248,8 @@ def test_error_while_writing_reaps_nothing_and_leaves_no_file(node: Node, direct
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory).messages == MESSAGES
 
 
-def waiting_drains(node: Node) -> int:
-    drains = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'drain' AND datname = current_database()"
-    return int(node.value(f"{drains} AND wait_event_type = 'Lock'"))
+def waiting_drains(node: Node) -> list[int]:
+    return node.sessions("mailroom spark drain", "wait_event_type = 'Lock'")
 
 
 def test_file_of_a_failed_attempt_is_deleted_at_once(node: Node, directory: str) -> None:

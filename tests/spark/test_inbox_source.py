@@ -124,10 +124,7 @@ def test_messages_reaped_meanwhile_are_missing_and_nobody_waits(
         node.connection.execute("SET lock_timeout = '1s'")
         with node.connection.transaction():
             node.connection.execute("LOCK TABLE mailroom.inbox_shipping")
-        sessions = (
-            "SELECT state, backend_xmin FROM pg_stat_activity WHERE application_name = 'mailroom spark read shipping'"
-        )
-        assert node.rows(sessions) == [("idle", None)]
+        assert len(node.sessions("mailroom spark read shipping", "state = 'idle' AND backend_xmin IS NULL")) == 1
         node.connection.execute("DELETE FROM mailroom.inbox_shipping WHERE clock <= 20")
         assert numbers(reading) == list(range(21, 31))
 

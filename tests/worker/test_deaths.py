@@ -223,9 +223,7 @@ def test_note_removed_by_the_worker_that_wrote_it_though_its_session_was_lost(no
     mine, note = Notes(node.dsn, "mailroom", "shipping"), Note()
     mine.write(note, Inbox("shipping").peek(node.connection))
     eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
-    node.connection.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ 'worker notes'"
-    )
+    node.end_sessions("mailroom worker notes")
     mine.clear(note)
     mine.close()
     assert node.rows("SELECT FROM mailroom.worker") == []

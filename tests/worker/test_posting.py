@@ -48,7 +48,7 @@ def test_what_is_sent_arrives_in_order_on_one_session(node: Node, post: Post) ->
     post.send(step(20))
     post.close()
     assert posted(node) == list(range(21))
-    assert node.value("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'post'") == 0
+    eventually(lambda: node.sessions("mailroom post") == [])
 
 
 def test_nobody_waits_for_what_is_sent(node: Node, post: Post, connect: Connect) -> None:
@@ -78,9 +78,7 @@ def test_what_the_server_refused_shows_at_the_next_use_and_not_again(node: Node,
 def test_session_that_was_lost_is_made_anew(node: Node, post: Post) -> None:
     post.send(step(1))
     eventually(lambda: posted(node) == [1])
-    node.connection.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ 'post'"
-    )
+    node.end_sessions("mailroom post")
     post.send(step(2))
     eventually(lambda: posted(node) == [1, 2])
 
@@ -106,7 +104,7 @@ def test_what_stood_in_line_for_too_long_is_sent_again(node: Node, connect: Conn
     post, holder = Post(node.dsn, "post", {"lock_timeout": "50ms"}), connect()
     holder.execute("INSERT INTO posted VALUES (1)")
     post.send(ONCE.at(schema="public")(n=1))
-    eventually(lambda: node.rows("SELECT FROM pg_stat_activity WHERE application_name ~ 'post' AND state = 'idle'"))
+    eventually(lambda: node.sessions("mailroom post", "state = 'idle' AND query ~ 'INSERT'"))
     holder.rollback()
     post.settle()
     assert posted(node) == [1]

@@ -272,7 +272,7 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
     monkeypatch.setattr(InboxBell, "run", run)
     monkeypatch.setattr(workers, "CANCELLED_S", 0.01)
     async with working_async(AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=0.01)):
-        await eventually_async(lambda: node.rows("SELECT FROM pg_stat_activity WHERE application_name ~ 'shipping'"))
+        await eventually_async(lambda: node.sessions("mailroom worker shipping"))
     assert len(swallowed) == 2
 
 
