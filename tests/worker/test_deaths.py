@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from inbox import AsyncWorker, Inbox, Message, Skip, Worker, lane
 from inbox import note as notes
@@ -157,9 +158,8 @@ def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_
         with pytest.raises(ZeroDivisionError):
             mine.take_over()
     mine.take_over()
-    assert (
-        node.rows("SELECT FROM pg_stat_activity WHERE datname = current_database() AND state ~ 'in transaction'") == []
-    )
+    with mine._look.session() as connection:
+        assert connection.info.transaction_status is TransactionStatus.IDLE
     mine.close()
 
 
