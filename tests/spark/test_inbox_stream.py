@@ -257,12 +257,13 @@ def test_a_commit_that_did_not_happen_is_made_up_for(reader: InboxStreamReader, 
 def test_a_second_stream_is_refused(
     reader: InboxStreamReader, node: Node, spark_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_stream, "PATIENCE_MS", 10)
     node.inbox("other")
     reader.initialOffset()
     second = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
-    with pytest.raises(ConfigurationError, match="Another stream reads inbox 'shipping'"):
-        second.initialOffset()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(inbox_stream, "PATIENCE_MS", 10)
+        with pytest.raises(ConfigurationError, match="Another stream reads inbox 'shipping'"):
+            second.initialOffset()
     other = InboxStreamReader(SparkNode(dsn=spark_dsn), "other", None, 10)
     other.initialOffset()
     other.stop()
