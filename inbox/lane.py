@@ -291,10 +291,11 @@ def is_passing(error: Exception, batch: Batch) -> bool:
     if batch.message is not None and not batch.ends:
         # A handler may lose connections of its own; that is a failure of its message.
         return batch.lost
+    cause = getattr(error, "orig", None) or error
     return (
         state == READ_ONLY
         or state[:2] in ("08", "53", "57")
-        or isinstance(
-            getattr(error, "orig", None) or error, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError
-        )
+        or isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError)
+        # psycopg's own, not the server's: a session that ended right behind a BEGIN or COMMIT gave two answers to it.
+        or (isinstance(cause, psycopg.InternalError) and not state)
     )

@@ -1,7 +1,7 @@
 """A TCP proxy before the server, so that a test can take the network away: cut it, or let it swallow everything.
 
-It also knows a COMMIT when it passes, and can lose it, its answer, or its client; and the end of a COPY, behind which
-it can end the session as the server would.
+It also knows a COMMIT when it passes, and can lose it, its answer, or its client. And it can end a session right behind
+a command that has gone well, as the server may: between the word that it is done and the word that it is ready again.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ T = TypeVar("T")
 
 # A simple query, or the Parse of drivers that send no simple ones; and the server's word that it is done.
 COMMIT = re.compile(rb"(?:Q.{4}|P.{4}[^\0]*\0)commit;?\0", re.S | re.I)
-COPIED = re.compile(rb"C.{4}COPY \d+\0", re.S)
 TERMINATED = b"E\0\0\0\x1fSFATAL\0VFATAL\0C57P01\0Mbye\0\0"
 DONE = b"Z\0\0\0\x05I"  # the server is ready again, and in no transaction
 
@@ -43,11 +42,12 @@ class Proxy:
         self._choose: Callable[[], CommitFault] = lambda: CommitFault.NONE
         self._held_s: float | None = None
         self._released = asyncio.Event()
-        self._ends_copies = False
+        self._ended = (b"", b"")
         self._streams: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[Any]] = set()
         self.port = 0
         self.swallowed = 0  # bytes that went into the black hole
+        self.endings = 0  # sessions that are yet to be ended
         self.commits: list[CommitFault] = []  # what happened to each COMMIT so far
         self._listener: asyncio.Server
         self._do(self._listen())
@@ -84,9 +84,9 @@ class Proxy:
         """Pass on what is held."""
         self._loop.call_soon_threadsafe(self._released.set)
 
-    def end_copies(self) -> None:
-        """From now on end the session behind each COPY that has gone well, before the server says that it is ready."""
-        self._ends_copies = True
+    def end_behind(self, command: bytes, times: int = 1, *, only: bytes = b"") -> None:
+        """End the sessions in whose beginning `only` occurs right behind `command`, the next times that one is done."""
+        self._ended, self.endings = (command, only), times
 
     def close(self) -> None:
         """End the proxy."""
@@ -147,9 +147,8 @@ class Proxy:
             if not self._swallows(data, link):
                 if link.fault is not CommitFault.NONE and DONE in data:
                     break
-                copied = COPIED.search(data) if self._ends_copies else None
-                if copied:
-                    link.client.write(data[: copied.end()] + TERMINATED)
+                if end := self._end(data, link):
+                    link.client.write(data[:end] + TERMINATED)
                     break
                 link.client.write(data)
                 await link.client.drain()
@@ -161,6 +160,15 @@ class Proxy:
         swallows = self._swallowed is not None and self._swallowed in link.begun
         self.swallowed += len(data) if swallows else 0
         return swallows
+
+    def _end(self, data: bytes, link: "_Link") -> int:
+        """Return where the command has ended behind which the session is to end; 0 if it goes on."""
+        command, only = self._ended
+        done = re.search(rb"C.{4}" + command + rb"[ \d]*\0", data, re.S) if self.endings else None
+        if done is None or only not in link.begun:
+            return 0
+        self.endings -= 1
+        return done.end()
 
     async def _commit(self, link: "_Link") -> bool:
         """Tell whether to pass the COMMIT on."""

@@ -126,6 +126,17 @@ def test_work_whose_commit_lost_its_answer_is_not_run_again(
     assert through[0].commits == [CommitFault.SWALLOW, CommitFault.NONE]  # the second is the resolver's
 
 
+@pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
+def test_work_whose_session_ended_right_behind_a_command_commits_once(
+    node: Node, caller: Client, through: tuple[Proxy, str], command: bytes
+) -> None:
+    through[0].end_behind(command)
+    work = Work()
+    assert caller.atomically(work) == "result 1"
+    assert ledger(node) == ["run 1"]
+    assert not through[0].endings
+
+
 def test_work_whose_commit_never_arrived_is_run_again(node: Node, caller: Client, through: tuple[Proxy, str]) -> None:
     through[0].at_next_commits(CommitFault.CUT)
     work = Work()

@@ -99,6 +99,21 @@ async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
             await eventually_async(partial(is_delivered, node, key))
 
 
+@pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
+async def test_dispatcher_whose_session_ended_right_behind_a_command_goes_on(
+    node: Node, proxy: tuple[Proxy, str], command: bytes
+) -> None:
+    network, dsn = proxy
+    async with running(Dispatcher(dsn, poll_interval_s=0.05)):
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        network.end_behind(command, 3, only=b"mailroom dispatcher\0")
+        for key in ("a", "b", "c"):
+            node.send("shipping", key=key)
+            await eventually_async(partial(is_delivered, node, key), TAKE_OVER_S)
+        await eventually_async(lambda: not network.endings, TAKE_OVER_S)
+    assert node.delivered("key") == [("a",), ("b",), ("c",)]
+
+
 async def test_what_was_sent_before_it_started_is_delivered(node: Node) -> None:
     node.send("shipping", key="k")
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):

@@ -369,14 +369,14 @@ def test_errors_of_the_driver_pass_through(dsn: str, connect: Connect) -> None:
 def test_session_ended_right_behind_a_copy_is_a_lost_connection(dsn: str) -> None:
     """psycopg by itself says "too many values to unpack", for which nobody tries again."""
     with proxied(dsn) as (network, through), closing(psycopg.connect(through)) as connection:
-        network.end_copies()
+        network.end_behind(b"COPY")
         with pytest.raises(psycopg.OperationalError, match="end of a COPY"):
             OUTBOX.send_many(connection, MANY)
 
 
 async def test_async_session_ended_right_behind_a_copy_is_a_lost_connection(dsn: str) -> None:
     with proxied(dsn) as (network, through):
-        network.end_copies()
+        network.end_behind(b"COPY")
         connection = await psycopg.AsyncConnection.connect(through)
         with pytest.raises(psycopg.OperationalError, match="end of a COPY"):
             await ASYNC_OUTBOX.send_many(connection, MANY)

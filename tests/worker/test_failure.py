@@ -17,6 +17,7 @@ from mailroom.errors import DecodeError
 from mailroom.transaction import run
 from tests.databases import Connect
 from tests.node import Node, send
+from tests.proxy import proxied
 from tests.waiting import eventually, eventually_async
 from tests.working import (
     NEVER_S,
@@ -408,6 +409,20 @@ def test_connection_lost_at_commit_is_no_attempt(node: Node, monkeypatch: pytest
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: noted(node) == ["a", "b"][:messages], WITHIN_S)
+    assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
+
+
+@pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
+@pytest.mark.parametrize("messages", [1, 2])
+def test_session_ended_right_behind_a_begin_or_commit_is_no_attempt(node: Node, command: bytes, messages: int) -> None:
+    """psycopg has an error of its own for that, which is neither the server's nor an OperationalError."""
+    deliver(node, "first")
+    keys = [*"ab"[:messages]]
+    with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", note, poll_interval_s=0.05)):
+        eventually(lambda: noted(node) == ["first"], WITHIN_S)  # it runs
+        network.end_behind(command, 3, only=b"mailroom worker shipping\0")
+        deliver(node, *keys)
+        eventually(lambda: noted(node) == ["first", *keys] and not network.endings, WITHIN_S)
     assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
 
 
