@@ -106,7 +106,7 @@ class Attempt:
             yield
         except BaseException as error:
             # Kept: leaving `connect` may fail in its turn, and closes the connection as a matter of course.
-            self._lost, self._code = is_lost(error, connection), sqlstate(error)
+            self._lost, self._code = is_lost(error, connection) or _is_given_up(error), sqlstate(error)
             if self._phase is Phase.COMMITTING:
                 self._name_token(error)
             raise
@@ -157,6 +157,16 @@ class Attempt:
         if found is not Next.RAISE:
             log.info("%s while %s: %s", type(error).__name__, self._phase.value, found.value)
         return found
+
+
+def _is_given_up(error: BaseException) -> bool:
+    """Tell whether psycopg gave up a session that there was, without a word of the server's.
+
+    "connection socket closed" is such an error: the connection is not `broken` after it, nor is it of any use. Errors
+    of connecting, which the work may do elsewhere, have a `pgconn` or a class of their own.
+    """
+    cause = getattr(error, "orig", None) or error
+    return type(cause) is psycopg.OperationalError and not cause.sqlstate and cause.pgconn is None
 
 
 def _refuse_to_join(connection: object) -> None:

@@ -152,6 +152,32 @@ def test_resolver_that_loses_its_own_answer_asks_again(node: Node, caller: Clien
     assert (work.runs, ledger(node)) == (2, ["run 2"])
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_session_that_psycopg_gives_up_within_the_work_is_made_anew(node: Node, caller: Client, wrapped: bool) -> None:
+    """As it does when the socket hangs up while it waits: the connection does not count as broken then."""
+
+    def within(nth: int) -> Operation[None]:
+        if nth == 1:
+            hung_up = psycopg.OperationalError("connection socket closed")
+            raise sa.exc.OperationalError("SELECT", {}, hung_up) if wrapped else hung_up
+        yield NOTE.at()(what="after")
+
+    work = Work(within)
+    assert caller.atomically(work) == "result 2"
+    assert ledger(node) == ["run 2", "after"]
+
+
+def test_connection_that_the_work_fails_to_make_elsewhere_is_its_own_failure(node: Node, caller: Client) -> None:
+    def within(_: int) -> Operation[None]:
+        psycopg.connect("host=127.0.0.1 port=1")
+        yield NOTE.at()(what="after")
+
+    work = Work(within)
+    with pytest.raises(psycopg.OperationalError, match="port 1 failed"):
+        caller.atomically(work)
+    assert (work.runs, ledger(node)) == (1, [])
+
+
 def test_connection_lost_within_the_work_is_made_anew(node: Node, caller: Client) -> None:
     def within(nth: int) -> Operation[None]:
         [(pid,)] = yield PID.at()()
