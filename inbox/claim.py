@@ -51,7 +51,7 @@ HEALED = """
 healed AS (
     DELETE FROM {schema}.key_state s
     USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
-    WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock)"""
+    WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock)"""
 
 # The head is asked for by its clock, never by LIMIT 1 FOR UPDATE, which walks past a head that moved away. A head that
 # another transaction holds is waited for; deleted by it, no row comes back and the caller looks again.
@@ -122,6 +122,9 @@ DUE_IN_S = (
 # (`walk`, `far`) from a cursor that goes round, so what a claim costs does not depend on the rows of keys that others
 # hold. A key's share shrinks with the number of keys had, so one deep key leaves room for the others.
 # FOR UPDATE stands inside LATERAL so that heads are looked up one by one and no more are locked than are wanted.
+# A worker records a failure before it rolls back, so whoever gets a key's lock after it finds the key in trouble; but
+# only in a snapshot taken with the lock in hand. `in_trouble` is volatile and looks in one (`told`): this statement's
+# own may be older than the record, and the key would be tried at once instead of after its back-off.
 REAP_ANY = Sql(
     f"""
 WITH RECURSIVE bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
@@ -156,11 +159,15 @@ far AS MATERIALIZED (
         SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l),
 locked AS MATERIALIZED (SELECT key, clock FROM near UNION ALL SELECT key, clock FROM far),
+told AS MATERIALIZED (SELECT key, retry_at FROM {{schema}}.in_trouble('{{inbox}}', ARRAY(SELECT key FROM locked))),
+had AS MATERIALIZED (
+    SELECT key, clock FROM locked
+    WHERE NOT EXISTS (SELECT FROM told AS s WHERE s.key = locked.key AND ({{left_out}}))),
 picked AS MATERIALIZED (
-    SELECT i.* FROM locked AS l, LATERAL (
+    SELECT i.* FROM had AS h, LATERAL (
         SELECT ctid AS place, clock, {SIZE} AS size FROM {{schema}}.inbox_{{inbox}}
-        WHERE key = l.key AND clock >= l.clock ORDER BY clock
-        LIMIT (SELECT least({{per_key}}, ceil({{total}}::float8 / count(*)::float8))::bigint FROM locked)) AS i
+        WHERE key = h.key AND clock >= h.clock ORDER BY clock
+        LIMIT (SELECT least({{per_key}}, ceil({{total}}::float8 / count(*)::float8))::bigint FROM had)) AS i
     ORDER BY i.clock LIMIT {{total}}),{FITTING},
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
@@ -205,11 +212,13 @@ class Claimed:
     """What a claim took, in clock order; and in how many seconds a key in trouble is to be tried, None if none is.
 
     `is_all`: there was nothing else to be had, but for keys in trouble and those that others hold.
+    `ended`: a message that had had its last attempt, and was moved to where it ends (`inbox.due`).
     """
 
     messages: list[Message]
     due_in_s: float | None
     is_all: bool
+    ended: Message | None = None
 
 
 def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[Claimed, str]]:
@@ -235,38 +244,3 @@ def reaping_rows(schema: str, inbox: str, share: Share, cursor: str) -> Operatio
         if taken or reached == cursor or (turned and not "" < reached < first):
             return taken, last
         cursor, turned = reached, turned or not reached
-
-
-# One message, the head of a key in trouble whose time has come: alone in its transaction, so that what goes wrong is
-# its own doing. A key whose head somebody holds is passed over; keys are looked at one by one until one can be had.
-# It tells when the next one is due: of those that are already, only if it had one, since it had passed them over.
-OTHERS = "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key OR gone.clock < key_state.clock)"
-REAP_DUE = Sql(
-    f"""
-WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
-due AS MATERIALIZED (
-    SELECT key FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND retry_at <= now() ORDER BY retry_at, key),
-head AS MATERIALIZED (
-    SELECT l.place FROM (SELECT * FROM due) AS d, LATERAL (
-        SELECT ctid AS place FROM {{schema}}.inbox_{{inbox}} AS i
-        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
-                                           WHERE key = d.key AND clock > (SELECT floor FROM bound))
-        FOR UPDATE SKIP LOCKED) AS l
-    LIMIT 1),
-gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING head WHERE i.ctid = head.place RETURNING i.*),
-{HEALED}
-SELECT {SELECTED}, NULL::float8, NULL::boolean FROM gone
-UNION ALL
-SELECT {NULLS}, {DUE_IN_S.format(f" AND ({OTHERS})")}, {UNPINNED}
-ORDER BY clock
-""",
-    columns=(*COLUMNS, "float8", "boolean"),
-)
-
-
-def reaping_due(schema: str, inbox: str) -> Operation[Claimed]:
-    """Take one message of a key in trouble whose time has come, if one can be had."""
-    yield IN_TRANSACTION
-    taken, (*_, due_in_s, _) = yield from _pinned(REAP_DUE.at(schema=schema, inbox=inbox)())
-    return Claimed([Message(*row[:-2]) for row in taken], due_in_s, is_all=True)

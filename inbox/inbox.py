@@ -1,6 +1,7 @@
 """The consumer's side: reap a key's messages in clock order, in the transaction that uses them."""
 
-from inbox.claim import Claimed, Share, reaping_any, reaping_due, reaping_key
+from inbox.claim import Claimed, Share, reaping_any, reaping_key
+from inbox.due import reaping_due
 from inbox.look import counting, finding, peeking
 from mailroom.keys import Key, key_text
 from mailroom.limits import count
@@ -35,7 +36,7 @@ class _Named:
         return claimed
 
     def claiming_due(self) -> Operation[Claimed]:
-        """Take one message of a key in trouble whose time has come."""
+        """Take one message of a key in trouble whose time has come, or end it."""
         return self._known(reaping_due(self.schema, self.name))
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:

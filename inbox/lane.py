@@ -1,104 +1,32 @@
 """A lane of a worker: batch after batch, asleep when there is nothing, and what is done when one fails.
 
-A batch that fails is rolled back. If its worker knows which message is to blame, that attempt is recorded and the
-others go on; if nobody knows, the keys of the batch are tried one message at a time, until it shows.
+A batch that fails is rolled back. What follows is recorded before (`inbox.blame`), while it still locks its messages.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import psycopg
 
+from inbox.batch import Batch, blaming, is_passing
 from inbox.claim import Claimed
-from inbox.failure import Recorded, recording, suspecting
-from inbox.note import Note, Notes, last_clocks
+from inbox.failure import Recorded
+from inbox.frames import frames
+from inbox.note import Note, Notes
 from inbox.sleeping import InboxBell
 from mailroom import backoff
 from mailroom.bell import heard
 from mailroom.message import Message
 from mailroom.operation import Operation, T
-from mailroom.sqlstate import ABORTED, READ_ONLY, RETRIED, sqlstate
-from mailroom.transaction import is_aborted
 
 log = logging.getLogger("mailroom.worker")
 
 LONGEST_PAUSE_S = 10.0
-
-
-class HandlerFailed(Exception):
-    """A handler caught an error of the database and returned, as if its transaction could still be committed."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """One batch, and how far it came.
-
-    `due` asks for one message of a key in trouble instead of a full batch. `claimed` is what a claim gave, at that
-    monotonic time. `message` is the one that is to blame if the batch fails now; `lost` says that its connection was
-    lost while it was handled. `open`: handlers have begun, and the batch may fail by what they did; `ends`: all have
-    returned.
-    """
-
-    due: bool = False
-    claimed: Claimed | None = None
-    claimed_at: float = 0.0
-    message: Message | None = None
-    lost: bool = False
-    open: bool = False
-    ends: bool = False
-
-    @property
-    def messages(self) -> list[Message]:
-        """What was claimed; nothing as long as nothing is."""
-        return self.claimed.messages if self.claimed else []
-
-    @contextlib.contextmanager
-    def handling(self, message: Message, connection: Any) -> Iterator[None]:
-        """Call the handler within."""
-        self.message, self.open = message, True
-        try:
-            yield
-            if is_aborted(connection):
-                raise HandlerFailed("the handler returned, but a statement had failed in its transaction")
-        except asyncio.CancelledError as error:
-            if _is_cancelled():
-                raise
-            # Of something that the handler waited for; the worker itself goes on.
-            raise HandlerFailed("the handler was cancelled") from error
-        except Exception as error:
-            # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
-            self.lost = bool(getattr(connection, "closed", False) or getattr(connection, "invalidated", False))
-            if sqlstate(error) == ABORTED:
-                self.message = None  # a statement had failed before, perhaps one of an earlier message's handler
-            raise
-        finally:
-            if len(self.messages) == 1:
-                self.message = message
-
-    def handled(self) -> None:
-        """Say that all handlers have returned: what fails now is the COMMIT, and only one message can be blamed."""
-        self.ends = True
-        if len(self.messages) > 1:
-            self.message = None
-
-    def committed(self) -> None:
-        """Say that what fails from now on is no message's fault."""
-        self.message, self.open = None, False
-
-
-def _is_cancelled() -> bool:
-    """Tell whether the task that runs this was told to end; a thread never is."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return False
-    return task is not None and task.cancelling() > 0
 
 
 class Due:
@@ -163,6 +91,10 @@ class Service(Protocol):
         """Run an operation in a transaction of its own."""
         ...
 
+    async def report(self, message: Message | None, error: Exception) -> None:
+        """Hand an error of a handler over to whom the user named."""
+        ...
+
 
 class Lane:
     """One lane; `due` and `notes` are shared with the worker's other lanes."""
@@ -176,6 +108,7 @@ class Lane:
         self._batch = Batch()
         self._failures = 0
         self._is_drained = False
+        self._was_due = False
 
     async def run(self) -> None:
         """Work until the worker stops; raises what no retry mends."""
@@ -192,7 +125,8 @@ class Lane:
 
     async def _turn(self) -> None:
         try:
-            if not self._due.in_s():
+            # In turns with full batches, as long as there are any: keys in trouble do not hold up the healthy ones.
+            if not self._due.in_s() and not (self._was_due and not self._is_drained):
                 await self._work(due=True)
             elif self._is_drained:
                 await self._sleep()
@@ -220,6 +154,7 @@ class Lane:
 
     async def _work(self, *, due: bool = False) -> None:
         self._batch = batch = Batch(due)
+        self._was_due = due
         try:
             await self._service.work(batch, self._note)
         finally:
@@ -230,22 +165,26 @@ class Lane:
         if not batch.due:
             self._is_drained = claimed.is_all
             self._due.told(claimed.due_in_s, batch.claimed_at)
-        elif claimed.messages:
+        elif claimed.messages or claimed.ended:
             self._due.had(claimed.due_in_s, batch.claimed_at)
         else:
             self._due.missed(claimed.due_in_s, batch.claimed_at)
 
     async def _recover(self, error: Exception) -> None:
-        batch = self._batch
+        batch, service = self._batch, self._service
         try:
             if is_passing(error, batch):
                 await self._pause(error, "trying the batch again")
-            elif batch.message is not None:
-                await self._record(batch.message, error)
-            elif batch.open:
-                await self._suspect(batch.messages, error)
-            else:
+            elif not batch.open:
                 raise error
+            else:
+                # Only what failed at its COMMIT, or could not be recorded before it was rolled back, is recorded now.
+                recorded = batch.recorded
+                if recorded is None:
+                    recorded = await service.within(
+                        blaming(service.schema, service.name, batch, error, service.fatal)
+                    )
+                await self._tell(recorded, error)
         except Exception as trouble:
             if trouble is error or not is_passing(trouble, Batch()):
                 raise
@@ -259,43 +198,17 @@ class Lane:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._service.stopping.wait(), pause_s)
 
-    async def _record(self, message: Message, error: Exception) -> None:
-        service = self._service
-        recorded: Recorded = await service.within(
-            recording(service.schema, service.name, message, error, service.fatal)
-        )
+    async def _tell(self, recorded: Recorded, error: Exception) -> None:
+        service, batch = self._service, self._batch
         self._due.recorded(recorded.due_in_s)
         # Not the error's text: it may hold what the message holds.
-        log.warning(
-            "%s: %s failed, attempt %d: %s; %s",
-            service.name, message.id, recorded.attempt, type(error).__name__, recorded.fate,
-        )  # fmt: skip
-
-    async def _suspect(self, messages: list[Message], error: Exception) -> None:
-        service = self._service
-        keys = last_clocks(messages)
-        reason = f"in a batch that failed: {type(error).__name__}"
-        await service.within(suspecting(service.schema, service.name, list(keys), list(keys.values()), reason))
-        self._due.recorded(0)
-        log.warning(
-            "%s: a batch of %d failed (%s), trying its messages one by one",
-            service.name, len(messages), type(error).__name__,
-        )  # fmt: skip
-
-
-def is_passing(error: Exception, batch: Batch) -> bool:
-    """Tell whether it is the trouble of the database or of our connection to it, and not the message's."""
-    state = sqlstate(error)
-    if state in RETRIED or getattr(error, "connection_invalidated", False):
-        return True
-    if batch.message is not None and not batch.ends:
-        # A handler may lose connections of its own; that is a failure of its message.
-        return batch.lost
-    cause = getattr(error, "orig", None) or error
-    return (
-        state == READ_ONLY
-        or state[:2] in ("08", "53", "57")
-        or isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError)
-        # psycopg's own, not the server's: a session that ended right behind a BEGIN or COMMIT gave two answers to it.
-        or (isinstance(cause, psycopg.InternalError) and not state)
-    )
+        what = type(error).__name__
+        if batch.message is None:
+            text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one by one"
+        else:
+            text = f"{batch.message.id} failed, attempt {recorded.attempt}: {what}; {recorded.fate}"
+        log.warning("%s: %s%s", service.name, text, frames(error))
+        try:
+            await service.report(batch.message, error)
+        except Exception as trouble:
+            log.error("%s: on_error failed: %s%s", service.name, type(trouble).__name__, frames(trouble))

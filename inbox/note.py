@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from inbox.claim import PINNED
-from inbox.failure import Recorded, recording_failure, suspecting
+from inbox.failure import Recorded, last_clocks, recording_failure, suspecting
 from inbox.posting import Post, Unanswered
 from mailroom import settings
 from mailroom.message import Message
@@ -81,11 +81,6 @@ class Note:
     written: bool = False
 
 
-def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
-    """Return each key of a batch and its last clock in it."""
-    return {message.key: message.clock for message in messages}  # in clock order: the last one stays
-
-
 class Notes:
     """The notes of one worker process; for any thread but that of the loop (`apart`).
 
@@ -135,6 +130,18 @@ class Notes:
                 self._post.send(removing)  # on another session, since that one is closed
             note.written = False
             self._mine.discard(note.id)
+
+    def tell(self, note: Note, operation: Operation[T]) -> T:
+        """Run, in a transaction of its own, what is to be known before a batch is rolled back, in place of its note."""
+        with self._post.session() as connection, connection.transaction():
+            run(connection, self._removing(note))
+            told = run(connection, operation)
+        note.written = False
+        self._mine.discard(note.id)
+        return told
+
+    def _removing(self, note: Note) -> Operation[None]:
+        yield REMOVE.at(**self._names)(id=note.id)
 
     @contextlib.contextmanager
     def clearing(self, note: Note) -> Iterator[None]:

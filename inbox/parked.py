@@ -1,9 +1,9 @@
 """Parked keys: held in order, out of the way of all others, until somebody replays or discards them.
 
 A key is parked while its row in `key_state` has `retry_at = 'infinity'`. Every claim leaves such a key out, in the
-snapshot in which it looks for messages. So the messages themselves may lie in either table meanwhile: failing moves
-the first to `parked` (`inbox.failure`), the mover below moves what stands behind it, and deliveries go on into the
-inbox. Whoever moves or deletes them locks the key's row first.
+snapshot in which it looks for messages. So the messages themselves may lie in either table meanwhile: the claim that
+ends the first moves it to `parked` (`inbox.due`), the mover below moves what stands behind it, and deliveries go on
+into the inbox. Whoever moves or deletes them locks the key's row first.
 """
 
 from collections.abc import Collection, Iterator
@@ -109,7 +109,10 @@ class ParkedKey:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One failed attempt at a message: the `attempt`-th, and what followed (`outcome`: retry, park or skip)."""
+    """One failed attempt at a message: the `attempt`-th, and what followed (`outcome`: retry, park or skip).
+
+    A replay stands among them, with `outcome` replay and `attempt` 0: from then on they count from 1.
+    """
 
     at: datetime
     key: str
@@ -182,7 +185,8 @@ WHERE s.retry_at = 'infinity' ORDER BY s.key FOR UPDATE OF s
     columns=("text",),
 )
 
-# What the keys have in the inbox already stays where it is; it is counted, since it is replayed as well.
+# What the keys have in the inbox already stays where it is; it is counted, since it is replayed as well. Attempts are
+# counted from the history of a message (`inbox.failure`), so it is told there that they begin anew.
 REPLAY = Sql(
     f"""
 WITH back AS (
@@ -190,11 +194,18 @@ WITH back AS (
 placed AS (
     INSERT INTO {{schema}}.inbox_{{inbox}} ({DELIVERED}) SELECT {DELIVERED} FROM back ORDER BY key, clock
     RETURNING key, clock),
+first AS MATERIALIZED (SELECT key, count(*) AS messages, min(clock) AS clock FROM placed GROUP BY key),
+anew AS (
+    INSERT INTO {{schema}}.attempt (inbox, key, clock, message_id, attempt, outcome, error)
+    SELECT '{{inbox}}', f.key, f.clock, a.message_id, 0, 'replay', coalesce(%(why)s::text, 'replayed')
+    FROM first AS f, LATERAL (
+        SELECT message_id FROM {{schema}}.attempt
+        WHERE inbox = '{{inbox}}' AND key = f.key AND clock = f.clock ORDER BY id DESC LIMIT 1) AS a),
 freed AS (
     DELETE FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND key = ANY(%(keys)s::text[]))
 SELECT c.key, coalesce(p.messages, 0) + h.messages, p.clock
 FROM pg_catalog.unnest(%(keys)s::text[]) AS c (key)
-LEFT JOIN (SELECT key, count(*) AS messages, min(clock) AS clock FROM placed GROUP BY key) AS p USING (key),
+LEFT JOIN first AS p USING (key),
 LATERAL (SELECT count(*) AS messages FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = c.key) AS h
 ORDER BY c.key
 """,
@@ -224,7 +235,7 @@ def _replaying(schema: str, inbox: str, keys: list[str], actor: str, why: str | 
       was set; or it comes after LOWER, passes over the locked row, and looks anew once all this is visible.
     """
     names = {"schema": schema, "inbox": inbox}
-    replayed = yield REPLAY.at(**names)(keys=keys)
+    replayed = yield REPLAY.at(**names)(keys=keys, why=why)
     yield from auditing(schema, "replay", [(inbox, key, number) for key, number, _ in replayed], actor, why)
     yield RING.at(**names)()
     lowest = min((clock for _, _, clock in replayed if clock is not None), default=None)

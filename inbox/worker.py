@@ -5,16 +5,19 @@ import contextlib
 import inspect
 import signal
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+import psycopg
+
+from inbox.batch import Batch, blaming, is_passing
 from inbox.claim import Share
+from inbox.failure import Recorded
 from inbox.inbox import AsyncInbox, Inbox
-from inbox.lane import Batch, Due, Lane
+from inbox.lane import Due, Lane
 from inbox.look import finding
 from inbox.note import Note, Notes
 from inbox.sleeping import InboxBell
@@ -25,7 +28,9 @@ from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.operation import Operation, T
-from mailroom.transaction import probing, run, run_async
+from mailroom.transaction import run, run_async
+
+OnError: TypeAlias = Callable[[Message | None, Exception], object]
 
 CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
 
@@ -47,7 +52,7 @@ class _Service(ABC):
 
     def __init__(
         self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
-        listen_dsn: str | None, fatal: tuple[type[Exception], ...],
+        listen_dsn: str | None, fatal: tuple[type[Exception], ...], on_error: OnError | None,
     ) -> None:  # fmt: skip
         for value, what in ((parallel, "parallel"), (batch, "batch")):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
@@ -62,6 +67,7 @@ class _Service(ABC):
         self.poll_interval_s = poll_interval_s
         self.fatal: tuple[type[BaseException], ...] = (DecodeError, *fatal)
         self.stopping = asyncio.Event()
+        self._on_error = on_error
         self._parallel = parallel
         self._dispatch = dispatch
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
@@ -143,12 +149,18 @@ class _Service(ABC):
         yield from finding(self.schema, self.name)
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox) -> Operation[None]:
-        batch.claimed = yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))
-        batch.claimed_at = time.monotonic()
+        batch.had((yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))))
+
+    def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
+        return blaming(self.schema, self.name, batch, error, self.fatal)
 
     @abstractmethod
     async def work(self, batch: Batch, note: Note) -> None:
         """Claim, handle and commit one batch."""
+
+    @abstractmethod
+    async def report(self, message: Message | None, error: Exception) -> None:
+        """Hand an error of a handler over to whom the user named."""
 
     @abstractmethod
     async def within(self, operation: Operation[T]) -> T:
@@ -190,8 +202,9 @@ class Worker(_Service):
         dispatch: bool = False,
         listen_dsn: str | None = None,
         fatal: tuple[type[Exception], ...] = (),
+        on_error: OnError | None = None,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal)
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, on_error)
         if inspect.iscoroutinefunction(handler):
             raise ConfigurationError("This handler is async: use AsyncWorker for it.")
         self._inbox = Inbox(inbox, schema)
@@ -222,12 +235,22 @@ class Worker(_Service):
                 if not batch.messages:
                     return
                 self._notes.write(note, batch.messages)
-                for message in batch.messages:
-                    with batch.handling(message, connection):
-                        self._handler(message, connection)
-                batch.handled()
-                run(connection, probing(connection))
+                try:
+                    for message in batch.messages:
+                        with batch.handling(message, connection):
+                            self._handler(message, connection)
+                    run(connection, batch.ending(self.schema, self.name, connection))
+                except Exception as error:
+                    if not is_passing(error, batch):
+                        with contextlib.suppress(psycopg.Error):  # then it is recorded once it is rolled back
+                            batch.recorded = self._notes.tell(note, self._blaming(batch, error))
+                    raise
             batch.committed()
+
+    async def report(self, message: Message | None, error: Exception) -> None:
+        """Hand an error of a handler over to whom the user named, in a lane's thread: it may wait."""
+        if self._on_error is not None:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._on_error, message, error)
 
     async def within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
@@ -255,8 +278,9 @@ class AsyncWorker(_Service):
         dispatch: bool = False,
         listen_dsn: str | None = None,
         fatal: tuple[type[Exception], ...] = (),
+        on_error: OnError | None = None,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal)
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, on_error)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = source
         self._handler = handler
@@ -280,12 +304,26 @@ class AsyncWorker(_Service):
                 if not batch.messages:
                     return
                 await self._notes.apart(self._notes.write, note, batch.messages)
-                for message in batch.messages:
-                    with batch.handling(message, connection):
-                        await self._handler(message, connection)
-                batch.handled()
-                await run_async(connection, probing(connection))
+                try:
+                    for message in batch.messages:
+                        with batch.handling(message, connection):
+                            await self._handler(message, connection)
+                    await run_async(connection, batch.ending(self.schema, self.name, connection))
+                except Exception as error:
+                    if not is_passing(error, batch):
+                        with contextlib.suppress(psycopg.Error):
+                            batch.recorded = await self._notes.apart(
+                                self._notes.tell, note, self._blaming(batch, error)
+                            )
+                    raise
             batch.committed()
+
+    async def report(self, message: Message | None, error: Exception) -> None:
+        """Hand an error of a handler over to whom the user named, and wait for it if that is async."""
+        if self._on_error is not None:
+            reported = self._on_error(message, error)
+            if inspect.isawaitable(reported):
+                await reported
 
     async def within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0107"
+HEAD = "0108"
 
 
 def migrate(
@@ -210,8 +210,8 @@ REGISTER = Sql(
     """
 INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure)
 VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
-        coalesce(%(backoff_max_s)s::float8, greatest(60, %(backoff_s)s::float8)),
-        coalesce(%(max_attempts)s::bigint, 3), coalesce(%(on_failure)s::text, 'park'))
+        coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
+        coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'))
 ON CONFLICT (name) DO UPDATE SET
     backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
     backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),

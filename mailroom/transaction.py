@@ -86,13 +86,16 @@ def is_aborted(connection: object) -> bool:
     )
 
 
-PROBE = Sql("SELECT true", columns=("boolean",))
+SETTLE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-def probing(connection: object) -> Operation[None]:
-    """Fail with 25P02 if a statement failed in the transaction, on connections that do not tell (`is_aborted`)."""
-    if not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
-        yield PROBE.at()()
+def settling(connection: object, *, always: bool) -> Operation[None]:
+    """Have fail now what would fail at the COMMIT: a deferred constraint, or with 25P02 a statement that had failed.
+
+    Costs a trip. Without `always` only for connections that do not tell whether a statement had failed (`is_aborted`).
+    """
+    if always or not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        yield SETTLE.at()()
 
 
 class _PsycopgOwn:

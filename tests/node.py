@@ -10,6 +10,10 @@ from psycopg.rows import Row, TupleRow
 
 from dispatcher import Totals, drain
 from dispatcher.deliver import Delivery, delivering
+from inbox.due import reaping_due
+from inbox.failure import Recorded, recording
+from mailroom.message import Message
+from mailroom.operation import Operation
 from mailroom.schema import create_inbox
 from mailroom.transaction import run
 from outbox import Outbox, Outgoing
@@ -96,3 +100,11 @@ def send(connection: Connection[Row], topic: str, value: object = None, *, kind:
     message_id = uuid4()
     outbox.send_many(connection, [Outgoing(topic, value, kind=kind, id=message_id, **fields)])  # type: ignore[arg-type]
     return message_id
+
+
+def failing(inbox: str, message: Message, error: Exception) -> Operation[Recorded]:
+    """Record a failure as a worker does, and end the message, if it was the last one, as the key's next claim does."""
+    recorded = yield from recording(SCHEMA, inbox, message, error)
+    if recorded.fate in ("park", "skip"):
+        assert (yield from reaping_due(SCHEMA, inbox)).ended is not None
+    return recorded

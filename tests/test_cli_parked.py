@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from inbox import Inbox, Park, Retry, Skip
-from inbox.failure import recording
 from mailroom.transaction import run
 from tests.command import done, error_of, json_of, mailroom
 from tests.databases import Connect
-from tests.node import SCHEMA, Node
+from tests.node import Node, failing
 
 INBOX = Inbox("shipping")
 ME = f"{getpass.getuser()}@{platform.node()}"
@@ -28,7 +27,7 @@ def node(dsn: str, connect: Connect) -> Node:
 def fail(node: Node, key: str, error: Exception) -> None:
     with node.connection.transaction():
         [message] = INBOX.peek(node.connection, key, limit=1)
-        run(node.connection, recording(SCHEMA, "shipping", message, error))
+        run(node.connection, failing("shipping", message, error))
 
 
 @pytest.fixture

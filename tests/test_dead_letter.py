@@ -12,7 +12,6 @@ import sqlalchemy
 
 from dispatcher.janitor import raising_floor
 from inbox import Inbox, Skip
-from inbox.failure import recording
 from mailroom import codec, locks
 from mailroom.clock import MAX_CLOCK, ClockOverflow
 from mailroom.dead_letter import DeadLetters
@@ -25,7 +24,7 @@ from mailroom.transaction import run
 from outbox import Executable, Store
 from tests.command import done, json_of
 from tests.databases import Connect
-from tests.node import SCHEMA, Node
+from tests.node import SCHEMA, Node, failing
 from tests.waiting import wait_until_blocked
 
 LETTERS = DeadLetters()
@@ -49,7 +48,7 @@ def skip(node: Node, inbox: str, value: object, key: str = "k", reason: str = "n
         [message] = [each for each in Inbox(inbox).peek(node.connection, limit=1_000) if each.id == id]
         while (first := Inbox(inbox).peek(node.connection, key, limit=1)[0]).id != id:
             Inbox(inbox).reap(node.connection, first.key, limit=1)
-        assert run(node.connection, recording(SCHEMA, inbox, message, Skip(reason))).fate == "skip"
+        assert run(node.connection, failing(inbox, message, Skip(reason))).fate == "skip"
     return id
 
 
@@ -215,7 +214,7 @@ def test_message_skipped_by_two_inboxes_comes_back_into_the_one_that_is_chosen(n
     id = skip(node, "shipping", 1)
     with node.connection.transaction():
         [message] = Inbox("audit").peek(node.connection)
-        run(node.connection, recording(SCHEMA, "audit", message, Skip("no")))
+        run(node.connection, failing("audit", message, Skip("no")))
     with node.connection.transaction():
         assert requeue(node.connection, inbox="audit") == 1
     assert [message.id for message in Inbox("audit").peek(node.connection)] == [id]

@@ -12,13 +12,13 @@ from psycopg.types.json import Jsonb
 
 from inbox import Inbox, Message
 from inbox.claim import Share
-from inbox.failure import recording
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName
 from mailroom.schema import create_inbox
 from mailroom.testing import deliver
 from mailroom.transaction import run
 from outbox import Outbox, Outgoing
 from tests.databases import Connect
+from tests.node import failing
 from tests.waiting import wait_until_blocked
 
 SHIPPING = "mailroom.inbox_shipping"
@@ -52,7 +52,7 @@ def fail(connection: psycopg.Connection[Any], key: str, nth: int = 1) -> None:
     """Record a failure of the key's `nth` message, whose key then waits for a long time."""
     with connection.transaction():
         message = Inbox("shipping").peek(connection, key, limit=nth)[-1]
-        assert run(connection, recording("mailroom", "shipping", message, ValueError("no"))).fate != "gone"
+        assert run(connection, failing("shipping", message, ValueError("no"))).fate != "gone"
         connection.execute("UPDATE mailroom.key_state SET retry_at = now() + interval '1 hour' WHERE key = %s", [key])
 
 

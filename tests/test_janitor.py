@@ -10,12 +10,12 @@ from dispatcher import janitor
 from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_notes
 from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked
-from inbox.failure import recording, suspecting
+from inbox.failure import suspecting
 from inbox.parked import moving_aside
 from mailroom import settings
 from mailroom.transaction import run, run_async
 from tests.databases import Connect
-from tests.node import SCHEMA, Node
+from tests.node import SCHEMA, Node, failing
 from tests.test_plans import generic_plan
 
 INBOX = Inbox("shipping")
@@ -55,7 +55,7 @@ def deliver(node: Node, *keys: str) -> None:
 def park(node: Node, key: str) -> None:
     with node.connection.transaction():
         [message] = INBOX.peek(node.connection, key, limit=1)
-        run(node.connection, recording(SCHEMA, "shipping", message, Park("no")))
+        run(node.connection, failing("shipping", message, Park("no")))
 
 
 def suspect(node: Node, key: str, clock: int) -> None:

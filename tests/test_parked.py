@@ -16,7 +16,7 @@ from dispatcher.deliver import delivering
 from dispatcher.janitor import raising_floor
 from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked, Retry, Skip, parked
-from inbox.failure import Recorded, recording
+from inbox.failure import Recorded
 from inbox.parked import Changed, Moved, moving_aside
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters
@@ -25,7 +25,7 @@ from mailroom.schema import check
 from mailroom.transaction import run
 from tests.databases import Connect
 from tests.interleavings.sessions import Step, interleave, orders, sessions
-from tests.node import SCHEMA, Node, send
+from tests.node import SCHEMA, Node, failing, send
 from tests.test_plans import generic_plan
 from tests.waiting import wait_until_blocked
 
@@ -57,7 +57,7 @@ def deliver(node: Node, *keys: str) -> None:
 def fail(connection: Session, key: str, nth: int = 1, error: Exception | None = None) -> Recorded:
     """Record a failure of the key's nth message; by default it parks the key."""
     message = INBOX.peek(connection, key, limit=nth)[-1]
-    return run(connection, recording(SCHEMA, "shipping", message, error or Park("no such street")))
+    return run(connection, failing("shipping", message, error or Park("no such street")))
 
 
 def park(node: Node, *keys: str) -> None:

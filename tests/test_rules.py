@@ -12,8 +12,8 @@ from dispatcher.deliverer import Deliverer
 from dispatcher.doorbell import Doorbell
 from dispatcher.janitor import raising_floor
 from inbox import AsyncWorker, Inbox, Message, claim, lane, sleeping
+from inbox.batch import Batch
 from inbox.claim import HAS_MORE, PINNED, REAP_KEY
-from inbox.lane import Batch
 from inbox.note import Note
 from mailroom.bell import Bell
 from mailroom.operation import Execute, Operation, Row, Sql

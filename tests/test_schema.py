@@ -243,7 +243,7 @@ def test_inbox_is_made_once_and_keeps_what_was_not_given_anew(connect: Connect) 
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [({}, (1, 60)), ({"backoff_s": 100}, (100, 100)), ({"backoff_max_s": 0.5}, (0.5, 0.5))],
+    [({}, (1, 3600)), ({"backoff_s": 5000}, (5000, 5000)), ({"backoff_max_s": 0.5}, (0.5, 0.5))],
 )
 def test_backoff_given_alone_moves_the_other_bound(
     connect: Connect, given: dict[str, Any], kept: tuple[float, float]

@@ -7,7 +7,6 @@ import pytest
 import sqlalchemy
 
 from inbox import Inbox, Park, Skip
-from inbox.failure import recording
 from inbox.parked import moving_aside
 from mailroom.errors import SchemaError
 from mailroom.status import (
@@ -24,7 +23,7 @@ from mailroom.transaction import run
 from outbox import Store
 from tests.command import done, json_of
 from tests.databases import Connect
-from tests.node import Node
+from tests.node import Node, failing
 
 LEASE = """
 INSERT INTO mailroom.lease (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts)
@@ -51,7 +50,7 @@ def fail(node: Node, error: Exception) -> None:
     """Record a failure of the first message in `shipping`."""
     with node.connection.transaction():
         [message] = Inbox("shipping").peek(node.connection, limit=1)
-        run(node.connection, recording("mailroom", "shipping", message, error))
+        run(node.connection, failing("shipping", message, error))
 
 
 def park(node: Node, messages: int) -> list[UUID]:

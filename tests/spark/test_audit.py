@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from inbox import Inbox, Skip
-from inbox.failure import recording
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, MailroomError, SchemaError
 from mailroom.transaction import run
@@ -24,7 +23,7 @@ from spark_jobs.audit_checks import CHECKS, CHECKS_OF_SENT, Evidence, Found, che
 from spark_jobs.audit_tables import COLUMNS
 from spark_jobs.drain import drain
 from spark_jobs.node import Node as SparkNode
-from tests.node import Node
+from tests.node import Node, failing
 from tests.spark.frames import frame
 
 if TYPE_CHECKING:
@@ -469,7 +468,7 @@ def test_cause_that_was_requeued_after_its_effect_is_no_disorder(node_run: Run) 
     node.drain()
     [message] = Inbox("numbers").peek(node.connection)
     with node.connection.transaction():
-        run(node.connection, recording("mailroom", "numbers", message, Skip("not now")))
+        run(node.connection, failing("numbers", message, Skip("not now")))
     unrouted = node.send("nobody", 1, kind="C")
     node.drain()
     for number, id in enumerate((cause, unrouted)):

@@ -12,7 +12,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import spark_jobs.node
 from dispatcher.deliver import delivering
 from inbox import Inbox, Worker
-from inbox.failure import recording
 from mailroom import codec
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.operation import Sql
@@ -21,7 +20,7 @@ from mailroom.transaction import run
 from spark_jobs import inbox_stream
 from spark_jobs.inbox_stream import InboxStreamReader
 from spark_jobs.node import Node as SparkNode
-from tests.node import Node
+from tests.node import Node, failing
 from tests.waiting import eventually
 from tests.working import working
 
@@ -298,7 +297,7 @@ def test_parked_keys_are_not_passed_by(reader: InboxStreamReader, node: Node) ->
     start = reader.initialOffset()
     [message] = Inbox("shipping").peek(node.connection, limit=1)
     with node.connection.transaction():
-        run(node.connection, recording("mailroom", "shipping", message, ValueError()))
+        run(node.connection, failing("shipping", message, ValueError()))
     with pytest.raises(ConfigurationError, match="Keys of inbox 'shipping' are parked"):
         reader.latestOffset(start, ReadMaxRows(10))
 
@@ -310,7 +309,7 @@ def test_what_is_parked_behind_it_is_not_to_be_replayed_for_it(reader: InboxStre
     end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
     [message] = Inbox("shipping").peek(node.connection, limit=1)
     with node.connection.transaction():
-        run(node.connection, recording("mailroom", "shipping", message, ValueError()))
+        run(node.connection, failing("shipping", message, ValueError()))
     reader.prepareForTriggerAvailableNow()  # which is asked before it is known how far the stream has come
     with pytest.raises(ConfigurationError, match=r"parked which the stream has passed.*another checkpointLocation"):
         reader.latestOffset(end, ReadMaxRows(10))

@@ -11,8 +11,8 @@ from psycopg_pool import ConnectionPool
 from sqlalchemy import text
 
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
+from inbox.batch import Batch
 from inbox.failure import recording, suspecting
-from inbox.lane import Batch
 from mailroom.errors import DecodeError
 from mailroom.transaction import run
 from tests.databases import Connect
@@ -23,6 +23,7 @@ from tests.working import (
     NEVER_S,
     WITHIN_S,
     deliver,
+    is_asleep,
     note,
     note_async,
     noted,
@@ -179,22 +180,27 @@ def test_worker_goes_on_when_an_attempt_could_not_be_recorded(
 
 
 def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_through(node: Node) -> None:
-    """Not the head of its key: those before it are consumed first, then it is tried alone."""
+    """Not the head of its key: those before it are consumed at once, and it waits like any other."""
     node.inbox("shipping", backoff_s=3_600)
+    calls: list[object] = []
     with node.connection.transaction():
         for nth in range(4):
             send(node.connection, "shipping", nth, key="k")
     node.drain()
 
     def handle(message: Message, connection: Any) -> None:
+        calls.append(message.value)
         if message.value == 2:
             raise ValueError
         note(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: trouble(node) == [("k", 1)], WITHIN_S)
-    assert noted(node) == ["k", "k"]
+        eventually(lambda: noted(node) == ["k", "k"], WITHIN_S)
+        eventually(lambda: is_asleep(node), WITHIN_S)
+    assert calls == [0, 1, 2, 0, 1]
+    assert trouble(node) == [("k", 1)]
     assert len(node.delivered()) == 2
+    assert node.value("SELECT retry_at > now() + interval '1000 s' FROM mailroom.key_state")
 
 
 def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> None:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from inbox import AsyncWorker, Worker, lane
-from inbox.lane import Batch
+from inbox.batch import Batch
 from inbox.note import Note
 from inbox.sleeping import InboxBell
 from tests.databases import Connect

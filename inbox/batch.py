@@ -1,0 +1,139 @@
+"""A batch of a worker, how far it came, and what follows if it fails.
+
+What follows is recorded on another session before the batch is rolled back: as long as it locks its messages, nobody
+else can try them. If its worker knows which message is to blame, that attempt is counted; the messages that had been
+handled before it are tried one at a time, so that none of them is repeated more than once. If nobody knows, all are.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from inbox.claim import Claimed
+from inbox.due import healing
+from inbox.failure import Recorded, last_clocks, recording, suspecting
+from mailroom.message import Message
+from mailroom.operation import Operation
+from mailroom.sqlstate import ABORTED, READ_ONLY, RETRIED, sqlstate
+from mailroom.transaction import is_aborted, settling
+
+
+class HandlerFailed(Exception):
+    """A handler caught an error of the database and returned, as if its transaction could still be committed."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch, and how far it came.
+
+    `due` asks for one message of a key in trouble instead of a full batch. `claimed` is what a claim gave, at that
+    monotonic time. `message` is the one that is to blame if the batch fails now; `lost` says that its connection was
+    lost while it was handled. `open`: handlers have begun, and the batch may fail by what they did; `ends`: all have
+    returned. `recorded`: what follows is recorded already.
+    """
+
+    due: bool = False
+    claimed: Claimed | None = None
+    claimed_at: float = 0.0
+    message: Message | None = None
+    lost: bool = False
+    open: bool = False
+    ends: bool = False
+    recorded: Recorded | None = None
+
+    def had(self, claimed: Claimed) -> None:
+        """Take what a claim gave."""
+        self.claimed, self.claimed_at = claimed, time.monotonic()
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was claimed; nothing as long as nothing is."""
+        return self.claimed.messages if self.claimed else []
+
+    @contextlib.contextmanager
+    def handling(self, message: Message, connection: Any) -> Iterator[None]:
+        """Call the handler within."""
+        self.message, self.open = message, True
+        try:
+            yield
+            if is_aborted(connection):
+                raise HandlerFailed("the handler returned, but a statement had failed in its transaction")
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            # Of something that the handler waited for; the worker itself goes on.
+            raise HandlerFailed("the handler was cancelled") from error
+        except Exception as error:
+            # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
+            self.lost = bool(getattr(connection, "closed", False) or getattr(connection, "invalidated", False))
+            if sqlstate(error) == ABORTED:
+                self.message = None  # a statement had failed before, perhaps one of an earlier message's handler
+            raise
+        finally:
+            if len(self.messages) == 1:
+                self.message = message
+
+    def ending(self, schema: str, inbox: str, connection: object) -> Operation[None]:
+        """Do what comes between the last handler and the COMMIT; what fails now may be the fault of any of them."""
+        self.ends = True
+        if len(self.messages) > 1:
+            self.message = None
+        yield from settling(connection, always=self.due)
+        if self.due:
+            yield from healing(schema, inbox, self.messages[0])
+
+    def committed(self) -> None:
+        """Say that what fails from now on is no message's fault."""
+        self.message, self.open = None, False
+
+
+def _is_cancelled() -> bool:
+    """Tell whether the task that runs this was told to end; a thread never is."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def is_passing(error: Exception, batch: Batch) -> bool:
+    """Tell whether it is the trouble of the database or of our connection to it, and not the message's."""
+    state = sqlstate(error)
+    if state in RETRIED or getattr(error, "connection_invalidated", False):
+        return True
+    if batch.message is not None and not batch.ends:
+        # A handler may lose connections of its own; that is a failure of its message.
+        return batch.lost
+    cause = getattr(error, "orig", None) or error
+    return (
+        state == READ_ONLY
+        or state[:2] in ("08", "53", "57")
+        or isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError)
+        # psycopg's own, not the server's: a session that ended right behind a BEGIN or COMMIT gave two answers to it.
+        or (isinstance(cause, psycopg.InternalError) and not state)
+    )
+
+
+# Of a batch of which nobody knows the message to blame; all of its keys are tried one message at a time.
+SUSPECTED = Recorded("alone", 0, 0.0)
+
+
+def blaming(
+    schema: str, inbox: str, batch: Batch, error: Exception, fatal: tuple[type[BaseException], ...]
+) -> Operation[Recorded]:
+    """Record what follows from a batch that failed."""
+    blamed, suspects = batch.message, batch.messages
+    if blamed is not None:
+        suspects = [each for each in suspects[: suspects.index(blamed)] if each.key != blamed.key]
+    if suspects:
+        keys = last_clocks(suspects)
+        reason = f"in a batch that failed: {type(error).__name__}"
+        yield from suspecting(schema, inbox, list(keys), list(keys.values()), reason)
+    if blamed is None:
+        return SUSPECTED
+    return (yield from recording(schema, inbox, blamed, error, fatal))

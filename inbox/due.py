@@ -1,0 +1,121 @@
+"""Due: the claim of a key in trouble whose time has come, one message per transaction.
+
+Alone, so that what goes wrong is the message's own doing. A message that has had its last attempt is not tried again:
+the claim moves it to where it ends. So whoever fails only writes down what follows (`inbox.failure`), and what was
+written down is done although its worker died.
+"""
+
+from inbox.claim import NULLS, PIN, UNPINNED, Claimed
+from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
+from mailroom.operation import IN_TRANSACTION, Operation, Sql
+
+# A key whose head somebody holds is passed over; keys are looked at one by one until one can be had. Of the statement's
+# own time, not the transaction's: what was recorded since the transaction began may be due.
+NOW = "(SELECT clock_timestamp())"
+LOCK_HEAD = Sql(
+    f"""
+WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
+due AS MATERIALIZED (
+    SELECT key FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND retry_at <= {NOW} ORDER BY retry_at, key),
+head AS MATERIALIZED (
+    SELECT l.key, l.clock FROM (SELECT * FROM due) AS d, LATERAL (
+        SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i
+        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
+                                           WHERE key = d.key AND clock > (SELECT floor FROM bound))
+        FOR UPDATE SKIP LOCKED) AS l
+    LIMIT 1)
+SELECT key, clock, NULL::float8 AS due_in_s, NULL::boolean FROM head
+UNION ALL
+SELECT NULL, NULL, (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state
+                    WHERE inbox = '{{inbox}}' AND retry_at < 'infinity' AND retry_at > {NOW}),
+       CASE WHEN NOT EXISTS (SELECT FROM head) THEN {UNPINNED} END
+ORDER BY clock
+""",
+    columns=("text", "bigint", "float8", "boolean"),
+)
+# A statement of its own, with the head's lock in hand: its snapshot has all that was recorded before the lock was let
+# go. The last record of this message tells whether it ends here. It parks the message, not the key's others: a mover
+# takes what stands behind it (`inbox.parked`). Taken, its note stays until its handler is done (`healing`), so that a
+# failure can be recorded on another session while the message is still locked.
+# It tells when the next key is due: of those that are already, only if it had one, since it had passed them over.
+OTHERS = (
+    "retry_at > now() OR EXISTS (SELECT FROM gone "
+    "WHERE gone.key <> key_state.key OR gone.clock < greatest(key_state.clock, key_state.alone_to))"
+)
+TAKE_HEAD = Sql(
+    f"""
+WITH last AS MATERIALIZED (
+    SELECT attempt, outcome, error FROM {{schema}}.attempt
+    WHERE inbox = '{{inbox}}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
+gone AS (
+    DELETE FROM {{schema}}.inbox_{{inbox}} AS i WHERE key = %(key)s::text AND clock = %(clock)s::bigint
+        AND EXISTS (SELECT FROM {{schema}}.key_state AS s
+                    WHERE s.inbox = '{{inbox}}' AND s.key = %(key)s::text AND s.retry_at <= {NOW})
+    RETURNING i.*),
+parked AS (
+    INSERT INTO {{schema}}.parked ({DELIVERED}) SELECT {DELIVERED} FROM gone WHERE (SELECT outcome = 'park' FROM last)),
+held AS (
+    UPDATE {{schema}}.key_state AS s
+    SET clock = gone.clock, attempts = last.attempt, retry_at = 'infinity', parked_at = clock_timestamp(),
+        last_error = last.error
+    FROM gone, last WHERE s.inbox = '{{inbox}}' AND s.key = gone.key AND last.outcome = 'park'),
+dead AS (
+    INSERT INTO {{schema}}.dead_letter (stage, reason, inbox, clock, attempts, {MESSAGE})
+    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {MESSAGE}
+    FROM gone, last WHERE last.outcome = 'skip'),
+well AS (
+    DELETE FROM {{schema}}.key_state AS s USING gone, last
+    WHERE s.inbox = '{{inbox}}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
+SELECT {SELECTED}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')), NULL::float8, NULL::boolean FROM gone
+UNION ALL
+SELECT {NULLS}, NULL,
+       (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state
+        WHERE inbox = '{{inbox}}' AND retry_at < 'infinity' AND ({OTHERS})), {UNPINNED}
+ORDER BY clock
+""",
+    columns=(*COLUMNS, "text", "float8", "boolean"),
+)
+
+
+def reaping_due(schema: str, inbox: str) -> Operation[Claimed]:
+    """Take one message of a key in trouble whose time has come, if one can be had; end it if it had its last attempt.
+
+    For a READ COMMITTED transaction. `healing` belongs to it, once the message is handled.
+    """
+    names = {"schema": schema, "inbox": inbox}
+    yield IN_TRANSACTION
+    while True:
+        yield PIN.at()()
+        *heads, last = yield LOCK_HEAD.at(**names)()
+        if not heads:
+            return Claimed([], last[-2], is_all=True)
+        [(key, clock, _, _)] = heads
+        *taken, last = yield TAKE_HEAD.at(**names)(key=key, clock=clock)
+        if taken:
+            [(*row, end, _, _)] = taken
+            message = Message(*row)
+            return Claimed([] if end else [message], last[-2], is_all=True, ended=message if end else None)
+        # It is not due any more: somebody tried it meanwhile.
+
+
+# What stands behind may have failed already, in a batch with those before it: then its own time counts.
+HEAL = Sql(
+    """
+WITH well AS (
+    DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
+        AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint)
+UPDATE {schema}.key_state AS s SET retry_at = a.retry_at
+FROM (SELECT retry_at FROM {schema}.attempt
+      WHERE inbox = '{inbox}' AND key = %(key)s::text
+        AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
+                     WHERE key = %(key)s::text AND clock > %(clock)s::bigint)
+      ORDER BY id DESC LIMIT 1) AS a
+WHERE s.inbox = '{inbox}' AND s.key = %(key)s::text AND s.parked_at IS NULL AND s.retry_at < a.retry_at
+  AND (s.clock > %(clock)s::bigint OR s.alone_to > %(clock)s::bigint)
+"""
+)
+
+
+def healing(schema: str, inbox: str, message: Message) -> Operation[None]:
+    """Say that a message of a key in trouble is handled: the key is well, or goes on with its next one, in its time."""
+    yield HEAL.at(schema=schema, inbox=inbox)(key=message.key, clock=message.clock)
