@@ -3,7 +3,8 @@
 import traceback
 from pathlib import Path
 
-OURS = str(Path(__file__).parent / "_")[:-1]
+# What calls handlers: the frames up to theirs are no news.
+OURS = tuple(str(Path(__file__).with_name(name)) for name in ("batch.py", "lane.py", "worker.py"))
 CAUSES = 5  # of one error; a longer chain is cut
 
 
@@ -13,12 +14,11 @@ def frames(error: BaseException) -> str:
     The errors are named by their class only, since their texts may hold what a message holds.
     """
     text = ""
-    for nth, each in enumerate(_chain(error)):
+    for depth, each in enumerate(_chain(error)):
         stack = traceback.extract_tb(each.__traceback__)
-        ours = [nth for nth, frame in enumerate(stack) if frame.filename.startswith(OURS)]
-        # Those of whatever ran the worker, and the worker's own, stand before the handler's.
-        del stack[: next((nth + 1 for nth in ours if nth + 1 not in ours), 0)]
-        if nth:
+        ours = [nth for nth, frame in enumerate(stack) if frame.filename in OURS]
+        del stack[: max(ours, default=-1) + 1]
+        if depth:
             text += f"\ncaused by {type(each).__name__}"
         text += "".join(f"\n{line.rstrip()}" for line in stack.format())
     return text

@@ -125,10 +125,10 @@ class Lane:
 
     async def _turn(self) -> None:
         try:
-            # In turns with full batches, as long as there are any: keys in trouble do not hold up the healthy ones.
-            if not self._due.in_s() and not (self._was_due and not self._is_drained):
+            # In turns: keys in trouble that are due again and again do not hold up the healthy ones.
+            if not self._due.in_s() and not self._was_due:
                 await self._work(due=True)
-            elif self._is_drained:
+            elif self._is_drained and not self._was_due:
                 await self._sleep()
             else:
                 self._bell.get_up(self)
@@ -181,9 +181,7 @@ class Lane:
                 # Only what failed at its COMMIT, or could not be recorded before it was rolled back, is recorded now.
                 recorded = batch.recorded
                 if recorded is None:
-                    recorded = await service.within(
-                        blaming(service.schema, service.name, batch, error, service.fatal)
-                    )
+                    recorded = await service.within(blaming(service.schema, service.name, batch, error, service.fatal))
                 await self._tell(recorded, error)
         except Exception as trouble:
             if trouble is error or not is_passing(trouble, Batch()):

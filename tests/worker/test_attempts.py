@@ -1,0 +1,403 @@
+"""Attempts: with several processes and lanes, no message is tried too often, too early, or by two at once."""
+
+import contextlib
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+import pytest
+
+from inbox import AsyncWorker, Inbox, Message, Park, Parked, Retry, Skip, Worker, claim, due
+from inbox.due import healing, reaping_due
+from inbox.failure import recording, suspecting
+from inbox.note import Notes
+from mailroom.operation import Sql
+from mailroom.transaction import run
+from tests.databases import Connect
+from tests.node import SCHEMA, Node, failing
+from tests.waiting import eventually, eventually_async, wait_until_blocked
+from tests.working import NEVER_S, WITHIN_S, deliver, is_asleep, note, noted, trouble, working, working_async
+
+MAX_ATTEMPTS = 3
+BACKOFF_S = 0.2
+
+CALLS = "CREATE TABLE calls (nth bigserial, clock bigint, at timestamptz DEFAULT clock_timestamp(), failed timestamptz)"
+
+# A message's value says how often it fails. Calls are written down on a session of the lane's own, whatever becomes of
+# the batch; what is committed, in the batch.
+CLIENT = """
+import sys, threading
+import psycopg
+from inbox import Worker
+
+own = threading.local()
+
+def handle(message, connection):
+    if not hasattr(own, "ledger"):
+        own.ledger = psycopg.connect(sys.argv[1], autocommit=True)
+    nth, before = own.ledger.execute(
+        "INSERT INTO calls (clock) VALUES (%(clock)s) "
+        "RETURNING nth, (SELECT count(*) FROM calls WHERE clock = %(clock)s AND failed IS NOT NULL)",
+        {"clock": message.clock},
+    ).fetchone()
+    if before < message.value:
+        own.ledger.execute("UPDATE calls SET failed = clock_timestamp() WHERE nth = %s", [nth])
+        raise ValueError
+    connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
+
+Worker(sys.argv[1], "shipping", handle, parallel=3, batch=15, poll_interval_s=0.05).run()
+"""
+
+
+@contextlib.contextmanager
+def clients(dsn: str, number: int) -> Iterator[None]:
+    """Run so many workers, each in a process of its own."""
+    with contextlib.ExitStack() as ending:
+        for _ in range(number):
+            process = ending.enter_context(subprocess.Popen([sys.executable, "-c", CLIENT, dsn]))
+            ending.callback(process.terminate)
+        yield
+
+
+@pytest.mark.parametrize("on_failure", ["park", "skip"])
+def test_no_message_is_tried_too_often_or_too_early_by_several_processes(
+    node: Node, on_failure: str, record_property: Any
+) -> None:
+    seed = random.randrange(2**32)
+    record_property("seed", seed)
+    dice = random.Random(seed)
+    node.inbox("shipping", backoff_s=BACKOFF_S, max_attempts=MAX_ATTEMPTS, on_failure=on_failure)
+    node.connection.execute(CALLS)
+    with node.connection.transaction():
+        for nth in range(160):
+            key = f"k{dice.randrange(40)}" if nth % 2 else f"alone{nth}"
+            node.send("shipping", dice.choice([0, 0, 0, 1, 2, 9]), key=key)
+    node.drain()
+
+    def is_done() -> bool:
+        parked = "SELECT FROM mailroom.key_state AS k WHERE k.key = i.key AND k.parked_at IS NOT NULL"
+        return not node.rows(f"SELECT FROM mailroom.inbox AS i WHERE NOT EXISTS ({parked}) LIMIT 1")
+
+    with clients(node.dsn, 2):
+        eventually(is_done, 60)
+        # Of its failures, in order: how long each was before the next call, in back-offs of its shortest.
+        often = "SELECT clock, count(failed), count(*) - count(failed) FROM calls GROUP BY clock"
+        assert [row for row in node.rows(often) if row[1] > MAX_ATTEMPTS or row[2] > 2] == []
+        early = """
+            SELECT clock, failure, wait FROM (
+                SELECT clock, failed, lead(at) OVER (PARTITION BY clock ORDER BY nth) - failed AS wait,
+                       row_number() OVER (PARTITION BY clock, failed IS NULL ORDER BY nth) AS failure FROM calls) AS c
+            WHERE failed IS NOT NULL AND wait < interval '1 s' * (0.5 * %s * 2 ^ (failure - 1))"""
+        assert node.rows(early, BACKOFF_S) == []
+        # The history tells the same; and who ended, ended at its last attempt.
+        told = "SELECT clock, count(*) FROM mailroom.attempt GROUP BY clock"
+        happened = "SELECT clock, count(*) FROM calls WHERE failed IS NOT NULL GROUP BY clock"
+        assert sorted(node.rows(told)) == sorted(node.rows(happened))
+    ended = {"park": "mailroom.key_state WHERE parked_at IS NOT NULL", "skip": "mailroom.dead_letter"}[on_failure]
+    assert {attempts for (attempts,) in node.rows(f"SELECT attempts FROM {ended}")} == {MAX_ATTEMPTS}
+    assert node.rows("SELECT key, clock FROM ledger GROUP BY key, clock HAVING count(*) > 1") == []
+
+
+# -- Recorded while the batch locks its messages ----------------------------------------------------------------------
+
+
+def test_attempt_is_recorded_before_the_batch_is_rolled_back(
+    node: Node, source: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+    seen: list[Any] = []
+    tell = Notes.tell
+
+    def telling(self: Notes, *arguments: Any) -> Any:
+        told = tell(self, *arguments)
+        seen.append((trouble(node), Inbox("shipping").reap_any(connect())))
+        return told
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            raise ValueError
+        note(message, connection)
+
+    monkeypatch.setattr(Notes, "tell", telling)
+    with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
+        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+    assert seen == [([("bad", 1)], [])]
+
+
+def test_claim_that_began_before_the_record_leaves_the_key_out(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the key's lock after the roll-back, and its own snapshot does not show the record."""
+    deliver(node, "bad", "a")
+    failing_batch, late, observer = connect(), connect(), connect(autocommit=True)
+    [message, _] = Inbox("shipping").reap_any(failing_batch)
+    gate = "NOT EXISTS (SELECT FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = head.key"
+    slow = claim.REAP_ANY.template.replace(gate, f"pg_advisory_xact_lock(7) IS NOT NULL AND {gate}")
+    assert slow != claim.REAP_ANY.template
+    monkeypatch.setattr(claim, "REAP_ANY", Sql(slow, claim.REAP_ANY.columns))
+    observer.execute("SELECT pg_advisory_lock(7)")
+    with ThreadPoolExecutor(1) as thread:
+        claimed = thread.submit(Inbox("shipping").reap_any, late)
+        wait_until_blocked(observer, late.info.backend_pid)
+        with node.connection.transaction():
+            run(node.connection, recording(SCHEMA, "shipping", message, Retry(after_s=3_600)))
+        failing_batch.rollback()
+        observer.execute("SELECT pg_advisory_unlock(7)")
+        assert [each.key for each in claimed.result(WITHIN_S)] == ["a"]
+
+
+def test_due_claim_that_began_before_the_record_passes_the_key_over(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(node, "bad")
+    trying, late, observer = connect(), connect(), connect(autocommit=True)
+    run(node.connection, suspecting(SCHEMA, "shipping", ["bad"], [1], "died"))
+    [message] = run(trying, reaping_due(SCHEMA, "shipping")).messages
+    slow = due.LOCK_HEAD.template.replace("* FROM due)", "* FROM due WHERE pg_advisory_xact_lock(7) IS NOT NULL)")
+    assert slow != due.LOCK_HEAD.template
+    monkeypatch.setattr(due, "LOCK_HEAD", Sql(slow, due.LOCK_HEAD.columns))
+    observer.execute("SELECT pg_advisory_lock(7)")
+    with ThreadPoolExecutor(1) as thread:
+        claimed = thread.submit(run, late, reaping_due(SCHEMA, "shipping"))
+        wait_until_blocked(observer, late.info.backend_pid)
+        run(node.connection, recording(SCHEMA, "shipping", message, Retry(after_s=3_600)))
+        trying.rollback()
+        observer.execute("SELECT pg_advisory_unlock(7)")
+        assert claimed.result(WITHIN_S).messages == []
+
+
+def test_attempt_that_cannot_be_recorded_before_the_roll_back_is_recorded_after_it(
+    node: Node, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: Notes, *arguments: Any) -> Any:
+        raise psycopg.OperationalError("the notes' session is lost")
+
+    def handle(message: Message, connection: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(Notes, "tell", lost)
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad")
+    with working(Worker(source, "shipping", handle)):
+        eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+
+
+def test_what_was_handled_before_the_failure_is_repeated_once_and_alone(node: Node) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "a", "b", "bad", "c", "worse", "d")
+    batches: dict[str, list[str]] = {}
+
+    def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
+        [(transaction,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
+        batches.setdefault(transaction, []).append(message.key)
+        if message.key in ("bad", "worse"):
+            raise ValueError
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b", "c", "d"], WITHIN_S)
+        eventually(lambda: is_asleep(node), WITHIN_S)
+    assert [batch for batch in batches.values() if len(batch) > 1] == [["a", "b", "bad"], ["c", "worse"]]
+    assert sorted(batch for [batch, *more] in batches.values() if not more) == ["a", "b", "c", "d"]
+    assert trouble(node) == [("bad", 1), ("worse", 1)]
+
+
+# -- Counted per message ----------------------------------------------------------------------------------------------
+
+
+def send_to_one_key(node: Node, *values: object) -> None:
+    with node.connection.transaction():
+        for value in values:
+            node.send("shipping", value, key="k")
+    node.drain()
+
+
+@pytest.mark.parametrize("error", [Park("no"), Skip("no"), KeyError("no"), ValueError("no")])
+def test_message_that_ends_behind_others_of_its_key_is_not_tried_again(node: Node, error: Exception) -> None:
+    node.inbox("shipping", backoff_s=3_600, max_attempts=1)
+    send_to_one_key(node, "good", "bad", "later")
+    calls: list[object] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        calls.append(message.value)
+        if message.value == "bad":
+            raise error
+        note(message, connection)
+
+    table = "dead_letter" if isinstance(error, Skip) else "parked"
+    with working(Worker(node.dsn, "shipping", handle, fatal=(KeyError,), poll_interval_s=NEVER_S)):
+        eventually(lambda: node.rows(f"SELECT FROM mailroom.{table}"), WITHIN_S)
+        if isinstance(error, Skip):
+            eventually(lambda: len(noted(node)) == 2, WITHIN_S)
+    assert calls[:3] == ["good", "bad", "good"]
+    assert calls.count("bad") == 1
+    assert [clock for (clock,) in node.rows(f"SELECT clock FROM mailroom.{table}")] == [2]
+
+
+def test_count_of_a_message_outlives_a_failure_of_one_before_it(node: Node) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=2)
+    send_to_one_key(node, "first", "second")
+    calls: list[object] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        calls.append(message.value)
+        if calls in (["first", "second"], ["first", "second", "first"]) or message.value == "second":
+            raise ValueError
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+    assert calls == ["first", "second", "first", "first", "second"]
+    assert trouble(node) == [("k", 2)]
+
+
+def test_message_that_failed_behind_another_waits_for_its_own_time(node: Node, connect: Connect) -> None:
+    """Also if one before it has failed since: the key goes on when that one is through, and it when its time comes."""
+    send_to_one_key(node, "first", "second")
+    first, second = Inbox("shipping").peek(node.connection, "k")
+    run(node.connection, recording(SCHEMA, "shipping", second, Retry(after_s=3_600)))
+    run(node.connection, recording(SCHEMA, "shipping", first, Retry(after_s=0)))
+    with node.connection.transaction():
+        [message] = run(node.connection, reaping_due(SCHEMA, "shipping")).messages
+        run(node.connection, healing(SCHEMA, "shipping", message))
+    assert message.clock == first.clock
+    assert node.value("SELECT retry_at > now() + interval '3500 s' FROM mailroom.key_state")
+    with node.connection.transaction():
+        assert run(node.connection, reaping_due(SCHEMA, "shipping")).messages == []
+        assert Inbox("shipping").reap_any(node.connection) == []
+
+
+def test_message_whose_end_is_recorded_is_ended_by_whoever_comes_next(node: Node) -> None:
+    """Its worker may die between the record and the end."""
+    deliver(node, "bad", "a")
+    [bad] = Inbox("shipping").peek(node.connection, "bad")
+    run(node.connection, recording(SCHEMA, "shipping", bad, Park("no")))
+    with working(Worker(node.dsn, "shipping", note)):
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+    assert node.rows("SELECT attempts, last_error, retry_at = 'infinity' FROM mailroom.key_state") == [(1, "no", True)]
+
+
+def test_replay_begins_to_count_anew(node: Node) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=2)
+    deliver(node, "bad")
+    with node.connection.transaction():
+        for fate in ("retry", "park"):
+            [bad] = Inbox("shipping").peek(node.connection, "bad")
+            assert run(node.connection, failing("shipping", bad, ValueError("no"))).fate == fate
+    with node.connection.transaction():
+        Parked("shipping").replay(node.connection, "bad", actor="ada", why="mended")
+    [bad] = Inbox("shipping").peek(node.connection, "bad")
+    assert run(node.connection, recording(SCHEMA, "shipping", bad, ValueError("no"))).attempt == 1
+    history = "SELECT attempt, outcome, error FROM mailroom.attempt ORDER BY id"
+    assert node.rows(history) == [
+        (1, "retry", "ValueError: no"), (2, "park", "ValueError: no"), (0, "replay", "mended"),
+        (1, "retry", "ValueError: no"),
+    ]  # fmt: skip
+
+
+def test_keys_in_trouble_take_turns_with_full_batches(node: Node) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=1_000_000)
+    deliver(node, "bad")
+    calls: list[str] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        calls.append(message.key)
+        if message.key == "bad":
+            raise ValueError
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, batch=1, poll_interval_s=NEVER_S)):
+        eventually(lambda: len(calls) > 10, WITHIN_S)
+        deliver(node, *"abcdefgh")
+        eventually(lambda: len(noted(node)) == 8, WITHIN_S)
+    good = [nth for nth, key in enumerate(calls) if key != "bad"]
+    assert {second - first for first, second in pairwise(good)} <= {1, 2}
+
+
+# -- Told ---------------------------------------------------------------------------------------------------------
+
+
+def fetch_price(article: str) -> None:
+    raise LookupError(f"no price of {article}")
+
+
+def test_log_shows_where_a_handler_failed_and_no_value(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    node.send("shipping", "secret", key="k")
+    node.drain()
+
+    def handle(message: Message, connection: Any) -> None:
+        try:
+            fetch_price(message.value)
+        except LookupError as error:
+            raise ValueError(message.value) from error
+
+    with working(Worker(node.dsn, "shipping", handle)):
+        eventually(lambda: "failed, attempt 1: ValueError; retry" in caplog.text, WITHIN_S)
+    lines = [line.strip() for line in caplog.text.splitlines()]
+    assert "raise ValueError(message.value) from error" in lines
+    assert "caused by LookupError" in lines
+    assert any(line.endswith("in fetch_price") for line in lines)
+    assert not any("concurrent/futures" in line or "inbox/worker.py" in line for line in lines)
+    assert "secret" not in caplog.text
+
+
+def test_on_error_gets_the_message_and_the_error(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=2)
+    deliver(node, "bad", "a")
+    errors: list[tuple[Any, Exception]] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            raise ValueError("no such state")
+        note(message, connection)
+
+    def report(message: Message | None, error: Exception) -> None:
+        errors.append((message and message.key, error))
+        raise KeyError("of the report's own")
+
+    with working(Worker(node.dsn, "shipping", handle, on_error=report)):
+        eventually(lambda: noted(node) == ["a"] and len(errors) == 2, WITHIN_S)
+    assert [(key, str(error)) for key, error in errors] == [("bad", "no such state")] * 2
+    assert "on_error failed: KeyError" in caplog.text
+
+
+async def test_async_on_error_is_awaited(node: Node, async_source: Any) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad")
+    errors: list[tuple[Any, Exception]] = []
+
+    async def handle(message: Message, connection: Any) -> None:
+        raise ValueError("no such state")
+
+    async def report(message: Message | None, error: Exception) -> None:
+        errors.append((message and message.key, error))
+
+    async with working_async(AsyncWorker(async_source, "shipping", handle, on_error=report)):
+        await eventually_async(lambda: errors, WITHIN_S)
+    assert [(key, str(error)) for key, error in errors] == [("bad", "no such state")]
+
+
+def test_error_that_cannot_say_what_it_is_is_its_message_s_failure(node: Node) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            raise Mute
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+    assert node.value("SELECT last_error FROM mailroom.key_state") == "Mute (its text raised RuntimeError)"
