@@ -14,6 +14,8 @@ from benchmarks.workload import INBOX, KEY, KEYS, VALUE
 from mailroom import locks, settings
 from mailroom import schema as node_schema
 
+MAX_ATTEMPTS = 3  # what fails on purpose is through with it within seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -91,7 +93,9 @@ def fresh_node(dsn: str) -> Iterator[Node]:
     try:
         with engine.begin() as connection:
             node_schema.migrate(connection, node.schema)
-            node_schema.create_inbox(connection, INBOX, schema=node.schema)
+            node_schema.create_inbox(
+                connection, INBOX, schema=node.schema, max_attempts=MAX_ATTEMPTS, backoff_max_s=60
+            )
         yield node
     finally:
         node.execute(f"DROP SCHEMA IF EXISTS {node.schema} CASCADE")

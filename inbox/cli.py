@@ -15,10 +15,12 @@ from inbox.claim import Share, reaping_any
 from inbox.inbox import Inbox
 from inbox.look import finding
 from inbox.worker import AsyncWorker, Worker
+from mailroom.backoff import spread_s
+from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.messages import print_messages
-from mailroom.cli.output import document, log_to_stderr, note, say, table
+from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
 from mailroom.cli.parameters import LIMIT, seconds
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
@@ -38,8 +40,8 @@ def inbox() -> None:
 @click.argument("name")
 @click.option("--subscribe", "topics", metavar="TOPIC", multiple=True, help="A topic it gets; may be given repeatedly.")
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure, doubled by each further one. [1]")
-@click.option("--backoff-max-s", type=seconds, help="The longest wait. [60]")
-@click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [3]")
+@click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
+@click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [16]")
 @click.option(
     "--on-failure",
     type=click.Choice(["park", "skip"]),
@@ -60,6 +62,9 @@ def create(
     It gets the topics it subscribes to, and messages and commands to the topic of its own name. What has been
     delivered before is not brought back. Repeating the command is harmless.
 
+    By default a message that fails is tried 16 times, over about 3 hours, so that it outlives the outage of a service
+    that its handler calls. The command tells over how long the settings spread the attempts.
+
     \b
     Examples:
       mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
@@ -79,10 +84,14 @@ def create(
             max_attempts=max_attempts,
             on_failure=on_failure,
         )
+        [made] = [each for each in run(connection, _listing(call.schema)) if each["name"] == name]
     if call.json:
         document({"inbox": name, "schema": call.schema, "subscribed": topics})
-    else:
-        say(f"Inbox {name} is there" + (f", subscribed to {', '.join(topics)}." if topics else "."))
+        return
+    say(f"Inbox {name} is there" + (f", subscribed to {', '.join(topics)}." if topics else "."))
+    then = {"park": "then its key is parked", "skip": "then it is skipped into dead_letter"}[made["on_failure"]]
+    often = counted(made["max_attempts"], "time")
+    say(f"A message that fails is tried {often} over about {duration(made['attempts_spread_s'])}; {then}.")
 
 
 LIST = Sql(
@@ -104,6 +113,7 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "backoff_s": backoff_s,
             "backoff_max_s": backoff_max_s,
             "max_attempts": max_attempts,
+            "attempts_spread_s": spread_s(backoff_s, backoff_max_s, max_attempts),
             "on_failure": on_failure,
             "created_at": created_at,
         }
@@ -126,8 +136,15 @@ def list_(call: Call) -> None:
     if call.json:
         document(found)
     elif found:
-        rows = [{**each, "topics": "\n".join(each["topics"]) or None}.values() for each in found]
-        table(("inbox", "subscribed to", "back-off s", "at most s", "attempts", "then", "made"), rows)
+        rows = [
+            {
+                **each,
+                "topics": "\n".join(each["topics"]) or None,
+                "attempts_spread_s": duration(each["attempts_spread_s"]),
+            }.values()
+            for each in found
+        ]
+        table(("inbox", "subscribed to", "back-off s", "at most s", "attempts", "over", "then", "made"), rows)
     else:
         say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
 

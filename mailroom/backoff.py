@@ -12,6 +12,16 @@ def pause_s(failures: int, longest_s: float) -> float:
     return random.uniform(0.02, min(longest_s, 0.1 * 2 ** min(failures, 20)))  # noqa: S311 - nothing secret about it
 
 
+def spread_s(first_s: float, longest_s: float, attempts: int) -> float:
+    """Return over how many seconds the attempts at a message are spread on average, with an inbox's settings.
+
+    Between two attempts lie half a wait to a whole one; waits begin at `first_s` and double up to `longest_s`.
+    """
+    doubled = (first_s * 2.0 ** min(nth, 30) for nth in range(min(attempts - 1, 60)))
+    waits = sum(min(longest_s, each) for each in doubled) + longest_s * max(0, attempts - 61)
+    return 0.75 * waits
+
+
 def is_worth_a_line(failures: int, pause_s: float) -> bool:
     """Tell whether to log a failure that such a pause follows: an outage makes one line at once, then one a second.
 

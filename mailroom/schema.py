@@ -154,9 +154,10 @@ def create_inbox(
 ) -> None:
     """Make an inbox with its subscriptions; what is there already stays, what is given anew is set.
 
-    A key that failed waits `backoff_s` (1), doubled up to `backoff_max_s` (60); where only one is given, the other
-    gives way. A message that failed `max_attempts` times (3, at least 1) has its key parked, which holds all later ones
-    of the key too, or is skipped, which moves it alone to `dead_letter`: `on_failure` (park).
+    A key that failed waits `backoff_s` seconds (1), doubled up to `backoff_max_s` (3600); where only one is given, the
+    other gives way. A message that failed `max_attempts` times (16, at least 1) has its key parked, which holds all
+    later ones of the key too, or is skipped, which moves it alone to `dead_letter`: `on_failure` (park). By default its
+    attempts are spread over about three hours, so that it outlives the outage of a service that its handler calls.
 
     For users' own migrations: everything happens in the caller's transaction. A delivery beside it goes on; one that
     had been planned before the partition was there fails on it and is tried once more. Raises `InvalidName`,

@@ -79,7 +79,7 @@ def _skip_locked_in_key() -> None:
     head = "AS i WHERE i.key = h.key AND i.clock = h.clock\n        FOR UPDATE SKIP LOCKED) AS l"
     _rewrite(claim.REAP_ANY, head, "AS i WHERE i.key = h.key AND i.clock = h.clock) AS l")
     _rewrite(
-        claim.REAP_ANY, "/ count(*)::float8))::bigint FROM locked)) AS i",
+        claim.REAP_ANY, "/ count(*)::float8))::bigint FROM had)) AS i",
         "/ count(*)::float8))::bigint FROM locked) FOR UPDATE SKIP LOCKED) AS i",
     )  # fmt: skip
 
@@ -262,12 +262,15 @@ def _shuffled(messages: list[Any]) -> list[Any]:
 
 @_mutant("an attempt is counted in the transaction that is rolled back")
 def _attempt_rolled_back() -> None:
-    from inbox.lane import Lane
+    from inbox import lane, worker
+    from inbox.failure import GONE
 
-    async def record(self: Lane, message: Any, error: Exception) -> None:
-        await asyncio.sleep(0.05)
+    def blaming(*arguments: Any) -> Operation[Any]:
+        yield from ()
+        return GONE
 
-    _put(Lane, "_record", record)
+    _put(worker, "blaming", blaming)
+    _put(lane, "blaming", blaming)
 
 
 @_mutant("a message that its worker dies of is not counted", "F27")
@@ -282,7 +285,8 @@ def _death_not_counted() -> None:
 
 @_mutant("a key that is well again keeps its note", habits=Habits(failing=0.05))
 def _healed_dropped() -> None:
-    from inbox import claim
+    from inbox import claim, due
 
-    for sql in (claim.REAP_KEY, claim.REAP_ANY, claim.REAP_DUE):
-        _rewrite(sql, "s.clock <= g.clock)", "s.clock <= g.clock AND false)")
+    for sql in (claim.REAP_KEY, claim.REAP_ANY):
+        _rewrite(sql, "s.alone_to <= g.clock)", "s.alone_to <= g.clock AND false)")
+    _rewrite(due.HEAL, "AND alone_to <= %(clock)s::bigint)", "AND false)")
