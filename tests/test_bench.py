@@ -31,7 +31,7 @@ def _bench(*arguments: str) -> dict[str, Any]:
 
 def _bench_apart(*arguments: str) -> dict[str, Any]:
     """The same in a process of its own, since Java keeps the environment, and the password in it, it began with."""
-    command = [sys.executable, "-m", "mailroom.cli", "bench", *arguments, "--json"]
+    command = [sys.executable, "-m", "mailroom", "bench", *arguments, "--json"]
     document: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return document
 
@@ -56,7 +56,7 @@ def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> 
 
 
 def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect) -> None:
-    command = [sys.executable, "-m", "mailroom.cli", "bench", "--dsn", dsn, "--only", "memory"]
+    command = [sys.executable, "-m", "mailroom", "bench", "--dsn", dsn, "--only", "memory"]
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with connect(autocommit=True) as connection, subprocess.Popen(command, stderr=subprocess.DEVNULL) as bench:
         try:

@@ -195,7 +195,7 @@ async def _never_ends(worker: object, _dsn: str) -> None:
 
 def _argv(words: list[str]) -> list[str]:
     """What a shell would find, from the interpreter of the tests."""
-    modules = {"mailroom": "mailroom.cli", "alembic": "alembic.config", "pytest": "pytest"}
+    modules = {"mailroom": "mailroom", "alembic": "alembic.config", "pytest": "pytest"}
     if words[0] in modules:
         return [sys.executable, "-m", modules[words[0]], *words[1:]]
     assert words[0] == "python", f"a marked block runs python, {', '.join(modules)}, and not {words[0]}"

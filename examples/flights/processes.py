@@ -17,7 +17,7 @@ class Process:
 
     def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str], log: Path) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "mailroom.cli", *arguments]
+        self._command = [sys.executable, "-m", "mailroom", *arguments]
         self._environment = {**os.environ, **environment}
         self._log = log
         self._process = self._started()

@@ -1,5 +1,0 @@
-"""`python -m mailroom.cli` is `mailroom`."""
-
-from mailroom.cli import main
-
-main()
