@@ -4,6 +4,8 @@ import base64
 import json
 import logging
 import math
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +17,23 @@ from uuid import UUID
 
 import click
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-SCREEN_WIDTH = 110  # where no terminal says how wide it is
+LEAST_WIDTH = 20
+LONG_WORD = 40  # a longer one may be broken
+GAP = 2  # between two columns
 
 
 def say(text: str) -> None:
@@ -33,16 +46,67 @@ def note(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
+def facts(pairs: Sequence[tuple[str, str]]) -> None:
+    """Print lines that each name a thing and tell it; on a terminal they are broken to its width."""
+    indent = max(len(name) for name, _ in pairs) + 2
+    width = _width()
+    for name, text in pairs:
+        heading = name.ljust(indent)
+        lines = [text] if width is None else _broken(text, max(width - indent, LEAST_WIDTH))
+        say(heading + ("\n" + " " * indent).join(lines))
+
+
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Sequence[str] = ()) -> None:
-    """Print a table; the columns named in `numbers` are set to the right."""
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        grid.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        # As Text: what users wrote is no markup.
-        grid.add_row(*(Text(printable(shown(cell))) for cell in row))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else SCREEN_WIDTH)
-    console.print(grid)
+    """Print a table; the columns named in `numbers` are set to the right.
+
+    On a terminal it fits into the width; where that is too little, each row becomes a block with a line per column.
+    """
+    cells = [[printable(shown(cell)) for cell in row] for row in rows]
+    whole, least = [], []
+    for nth, column in enumerate(columns):
+        texts = [row[nth] for row in cells]
+        whole.append(max(cell_len(line) for text in (column, *texts) for line in text.splitlines() or [""]))
+        # A number or a duration stays in one piece, and so does any other word of a usual length: a key, an id, a time.
+        pieces = [*column.split(), *(texts if column in numbers else " ".join(texts).split())]
+        least.append(max(min(cell_len(piece), LONG_WORD) for piece in pieces))
+    gaps = GAP * (len(columns) - 1)
+    screen = _width() or sum(whole) + gaps
+    widths = _fitted(whole, least, screen - gaps)
+    if widths is None:
+        for nth, row in enumerate(cells):
+            if nth:
+                say("")
+            facts(list(zip(columns, row, strict=True)))
+        return
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for column, width in zip(columns, widths, strict=True):
+        grid.add_column(column, justify="right" if column in numbers else "left", overflow="fold", width=width)
+    for row in cells:
+        grid.add_row(*map(Text, row))  # as Text: what users wrote is no markup
+    Console(highlight=False, width=screen).print(grid)
+
+
+def _fitted(whole: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
+    """Return widths of columns that fit into the room, the widest made narrower first; None if none do."""
+    widths = list(whole)
+    while sum(widths) > room:
+        wide = [nth for nth, width in enumerate(widths) if width > least[nth]]
+        if not wide:
+            return None
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _width() -> int | None:
+    """Return how wide the screen is, by $COLUMNS or the terminal; None where nobody looks at it."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size().columns
+    return None
+
+
+def _broken(text: str, width: int) -> list[str]:
+    lines = Text(text).wrap(Console(width=width), width, overflow="fold")
+    return [line.plain.rstrip() for line in lines] or [""]
 
 
 def document(value: object) -> None:
@@ -134,11 +198,24 @@ class Bar:
 @contextmanager
 def progress_bar(what: str, total: int | None = None) -> Iterator[Bar]:
     """Show a bar while the block runs; `total` is how much there is to do, in messages or bytes."""
-    console = Console(stderr=True)
     count = TextColumn("{task.fields[messages]:,} messages " + what)
-    columns = (SpinnerColumn(), count, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _progress(count, BarColumn(), TaskProgressColumn()) as progress:
         yield Bar(progress, total)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on stderr, if that is a terminal, that the block still works on one long statement, and for how long."""
+    with _progress(TextColumn(what)) as progress:
+        progress.add_task("", total=None)
+        yield
+
+
+def _progress(*columns: ProgressColumn) -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(), *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def log_to_stderr() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -25,7 +26,7 @@ from mailroom.errors import EmbeddedServerError
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
-_DATABASE = "mailroom"
+DATABASE = "mailroom"
 # No Unix socket: its path would have to stay under about 100 bytes, and JDBC needs TCP anyway.
 _OWN_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
 _RETRY_S = 10
@@ -62,6 +63,15 @@ class Cluster:
         """Return the URL of `database`, password included."""
         password = self._password.read_text().strip()
         return f"postgresql://postgres:{password}@127.0.0.1:{port}/{quote(database, safe='')}"
+
+    def size(self) -> int:
+        """Return how many bytes the folder's files have; those that go away meanwhile are left out."""
+        total = 0
+        for folder, _, files in os.walk(self._directory):
+            for file in files:
+                with suppress(FileNotFoundError):
+                    total += os.lstat(os.path.join(folder, file)).st_size
+        return total
 
     def wait_until_ready(self) -> int | None:
         """Return the port of the running server, None if none runs. One that comes up or goes down is waited for."""
@@ -168,9 +178,9 @@ class Cluster:
     def _make_database(self, port: int) -> None:
         try:
             with psycopg.connect(self.dsn(port, "postgres"), autocommit=True, sslmode="disable") as connection:
-                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [_DATABASE])
+                found = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE])
                 if not found.rowcount:
-                    connection.execute(f"CREATE DATABASE {_DATABASE}")
+                    connection.execute(f"CREATE DATABASE {DATABASE}")
         except psycopg.Error as error:
             raise EmbeddedServerError(
                 f"The embedded server in {self._directory} runs but could not be used: {error}{self._log_tail()}"

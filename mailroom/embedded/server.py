@@ -1,16 +1,19 @@
 """The embedded server as its users see it: where it lives, who starts it and who stops it.
 
-Its folder holds the cluster and two lock files:
+Its folder holds the cluster, two lock files and perhaps a mark:
 
 - `start.lock` is held exclusively while somebody starts or stops the server, so two processes at once start one.
 - `users.lock` is held shared by everybody who uses the server. Whoever ceases to use it stops the server if nobody
   else holds that lock. The kernel lets go of it when its holder dies, so nobody waits for a user that was killed.
+- `kept` is there while the server is to run on without users. It outlives a crash and a restart of the machine: the
+  next user brings the server back, and it stays up again.
 """
 
 import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -19,11 +22,12 @@ import platformdirs
 
 from mailroom.embedded.account import Account, server_account
 from mailroom.embedded.binaries import Binaries, find_binaries, runnable
-from mailroom.embedded.cluster import Cluster
+from mailroom.embedded.cluster import DATABASE, Cluster
 from mailroom.errors import EmbeddedServerError
 
 _START_LOCK = "start.lock"
 _USERS_LOCK = "users.lock"
+_KEPT = "kept"
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -47,6 +51,17 @@ def embedded_server() -> "Server":
     return Server(default_directory(binaries.major), binaries=binaries)
 
 
+@dataclass(frozen=True)
+class Condition:
+    """How a server is: the URL and port of one that runs, whether it is kept, is used, and the size of its folder."""
+
+    dsn: str | None = field(repr=False)  # with the password
+    port: int | None
+    is_kept: bool
+    is_used: bool
+    bytes: int
+
+
 class Server:
     """A PostgreSQL server of our own in `directory`, which is made if it is missing. Usable as a context manager.
 
@@ -55,9 +70,9 @@ class Server:
     fsync off the first start does not wait for the disk either; the server is durable otherwise.
 
     Several processes, and several objects in one, may use one directory at the same time: they get the same running
-    server, and it stops when the last of them calls `stop`. If that one was killed, the server runs on until somebody
-    else uses it and stops. Root's server runs as `postgres` or `nobody`: then the folder belongs to that account, and
-    must lie where it can reach it.
+    server, and it stops when the last of them calls `stop`, unless somebody called `keep`. If that one was killed, the
+    server runs on until somebody else uses it and stops. Root's server runs as `postgres` or `nobody`: then the folder
+    belongs to that account, and must lie where it can reach it.
     """
 
     def __init__(
@@ -95,23 +110,50 @@ class Server:
                 self._port = port
                 self._join_users()
 
+    def keep(self) -> bool:
+        """Start the server, and let it run on without users until `end`. Return whether that is new."""
+        self.start()
+        with _os_errors_explained(self.directory), self._alone():
+            new = not self._is_kept()
+            os.close(self._open(_KEPT))
+            return new
+
     def stop(self) -> bool:
-        """Cease to use the server, and stop it unless somebody else uses it. Return whether it is down now."""
+        """Cease to use the server, and stop it unless it is kept or somebody uses it. Return whether it is down now."""
+        return self._stop(keep=True)
+
+    def end(self) -> bool:
+        """Keep the server no more, and `stop`."""
+        return self._stop(keep=False)
+
+    def look(self) -> Condition | None:
+        """Tell how the server is without using it; None if it has never been started here."""
+        with _os_errors_explained(self.directory):
+            if not (self.directory / _START_LOCK).exists():
+                return None
+            with self._alone():
+                port = self._cluster.wait_until_ready()
+                dsn = None if port is None else self._cluster.dsn(port, DATABASE)
+                return Condition(dsn, port, self._is_kept(), self._has_users(), self._cluster.size())
+
+    def dsn(self, database: str = DATABASE) -> str:
+        """Return the URL of a database of the started server, password included. `mailroom` exists from the start."""
+        if self._port is None:
+            raise EmbeddedServerError(f"The embedded server in {self.directory} is not started: call start() first.")
+        return self._cluster.dsn(self._port, database)
+
+    def _stop(self, *, keep: bool) -> bool:
         with _os_errors_explained(self.directory):
             if not (self.directory / _START_LOCK).exists():
                 return True
             with self._alone():
                 self._leave_users()
-                if self._has_users():
+                if not keep:
+                    (self.directory / _KEPT).unlink(missing_ok=True)
+                if self._is_kept() or self._has_users():
                     return False
                 self._cluster.shut_down()
                 return True
-
-    def dsn(self, database: str = "mailroom") -> str:
-        """Return the URL of a database of the started server, password included. `mailroom` exists from the start."""
-        if self._port is None:
-            raise EmbeddedServerError(f"The embedded server in {self.directory} is not started: call start() first.")
-        return self._cluster.dsn(self._port, database)
 
     def _choose_binaries(self) -> Binaries:
         major = self._cluster.major()
@@ -151,19 +193,22 @@ class Server:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        lock = self._open_lock(_START_LOCK)
+        lock = self._open(_START_LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             os.close(lock)
 
-    def _open_lock(self, name: str) -> int:
+    def _open(self, name: str) -> int:
         return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+    def _is_kept(self) -> bool:
+        return (self.directory / _KEPT).exists()
 
     def _join_users(self) -> None:
         if self._use is None:
-            self._use = self._open_lock(_USERS_LOCK)
+            self._use = self._open(_USERS_LOCK)
             fcntl.flock(self._use, fcntl.LOCK_SH)
 
     def _leave_users(self) -> None:
@@ -174,7 +219,8 @@ class Server:
             self._use = None
 
     def _has_users(self) -> bool:
-        lock = self._open_lock(_USERS_LOCK)
+        """Tell whether anybody uses the server, this object too."""
+        lock = self._open(_USERS_LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

