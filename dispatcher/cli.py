@@ -11,9 +11,10 @@ from dispatcher.floor import Batch
 from dispatcher.lane import POLL_INTERVAL_S
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
 from mailroom.cli.output import document, log_to_stderr, progress_bar, say
 from mailroom.cli.parameters import seconds_above_0
-from mailroom.cli.status import dispatcher_line
+from mailroom.cli.status import tell_leader
 
 poll_interval = click.option(
     "--poll-interval-s",
@@ -38,7 +39,7 @@ def counted_off(what: str, waiting: int) -> Iterator[Callable[[Batch], None]]:
         yield show
 
 
-@click.group()
+@click.group(cls=Group)
 def dispatcher() -> None:
     """Deliver what writers committed into inboxes."""
 
@@ -90,7 +91,7 @@ def drain(call: Call) -> None:
 @dispatcher.command()
 @pass_call
 def status(call: Call) -> None:
-    """Tell who dispatches: host, process, awake or asleep, and what it has done.
+    """Tell who dispatches: host, process, awake or asleep, and what it has done. Exits with 1 if nobody does.
 
     \b
     Examples:
@@ -99,7 +100,4 @@ def status(call: Call) -> None:
     """
     with call.connection("dispatcher status") as connection:
         found = node_status.dispatcher_status(connection, call.schema)
-    if call.json:
-        document(found)
-    else:
-        say(dispatcher_line(found))
+    tell_leader(call, found)

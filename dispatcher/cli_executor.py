@@ -11,14 +11,15 @@ from mailroom import registration
 from mailroom import status as node_status
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
 from mailroom.cli.output import document, log_to_stderr, note, say, table
 from mailroom.cli.parameters import seconds_above_0
-from mailroom.cli.status import dispatcher_line
+from mailroom.cli.status import tell_leader
 from mailroom.errors import MailroomError
 from mailroom.registration import RegisteredFunction, RegisteredTarget
 
 
-@click.group()
+@click.group(cls=Group)
 def executor() -> None:
     """Execute what writers committed as executables, and say what these may reach.
 
@@ -72,7 +73,7 @@ def drain(call: Call) -> None:
 @executor.command()
 @pass_call
 def status(call: Call) -> None:
-    """Tell who executes: host, process, awake or asleep, and what it has done.
+    """Tell who executes: host, process, awake or asleep, and what it has done. Exits with 1 if nobody does.
 
     \b
     Examples:
@@ -81,10 +82,7 @@ def status(call: Call) -> None:
     """
     with call.connection("executor status") as connection:
         found = node_status.executor_status(connection, call.schema)
-    if call.json:
-        document(found)
-    else:
-        say(dispatcher_line(found))
+    tell_leader(call, found)
 
 
 # -- Targets ----------------------------------------------------------------------------------------------------------

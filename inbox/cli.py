@@ -19,26 +19,28 @@ from mailroom.backoff import spread_s
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
+from mailroom.cli.group import Group
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
-from mailroom.cli.parameters import LIMIT, seconds
+from mailroom.cli.parameters import INBOX, KEY, LIMIT, TOPIC, seconds
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
-from mailroom.names import inbox_name
 from mailroom.operation import Operation, Sql
 from mailroom.schema import create_inbox
 from mailroom.settings import DSN_VARIABLE
 from mailroom.transaction import run
 
 
-@click.group()
+@click.group(cls=Group)
 def inbox() -> None:
     """Make inboxes, see what is in them, reap from a shell."""
 
 
 @inbox.command()
-@click.argument("name")
-@click.option("--subscribe", "topics", metavar="TOPIC", multiple=True, help="A topic it gets; may be given repeatedly.")
+@click.argument("name", type=INBOX)
+@click.option(
+    "--subscribe", "topics", metavar="TOPIC", type=TOPIC, multiple=True, help="A topic it gets; may be repeated."
+)
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure, doubled by each further one. [1]")
 @click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
 @click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [16]")
@@ -150,8 +152,8 @@ def list_(call: Call) -> None:
 
 
 @inbox.command()
-@click.argument("name")
-@click.option("--key", metavar="K", help="Only this key's messages.")
+@click.argument("name", type=INBOX)
+@click.option("--key", metavar="K", type=KEY, help="Only this key's messages.")
 @click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many at most.")
 @pass_call
 def peek(call: Call, name: str, key: str | None, limit: int) -> None:
@@ -169,8 +171,10 @@ def peek(call: Call, name: str, key: str | None, limit: int) -> None:
 
 
 @inbox.command()
-@click.argument("name")
-@click.option("--key", metavar="K", help="The key whose messages to take, oldest first; waits while it is worked on.")
+@click.argument("name", type=INBOX)
+@click.option(
+    "--key", metavar="K", type=KEY, help="The key whose messages to take, oldest first; waits while it is worked on."
+)
 @click.option("--any", "any_key", is_flag=True, help="Of any keys nobody works on, the longest waiting first.")
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
 @pass_call
@@ -190,7 +194,7 @@ def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> N
         raise click.UsageError("Give --key K or --any.")
     with call.connection("inbox reap") as connection:
         if key is None:
-            messages = run(connection, _reaping(call.schema, inbox_name(name), limit))
+            messages = run(connection, _reaping(call.schema, name, limit))
         else:
             messages = Inbox(name, call.schema).reap(connection, key, limit)
         _hand_over(messages, as_json=call.json)
@@ -215,7 +219,7 @@ def _hand_over(messages: list[Message], *, as_json: bool) -> None:
         raise MailroomError(f"Nothing was reaped: the output could not be written ({error.strerror}).") from None
 
 
-@click.group()
+@click.group(cls=Group)
 def worker() -> None:
     """Run services that reap an inbox."""
 

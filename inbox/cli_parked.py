@@ -8,9 +8,10 @@ import click
 from inbox.parked import Attempt, Changed, Parked
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
 from mailroom.cli.messages import message_json, print_messages
-from mailroom.cli.output import document, say, shown, table
-from mailroom.cli.parameters import LIMIT
+from mailroom.cli.output import document, say, shown, table, working
+from mailroom.cli.parameters import INBOX, KEY, LIMIT, TEXT
 from mailroom.errors import MailroomError
 
 ATTEMPTS_SHOWN = 20
@@ -21,8 +22,8 @@ def targeted(command: F) -> F:
     """Add --key, --reason and --all, of which a command that changes something demands one."""
     for option in (
         click.option("--all", "every", is_flag=True, help="All parked keys of the inbox."),
-        click.option("--reason", metavar="TEXT", help="The keys whose reason contains TEXT; see the list."),
-        click.option("--key", "keys", metavar="K", multiple=True, help="This key; may be given repeatedly."),
+        click.option("--reason", metavar="TEXT", type=TEXT, help="The keys whose reason contains TEXT; see the list."),
+        click.option("--key", "keys", metavar="K", type=KEY, multiple=True, help="This key; may be given repeatedly."),
     ):
         command = option(command)
     return command
@@ -34,7 +35,7 @@ def _target(keys: tuple[str, ...], reason: str | None, every: bool) -> tuple[str
     return keys or None
 
 
-@click.group()
+@click.group(cls=Group)
 def parked() -> None:
     """See parked keys; replay or discard what they hold.
 
@@ -52,8 +53,8 @@ def parked() -> None:
 
 
 @parked.command("list")
-@click.argument("inbox")
-@click.option("--reason", metavar="TEXT", help="Only keys whose reason contains TEXT.")
+@click.argument("inbox", type=INBOX)
+@click.option("--reason", metavar="TEXT", type=TEXT, help="Only keys whose reason contains TEXT.")
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many keys at most.")
 @pass_call
 def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
@@ -67,7 +68,7 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
       mailroom parked list shipping --reason "no such street" --limit 1000
       mailroom parked list shipping --json | jq -r '.[].key'
     """
-    with call.connection("parked list") as connection:
+    with working("counting messages of parked keys"), call.connection("parked list") as connection:
         found = Parked(inbox, call.schema).keys(connection, reason=reason, limit=limit)
     if call.json:
         document(found)
@@ -82,8 +83,8 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
 
 
 @parked.command()
-@click.argument("inbox")
-@click.option("--key", metavar="K", required=True, help="The key.")
+@click.argument("inbox", type=INBOX)
+@click.option("--key", metavar="K", type=KEY, required=True, help="The key.")
 @click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many messages at most.")
 @pass_call
 def show(call: Call, inbox: str, key: str, limit: int) -> None:
@@ -118,7 +119,7 @@ def _cells(attempt: Attempt) -> tuple[object, ...]:
 
 
 @parked.command()
-@click.argument("inbox")
+@click.argument("inbox", type=INBOX)
 @targeted
 @click.option("--limit", type=LIMIT, help="How many keys at most, the longest parked first. [all of them]")
 @acting
@@ -139,7 +140,7 @@ def replay(
       mailroom parked replay shipping --all --dry-run
     """
     target = _target(keys, reason, every)
-    with call.connection("parked replay") as connection:
+    with working("replaying parked keys"), call.connection("parked replay") as connection:
         changed = Parked(inbox, call.schema).replay(
             connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
         )
@@ -147,7 +148,7 @@ def replay(
 
 
 @parked.command()
-@click.argument("inbox")
+@click.argument("inbox", type=INBOX)
 @targeted
 @click.option("--limit", type=LIMIT, help="Only the first so many messages of each key. [all of them]")
 @acting
@@ -167,7 +168,7 @@ def discard(
       mailroom parked discard shipping --reason "no such street" --limit 1 --dry-run
     """
     target = _target(keys, reason, every)
-    with call.connection("parked discard") as connection:
+    with working("discarding messages of parked keys"), call.connection("parked discard") as connection:
         changed = Parked(inbox, call.schema).discard(
             connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
         )

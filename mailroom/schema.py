@@ -106,6 +106,13 @@ def current_revision(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) ->
     return run(connection, _revision(schema_name(schema)))
 
 
+def revisions() -> list[str]:
+    """Return the revisions that this release knows, the first one first."""
+    from alembic.script import ScriptDirectory
+
+    return sorted(script.revision for script in ScriptDirectory(str(_migrations())).walk_revisions())
+
+
 def check(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> None:
     """Raise `SchemaError` with the command to run unless this release can work on the schema."""
     run(connection, checking(schema_name(schema)))

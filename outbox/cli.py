@@ -4,32 +4,65 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, get_args
 
 import click
 
 from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
-from mailroom.names import topic_name
+from mailroom.cli.parameters import KEY, TOPIC, seconds
+from mailroom.errors import InvalidMessage
 from mailroom.transaction import run
 from outbox.csv_source import CsvSource
-from outbox.outbox import Outbox, sending_many
+from outbox.outbox import sending_many
+from outbox.outgoing import EventType, MessageType, Outgoing
 
 ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")
+KINDS = {"message": "M", "event": "E", "command": "C"}
+ALONE = "\0"  # what --json comes as without a value; nobody can type it
 
 
-@click.group()
+def moment(text: str) -> datetime:
+    """Return the time that a text names: ISO 8601 with a zone, or +SECONDS from now."""
+    try:
+        if text.startswith("+"):
+            return datetime.now(UTC) + timedelta(seconds=seconds(text[1:]))
+        told = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        told = None
+    if told is None or told.tzinfo is None:
+        raise click.BadParameter(
+            f"{text!r} is no time: give one with its zone, such as 2030-01-31T09:00:00+01:00, or +SECONDS from now."
+        )
+    return told
+
+
+def header(text: str) -> tuple[str, str]:
+    """Return name and value of NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
+    return name, value
+
+
+@click.group(cls=Group)
 def outbox() -> None:
     """Send messages from a shell."""
 
 
 @outbox.command()
-@click.argument("topic")
-@click.option("--json", "text", metavar="VALUE", help="The value of one message, as JSON. Prints the message's id.")
-@click.option("--key", metavar="K", help="Its key; messages of one key are reaped in the order sent. Else unordered.")
+@click.argument("topic", type=TOPIC)
+@click.option("--value", "values", metavar="JSON", multiple=True, help="The value of one message. Prints its id.")
+@click.option(
+    "--key", metavar="K", type=KEY, help="Its key; messages of one key are reaped in the order sent. Else unordered."
+)
 @click.option(
     "--csv",
     "file",
@@ -39,51 +72,84 @@ def outbox() -> None:
 )
 @click.option("--key-column", metavar="C", help="The column with the key; a row in which it is empty is unordered.")
 @click.option("--columns", metavar="A,B,...", help="The columns that make up the value. [all]")
+@click.option("--header", "headers", metavar="NAME=VALUE", type=header, multiple=True, help="A header; repeatable.")
+@click.option(
+    "--deliver-at", metavar="TIME", type=moment, help="Not before this time: ISO 8601 with a zone, or +SECONDS."
+)
+@click.option("--expires-at", metavar="TIME", type=moment, help="Dropped if it is not delivered by then.")
+@click.option("--kind", type=click.Choice(list(KINDS)), default="message", show_default=True, help="Who must get it.")
+@click.option("--message-type", type=click.Choice(get_args(MessageType)), default="U", show_default=True)
+@click.option("--event-type", type=click.Choice(get_args(EventType)))
+@click.option(
+    "--json",
+    "as_json",
+    metavar="[VALUE]",
+    is_flag=False,
+    flag_value=ALONE,
+    multiple=True,
+    help="Print JSON, for programs: write it last. With a VALUE after it, it is --value.",
+)
 @pass_call
 def send(
     call: Call,
+    /,
     topic: str,
-    text: str | None,
+    values: tuple[str, ...],
     key: str | None,
     file: Path | None,
     key_column: str | None,
     columns: str | None,
+    headers: tuple[tuple[str, str], ...],
+    kind: str,
+    as_json: tuple[str, ...],
+    **fields: Any,
 ) -> None:
     """Send one message, or each row of a CSV file, to a topic.
 
     A CSV file is UTF-8 with a heading; the value of a row is a map of column name to text. It is read as a stream and
-    sent in one transaction: all of it or, if a row is wrong, nothing. To get JSON printed here, put that --json first:
-    mailroom --json outbox send ...
+    sent in one transaction: all of it or, if a row is wrong, nothing. Headers, times, kind and types are then those of
+    every row.
+
+    A message must be got by some inbox, a command by exactly one, an event by none. The answer to a command is asked
+    for by --header reply_to=TOPIC. Message type (Object, Database, Collection, User-defined) and event type (Created,
+    Updated, Deleted) are carried along.
 
     \b
     Examples:
-      mailroom outbox send order.paid --key order-42 --json '{"state": "paid"}'
+      mailroom outbox send order.paid --key order-42 --value '{"state": "paid"}'
+      mailroom outbox send order.remind --key order-42 --value null --deliver-at +3600 --header user=ada
       mailroom outbox send flights --csv flights.csv --key-column tailnum --columns flight,origin,dest
       zcat flights.csv.gz | mailroom outbox send flights --csv - --key-column tailnum
     """
-    topic_name(topic)
-    if (text is None) == (file is None):
-        raise click.UsageError("Give --json VALUE or --csv FILE.")
-    if text is not None:
+    call.json = call.json or ALONE in as_json
+    if len(dict(headers)) < len(headers):
+        raise click.UsageError("A header is given twice: a message has one of each name.")
+    values += tuple(text for text in as_json if text != ALONE)
+    if len(values) + (file is not None) != 1:
+        raise click.UsageError("Give one --value JSON, or --csv FILE.")
+    with _wrong_usage():
+        fields |= {"headers": dict(headers), "kind": KINDS[kind]}
+        Outgoing(topic, None, **fields).row()
+    if file is None:
         if key_column is not None or columns is not None:
             raise click.UsageError("--key-column and --columns go with --csv.")
-        _send_one(call, topic, _parsed(text), key)
-    elif file is not None:
-        if key is not None:
-            raise click.UsageError("--key goes with --json; with --csv the key is in a column: --key-column.")
-        _send_csv(call, topic, file, key_column, next(csv.reader([columns or ""]), []))
-
-
-def _send_one(call: Call, topic: str, value: object, key: str | None) -> None:
-    with call.connection("outbox send") as connection:
-        message_id = Outbox(call.schema).send(connection, topic, value, key=key)
-    if call.json:
-        document({"id": message_id, "topic": topic, "key": key})
+        with _wrong_usage():
+            message = Outgoing(topic, _parsed(values[0]), key, **fields).row()
+        with call.connection("outbox send") as connection:
+            run(connection, sending_many(call.schema, [message]))
+        if call.json:
+            document({"id": message[0], "topic": topic, "key": key})
+        else:
+            say(str(message[0]))
     else:
-        say(str(message_id))
+        if key is not None:
+            raise click.UsageError("--key goes with --value; with --csv the key is in a column: --key-column.")
+        _send_csv(call, topic, file, key_column, next(csv.reader([columns or ""]), []), fields)
 
 
-def _send_csv(call: Call, topic: str, file: Path, key_column: str | None, columns: list[str]) -> None:
+def _send_csv(
+    call: Call, topic: str, file: Path, key_column: str | None, columns: list[str], fields: dict[str, Any]
+) -> None:
     size = file.stat().st_size if file != STDIN and file.is_file() else None
     sent = 0
     with (
@@ -93,7 +159,7 @@ def _send_csv(call: Call, topic: str, file: Path, key_column: str | None, column
         call.connection("outbox send") as connection,
         progress_bar("sent", size) as bar,
     ):
-        rows = CsvSource(lines, topic, key_column, columns).rows()
+        rows = CsvSource(lines, topic, key_column, columns, fields).rows()
         while batch := list(islice(rows, ROWS)):
             sent += run(connection, sending_many(call.schema, batch))
             bar.show(sent, 0 if size is None else binary.tell())
@@ -107,15 +173,22 @@ def _opened(file: Path) -> BinaryIO:
     return sys.stdin.buffer if file == STDIN else file.open("rb")
 
 
+@contextmanager
+def _wrong_usage() -> Iterator[None]:
+    """Take a message that cannot be sent for wrong usage: all of it was typed."""
+    try:
+        yield
+    except InvalidMessage as error:
+        raise click.UsageError(str(error)) from None
+
+
 def _parsed(text: str) -> object:
     try:
         return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        raise click.UsageError(f"The value of --json is not JSON: {error.msg} at character {error.pos + 1}.") from None
+        raise click.UsageError(f"The value is not JSON: {error.msg} at character {error.pos + 1}.") from None
     except (ValueError, RecursionError):
-        raise click.UsageError(
-            "The value of --json is not JSON that can be read: it has NaN, or is too deep."
-        ) from None
+        raise click.UsageError("The value is not JSON that can be read: it has NaN, or is too deep.") from None
 
 
 def _refuse(_constant: str) -> NoReturn:

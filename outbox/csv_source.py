@@ -1,8 +1,9 @@
 """Messages from a CSV file, read row by row: the file may be larger than memory."""
 
 import csv
-from collections.abc import Iterator, Sequence
-from typing import IO
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import IO, Any
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import MAX_VALUE_BYTES, shown
@@ -15,13 +16,22 @@ class CsvSource:
 
     `lines` is the open text file, opened with newline="" and errors="surrogateescape". `key_column` names the column
     that holds the key; a row in which it is empty is sent without order. `columns` are those that go into the value,
-    all if empty. Raises `ConfigurationError` for a column that the heading has not, `InvalidMessage` for a bad heading.
+    all if empty. `fields` are what else every message has, named as `Outgoing` does. Raises `ConfigurationError` for a
+    column that the heading has not, `InvalidMessage` for a bad heading.
     """
 
-    def __init__(self, lines: IO[str], topic: str, key_column: str | None = None, columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        lines: IO[str],
+        topic: str,
+        key_column: str | None = None,
+        columns: Sequence[str] = (),
+        fields: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         csv.field_size_limit(MAX_VALUE_BYTES)
         self._reader = csv.reader(lines, strict=True)
         self._topic = topic
+        self._fields = fields
         heading = self._heading()
         for name in (*columns, *([] if key_column is None else [key_column])):
             if name not in heading:
@@ -55,7 +65,7 @@ class CsvSource:
             raise InvalidMessage(f"it has {len(cells)} cells, the heading has {self._width}.")
         _check_text(cells)
         key = None if self._key_at is None else cells[self._key_at] or None
-        return Outgoing(self._topic, {name: cells[at] for name, at in self._columns}, key)
+        return Outgoing(self._topic, {name: cells[at] for name, at in self._columns}, key, **self._fields)
 
     def _heading(self) -> list[str]:
         try:

@@ -13,21 +13,23 @@ from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 
 
 def mailroom(*arguments: str, dsn: str | None = None, stdin: bytes | None = None, **environment: str) -> Result:
-    """Call the command; the environment names the database `dsn` and no other."""
-    names: dict[str, str | None] = dict.fromkeys((DSN_VARIABLE, *LIBPQ_VARIABLES))
+    """Call the command; the environment names the database `dsn` and no other, and no width of the screen."""
+    names: dict[str, str | None] = dict.fromkeys((DSN_VARIABLE, *LIBPQ_VARIABLES, "COLUMNS"))
     return CliRunner().invoke(root, arguments, input=stdin, env=names | {DSN_VARIABLE: dsn} | environment)
 
 
-def done(*arguments: str, dsn: str, stdin: bytes | None = None) -> str:
-    """Call the command, which must succeed, and return what it printed."""
-    result = mailroom(*arguments, dsn=dsn, stdin=stdin)
-    assert result.exit_code == 0, result.output
+def done(
+    *arguments: str, dsn: str | None = None, stdin: bytes | None = None, exit_code: int = 0, **environment: str
+) -> str:
+    """Call the command, which must end with that exit code, and return what it printed."""
+    result = mailroom(*arguments, dsn=dsn, stdin=stdin, **environment)
+    assert result.exit_code == exit_code, result.output
     return result.stdout
 
 
-def json_of(*arguments: str, dsn: str) -> Any:
+def json_of(*arguments: str, dsn: str | None = None, exit_code: int = 0, **environment: str) -> Any:
     """Call the command with --json and return its one document."""
-    return json.loads(done(*arguments, "--json", dsn=dsn))
+    return json.loads(done(*arguments, "--json", dsn=dsn, exit_code=exit_code, **environment))
 
 
 def error_of(result: Result) -> str:
@@ -39,13 +41,12 @@ def error_of(result: Result) -> str:
 
 
 def process(*arguments: str, dsn: str, **options: Any) -> subprocess.Popen[str]:
-    """Start the command as a process; `options` are Popen's, stderr is a pipe."""
+    """Start the command as a process; `options` are Popen's, stderr is a pipe if they do not say."""
     environment = {**os.environ, DSN_VARIABLE: dsn}
     environment.pop("PYTHONUNBUFFERED", None)  # as in a user's shell: what cannot be written stays in the buffer
     return subprocess.Popen(
-        [sys.executable, "-m", "mailroom.cli", *arguments],
+        [sys.executable, "-m", "mailroom", *arguments],
         env=environment,
-        stderr=subprocess.PIPE,
         text=True,
-        **options,
+        **{"stderr": subprocess.PIPE, **options},
     )

@@ -65,6 +65,28 @@ def test_json_of_outbox_send_is_the_value_and_before_it_the_output(dsn: str) -> 
     assert done("--json", "outbox", "send", "orders", "--json", '{"a": 1}', dsn=dsn).startswith('{"id": ')
 
 
+def test_the_package_runs_as_the_command() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "mailroom", "nothing-like-it"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("mailroom: error: No such command 'nothing-like-it'. See: mailroom --help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["outbx", "send"], "No such command 'outbx'. Did you mean 'outbox'? See: mailroom --help"),
+        (["inbox", "crate"], "No such command 'crate'. Did you mean 'create'? See: mailroom inbox --help"),
+        (["executor", "target", "lst"], "Did you mean 'list'? See: mailroom executor target --help"),
+        (["inbox", "create", "shipping", "--subscibe", "a"], "'--subscribe'? See: mailroom inbox create --help"),
+        (["inbox", "xyzzy"], "No such command 'xyzzy'. See: mailroom inbox --help"),
+    ],
+)
+def test_typo_is_told_what_was_meant(arguments: list[str], told: str) -> None:
+    assert told in error_of(mailroom(*arguments))
+
+
 def test_no_database_named_is_wrong_usage_with_a_hint() -> None:
     result = mailroom("status")
     assert "MAILROOM_DSN" in error_of(result)
@@ -97,8 +119,18 @@ def test_migrate_makes_brings_up_and_removes_a_schema(empty_dsn: str) -> None:
     assert json_of(*removal, "--discard", dsn=empty_dsn)["after"] is None
 
 
-def test_unknown_revision_is_one_line(dsn: str) -> None:
-    assert "9zzz" in error_of(mailroom("migrate", "--revision", "9zzz", dsn=dsn))
+@pytest.mark.parametrize("revision", ["9999", "9zzz", "01", "+1", ""])
+def test_unknown_revision_is_told_which_there_are(revision: str, dsn: str) -> None:
+    result = mailroom("migrate", "--revision", revision, dsn=dsn)
+    assert f"There is no revision {revision!r}; there are base, head, 0101, 0102" in error_of(result)
+    assert result.exit_code == 2
+
+
+def test_schema_of_a_release_to_come_is_left_alone(dsn: str, connect: Connect) -> None:
+    connect(autocommit=True).execute("UPDATE mailroom.alembic_version SET version_num = '0201'")
+    result = mailroom("migrate", dsn=dsn)
+    assert "revision 0201, which this release does not know. Run: pip install -U pg-mailroom" in error_of(result)
+    assert result.exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -112,11 +144,17 @@ def test_unknown_revision_is_one_line(dsn: str) -> None:
         (["inbox", "reap", "nobody", "--any"], 1),
         (["inbox", "reap", "shipping"], 2),
         (["inbox", "reap", "shipping", "--any", "--limit", "0"], 2),
-        (["outbox", "send", "no topic", "--json", "1"], 1),
+        (["outbox", "send", "no topic", "--json", "1"], 2),
+        (["inbox", "create", "shipping", "--subscribe", "no topic"], 2),
+        (["inbox", "peek", "shipping", "--key", "k" * 1_025], 2),
+        (["inbox", "reap", "shipping", "--key", ""], 2),
+        (["dead-letter", "list", "--inbox", "No"], 2),
+        (["dead-letter", "discard", "--all", "--actor", ""], 2),
+        (["dead-letter", "discard", "--all", "--why", "x" * 1_001], 2),
         (["outbox", "send", "orders"], 2),
         (["outbox", "send", "orders", "--json", "{"], 2),
         (["outbox", "send", "orders", "--json", "NaN"], 2),
-        (["outbox", "send", "orders", "--json", "1", "--key", ""], 1),
+        (["outbox", "send", "orders", "--json", "1", "--key", ""], 2),
         (["outbox", "send", "orders", "--json", "1", "--key-column", "k"], 2),
         (["outbox", "send", "orders", "--csv", "no-such-file"], 2),
         (["dispatcher", "run", "--poll-interval-s", "0"], 2),
@@ -170,6 +208,40 @@ def test_error_of_the_database_does_not_repeat_the_row(
     line = capsys.readouterr().err
     assert "outbox_topic" in line
     assert "hush" not in line
+
+
+@pytest.mark.parametrize(
+    ("granted", "arguments", "told"),
+    [
+        ((), ["status"], "for schema mailroom (42501). User {} lacks USAGE or CREATE on this schema"),
+        ((), ["migrate"], "for schema mailroom (42501). User {} lacks USAGE or CREATE on this schema"),
+        ((), ["migrate", "--schema", "shop"], "for database {database} (42501). User {} lacks CREATE on this database"),
+        (("USAGE ON SCHEMA mailroom",), ["status"], "alembic_version (42501). User {} lacks a grant on this table"),
+        (("USAGE ON SCHEMA mailroom",), ["dispatcher", "drain"], "alembic_version (42501). User {} lacks a grant"),
+    ],
+)  # fmt: skip
+def test_missing_grant_is_told_with_who_lacks_it(
+    dsn: str, connect: Connect, granted: tuple[str, ...], arguments: list[str], told: str
+) -> None:
+    connection = connect(autocommit=True)
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    role = f"nobody_{parts['dbname']}"
+    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'hush'")
+    try:
+        for grant in granted:
+            connection.execute(f"GRANT {grant} TO {role}")
+        given = psycopg.conninfo.make_conninfo("", **parts | {"user": role, "password": "hush"})
+        result = mailroom(*arguments, dsn=given)
+        # A user that only libpq's environment names is told as well.
+        nameless = psycopg.conninfo.make_conninfo(
+            "", **{k: v for k, v in parts.items() if k not in ("user", "password")}
+        )
+        again = mailroom(*arguments, dsn=nameless, PGUSER=role, PGPASSWORD="hush")
+    finally:
+        connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    assert (result.exit_code, again.stderr) == (1, result.stderr)
+    assert told.format(role, database=parts["dbname"]) in error_of(result)
+    assert "see Permissions in docs/dispatcher.md, or do it as the role that ran `mailroom migrate`" in result.stderr
 
 
 def test_error_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str]) -> None:

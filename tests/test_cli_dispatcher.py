@@ -23,9 +23,9 @@ def test_drain_delivers_and_tells_what_became_of_the_messages(dsn: str, connect:
     assert json_of("dispatcher", "drain", dsn=dsn)["taken"] == 0
 
 
-def test_status_without_a_dispatcher_says_how_to_start_one(dsn: str) -> None:
-    assert "mailroom dispatcher run" in done("dispatcher", "status", dsn=dsn)
-    assert done("dispatcher", "status", "--json", dsn=dsn) == "null\n"
+def test_status_without_a_dispatcher_fails_and_says_how_to_start_one(dsn: str) -> None:
+    assert "mailroom dispatcher run" in done("dispatcher", "status", dsn=dsn, exit_code=1)
+    assert done("dispatcher", "status", "--json", dsn=dsn, exit_code=1) == "null\n"
 
 
 def test_run_delivers_leads_and_ends_on_sigterm(dsn: str, connect: Connect) -> None:
@@ -34,16 +34,17 @@ def test_run_delivers_leads_and_ends_on_sigterm(dsn: str, connect: Connect) -> N
     try:
         node.send("orders", 1)
         eventually(node.delivered, timeout_s=30)
-        eventually(lambda: json_of("dispatcher", "status", dsn=dsn)["leads"], timeout_s=30)
+        eventually(lambda: mailroom("dispatcher", "status", dsn=dsn).exit_code == 0, timeout_s=30)
+        assert json_of("dispatcher", "status", dsn=dsn)["leads"]
         assert f"pid {call.pid} leads" in done("status", dsn=dsn)
     finally:
         call.send_signal(signal.SIGTERM)
         _, error = call.communicate(timeout=20)
     assert call.returncode == 0, error
     assert "Traceback" not in error
-    found = json_of("dispatcher", "status", dsn=dsn)
+    found = json_of("dispatcher", "status", dsn=dsn, exit_code=1)
     assert (found["leads"], found["state"], found["pid"]) == (False, "stopped", call.pid)
-    assert "none leads" in done("dispatcher", "status", dsn=dsn)
+    assert "none leads" in done("dispatcher", "status", dsn=dsn, exit_code=1)
 
 
 def test_run_without_a_schema_is_told_at_once(empty_dsn: str) -> None:

@@ -47,8 +47,8 @@ def test_drain_executes_and_tells_what_became_of_the_executables(node: Node) -> 
 
 
 def test_status_without_an_executor_says_how_to_start_one(dsn: str) -> None:
-    assert "mailroom dispatcher run" in done("executor", "status", dsn=dsn)
-    assert done("executor", "status", "--json", dsn=dsn) == "null\n"
+    assert "mailroom dispatcher run" in done("executor", "status", dsn=dsn, exit_code=1)
+    assert done("executor", "status", "--json", dsn=dsn, exit_code=1) == "null\n"
 
 
 def test_run_executes_leads_and_delivers_nothing(node: Node) -> None:
@@ -58,16 +58,17 @@ def test_run_executes_leads_and_delivers_nothing(node: Node) -> None:
         node.send("shipping")
         increment(node, "a")
         eventually(lambda: node.rows("SELECT number FROM mailroom.store"), timeout_s=30)
-        eventually(lambda: json_of("executor", "status", dsn=node.dsn)["leads"], timeout_s=30)
-        assert f"Executor    {platform.node()} pid {call.pid} leads" in done("status", dsn=node.dsn)
-        assert json_of("dispatcher", "status", dsn=node.dsn) is None
+        eventually(lambda: mailroom("executor", "status", dsn=node.dsn).exit_code == 0, timeout_s=30)
+        assert json_of("executor", "status", dsn=node.dsn)["leads"]
+        assert f"Executor     {platform.node()} pid {call.pid} leads" in done("status", dsn=node.dsn)
+        assert json_of("dispatcher", "status", dsn=node.dsn, exit_code=1) is None
         assert node.delivered() == []
     finally:
         call.send_signal(signal.SIGTERM)
         _, error = call.communicate(timeout=20)
     assert call.returncode == 0, error
     assert "Traceback" not in error
-    found = json_of("executor", "status", dsn=node.dsn)
+    found = json_of("executor", "status", dsn=node.dsn, exit_code=1)
     assert (found["leads"], found["state"], found["pid"]) == (False, "stopped", call.pid)
 
 

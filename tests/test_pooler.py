@@ -156,7 +156,7 @@ def test_command_works_through_a_pooler(node: Node, pooled: str) -> None:
     assert json_of("dispatcher", "drain", dsn=pooled)["delivered"] == 1
     [inbox] = json_of("status", dsn=pooled)["inboxes"]
     assert inbox["backlog"] == 1
-    done("dispatcher", "status", dsn=pooled)
+    assert json_of("dispatcher", "status", dsn=pooled, exit_code=1) is None
     done("inbox", "reap", "shipping", "--any", dsn=pooled)
     done("inbox", "create", "billing", dsn=pooled)
     assert node.delivered() == []

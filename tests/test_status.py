@@ -21,7 +21,7 @@ from mailroom.testing import execute
 from mailroom.trace import trace
 from mailroom.transaction import run
 from outbox import Store
-from tests.command import done, json_of
+from tests.command import done, error_of, json_of, mailroom
 from tests.databases import Connect
 from tests.node import Node, failing
 
@@ -163,15 +163,15 @@ def test_executor_leads_by_a_lease_of_its_own(node: Node) -> None:
     assert told.executor is not None
     assert (told.executor.leads, told.dispatcher, dispatcher_status(node.connection)) == (True, None, None)
     text = done("status", dsn=node.dsn)
-    assert "Executor    mill pid 17 leads, asleep" in text
-    assert "Dispatcher  none has run yet" in text
+    assert "Executor     mill pid 17 leads, asleep" in text
+    assert "Dispatcher   none has run yet" in text
 
 
 def test_executables_that_wait_are_counted_beside_the_messages(node: Node) -> None:
     node.send("orders")
     found = status(node.connection)
     assert (found.executable_backlog, found.executable_lag_s) == (0, 0)
-    assert "Executables 0 waiting\n" in done("status", dsn=node.dsn)
+    assert "Executables  0 waiting\n" in done("status", dsn=node.dsn)
     with node.connection.transaction():
         for _ in range(2):
             Store().increment(node.connection, "a")
@@ -180,7 +180,7 @@ def test_executables_that_wait_are_counted_beside_the_messages(node: Node) -> No
     assert (found.outbox_backlog, found.executable_backlog, executable_backlog(node.connection)) == (1, 2, 2)
     assert found.executable_lag_s == pytest.approx(500, abs=90)
     assert found.outbox_lag_s < 400
-    assert "Executables 2 waiting, the oldest sent" in done("status", dsn=node.dsn)
+    assert "Executables  2 waiting, the oldest sent" in done("status", dsn=node.dsn)
     assert json_of("status", dsn=node.dsn)["executable_backlog"] == 2
 
 
@@ -226,7 +226,7 @@ def test_trace_follows_a_message_from_the_outbox_to_its_end(node: Node) -> None:
     }
     node.connection.execute("DELETE FROM mailroom.inbox")
     assert trace(node.connection, message_id) == []
-    assert "nowhere in schema mailroom" in done("trace", str(message_id), dsn=node.dsn)
+    assert "nowhere in schema mailroom" in error_of(mailroom("trace", str(message_id), dsn=node.dsn))
 
 
 def test_trace_finds_a_scheduled_message(node: Node) -> None:
@@ -307,4 +307,6 @@ def test_trace_tells_which_inbox_skipped_a_message(node: Node) -> None:
 
 def test_trace_of_an_unknown_id_is_nowhere(node: Node) -> None:
     message_id = uuid4()
-    assert json_of("trace", str(message_id), dsn=node.dsn) == {"id": str(message_id), "places": []}
+    assert json_of("trace", str(message_id), dsn=node.dsn, exit_code=1) == {"id": str(message_id), "places": []}
+    result = mailroom("trace", str(message_id), dsn=node.dsn)
+    assert (result.exit_code, result.stdout) == (1, "")

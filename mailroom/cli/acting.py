@@ -8,6 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
+from mailroom.audit import check_actor
+from mailroom.cli.parameters import checked
+
+ACTOR = checked(lambda text: check_actor(text, None))
+WHY = checked(lambda text: check_actor("somebody", text))
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,8 +28,10 @@ def person() -> str:
 def acting(command: F) -> F:
     """Add --dry-run, --actor and --why to a command that changes something."""
     for option in (
-        click.option("--why", metavar="TEXT", help="Why, for the audit."),
-        click.option("--actor", metavar="NAME", default=person, help="Who acts, for the audit. [you, as user@host]"),
+        click.option("--why", metavar="TEXT", type=WHY, help="Why, for the audit."),
+        click.option(
+            "--actor", metavar="NAME", type=ACTOR, default=person, help="Who acts, for the audit. [you, as user@host]"
+        ),
         click.option("--dry-run", is_flag=True, help="Only tell what would be done."),
     ):
         command = option(command)

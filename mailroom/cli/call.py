@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 import psycopg
+from psycopg import conninfo
 
 from mailroom import schema as node
 from mailroom import settings
@@ -23,7 +24,7 @@ class Call:
     given_schema: str | None = None
     embedded: bool = False
     json: bool = False
-    _embedded_dsn: str | None = None
+    _dsn: str | None = None
 
     @property
     def schema(self) -> str:
@@ -43,9 +44,20 @@ class Call:
         """
         if self.embedded and self.given_dsn is not None:
             raise ConfigurationError("--dsn and --embedded name two databases: give one of them.")
-        if self.embedded or (embedded_by_default and not self._is_named()):
-            return self._started()
-        return settings.dsn(self.given_dsn)
+        if self._dsn is None:
+            embedded = self.embedded or (embedded_by_default and not self._is_named())
+            self._dsn = self._started() if embedded else settings.dsn(self.given_dsn)
+        return self._dsn
+
+    @property
+    def user(self) -> str | None:
+        """As whom the call connects; None if it has not come to name a database."""
+        if self._dsn is None:
+            return None
+        # What the connection string leaves open libpq takes from its environment, or else from the account.
+        default = next(option.val for option in psycopg.pq.Conninfo.get_defaults() if option.keyword == b"user")
+        user = conninfo.conninfo_to_dict(self._dsn).get("user") or (default or b"").decode()
+        return str(user) or None
 
     @contextmanager
     def connection(self, role: str, *, autocommit: bool = False) -> Iterator[psycopg.Connection]:
@@ -59,10 +71,7 @@ class Call:
         return self.given_dsn is not None or any(os.environ.get(variable) for variable in variables)
 
     def _started(self) -> str:
-        if self._embedded_dsn is None:
-            server = click.get_current_context().find_root().with_resource(embedded_server())
-            self._embedded_dsn = server.dsn()
-        return self._embedded_dsn
+        return click.get_current_context().find_root().with_resource(embedded_server()).dsn()
 
 
 pass_call = click.make_pass_decorator(Call, ensure=True)

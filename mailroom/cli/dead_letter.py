@@ -7,9 +7,10 @@ import click
 
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
 from mailroom.cli.messages import content_json, content_lines
-from mailroom.cli.output import as_json, document, say, shown, table
-from mailroom.cli.parameters import LIMIT
+from mailroom.cli.output import as_json, document, say, shown, table, working
+from mailroom.cli.parameters import INBOX, LIMIT, TEXT
 from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import MailroomError
 
@@ -19,11 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def narrowed(command: F) -> F:
     """Add the options that choose dead letters by what they are."""
     for option in (
-        click.option("--inbox", metavar="NAME", help="Those that this inbox skipped."),
+        click.option("--inbox", metavar="NAME", type=INBOX, help="Those that this inbox skipped."),
         click.option(
             "--stage", type=click.Choice(get_args(Stage)), help="Not delivered, skipped by an inbox, or not executed."
         ),
-        click.option("--reason", metavar="TEXT", help="Those whose reason contains TEXT."),
+        click.option("--reason", metavar="TEXT", type=TEXT, help="Those whose reason contains TEXT."),
     ):
         command = option(command)
     return command
@@ -45,7 +46,7 @@ def _target(ids: tuple[int, ...], every: bool, *narrowing: str | None) -> tuple[
     return ids or None
 
 
-@click.group("dead-letter")
+@click.group("dead-letter", cls=Group)
 def dead_letter() -> None:
     """See single messages that ended; requeue or discard them.
 
@@ -138,7 +139,7 @@ def requeue(
       mailroom dead-letter requeue --inbox audit_log --limit 10 --why "disk was full"
     """
     target = _target(ids, every, reason, stage, inbox)
-    with call.connection("dead-letter requeue") as connection:
+    with working("requeueing dead letters"), call.connection("dead-letter requeue") as connection:
         number = DeadLetters(call.schema).requeue(
             connection, target, actor=actor, reason=reason, stage=stage, inbox=inbox, limit=limit, why=why,
             dry_run=dry_run,
@@ -162,7 +163,7 @@ def discard(
       mailroom dead-letter discard --reason "no inbox gets this topic" --dry-run
     """
     target = _target(ids, every, reason, stage, inbox)
-    with call.connection("dead-letter discard") as connection:
+    with working("discarding dead letters"), call.connection("dead-letter discard") as connection:
         number = DeadLetters(call.schema).discard(
             connection, target, actor=actor, reason=reason, stage=stage, inbox=inbox, limit=limit, why=why,
             dry_run=dry_run,

@@ -8,6 +8,7 @@ import click
 import psycopg
 from click.exceptions import NoArgsIsHelpError
 
+from mailroom.cli.call import Call
 from mailroom.cli.output import one_line
 from mailroom.errors import MailroomError
 from mailroom.settings import connection_failed
@@ -16,6 +17,9 @@ from mailroom.settings import connection_failed
 URL_PASSWORD = re.compile(r"(\w+://[^\s:@/]*):\S*@")
 PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|\S+)", re.IGNORECASE)
 
+DENIED = re.compile(r"permission denied for (?P<kind>\w+) ")  # as servers that speak English say it
+RIGHTS = {"schema": "USAGE or CREATE", "database": "CREATE", "function": "EXECUTE"}  # of a table it is not told which
+
 
 class Interrupted(click.ClickException):
     """Somebody pressed Ctrl-C."""
@@ -23,7 +27,7 @@ class Interrupted(click.ClickException):
     exit_code = 130
 
 
-def tell(error: Exception) -> int:
+def tell(error: Exception, call: Call | None = None) -> int:
     """Print one line that says what went wrong and return the exit code; raises what is nobody's fault but ours."""
     if isinstance(error, NoArgsIsHelpError):
         error.show()
@@ -31,7 +35,7 @@ def tell(error: Exception) -> int:
     if isinstance(error, Interrupted | click.Abort):
         click.echo("mailroom: interrupted", err=True)
         return Interrupted.exit_code
-    text, code = _told(error)
+    text, code = _told(error, call or Call())
     click.echo(f"mailroom: error: {one_line(redacted(text))}", err=True)
     return code
 
@@ -48,37 +52,50 @@ def drop_output() -> None:
     os.close(nowhere)
 
 
-def _told(error: Exception) -> tuple[str, int]:
+def _told(error: Exception, call: Call) -> tuple[str, int]:
     match error:
         case click.UsageError(ctx=click.Context() as context):
-            return f"{error.format_message().rstrip('.')}. See: {context.command_path} --help", error.exit_code
+            message = error.format_message()
+            return f"{message}{'' if message[-1] in '.?' else '.'} See: {context.command_path} --help", error.exit_code
         case click.ClickException():
             return error.format_message(), error.exit_code
         case MailroomError():
             return str(error), error.exit_code
         case psycopg.Error():
-            return _told_by_database(error), 1
+            return _told_by_database(error, call), 1
         case OSError():
             return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
-    return _told_by_library(error), 1
+    return _told_by_library(error, call), 1
 
 
-def _told_by_database(error: psycopg.Error) -> str:
+def _told_by_database(error: psycopg.Error, call: Call) -> str:
     if error.sqlstate is None:
         return str(connection_failed(error)) if isinstance(error, psycopg.OperationalError) else str(error)
     # Not str(error): its DETAIL repeats the row.
     hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        hint += _grant(error.diag.message_primary or "", call.user)
     return f"The database refused: {error.diag.message_primary} ({error.sqlstate}).{hint}"
 
 
-def _told_by_library(error: Exception) -> str:
+def _grant(message: str, user: str | None) -> str:
+    """Return what somebody lacks, as far as the server tells, and where the grants stand."""
+    found = DENIED.match(message)
+    right = f"{RIGHTS.get(found['kind'], 'a grant')} on this {found['kind']}" if found else "the right to do it"
+    return (
+        f" {'The user' if user is None else f'User {user}'} lacks {right}: see Permissions in docs/dispatcher.md, or "
+        "do it as the role that ran `mailroom migrate`."
+    )
+
+
+def _told_by_library(error: Exception, call: Call) -> str:
     # Imported only now: most calls need neither.
     from alembic.util import CommandError
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
     match error:
         case DBAPIError(orig=psycopg.Error() as cause):
-            return _told_by_database(cause)
+            return _told_by_database(cause, call)
         case DBAPIError():
             return f"The database refused: {type(error.orig).__name__}"
         case SQLAlchemyError() | CommandError():

@@ -6,6 +6,9 @@ from mailroom import schema as node
 from mailroom import settings
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
+from mailroom.errors import SchemaError
+
+BOTH_ENDS = ("base", "head")
 
 
 @click.command()
@@ -24,8 +27,15 @@ def migrate(call: Call, revision: str, discard: bool) -> None:
       mailroom migrate --schema tenant_a
       mailroom migrate --revision base --discard      # removes the node and every message in it
     """
+    if revision not in (known := [*BOTH_ENDS, *node.revisions()]):
+        raise click.UsageError(f"There is no revision {revision!r}; there are {', '.join(known)}.")
     with settings.engine(call.dsn()).begin() as connection:
         before = node.current_revision(connection, call.schema)
+        if before is not None and before not in known:
+            raise SchemaError(
+                f"Schema {call.schema!r} is at revision {before}, which this release does not know. "
+                "Run: pip install -U pg-mailroom"
+            )
         node.migrate(connection, call.schema, revision, discard=discard)
         after = node.current_revision(connection, call.schema)
     if call.json:

@@ -1,12 +1,33 @@
 """Types of options that several commands share or that click has none for."""
 
 import math
+from collections.abc import Callable
 
 import click
 
+from mailroom.errors import MailroomError
+from mailroom.keys import key_text, utf8
 from mailroom.limits import MAX_COUNT
+from mailroom.names import inbox_name, topic_name
 
 LIMIT = click.IntRange(1, MAX_COUNT)
+
+
+def checked(check: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a type of text that passes one of the library's checks: mistyped it is wrong usage, as a number is."""
+
+    def text(given: str) -> str:
+        try:
+            check(given)
+        except MailroomError as error:
+            raise click.BadParameter(str(error)) from None
+        return given
+
+    return text
+
+
+INBOX, KEY, TOPIC = map(checked, (inbox_name, key_text, topic_name))
+TEXT = checked(lambda text: utf8(text, "text"))
 
 
 def seconds(text: str) -> float:

@@ -8,14 +8,16 @@ from typing import Any, NoReturn
 
 import click
 
+from mailroom.cli.call import Call
 from mailroom.cli.failures import Interrupted, tell
+from mailroom.cli.group import Group
 from mailroom.cli.options import share
 from mailroom.errors import MailroomError
 
 GROUP = "mailroom.commands"
 
 
-class Root(click.Group):
+class Root(Group):
     """The group whose sub-commands are the entry points of `mailroom.commands`, each imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -47,10 +49,11 @@ class Root(click.Group):
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]  # always exits
         """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+        call = Call()
         try:
-            code = super().main(args, prog_name, **{**extra, "standalone_mode": False})
+            code = super().main(args, prog_name, **{**extra, "standalone_mode": False, "obj": call})
         except Exception as error:
-            code = tell(error)
+            code = tell(error, call)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -70,7 +73,7 @@ def _missing(name: str, error: Exception) -> click.Command:
     )
 
 
-@click.command(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command("mailroom", cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def root() -> None:
     """Transactional messaging inside PostgreSQL.
 

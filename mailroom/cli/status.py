@@ -4,8 +4,8 @@ import click
 
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, duration, say, table
-from mailroom.status import DispatcherStatus, Status
+from mailroom.cli.output import document, duration, facts, say, table
+from mailroom.status import DispatcherStatus, InboxStatus, Status
 
 
 @click.command()
@@ -15,7 +15,8 @@ def status(call: Call) -> None:
 
     For each inbox: how many messages are on the way to it (committed, and not yet delivered) and in its backlog
     (delivered, and not yet reaped). Its lag is the age of the oldest of them; the dispatcher's part is for how long
-    the oldest has been on the way, the consumers' for how long the oldest has been in the backlog. Keys wait after a
+    the oldest has been on the way, the consumers' for how long the oldest has been in the backlog: it stands beside
+    either number. Keys wait after a
     failure, or are parked, with their messages, until somebody acts (mailroom parked list). Above: who dispatches and
     who executes, what waits for them, and where the clock stands.
 
@@ -33,48 +34,49 @@ def status(call: Call) -> None:
 
 
 def _show(found: Status) -> None:
-    say(f"Node        {found.schema}, clock {found.clock:,} (ceiling {found.clock_ceiling:,})")
-    say(f"Dispatcher  {dispatcher_line(found.dispatcher)}")
-    say(f"Executor    {dispatcher_line(found.executor)}")
-    say(f"Outbox      {_waiting(found.outbox_backlog, found.outbox_lag_s)}; {found.scheduled:,} scheduled for later")
-    say(f"Executables {_waiting(found.executable_backlog, found.executable_lag_s)}")
-    say(f"Dead        {found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}")
-    if not found.inboxes:
-        say("Inboxes     none: mailroom inbox create NAME --subscribe TOPIC")
-        return
-    columns = (
-        "inbox",
-        "on the way",
-        "backlog",
-        "lag",
-        "dispatcher's",
-        "consumers'",
-        "waiting keys",
-        "parked keys",
-        "parked",
-    )
-    rows = [
-        (
-            inbox.name,
-            inbox.on_the_way,
-            inbox.backlog,
-            *map(duration, lags),
-            inbox.waiting_keys,
-            inbox.parked_keys,
-            inbox.parked_messages,
-        )
-        for inbox in found.inboxes
-        for lags in [(inbox.lag_s, inbox.dispatcher_lag_s, inbox.consumer_lag_s)]
+    lines = [
+        ("Node", f"{found.schema}, clock {found.clock:,} (ceiling {found.clock_ceiling:,})"),
+        ("Dispatcher", _leader(found.dispatcher)),
+        ("Executor", _leader(found.executor)),
+        ("Outbox", f"{_waiting(found.outbox_backlog, found.outbox_lag_s)}; {found.scheduled:,} scheduled for later"),
+        ("Executables", _waiting(found.executable_backlog, found.executable_lag_s)),
+        ("Dead", f"{found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}"),
     ]
-    table(columns, rows, numbers=columns[1:])
+    if not found.inboxes:
+        facts([*lines, ("Inboxes", "none: mailroom inbox create NAME --subscribe TOPIC")])
+        return
+    facts(lines)
+    say("")
+    columns = (
+        *("inbox", "lag", "on the way", "oldest", "backlog", "oldest"),
+        *("waiting keys", "parked keys", "parked messages"),
+    )
+    table(columns, map(_cells, found.inboxes), numbers=columns[1:])
+
+
+def _cells(inbox: InboxStatus) -> tuple[object, ...]:
+    return (
+        *(inbox.name, duration(inbox.lag_s)),
+        *(inbox.on_the_way, duration(inbox.dispatcher_lag_s)),
+        *(inbox.backlog, duration(inbox.consumer_lag_s)),
+        *(inbox.waiting_keys, inbox.parked_keys, inbox.parked_messages),
+    )
 
 
 def _waiting(number: int, lag_s: float) -> str:
     return f"{number:,} waiting{f', the oldest sent {duration(lag_s)} ago' if number else ''}"
 
 
-def dispatcher_line(found: DispatcherStatus | None) -> str:
-    """Return what there is to say of a node's dispatcher, or of its executor: one command runs both."""
+def tell_leader(call: Call, found: DispatcherStatus | None) -> None:
+    """Print what there is to say of a node's dispatcher or executor, and exit: with 1 if nobody leads."""
+    if call.json:
+        document(found)
+    else:
+        say(_leader(found))
+    click.get_current_context().exit(0 if found is not None and found.leads else 1)
+
+
+def _leader(found: DispatcherStatus | None) -> str:
     if found is None:
         return "none has run yet: mailroom dispatcher run"
     if not found.leads:

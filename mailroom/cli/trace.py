@@ -6,7 +6,8 @@ import click
 
 from mailroom import trace as message_trace
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, say, shown
+from mailroom.cli.output import document, say, shown, working
+from mailroom.errors import MailroomError
 from mailroom.trace import Place
 
 
@@ -18,25 +19,26 @@ def trace(call: Call, message_id: UUID) -> None:
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
     among the dead letters. One whose key is parked is held there. A message that was reaped is gone, and so is an
-    executable that was executed. Every table of the node is read, so on a large backlog this takes its time.
+    executable that was executed: then this exits with 1. Every table of the node is read, so on a large backlog this
+    takes its time.
 
     \b
     Examples:
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --json
     """
-    with call.connection("trace") as connection:
+    with working("reading every table"), call.connection("trace") as connection:
         places = message_trace.trace(connection, message_id, call.schema)
     if call.json:
         document({"id": message_id, "places": places})
-    elif places:
-        for place in places:
-            say(f"{message_id} {_told(place)}")
-    else:
-        say(
+        click.get_current_context().exit(0 if places else 1)
+    if not places:
+        raise MailroomError(
             f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, or had expired, or was an "
             "event without subscriber, or its transaction never committed (or has not yet)."
         )
+    for place in places:
+        say(f"{message_id} {_told(place)}")
 
 
 def _told(place: Place) -> str:
