@@ -18,18 +18,16 @@ def mailroom(*arguments: str, dsn: str | None = None, stdin: bytes | None = None
     return CliRunner().invoke(root, arguments, input=stdin, env=names | {DSN_VARIABLE: dsn} | environment)
 
 
-def done(
-    *arguments: str, dsn: str | None = None, stdin: bytes | None = None, exit_code: int = 0, **environment: str
-) -> str:
+def done(*arguments: str, dsn: str, stdin: bytes | None = None, exit_code: int = 0, **environment: str) -> str:
     """Call the command, which must end with that exit code, and return what it printed."""
     result = mailroom(*arguments, dsn=dsn, stdin=stdin, **environment)
     assert result.exit_code == exit_code, result.output
     return result.stdout
 
 
-def json_of(*arguments: str, dsn: str | None = None, exit_code: int = 0, **environment: str) -> Any:
+def json_of(*arguments: str, dsn: str, exit_code: int = 0) -> Any:
     """Call the command with --json and return its one document."""
-    return json.loads(done(*arguments, "--json", dsn=dsn, exit_code=exit_code, **environment))
+    return json.loads(done(*arguments, "--json", dsn=dsn, exit_code=exit_code))
 
 
 def error_of(result: Result) -> str:

@@ -86,7 +86,7 @@ def remove_with_servers(directory: Path) -> None:
 
 def _stop_servers(directory: Path) -> list[Path]:
     """Stop the servers below `directory` and return those that somebody else uses."""
-    return [lock.parent for lock in directory.rglob("start.lock") if not Server(lock.parent).stop()]
+    return [lock.parent for lock in directory.rglob("start.lock") if not Server(lock.parent).end()]
 
 
 def _clear_if_abandoned(directory: Path) -> None:

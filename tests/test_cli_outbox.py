@@ -1,10 +1,12 @@
 """`mailroom outbox send`: one message, and CSV files that are sent whole or not at all."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from inbox import Inbox
 from tests.command import done, error_of, mailroom
 from tests.databases import Connect
 from tests.node import Node
@@ -32,13 +34,13 @@ def reaped(node: Node) -> list[tuple[str, object]]:
 
 
 def test_one_message_is_sent_and_its_id_printed(node: Node) -> None:
-    message_id = done(*ORDERS, "--key", "order-42", "--json", '{"état": [1, 2.5, null]}', dsn=node.dsn).strip()
+    message_id = done(*ORDERS, "--key", "order-42", "--value", '{"état": [1, 2.5, null]}', dsn=node.dsn).strip()
     assert message_id == str(node.value("SELECT message_id FROM mailroom.outbox"))
     assert reaped(node) == [("order-42", {"état": [1, 2.5, None]})]
 
 
 def test_message_without_key_is_unordered(node: Node) -> None:
-    message_id = done(*ORDERS, "--json", "1", dsn=node.dsn).strip()
+    message_id = done(*ORDERS, "--value", "1", dsn=node.dsn).strip()
     assert reaped(node) == [(message_id, 1)]
 
 
@@ -111,4 +113,127 @@ def test_wrong_heading_is_told(content: bytes, fault: str, code: int, node: Node
 
 
 def test_value_that_cannot_be_sent_says_where(node: Node) -> None:
-    assert "value.a[0]" in error_of(mailroom(*ORDERS, "--json", f'{{"a": [{2**64}]}}', dsn=node.dsn))
+    result = mailroom(*ORDERS, "--value", f'{{"a": [{2**64}]}}', dsn=node.dsn)
+    assert "value.a[0]" in error_of(result)
+    assert result.exit_code == 2
+
+
+# -- What --json means ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*ORDERS, "--value", '{"a": 1}', "--json"),
+        (*ORDERS, "--json", "--value", '{"a": 1}'),
+        ("--json", *ORDERS, "--value", '{"a": 1}'),
+        ("outbox", "--json", "send", "orders", "--json", '{"a": 1}'),
+        (*ORDERS, "--json", '{"a": 1}', "--json"),
+    ],
+)
+def test_json_alone_asks_for_json(node: Node, arguments: tuple[str, ...]) -> None:
+    told = json.loads(done(*arguments, "--key", "k", dsn=node.dsn))
+    assert told == {"id": str(node.value("SELECT message_id FROM mailroom.outbox")), "topic": "orders", "key": "k"}
+    assert reaped(node) == [("k", {"a": 1})]
+
+
+def test_json_with_a_value_is_the_value(node: Node) -> None:
+    printed = done(*ORDERS, "--key", "k", "--json", '{"a": 1}', dsn=node.dsn)
+    assert printed.strip() == str(node.value("SELECT message_id FROM mailroom.outbox"))
+    assert reaped(node) == [("k", {"a": 1})]
+
+
+@pytest.mark.parametrize("value", ["-5", '"--key"', "null", "true"])
+def test_any_value_can_be_given(node: Node, value: str) -> None:
+    done(*ORDERS, "--key", "k", "--value", value, dsn=node.dsn)
+    assert reaped(node) == [("k", json.loads(value))]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--json", "1", "--value", "2"),
+        ("--json", "1", "--json", "2"),
+        ("--value", "1", "--value", "2"),
+        ("--json", "1", "--csv", "-"),
+        ("--value", "1", "--csv", "-"),
+        ("--json", "-5"),
+        ("--json", ""),
+        ("--json",),
+        (),
+    ],
+)
+def test_no_value_is_left_out_without_a_word(node: Node, arguments: tuple[str, ...]) -> None:
+    result = mailroom(*ORDERS, *arguments, dsn=node.dsn, stdin=b"a\n1\n")
+    error_of(result)
+    assert result.exit_code == 2
+    assert node.waiting() == []
+
+
+# -- What else a message has ------------------------------------------------------------------------------------------
+
+SENT = """
+SELECT kind::text, message_type::text, event_type::text, headers, deliver_at, expires_at
+FROM mailroom.outbox ORDER BY position
+"""
+FIELDS = ("--header", "user=ada", "--header", "note=a=b", "--message-type", "O", "--event-type", "C")
+TIMES = ("--deliver-at", "2100-01-31T09:00:00+01:00", "--expires-at", "2100-01-31T09:00:00Z")
+
+
+@pytest.mark.parametrize(("kind", "code"), [("message", "M"), ("event", "E"), ("command", "C")])
+def test_message_has_headers_times_kind_and_types(node: Node, kind: str, code: str) -> None:
+    done(*ORDERS, "--value", "1", *FIELDS, *TIMES, "--kind", kind, dsn=node.dsn)
+    due = datetime(2100, 1, 31, 8, tzinfo=UTC)
+    headers = {"user": "ada", "note": "a=b"}
+    assert node.rows(SENT) == [(code, "O", "C", headers, due, due + timedelta(hours=1))]
+
+
+def test_rows_of_a_file_have_them_too(node: Node) -> None:
+    done(*ORDERS, "--csv", "-", *FIELDS, *TIMES, "--kind", "event", dsn=node.dsn, stdin=b"a\n1\n2\n")
+    [first, second] = node.rows(SENT)
+    assert first == second == ("E", "O", "C", {"user": "ada", "note": "a=b"}, *first[4:])
+    assert first[4:] == (datetime(2100, 1, 31, 8, tzinfo=UTC), datetime(2100, 1, 31, 9, tzinfo=UTC))
+
+
+def test_time_may_be_told_from_now(node: Node) -> None:
+    done(*ORDERS, "--value", "1", "--deliver-at", "+3600", "--expires-at", "+7200.5", dsn=node.dsn)
+    [(deliver_at, expires_at)] = node.rows("SELECT deliver_at, expires_at FROM mailroom.outbox")
+    # Each is told from the moment that its option is read.
+    assert timedelta(0) <= expires_at - deliver_at - timedelta(seconds=3600.5) < timedelta(seconds=60)
+    assert abs(deliver_at - node.value("SELECT sent_at FROM mailroom.outbox") - timedelta(hours=1)) < timedelta(
+        minutes=5
+    )
+
+
+def test_command_asks_for_its_answer_by_a_header(node: Node) -> None:
+    done(*ORDERS, "--value", "1", "--kind", "command", "--header", "reply_to=shop", dsn=node.dsn)
+    node.drain()
+    [message] = Inbox("shipping").peek(node.connection)
+    assert (message.kind, message.headers) == ("C", {"reply_to": "shop"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--header", "user"), "not NAME=VALUE"),
+        (("--header", "=ada"), "not NAME=VALUE"),
+        (("--header", "user=ada", "--header", "user=bob"), "twice"),
+        (("--header", f"user={'x' * 8_192}"), "8192 are allowed"),
+        (("--deliver-at", "2100-01-31T09:00:00"), "with its zone"),
+        (("--deliver-at", "tomorrow"), "with its zone"),
+        (("--deliver-at", "+soon"), "seconds"),
+        (("--expires-at", f"+{10**12}"), "with its zone"),
+        (("--expires-at", "9999-06-01T00:00:00Z"), "outside the years"),
+        (("--kind", "reply"), "'message', 'event', 'command'"),
+        (("--message-type", "X"), "'O', 'D', 'C', 'U'"),
+        (("--event-type", "X"), "'C', 'U', 'D'"),
+    ],
+)
+@pytest.mark.parametrize("source", [("--value", "1"), ("--csv", "-")], ids=["value", "csv"])
+def test_what_was_typed_wrong_is_wrong_usage(
+    node: Node, source: tuple[str, ...], arguments: tuple[str, ...], told: str
+) -> None:
+    result = mailroom(*ORDERS, *source, *arguments, dsn=node.dsn, stdin=b"a\n1\n")
+    assert told in error_of(result)
+    assert result.exit_code == 2
+    assert node.waiting() == []
