@@ -93,9 +93,7 @@ def fresh_node(dsn: str) -> Iterator[Node]:
     try:
         with engine.begin() as connection:
             node_schema.migrate(connection, node.schema)
-            node_schema.create_inbox(
-                connection, INBOX, schema=node.schema, max_attempts=MAX_ATTEMPTS, backoff_max_s=60
-            )
+            node_schema.create_inbox(connection, INBOX, schema=node.schema, max_attempts=MAX_ATTEMPTS, backoff_max_s=60)
         yield node
     finally:
         node.execute(f"DROP SCHEMA IF EXISTS {node.schema} CASCADE")

@@ -1,7 +1,8 @@
 """Poison: the latency of healthy keys while the handler fails on every message of one key in a hundred.
 
-Those keys are tried three times, wait in between, and are parked; then their messages are moved aside as they come. Beside it stands the same run in which no key fails. The first third, in which every one of them is
-tried three times, is given apart.
+Those keys are tried three times, wait in between, and are parked; then their messages are moved aside as they come.
+Beside it stands the same run in which no key fails. The first third, in which every one of them is tried three times,
+is given apart.
 """
 
 from benchmarks.latency import percentile, waits_ms

@@ -62,7 +62,7 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
             return ""
         raise ConfigurationError(
             f"No database is named. Give --dsn, or set {DSN_VARIABLE}, or PGHOST and PGDATABASE; "
-            "or try it without a server of your own: --embedded."
+            f"or try it without a server of your own: export {DSN_VARIABLE}=$(mailroom embedded dsn)"
         )
     text = SQLALCHEMY_SCHEME.sub(r"\1://", text)
     login = USER_AND_PASSWORD.match(text)

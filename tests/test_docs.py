@@ -6,8 +6,10 @@ command of a console block is parsed by the real command line. A comment on the 
 done with it:
 
 - `<!-- test: save as NAME -->`, any block: written to that file, for the commands of a later block, and not executed
-- `<!-- test: run -->`, a console block: its commands are run one after another and must succeed; `export` is passed
-  over, since the database is named already
+- `<!-- test: run -->`, a console block: its commands are run one after another and must succeed
+- `<!-- test: run with a server -->`, `<!-- test: run without a server -->`, console blocks: the same, each for one kind
+  of reader. A page that has the second is followed twice. Who has a server has named the database already, so that
+  their `export` is passed over; who has none gets it from `export NAME=$(mailroom ...)`. `pip` is passed over
 - `<!-- test: start -->`, a console block: its commands run beside the rest of the page; at the end of the page all
   that was sent must have been consumed, and SIGTERM must end them with exit code 0
 - `<!-- test: stop when idle -->`, a Python block: the workers it runs are stopped once nothing waits any more
@@ -20,7 +22,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,9 @@ from click.testing import CliRunner
 from inbox import AsyncWorker, Inbox, Worker
 from inbox.failure import recording
 from mailroom.cli.root import root as mailroom_command
+from mailroom.embedded import Binaries
 from mailroom.schema import check, create_inbox
+from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 from mailroom.testing import deliver
 from mailroom.transaction import run
 from outbox import Outbox
@@ -48,7 +52,9 @@ FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\
 INLINE = re.compile(r"`(?P<command>mailroom [a-z][^`]*)`")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 SAVE_AS = "save as "
-MARKERS = {"run": "console", "start": "console", "stop when idle": "python"}
+WITH, WITHOUT = "run with a server", "run without a server"
+MARKERS = {"run": "console", WITH: "console", WITHOUT: "console", "start": "console", "stop when idle": "python"}
+ANSWERED_EXPORT = re.compile(r"(?P<name>\w+)=\$\((?P<command>.+)\)")
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,12 @@ def pages_with(wanted: Callable[[Block], bool]) -> list[Any]:
 
 
 class Page:
-    """A page that is being followed, block by block, as a reader would."""
+    """A page that is being followed, block by block, as a reader would; without a `dsn`, as one without a server."""
 
-    def __init__(self, path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, path: Path, dsn: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
         self._path = path
-        self._dsn = dsn
+        self._for_others = WITHOUT if dsn else WITH
+        self._dsn = dsn or ""
         self._monkeypatch = monkeypatch
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._started: list[subprocess.Popen[str]] = []
@@ -111,7 +118,9 @@ class Page:
                 if block.saved_as:
                     save(block)
                     self._unused.append(block.saved_as)
-                elif block.marker in ("run", "start"):
+                elif block.marker == self._for_others:
+                    continue
+                elif block.marker in ("run", WITH, WITHOUT, "start"):
                     self._unused.clear()
                     for words in block.commands():
                         self._start(words) if block.marker == "start" else self._run(words)
@@ -160,9 +169,20 @@ class Page:
         if words[0] == "mailroom":
             result = CliRunner().invoke(mailroom_command, words[1:])
             assert result.exit_code == 0, f"{shlex.join(words)}: {result.output}"
-        elif words[0] != "export":
+        elif words[0] == "export":
+            self._export(" ".join(words[1:]))
+        elif words[0] != "pip":
             done = subprocess.run(_argv(words), capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
+
+    def _export(self, assignment: str) -> None:
+        if found := ANSWERED_EXPORT.fullmatch(assignment):
+            done = subprocess.run(_argv(found["command"].split()), capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{assignment}: {done.stderr}"
+            self._monkeypatch.setenv(found["name"], done.stdout.rstrip("\n"))
+            self._dsn = os.environ["MAILROOM_DSN"]
+        else:
+            assert self._dsn, f"who has no server cannot export {assignment}"
 
     def _start(self, words: list[str]) -> None:
         process = subprocess.Popen(_argv(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -218,20 +238,49 @@ def save(block: Block) -> None:
 
 
 @pytest.fixture
-def reader(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Page]:
-    """Give the page to follow as a reader would, who has set the two variables and sits in an empty directory."""
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sit in an empty directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MAILROOM_DSN", dsn)
-    monkeypatch.setenv("DATABASE_URL", dsn.replace("postgresql:", "postgresql+psycopg:", 1))
     # Modules of the directory are found and are not compiled into it; our own are where this file is.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+
+@pytest.fixture
+def reader(dsn: str, desk: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Page]:
+    """Give the page to follow as a reader would who has set the two variables."""
+    monkeypatch.setenv("MAILROOM_DSN", dsn)
+    monkeypatch.setenv("DATABASE_URL", dsn.replace("postgresql:", "postgresql+psycopg:", 1))
     return lambda path: Page(path, dsn, monkeypatch)
+
+
+@pytest.fixture
+def reader_without_server(
+    server_home: Path, binaries: Binaries, desk: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Path], Page]]:
+    """Give the page to follow as a reader would who has no server, and set no variable."""
+    for name in (DSN_VARIABLE, *LIBPQ_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MAILROOM_HOME", str(server_home))
+    monkeypatch.setenv("MAILROOM_PG_BIN", str(binaries.path))
+    yield lambda path: Page(path, None, monkeypatch)
+    stopped = CliRunner().invoke(mailroom_command, ["embedded", "stop"])
+    assert (stopped.exit_code, stopped.stdout) == (0, "The embedded server is stopped.\n")
 
 
 @pytest.mark.parametrize("page", pages_with(lambda block: block.language == "python" or bool(block.marker)))
 def test_a_reader_who_follows_the_page_gets_what_it_says(page: Path, reader: Callable[[Path], Page]) -> None:
     reader(page).follow()
+
+
+@pytest.mark.parametrize("page", pages_with(lambda block: block.marker == WITHOUT))
+def test_a_reader_without_a_server_gets_there_too(page: Path, reader_without_server: Callable[[Path], Page]) -> None:
+    reader_without_server(page).follow()
+
+
+def test_the_readme_is_for_readers_with_and_without_a_server() -> None:
+    markers = [block.marker for block in blocks(ROOT / "README.md")]
+    assert {WITH, WITHOUT} <= set(markers)
 
 
 @pytest.mark.parametrize("page", pages_with(lambda block: block.language == "console"))

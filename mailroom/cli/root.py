@@ -81,16 +81,18 @@ def root() -> None:
     exactly once.
 
     \b
-    Try it, on a server of its own:
-      export MAILROOM_DSN=postgresql://user@host/database     # or add --embedded to each line
+    Try it:
+      export MAILROOM_DSN=postgresql://user@host/database     # a server of yours, or one that is started for you:
+      export MAILROOM_DSN=$(mailroom embedded dsn)            # needs pip install 'pg-mailroom[embedded]'
       mailroom migrate
       mailroom inbox create shipping --subscribe order.paid
-      mailroom outbox send order.paid --key order-42 --json '{"state": "paid"}'
+      mailroom outbox send order.paid --key order-42 --value '{"state": "paid"}'
       mailroom dispatcher drain                               # or leave `mailroom dispatcher run` running
       mailroom inbox reap shipping --key order-42
       mailroom status
 
-    The options below may stand before or after the sub-command. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    The options below may stand before or after the sub-command. Exit codes: 0 done, 1 failed, 2 wrong usage (what was
+    typed cannot be right, whatever is in the database).
     """
 
 

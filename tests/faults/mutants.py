@@ -80,7 +80,7 @@ def _skip_locked_in_key() -> None:
     _rewrite(claim.REAP_ANY, head, "AS i WHERE i.key = h.key AND i.clock = h.clock) AS l")
     _rewrite(
         claim.REAP_ANY, "/ count(*)::float8))::bigint FROM had)) AS i",
-        "/ count(*)::float8))::bigint FROM locked) FOR UPDATE SKIP LOCKED) AS i",
+        "/ count(*)::float8))::bigint FROM had) FOR UPDATE SKIP LOCKED) AS i",
     )  # fmt: skip
 
 
