@@ -91,7 +91,9 @@ def drain(call: Call) -> None:
 @dispatcher.command()
 @pass_call
 def status(call: Call) -> None:
-    """Tell who dispatches: host, process, awake or asleep, and what it has done. Exits with 1 if nobody does.
+    """Tell who dispatches: host, process, awake or asleep, and what it has done.
+
+    Exits with 1 if nobody leads.
 
     \b
     Examples:

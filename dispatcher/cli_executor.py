@@ -73,7 +73,9 @@ def drain(call: Call) -> None:
 @executor.command()
 @pass_call
 def status(call: Call) -> None:
-    """Tell who executes: host, process, awake or asleep, and what it has done. Exits with 1 if nobody does.
+    """Tell who executes: host, process, awake or asleep, and what it has done.
+
+    Exits with 1 if nobody leads.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
 """What all commands share: options, errors, help, and how a call ends."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -75,12 +76,22 @@ def test_the_package_runs_as_the_command() -> None:
         (["outbx", "send"], "No such command 'outbx'. Did you mean 'outbox'? See: mailroom --help"),
         (["inbox", "crate"], "No such command 'crate'. Did you mean 'create'? See: mailroom inbox --help"),
         (["executor", "target", "lst"], "Did you mean 'list'? See: mailroom executor target --help"),
-        (["inbox", "create", "shipping", "--subscibe", "a"], "'--subscribe'? See: mailroom inbox create --help"),
+        (["inbox", "create", "shipping", "--subscibe", "a"], "? See: mailroom inbox create --help"),
         (["inbox", "xyzzy"], "No such command 'xyzzy'. See: mailroom inbox --help"),
     ],
 )
 def test_typo_is_told_what_was_meant(arguments: list[str], told: str) -> None:
-    assert told in error_of(mailroom(*arguments))
+    error = error_of(mailroom(*arguments))
+    assert told in error
+    assert ("Did you mean" in error) is (arguments[-1] != "xyzzy")
+
+
+@pytest.mark.parametrize("command", [["status"], ["inbox", "list"], ["dispatcher", "drain"]])
+def test_closed_stdout_is_no_failure(command: list[str], dsn: str, connect: Connect) -> None:
+    Node(dsn, connect(autocommit=True)).inbox("shipping", "orders")
+    script = shlex.join([sys.executable, "-m", "mailroom", *command]) + " >&-"
+    ran = subprocess.run(["sh", "-c", script], env=os.environ | {DSN_VARIABLE: dsn}, capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 def test_no_database_named_is_wrong_usage_with_a_hint() -> None:

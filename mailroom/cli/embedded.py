@@ -38,10 +38,10 @@ def embedded() -> None:
 @embedded.command()
 @pass_call
 def dsn(call: Call) -> None:
-    """Start the server if it is down, leave it running, and print its connection string, password included.
+    """Start the server and print its connection string.
 
-    It stays up until `mailroom embedded stop`. After a crash or a restart of the machine this command brings it back,
-    with its data and as a rule under the same connection string.
+    It holds the password. The server stays up until `mailroom embedded stop`. After a crash or a restart of the
+    machine this command brings it back, with its data and as a rule under the same connection string.
 
     \b
     Examples:
@@ -61,9 +61,9 @@ def dsn(call: Call) -> None:
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 @pass_call
 def psql(call: Call, arguments: tuple[str, ...]) -> None:
-    """Run psql on the server, with these arguments; its exit code is the command's.
+    """Run psql on the server.
 
-    A server that was down is up for as long as psql runs.
+    It gets the arguments, and its exit code is the command's. A server that was down is up for as long as psql runs.
 
     \b
     Examples:
@@ -100,10 +100,11 @@ def _run(command: list[str], dsn: str) -> int:
 @embedded.command()
 @pass_call
 def stop(call: Call) -> None:
-    """Stop the server, also one that is down already.
+    """Stop the server.
 
-    Who is connected is disconnected, and what they have not committed is rolled back; the data stay. While a command
-    with --embedded uses it, it is not stopped, and this fails; it stops as soon as the last of these has ended.
+    Of one that is down already this says so. Who is connected is disconnected, and what they have not committed is
+    rolled back; the data stay. While a command with --embedded uses it, it is not stopped, and this fails; it stops as
+    soon as the last of these has ended.
 
     \b
     Examples:

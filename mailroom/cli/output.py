@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -99,7 +99,8 @@ def _fitted(whole: Sequence[int], least: Sequence[int], room: int) -> list[int] 
 
 def _width() -> int | None:
     """Return how wide the screen is, by $COLUMNS or the terminal; None where nobody looks at it."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+    # None if it was closed by whoever called us.
+    if (sys.stdout is not None and sys.stdout.isatty()) or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
 
@@ -211,11 +212,15 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-def _progress(*columns: ProgressColumn) -> Progress:
+@contextmanager
+def _progress(*columns: ProgressColumn) -> Iterator[Progress]:
     console = Console(stderr=True)
-    return Progress(
+    progress = Progress(
         SpinnerColumn(), *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
     )
+    # One that is disabled is not entered: rich 13.0 ended a line for it.
+    with nullcontext() if progress.disable else progress:
+        yield progress
 
 
 def log_to_stderr() -> None:
