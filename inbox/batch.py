@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
@@ -20,7 +21,10 @@ from inbox.failure import Recorded, last_clocks, recording, suspecting
 from mailroom.message import Message
 from mailroom.operation import Operation
 from mailroom.sqlstate import ABORTED, READ_ONLY, RETRIED, sqlstate
-from mailroom.transaction import is_aborted, settling
+from mailroom.transaction import driver_of, is_aborted, is_closed, is_well, settling
+
+FORGIVEN = 2  # times in a row that a message may be in hand when passing trouble comes, and not be counted
+REMEMBERED = 10_000  # messages
 
 
 class HandlerFailed(Exception):
@@ -32,23 +36,27 @@ class Batch:
     """One batch, and how far it came.
 
     `due` asks for one message of a key in trouble instead of a full batch. `claimed` is what a claim gave, at that
-    monotonic time. `message` is the one that is to blame if the batch fails now; `lost` says that its connection was
-    lost while it was handled. `open`: handlers have begun, and the batch may fail by what they did; `ends`: all have
-    returned. `recorded`: what follows is recorded already.
+    monotonic time. `message` is the one that is to blame if the batch fails now; `passing` says that what its handler
+    raised was the trouble of the batch's own connection. `open`: handlers have begun, and the batch may fail by what
+    they did; `ends`: all have returned. `forgiven`: it failed by what passes; `recorded`: what follows is recorded.
     """
 
     due: bool = False
     claimed: Claimed | None = None
     claimed_at: float = 0.0
     message: Message | None = None
-    lost: bool = False
+    driver: object = None
+    passing: bool = False
     open: bool = False
     ends: bool = False
+    forgiven: bool | None = None
     recorded: Recorded | None = None
 
-    def had(self, claimed: Claimed) -> None:
-        """Take what a claim gave."""
+    def had(self, claimed: Claimed, connection: object) -> None:
+        """Take what a claim gave on this connection."""
         self.claimed, self.claimed_at = claimed, time.monotonic()
+        # Now: of a session whose connection is lost it cannot be had any more.
+        self.driver = driver_of(connection) if claimed.messages else None
 
     @property
     def messages(self) -> list[Message]:
@@ -70,13 +78,23 @@ class Batch:
             raise HandlerFailed("the handler was cancelled") from error
         except Exception as error:
             # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
-            self.lost = bool(getattr(connection, "closed", False) or getattr(connection, "invalidated", False))
+            self.passing = self._is_of_ours(error)
             if sqlstate(error) == ABORTED:
                 self.message = None  # a statement had failed before, perhaps one of an earlier message's handler
             raise
         finally:
             if len(self.messages) == 1:
                 self.message = message
+
+    def _is_of_ours(self, error: Exception) -> bool:
+        """Tell whether the batch's own connection was lost or its transaction has to be run again.
+
+        A handler may have trouble of that kind with a connection of its own; that is a failure of its message.
+        """
+        closed = is_closed(self.driver)
+        if closed is None:
+            closed = getattr(error, "connection_invalidated", False)
+        return closed or (sqlstate(error) in RETRIED and not is_well(self.driver))
 
     def ending(self, schema: str, inbox: str, connection: object) -> Operation[None]:
         """Do what comes between the last handler and the COMMIT; what fails now may be the fault of any of them."""
@@ -104,19 +122,48 @@ def _is_cancelled() -> bool:
 def is_passing(error: Exception, batch: Batch) -> bool:
     """Tell whether it is the trouble of the database or of our connection to it, and not the message's."""
     state = sqlstate(error)
-    if state in RETRIED or getattr(error, "connection_invalidated", False):
-        return True
     if batch.message is not None and not batch.ends:
-        # A handler may lose connections of its own; that is a failure of its message.
-        return batch.lost
+        return batch.passing
     cause = getattr(error, "orig", None) or error
     return (
-        state == READ_ONLY
+        state in RETRIED
+        or getattr(error, "connection_invalidated", False)
+        or state == READ_ONLY
         or state[:2] in ("08", "53", "57")
         or isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError)
         # psycopg's own, not the server's: a session that ended right behind a BEGIN or COMMIT gave two answers to it.
         or (isinstance(cause, psycopg.InternalError) and not state)
     )
+
+
+class Patience:
+    """How often messages were being handled when trouble came that passes, in one worker; free to share by its lanes.
+
+    Some trouble looks like the database's and is a message's: a handler that ends its own backend, outlasts a timeout
+    of its session, or runs into the same deadlock each time. Forgiven for ever, it would roll back its batch for ever.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[UUID, int] = {}
+
+    def forgives(self, error: Exception, batch: Batch) -> bool:
+        """Tell whether to try the batch again and count nothing; asked as often as one likes of one batch."""
+        if batch.forgiven is None:
+            batch.forgiven = is_passing(error, batch) and (not batch.open or self._is_rare(batch))
+        return batch.forgiven
+
+    def handled(self, batch: Batch) -> None:
+        """Forget what its messages were forgiven."""
+        if self._times:
+            for message in batch.messages:
+                self._times.pop(message.id, None)
+
+    def _is_rare(self, batch: Batch) -> bool:
+        if len(self._times) > REMEMBERED:  # others have handled them since
+            self._times.clear()
+        message = batch.message or batch.messages[0]
+        self._times[message.id] = times = self._times.get(message.id, 0) + 1
+        return times <= FORGIVEN
 
 
 # Of a batch of which nobody knows the message to blame; all of its keys are tried one message at a time.

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import psycopg
 
-from inbox.batch import Batch, blaming, is_passing
+from inbox.batch import Batch, Patience, blaming, is_passing
 from inbox.claim import Claimed
 from inbox.failure import Recorded
 from inbox.frames import frames
@@ -82,6 +82,7 @@ class Service(Protocol):
     poll_interval_s: float
     fatal: tuple[type[BaseException], ...]
     stopping: asyncio.Event
+    patience: Patience
 
     async def work(self, batch: Batch, note: Note) -> None:
         """Claim, handle and commit one batch."""
@@ -173,7 +174,7 @@ class Lane:
     async def _recover(self, error: Exception) -> None:
         batch, service = self._batch, self._service
         try:
-            if is_passing(error, batch):
+            if service.patience.forgives(error, batch):
                 await self._pause(error, "trying the batch again")
             elif not batch.open:
                 raise error

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import psycopg
 
-from inbox.batch import Batch, blaming, is_passing
+from inbox.batch import Batch, Patience, blaming
 from inbox.claim import Share
 from inbox.failure import Recorded
 from inbox.inbox import AsyncInbox, Inbox
@@ -67,6 +67,7 @@ class _Service(ABC):
         self.poll_interval_s = poll_interval_s
         self.fatal: tuple[type[BaseException], ...] = (DecodeError, *fatal)
         self.stopping = asyncio.Event()
+        self.patience = Patience()
         self._on_error = on_error
         self._parallel = parallel
         self._dispatch = dispatch
@@ -148,8 +149,8 @@ class _Service(ABC):
         yield from node.checking(self.schema)
         yield from finding(self.schema, self.name)
 
-    def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox) -> Operation[None]:
-        batch.had((yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))))
+    def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
+        batch.had((yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))), connection)
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
         return blaming(self.schema, self.name, batch, error, self.fatal)
@@ -231,7 +232,7 @@ class Worker(_Service):
     def _batch_of(self, batch: Batch, note: Note) -> None:
         with self._notes.clearing(note):
             with self._transactions.begin(aside=batch.due) as connection:
-                run(connection, self._claiming(batch, self._inbox))
+                run(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
                 self._notes.write(note, batch.messages)
@@ -241,10 +242,11 @@ class Worker(_Service):
                             self._handler(message, connection)
                     run(connection, batch.ending(self.schema, self.name, connection))
                 except Exception as error:
-                    if not is_passing(error, batch):
+                    if not self.patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):  # then it is recorded once it is rolled back
                             batch.recorded = self._notes.tell(note, self._blaming(batch, error))
                     raise
+            self.patience.handled(batch)
             batch.committed()
 
     async def report(self, message: Message | None, error: Exception) -> None:
@@ -300,7 +302,7 @@ class AsyncWorker(_Service):
         """Claim, handle and commit one batch."""
         async with self._notes.clearing_async(note):
             async with self._transactions.begin(aside=batch.due) as connection:
-                await run_async(connection, self._claiming(batch, self._inbox))
+                await run_async(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
                 await self._notes.apart(self._notes.write, note, batch.messages)
@@ -310,12 +312,13 @@ class AsyncWorker(_Service):
                             await self._handler(message, connection)
                     await run_async(connection, batch.ending(self.schema, self.name, connection))
                 except Exception as error:
-                    if not is_passing(error, batch):
+                    if not self.patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):
                             batch.recorded = await self._notes.apart(
                                 self._notes.tell, note, self._blaming(batch, error)
                             )
                     raise
+            self.patience.handled(batch)
             batch.committed()
 
     async def report(self, message: Message | None, error: Exception) -> None:

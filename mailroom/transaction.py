@@ -86,6 +86,33 @@ def is_aborted(connection: object) -> bool:
     )
 
 
+def driver_of(connection: object) -> object:
+    """Return the driver's own connection below a connection or session on which something has run."""
+    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        return connection
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session, scoped_session
+
+    found: Any = getattr(connection, "sync_session", None) or getattr(connection, "sync_connection", None) or connection
+    if isinstance(found, Session | scoped_session):
+        found = found.connection()  # it has one by now, so there is nothing to wait for
+    return found.connection.driver_connection if isinstance(found, Connection) else None
+
+
+def is_closed(driver: Any) -> bool | None:
+    """Tell whether a driver's connection is closed, also by its server; None for drivers that do not tell."""
+    for name in ("is_closed", "closed"):
+        if (found := getattr(driver, name, None)) is not None:
+            return bool(found() if callable(found) else found)
+    return None
+
+
+def is_well(driver: object) -> bool:
+    """Tell whether a driver's connection is in a transaction in which nothing failed; false if it does not tell."""
+    status: Any = getattr(getattr(driver, "info", None), "transaction_status", None)
+    return status is not None and int(status) == TransactionStatus.INTRANS
+
+
 SETTLE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 

@@ -157,14 +157,14 @@ def _ack_before_handling() -> None:
 
     def batch_of(self: Any, batch: Any, note: Any) -> None:
         with self._transactions.begin() as connection:
-            run(connection, self._claiming(batch, self._inbox))
+            run(connection, self._claiming(batch, self._inbox, connection))
         if not batch.messages:
             return
         with self._transactions.begin() as connection:
             for message in batch.messages:
                 with batch.handling(message, connection):
                     self._handler(message, connection)
-            batch.handled()
+            batch.ends = True
 
     _put(Worker, "_batch_of", batch_of)
 

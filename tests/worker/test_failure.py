@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -376,8 +377,8 @@ def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Nod
         run(node.connection, recording("mailroom", "shipping", head, ValueError()))
     worker = Worker(node.dsn, "shipping", note)
     batch, due = Batch(), Batch(due=True)
-    run(connection, worker._claiming(batch, Inbox("shipping")))
-    run(connection, worker._claiming(due, Inbox("shipping")))
+    run(connection, worker._claiming(batch, Inbox("shipping"), connection))
+    run(connection, worker._claiming(due, Inbox("shipping"), connection))
     assert [message.key for message in batch.messages] == ["a"]
     assert [message.clock for message in due.messages] == [head.clock]
 
@@ -469,3 +470,65 @@ def test_key_that_is_tried_one_by_one_is_told_as_due_until_it_is_through(node: N
         with node.connection.transaction():
             told.append(run(node.connection, Inbox("shipping").claiming_due()).due_in_s)
     assert [due_in_s is not None and due_in_s <= 0 for due_in_s in told] == [True, True, False]
+
+
+# -- Trouble that looks like the database's ---------------------------------------------------------------------------
+
+
+def end_own_backend(connection: Any) -> None:
+    query = "SELECT pg_terminate_backend(pg_backend_pid())"
+    connection.execute(query if isinstance(connection, psycopg.Connection) else text(query))
+
+
+def wait_for_a_lock_in_vain(connection: Any) -> None:
+    for query in ("SET LOCAL lock_timeout = 1", "LOCK TABLE locked IN EXCLUSIVE MODE"):
+        connection.execute(query if isinstance(connection, psycopg.Connection) else text(query))
+
+
+@pytest.mark.parametrize("trouble_of_its_own", [end_own_backend, wait_for_a_lock_in_vain])
+def test_message_that_always_ends_in_passing_trouble_is_counted_and_the_others_go_on(
+    node: Node, source: Any, connect: Connect, trouble_of_its_own: Callable[[Any], None]
+) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=2)
+    node.connection.execute("CREATE TABLE locked ()")
+    connect().execute("LOCK TABLE locked")
+    deliver(node, "a", "bad", "b", "bad")
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            trouble_of_its_own(connection)
+        note(message, connection)
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
+        eventually(lambda: sorted(noted(node)) == ["a", "b"] and node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+    assert [attempt for (attempt,) in node.rows("SELECT attempt FROM mailroom.attempt ORDER BY id")] == [1, 2]
+
+
+def test_conflict_of_a_handler_s_own_connection_is_an_attempt(node: Node, source: Any) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+    calls: list[str] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        calls.append(message.key)
+        if message.key == "bad":
+            raise psycopg.errors.SerializationFailure("in another database")
+        note(message, connection)
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+    assert calls.count("bad") == 1
+
+
+def test_engine_of_a_handler_s_own_that_loses_its_connection_is_an_attempt(node: Node, source: Any) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+
+    def handle(message: Message, connection: Any) -> None:
+        if message.key == "bad":
+            lost = psycopg.OperationalError("another database is away")
+            raise sqlalchemy.exc.OperationalError("SELECT", {}, lost, connection_invalidated=True)
+        note(message, connection)
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
