@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -9,8 +10,9 @@ from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.limits import count
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, topic_name
-from mailroom.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.transaction import AnyConnection, run
+from mailroom.operation import IN_TRANSACTION, Operation, Sql, Statement
+from mailroom.sqlstate import primary_message, sqlstate
+from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
 
 if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext
@@ -23,25 +25,87 @@ HEAD = "0108"
 
 
 def migrate(
-    connection: "Connection", schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
+    connection: AnyConnection, schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
 ) -> None:
     """Bring the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
-    Going down raises `SchemaError` while any of its tables holds messages, unless `discard` is true.
+    Going down raises `SchemaError` while any of its tables holds messages, unless `discard` is true. A migration that
+    fails leaves the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside one.
     """
+    run(connection, migrating(schema_name(schema), revision, discard))
+
+
+async def migrate_async(
+    connection: AnyAsyncConnection, schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
+) -> None:
+    """`migrate` on an async connection."""
+    await run_async(connection, migrating(schema_name(schema), revision, discard))
+
+
+# Two migrations of one node at once: the second waits, then finds nothing to do.
+LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
+SETTINGS = Sql("SELECT current_setting('search_path'), current_setting('lock_timeout')", columns=("text", "text"))
+SET_BACK = Sql(
+    "SELECT set_config('search_path', %(path)s::text, true), set_config('lock_timeout', %(timeout)s::text, true)",
+    columns=("text", "text"),
+)
+SAVEPOINT = Sql("SAVEPOINT mailroom_migration")
+FORGET = Sql("RELEASE SAVEPOINT mailroom_migration")
+ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT mailroom_migration")
+
+
+def migrating(schema: str, revision: str, discard: bool) -> Operation[None]:
+    """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them."""
+    yield IN_TRANSACTION
+    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    [(path, timeout)] = yield SETTINGS.at()()
+    statements = _script(schema, (yield from _revision(schema)), revision, discard)
+    yield SAVEPOINT.at()()
+    try:
+        for statement in statements:
+            yield Statement(statement.replace("%", "%%"), ())()
+    except Exception as error:
+        yield ROLL_BACK.at()()
+        if sqlstate(error) == HOLDS_MESSAGES:
+            raise SchemaError(primary_message(error)) from error
+        raise
+    yield FORGET.at()()
+    yield SET_BACK.at()(path=path, timeout=timeout)
+
+
+class _Statements(StringIO):
+    """Receives what alembic prints in its offline mode: a statement, or a comment, per call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def write(self, text: str) -> int:
+        if not text.startswith("--"):
+            self.found.append(text.strip())
+        return len(text)
+
+
+def _script(schema: str, current: str | None, revision: str, discard: bool) -> list[str]:
+    """Return the statements that bring a node from one revision to another."""
     from alembic.config import Config
 
     from alembic import command
 
-    config = Config()
+    if current is None and revision == "base":
+        return []
+    statements = _Statements()
+    config = Config(output_buffer=statements)
     config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
-    config.attributes.update(connection=connection, schema=schema_name(schema), discard=discard)
-    current = current_revision(connection, schema) or ""
+    # The transaction is the caller's.
+    config.attributes.update(schema=schema, discard=discard, transactional_ddl=False)
+    way = revision if current is None else f"{current}:{revision}"
     with _outer_run_kept():
-        if revision == "base" or (revision not in ("head", "heads") and revision < current):
-            command.downgrade(config, revision)
+        if revision == "base" or (revision not in ("head", "heads") and revision < (current or "")):
+            command.downgrade(config, way, sql=True)
         else:
-            command.upgrade(config, revision)
+            command.upgrade(config, way, sql=True)
+    return statements.found
 
 
 @contextmanager
@@ -57,48 +121,70 @@ def _outer_run_kept() -> Iterator[None]:
             proxy._install_proxy()
 
 
-def run_migrations(context: "EnvironmentContext", connection: "Connection", schema: str) -> None:
-    """Run the migrations that `context` asks for inside the schema; called by alembic's env.py only."""
-    from sqlalchemy import text
+def run_migrations(context: "EnvironmentContext", connection: "Connection | None", schema: str) -> None:
+    """Run, or without a connection print, the migrations that `context` asks for; called by alembic's env.py only."""
+    context.configure(
+        connection=connection,
+        dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # else each % is doubled
+        transactional_ddl=context.config.attributes.get("transactional_ddl"),
+        version_table="alembic_version",
+        version_table_schema=schema,
+    )
+    with context.begin_transaction():
+        for statement in _opening(schema):
+            context.execute(statement)
+        if context.is_offline_mode():
+            # A tuple would be several branches, and there is one.
+            context.execute(_starting(schema, cast("str | None", context.get_starting_revision_argument())))
+        context.run_migrations()
 
-    # Outside a transaction nothing would hold the search_path, and the tables would land in another schema.
-    run(connection, _demanding_transaction())
-    settings = text("SELECT set_config('search_path', :search_path, true), set_config('lock_timeout', :timeout, true)")
-    current = text("SELECT current_setting('search_path') AS search_path, current_setting('lock_timeout') AS timeout")
-    # In a savepoint, so that a migration that fails leaves the caller's settings, too, as they were.
-    with connection.begin_nested():
-        # Two migrations of one node at once: the second waits, then finds nothing to do.
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({locks.DDL}, hashtext('{schema_name(schema)}'))"))
-        before = connection.execute(current).mappings().one()
+
+def _opening(schema: str) -> tuple[str, ...]:
+    return (
+        LOCK.at(lock=str(locks.DDL), node=schema).sql,
+        f"""SELECT set_config('search_path', '"{schema}", pg_catalog, pg_temp', true)""",
         # No statement of ours makes the whole database wait behind it for a lock that somebody holds.
-        connection.execute(settings, {"search_path": f'"{schema}", pg_catalog, pg_temp', "timeout": "5s"})
-        connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
-        context.configure(connection=connection, version_table="alembic_version", version_table_schema=schema)
-        with context.begin_transaction():
-            context.run_migrations()
-        connection.execute(settings, dict(before))
+        "SELECT set_config('lock_timeout', '5s', true)",
+        f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
+    )
 
 
-def _demanding_transaction() -> Operation[None]:
-    yield IN_TRANSACTION
+def _starting(schema: str, revision: str | None) -> str:
+    """Return the statement that fails unless the node is at the revision where a script begins."""
+    if revision is None:
+        # Empty, it stays behind when a node is removed. Where it is not, the first table of ours is there already.
+        return f'DROP TABLE IF EXISTS "{schema}".alembic_version'
+    return f"""
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM alembic_version WHERE version_num = '{revision}') THEN
+        RAISE EXCEPTION 'Schema {schema} is not at revision {revision}, where this script begins.';
+    END IF;
+END $$"""
+
+
+HOLDS_MESSAGES = "MR001"  # the SQLSTATE of what follows
 
 
 def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]) -> None:
-    """Raise `SchemaError` if any of the tables holds a row, unless the run was told to discard."""
-    from sqlalchemy import text
-
+    """Fail if any of the tables holds a row, unless the run was told to discard."""
     if context.config is not None and context.config.attributes.get("discard"):
         return
-    connection = cast("Connection", context.connection)
+    looks = ", ".join(f"('{table}', EXISTS (SELECT FROM {table}))" for table in tables)
     # Locked before they are looked at: else what a writer commits between the look and the DROP would be gone.
-    connection.execute(text(f"LOCK TABLE {', '.join(tables)}"))
-    full = [table for table in tables if connection.scalar(text(f"SELECT EXISTS (SELECT FROM {table})"))]
-    if full:
-        raise SchemaError(
-            f"Not removed: {', '.join(full)} still hold messages. Let them be delivered and reaped first, or "
-            "throw them away for good: mailroom migrate --revision base --discard "
-            "(alembic -x discard=yes downgrade base)."
-        )
+    context.execute(f"""
+DO $$
+DECLARE
+    holding text;
+BEGIN
+    LOCK TABLE {", ".join(tables)};
+    SELECT string_agg(name, ', ') INTO holding FROM (VALUES {looks}) AS t (name, holds) WHERE holds;
+    IF holding IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '{HOLDS_MESSAGES}', MESSAGE = concat('Not removed: ', holding,
+            ' still hold messages. Let them be delivered and reaped first, or throw them away for good: '
+            'mailroom migrate --revision base --discard (alembic -x discard=yes downgrade base).');
+    END IF;
+END $$""")
 
 
 def current_revision(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> str | None:
@@ -116,6 +202,11 @@ def revisions() -> list[str]:
 def check(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> None:
     """Raise `SchemaError` with the command to run unless this release can work on the schema."""
     run(connection, checking(schema_name(schema)))
+
+
+async def check_async(connection: AnyAsyncConnection, schema: str = DEFAULT_SCHEMA) -> None:
+    """`check` on an async connection."""
+    await run_async(connection, checking(schema_name(schema)))
 
 
 def checking(schema: str) -> Operation[None]:
@@ -170,20 +261,38 @@ def create_inbox(
     had been planned before the partition was there fails on it and is tried once more. Raises `InvalidName`,
     `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`.
     """
+    run(connection, _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure))
+
+
+async def create_inbox_async(
+    connection: AnyAsyncConnection,
+    name: str,
+    subscribe: Iterable[str] = (),
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    backoff_s: float | None = None,
+    backoff_max_s: float | None = None,
+    max_attempts: int | None = None,
+    on_failure: Literal["park", "skip"] | None = None,
+) -> None:
+    """`create_inbox` on an async connection."""
+    operation = _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure)
+    await run_async(connection, operation)
+
+
+def _creation(
+    name: str, subscribe: Iterable[str], schema: str, backoff_s: float | None, backoff_max_s: float | None,
+    max_attempts: int | None, on_failure: str | None,
+) -> Operation[None]:  # fmt: skip
     topics = [topic_name(topic) for topic in subscribe]
     if max_attempts is not None:
         count(max_attempts, "max_attempts")
     if on_failure not in (None, "park", "skip"):
         raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.")
-    run(
-        connection,
-        creating_inbox(
-            schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure
-        ),
+    return creating_inbox(
+        schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure
     )
 
-
-LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 
 # The oldest of an inbox are found by this expression, the messages of a key by (key, clock). An index on the plain
 # column would be eligible for both, and while an inbox is small the planner takes it for a key's messages: then a plan

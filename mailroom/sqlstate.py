@@ -19,6 +19,16 @@ def sqlstate(error: BaseException) -> str:
     return code or ""
 
 
+def primary_message(error: BaseException) -> str:
+    """Return the server's message without what stands around it: context, detail, hint, the driver's own words."""
+    cause: Any = getattr(error, "orig", None) or error
+    if getattr(cause, "diag", None) is not None:
+        return str(cause.diag.message_primary)
+    if cause.args and isinstance(cause.args[0], dict):
+        return str(cause.args[0]["M"])  # pg8000
+    return str(getattr(cause.__cause__, "message", None) or cause)  # asyncpg, behind SQLAlchemy's adapter
+
+
 def is_lost(error: BaseException, connection: object = None) -> bool:
     """Tell whether the session did not outlive the error.
 

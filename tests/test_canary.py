@@ -28,8 +28,8 @@ from mailroom.testing import deliver as deliver_here
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.command import done, mailroom
 from tests.databases import Connect
+from tests.drivers import opened
 from tests.node import Node
-from tests.test_transaction import opened
 from tests.waiting import eventually
 from tests.working import NEVER_S, working
 

@@ -41,9 +41,9 @@ from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.store import VALUES
 from tests.command import error_of, mailroom
 from tests.databases import Connect
+from tests.drivers import opened, opened_async
 from tests.node import Node
 from tests.test_codec import supported
-from tests.test_transaction import opened, opened_async
 from tests.waiting import eventually
 from tests.working import LEDGER, NEVER_S, noted, working
 from tests.working import note as note_in_ledger

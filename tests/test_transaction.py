@@ -1,8 +1,8 @@
 """One operation on every connection: psycopg's and SQLAlchemy's, sync and async, whatever their users have set."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, cast
@@ -14,9 +14,8 @@ from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.rows import dict_row
 from psycopg.types.string import StrDumper
-from sqlalchemy.engine import make_url
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import scoped_session, sessionmaker
 
 from inbox import AsyncInbox, Inbox
 from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, UnsupportedConnection
@@ -24,6 +23,7 @@ from mailroom.schema import create_inbox
 from mailroom.testing import deliver, deliver_async, sent, sent_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.databases import Connect
+from tests.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.proxy import proxied
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
@@ -37,43 +37,6 @@ MANY = [
              after_clock=nth if nth == 5 else None)
     for nth, (key, value) in enumerate(zip(KEYS, VALUES, strict=True))
 ]  # fmt: skip
-
-SYNC = [
-    "psycopg",
-    *(f"{kind} {driver}" for kind in ("Connection", "Session") for driver in ("psycopg", "psycopg2", "pg8000")),
-]
-ASYNC = [
-    "psycopg",
-    *(f"{kind} {driver}" for kind in ("AsyncConnection", "AsyncSession") for driver in ("psycopg", "asyncpg")),
-]
-
-
-def url(dsn: str, driver: str) -> sa.URL:
-    return make_url(dsn).set(drivername=f"postgresql+{driver}")
-
-
-@contextmanager
-def opened(dsn: str, kind: str, **options: Any) -> Iterator[Any]:
-    if kind == "psycopg":
-        with psycopg.connect(dsn, **options) as connection:
-            yield connection
-        return
-    name, driver = kind.split()
-    engine = sa.create_engine(url(dsn, driver), poolclass=sa.NullPool, **options)
-    with engine.connect() if name == "Connection" else Session(engine) as connection:
-        yield connection
-
-
-@asynccontextmanager
-async def opened_async(dsn: str, kind: str, **options: Any) -> AsyncIterator[Any]:
-    if kind == "psycopg":
-        async with await psycopg.AsyncConnection.connect(dsn, **options) as connection:
-            yield connection
-        return
-    name, driver = kind.split()
-    engine = create_async_engine(url(dsn, driver), poolclass=sa.NullPool, **options)
-    async with engine.connect() if name == "AsyncConnection" else AsyncSession(engine) as connection:
-        yield connection
 
 
 def rows(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:

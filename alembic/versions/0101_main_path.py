@@ -117,9 +117,9 @@ BEGIN
         PERFORM pg_notify(concat('mailroom:', tg_relid), '');
     END IF;
     RETURN NULL;
-END $$;
-CREATE TRIGGER doorbell BEFORE INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION doorbell();
+END $$
 """
+TRIGGER = "CREATE TRIGGER doorbell BEFORE INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION doorbell()"
 
 INBOX = f"""
 CREATE TABLE inbox (
@@ -139,14 +139,18 @@ CREATE TABLE inbox_registry (
     backoff_max_s double precision NOT NULL DEFAULT 60 CHECK (backoff_max_s >= backoff_s),
     floor         bigint NOT NULL DEFAULT 0,
     created_at    timestamptz NOT NULL DEFAULT now()
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
+"""
 
+SUBSCRIPTION = """
 CREATE TABLE subscription (
     topic text COLLATE "C" NOT NULL CHECK (topic ~ '^[A-Za-z][A-Za-z0-9_.-]{0,199}$'),
     inbox text COLLATE "C" NOT NULL,
     PRIMARY KEY (topic, inbox)
-);
+)
+"""
 
+KEY_STATE = """
 CREATE TABLE key_state (
     inbox      text COLLATE "C" NOT NULL,
     key        text COLLATE "C" NOT NULL,
@@ -155,7 +159,7 @@ CREATE TABLE key_state (
     retry_at   timestamptz NOT NULL,
     last_error text,
     PRIMARY KEY (inbox, key)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500)
 """
 
 SCHEDULED = f"""
@@ -286,11 +290,14 @@ COMMENTS = {
     ),
 }
 
+MAKE = (
+    NODE, CLOCK, OUTBOX, DOORBELL, TRIGGER, INBOX, REGISTRY, SUBSCRIPTION, KEY_STATE, SCHEDULED, DEAD_LETTER, LEASE
+)  # fmt: skip
 TABLES = ("lease", "dead_letter", "scheduled", "key_state", "subscription", "inbox_registry", "inbox", "outbox", "node")
 
 
 def upgrade() -> None:
-    for statement in (NODE, CLOCK, OUTBOX, DOORBELL, INBOX, REGISTRY, SCHEDULED, DEAD_LETTER, LEASE):
+    for statement in MAKE:
         op.execute(statement)
     op.execute("INSERT INTO node DEFAULT VALUES")
     op.execute(

@@ -14,10 +14,8 @@ ALTER TABLE inbox_registry
     ADD max_attempts integer NOT NULL DEFAULT 3 CHECK (max_attempts >= 1)
 """
 
-KEY_STATE = """
-ALTER TABLE key_state ADD parked_at timestamptz;
-CREATE INDEX key_state_due ON key_state (inbox, retry_at, key)
-"""
+KEY_STATE = "ALTER TABLE key_state ADD parked_at timestamptz"
+DUE = "CREATE INDEX key_state_due ON key_state (inbox, retry_at, key)"
 
 PARKED = """
 CREATE TABLE parked (
@@ -45,10 +43,10 @@ CREATE TABLE attempt (
     outcome    text COLLATE "C" NOT NULL,
     error      text NOT NULL,
     worker     text NOT NULL DEFAULT current_setting('application_name')
-);
-CREATE INDEX attempt_key ON attempt (inbox, key, clock);
-CREATE INDEX attempt_at ON attempt (at)
+)
 """
+ATTEMPT_KEY = "CREATE INDEX attempt_key ON attempt (inbox, key, clock)"
+ATTEMPT_AT = "CREATE INDEX attempt_at ON attempt (at)"
 
 WORKER = """
 CREATE TABLE worker (
@@ -67,9 +65,9 @@ TOKENS = """
 CREATE TABLE commit_token (
     token     uuid PRIMARY KEY,
     committed boolean NOT NULL
-);
-ALTER TABLE node ADD tokens_swept uuid
+)
 """
+SWEPT = "ALTER TABLE node ADD tokens_swept uuid"
 
 AUDIT = """
 CREATE TABLE audit (
@@ -82,9 +80,9 @@ CREATE TABLE audit (
     key      text COLLATE "C",
     messages bigint NOT NULL,
     reason   text
-);
-CREATE INDEX audit_at ON audit (at)
+)
 """
+AUDIT_AT = "CREATE INDEX audit_at ON audit (at)"
 
 COMMENTS = {
     "inbox_registry": {
@@ -147,7 +145,10 @@ COMMENTS = {
     },
 }
 
-STATEMENTS = (REGISTRY, KEY_STATE, PARKED, DEAD_LETTER, ATTEMPT, WORKER, TOKENS, AUDIT)
+STATEMENTS = (
+    REGISTRY, KEY_STATE, DUE, PARKED, DEAD_LETTER, ATTEMPT, ATTEMPT_KEY, ATTEMPT_AT, WORKER, TOKENS, SWEPT, AUDIT,
+    AUDIT_AT,
+)  # fmt: skip
 
 
 def upgrade() -> None:

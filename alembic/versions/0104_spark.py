@@ -1,7 +1,5 @@
 """Spark: the ledger of what its jobs and streams have committed, and what they have staged."""
 
-from sqlalchemy import text
-
 from alembic import op
 
 revision = "0104"
@@ -17,9 +15,9 @@ CREATE TABLE spark_batch (
     messages bigint NOT NULL,
     at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (name, batch)
-);
-CREATE INDEX spark_batch_at ON spark_batch (at)
+)
 """
+LEDGER_AT = "CREATE INDEX spark_batch_at ON spark_batch (at)"
 
 STAGING = """
 CREATE TABLE spark_staging (
@@ -49,8 +47,21 @@ COMMENTS = {
 }
 
 
+STAGED = """
+DO $$
+DECLARE
+    staged text;
+BEGIN
+    FOR staged IN SELECT concat('staging_', replace(token::text, '-', '')) FROM spark_staging LOOP
+        EXECUTE format('DROP TABLE IF EXISTS %I', staged);
+    END LOOP;
+END $$
+"""
+
+
 def upgrade() -> None:
     op.execute(LEDGER)
+    op.execute(LEDGER_AT)
     op.execute(STAGING)
     for table, columns in COMMENTS.items():
         for column, about in columns.items():
@@ -59,7 +70,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for (token,) in op.get_bind().execute(text("SELECT replace(token::text, '-', '') FROM spark_staging")):
-        op.execute(f"DROP TABLE IF EXISTS staging_{token}")
+    op.execute(STAGED)
     op.execute("DROP TABLE spark_staging")
     op.execute("DROP TABLE spark_batch")

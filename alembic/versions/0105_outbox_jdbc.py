@@ -19,9 +19,9 @@ ID = """
 CREATE TABLE outbox_jdbc_id (
     id uuid PRIMARY KEY,
     at timestamptz NOT NULL DEFAULT clock_timestamp()
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 20000);
-CREATE INDEX outbox_jdbc_id_at ON outbox_jdbc_id (at)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 20000)
 """
+ID_AT = "CREATE INDEX outbox_jdbc_id_at ON outbox_jdbc_id (at)"
 
 # Gives the id if it is new, and no row if it is not. The INSERT waits for another transaction that has written the same
 # id and not ended: its message is there by then, or never will be. It has the caller's rights, or anybody could use up
@@ -83,9 +83,9 @@ CREATE FUNCTION outbox_jdbc_copy() RETURNS trigger LANGUAGE plpgsql SET search_p
 BEGIN
     INSERT INTO {schema}.outbox_jdbc SELECT NEW.*;
     RETURN NEW;
-END $$;
-CREATE TRIGGER copy INSTEAD OF INSERT ON outbox_jdbc FOR EACH ROW EXECUTE FUNCTION outbox_jdbc_copy()
+END $$
 """
+TRIGGER = "CREATE TRIGGER copy INSTEAD OF INSERT ON outbox_jdbc FOR EACH ROW EXECUTE FUNCTION outbox_jdbc_copy()"
 
 COMMENTS = {
     "TABLE outbox_jdbc_id": "Ids of the messages that came through outbox_jdbc, kept for seven days.",
@@ -110,9 +110,9 @@ COMMENTS = {
 
 
 def upgrade() -> None:
-    schema = op.get_bind().exec_driver_sql("SELECT quote_ident(current_schema())").scalar_one()
-    for statement in (ID, TAKE, VIEW, RULE, COPY):
-        op.execute(statement.replace("{schema}", schema))
+    schema = op.get_context().version_table_schema
+    for statement in (ID, ID_AT, TAKE, VIEW, RULE, COPY, TRIGGER):
+        op.execute(statement.replace("{schema}", f'"{schema}"'))
     for what, text in COMMENTS.items():
         op.execute(f"COMMENT ON {what} IS '{text}'")
 

@@ -93,7 +93,9 @@ BEGIN
     RAISE check_violation USING
         MESSAGE = format('new row for relation "%s" violates check constraint "%s"', tg_table_name, broken),
         SCHEMA = tg_table_schema, TABLE = tg_table_name, CONSTRAINT = broken;
-END $$;
+END $$
+"""
+CHECK = """
 CREATE TRIGGER checked BEFORE INSERT OR UPDATE ON outbox_executable FOR EACH ROW EXECUTE FUNCTION check_executable()
 """
 
@@ -134,7 +136,10 @@ CREATE TABLE executable_target (
     value_column  text,
     number_column text,
     created_at    timestamptz NOT NULL DEFAULT now()
-);
+)
+"""
+
+FUNCTIONS = """
 CREATE TABLE executable_function (
     name            text COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,40}$'),
     function_schema text NOT NULL,
@@ -219,7 +224,7 @@ TABLES = ("executable_cursor", "executable_function", "executable_target", "acco
 
 
 def upgrade() -> None:
-    for statement in (OUTBOX_EXECUTABLE, CHECKED, DOORBELL, STORE, ACCOUNTING, TARGETS, CURSOR):
+    for statement in (OUTBOX_EXECUTABLE, CHECKED, CHECK, DOORBELL, STORE, ACCOUNTING, TARGETS, FUNCTIONS, CURSOR):
         op.execute(statement)
     op.execute("COMMENT ON FUNCTION check_executable() IS 'Refuses what is no executable.'")
     for table, columns in COMMENTS.items():
