@@ -82,6 +82,8 @@ class Statement:
 def _sqlalchemy_types() -> dict[str, "TypeEngine[Any]"]:
     from sqlalchemy import ARRAY, BigInteger, Boolean, DateTime, Float, Integer, LargeBinary, Text, Uuid
 
+    from mailroom.text_array import TextArray
+
     scalars: dict[str, TypeEngine[Any]] = {
         "bigint": BigInteger(),
         "boolean": Boolean(),
@@ -92,7 +94,7 @@ def _sqlalchemy_types() -> dict[str, "TypeEngine[Any]"]:
         "timestamptz": DateTime(timezone=True),
         "uuid": Uuid(),
     }
-    return scalars | {f"{name}[]": ARRAY(kind) for name, kind in scalars.items()}
+    return scalars | {f"{name}[]": ARRAY(kind) for name, kind in scalars.items()} | {"text[]": TextArray()}
 
 
 @dataclass(frozen=True, slots=True)
