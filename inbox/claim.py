@@ -11,7 +11,7 @@ from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 from mailroom.schema import BY_CLOCK
 
-MAX_BYTES = 32 * 1024 * 1024  # of values, as stored, in one claim; a single larger one comes alone
+MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
 
 NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
@@ -55,14 +55,17 @@ healed AS (
 
 # The head is asked for by its clock, never by LIMIT 1 FOR UPDATE, which walks past a head that moved away. A head that
 # another transaction holds is waited for; deleted by it, no row comes back and the caller looks again.
-# RETURNING has no order: sorted once more outside. `fitting` bounds a claim by the size of its values, as they are
-# stored: at least one message, else as many of the oldest as fit; what is left of a key are its later messages.
-SIZE = "coalesce(octet_length(value), pg_catalog.pg_column_size(value_json))"
-FITTING = f"""
-fitting AS MATERIALIZED (
-    SELECT place FROM (SELECT place, row_number() OVER oldest = 1 OR sum(size) OVER oldest <= {MAX_BYTES} AS fits
-                       FROM picked WINDOW oldest AS (ORDER BY clock ROWS UNBOUNDED PRECEDING)) AS f
-    WHERE fits)"""
+# RETURNING has no order: sorted once more outside. `fitting` bounds a claim by the size of its values: at least one
+# message, else as many of the oldest as fit; what is left of a key are its later messages. Of JSON the text counts:
+# stored it is compressed, and 1e9999 is a few bytes. It is measured in order and no further than to the first one that
+# does not fit, so SIZE stands here and not in `picked`, which is read to its end before.
+SIZE = "coalesce(bytes, octet_length(value_json::text))"
+PICKED = "ctid AS place, clock, octet_length(value) AS bytes, value_json"
+FITTING = f"""fitting AS MATERIALIZED (
+    SELECT place FROM picked WHERE clock < coalesce((
+        SELECT clock FROM (SELECT clock, row_number() OVER oldest > 1 AND sum(%s) OVER oldest > {MAX_BYTES} AS is_over
+                           FROM picked WINDOW oldest AS (ORDER BY clock ROWS UNBOUNDED PRECEDING)) AS o
+        WHERE is_over ORDER BY clock LIMIT 1), {2**63 - 1}))"""
 REAP_KEY = Sql(
     f"""
 WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
@@ -75,8 +78,9 @@ head AS MATERIALIZED (
     FOR UPDATE),
 picked AS MATERIALIZED (
     SELECT i.* FROM head, LATERAL (
-        SELECT ctid AS place, clock, {SIZE} AS size FROM {{schema}}.inbox_{{inbox}}
-        WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),{FITTING},
+        SELECT {PICKED} FROM {{schema}}.inbox_{{inbox}}
+        WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),
+{FITTING % SIZE},
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 {HEALED}
@@ -165,10 +169,11 @@ had AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM told AS s WHERE s.key = locked.key AND ({{left_out}}))),
 picked AS MATERIALIZED (
     SELECT i.* FROM had AS h, LATERAL (
-        SELECT ctid AS place, clock, {SIZE} AS size FROM {{schema}}.inbox_{{inbox}}
+        SELECT {PICKED} FROM {{schema}}.inbox_{{inbox}}
         WHERE key = h.key AND clock >= h.clock ORDER BY clock
         LIMIT (SELECT least({{per_key}}, ceil({{total}}::float8 / count(*)::float8))::bigint FROM had)) AS i
-    ORDER BY i.clock LIMIT {{total}}),{FITTING},
+    ORDER BY i.clock LIMIT {{total}}),
+{FITTING % SIZE},
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 {HEALED}

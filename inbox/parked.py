@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from inbox.claim import FITTING, SIZE
+from inbox.claim import FITTING
 from inbox.look import finding
 from mailroom import locks
 from mailroom.audit import auditing, check_actor
@@ -44,6 +44,7 @@ class Moved:
 # the key. With the key's row locked here, a replay that waited for it sees all that was moved in its next statement.
 # It does so at READ COMMITTED. `touched` is for one at REPEATABLE READ, whose older snapshot would miss what was moved
 # and leave it behind for ever: a row that was only locked it may lock, one that was written gives it 40001.
+# What is moved stays in the server, as it is stored: so that is what counts for its bound.
 MOVE = Sql(
     f"""
 WITH looked AS MATERIALIZED (
@@ -58,9 +59,10 @@ held AS MATERIALIZED (
         WHERE k.inbox = '{{inbox}}' AND k.key = b.key AND k.retry_at = 'infinity' FOR UPDATE SKIP LOCKED) AS s),
 picked AS MATERIALIZED (
     SELECT i.* FROM (SELECT * FROM held) AS h, LATERAL (
-        SELECT ctid AS place, clock, {SIZE} AS size FROM {{schema}}.inbox_{{inbox}}
+        SELECT ctid AS place, clock, coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS size
+        FROM {{schema}}.inbox_{{inbox}}
         WHERE key = h.key ORDER BY clock LIMIT %(rows)s::bigint FOR UPDATE SKIP LOCKED) AS i
-    LIMIT %(rows)s::bigint),{FITTING},
+    LIMIT %(rows)s::bigint),{FITTING % "size"},
 gone AS (
     DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 aside AS (

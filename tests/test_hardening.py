@@ -45,6 +45,7 @@ from tests.databases import Connect
 from tests.drivers import ASYNC, SYNC, opened, opened_async
 from tests.node import Node
 from tests.test_codec import supported
+from tests.test_plans import nodes
 from tests.waiting import eventually
 from tests.working import LEDGER, NEVER_S, noted, working
 from tests.working import note as note_in_ledger
@@ -406,18 +407,46 @@ def test_large_message_ends_a_claim_before_it_and_small_ones_behind_it_do_not_pa
     assert [numbers(SHIPPING.reap_any(connection)) for _ in range(4)] == [[0], [1], [2, 3, 4], []]
 
 
+# Of about 4,300 bytes as they are sent. Stored, some are compressed, and a number may have more digits than bytes.
+JSONS = {
+    "incompressible": "to_jsonb((SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, 120)))",
+    "compressible": "to_jsonb(repeat('x', 4300))",
+    "compressible to nothing": "jsonb_build_array(repeat('x', 2150), repeat('y', 2150))",
+    "a number": "'1e4300'::jsonb",
+    "numbers": "'[1e2150, [1e-2150]]'::jsonb",
+}
+
+
 @pytest.mark.usefixtures("small_claims")
-def test_values_written_as_json_count_too(node: Node, connect: Connect) -> None:
-    connection = connect()
+@pytest.mark.parametrize("kind", JSONS)
+@pytest.mark.parametrize("reap", [lambda it: SHIPPING.reap(it, "a"), SHIPPING.reap_any], ids=["a key", "any"])
+def test_values_written_as_json_count_as_they_are_sent(
+    node: Node, connect: Connect, kind: str, reap: Callable[[psycopg.Connection[TupleRow]], list[Message]]
+) -> None:
     for _ in range(4):
-        # As good as incompressible, since what is counted is what is stored.
-        connection.execute(
-            "INSERT INTO mailroom.outbox (topic, key, value_json) SELECT 'shipping', 'a', "
-            "to_jsonb(string_agg(gen_random_uuid()::text, '')) FROM generate_series(1, 120)"
+        node.connection.execute(
+            f"INSERT INTO mailroom.outbox (topic, key, value_json) SELECT 'shipping', 'a', {JSONS[kind]}".encode()
         )
-    connection.commit()
     node.drain()
-    assert [len(SHIPPING.reap_any(connection)) for _ in range(3)] == [2, 2, 0]
+    connection = connect()
+    assert [len(reap(connection)) for _ in range(3)] == [2, 2, 0]
+
+
+def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: Node, connect: Connect) -> None:
+    with node.connection.transaction():
+        node.connection.execute(
+            "INSERT INTO mailroom.outbox (topic, key, value_json) "
+            "SELECT 'shipping', 'k' || n % 5, to_jsonb(repeat('x', 15000000)) FROM generate_series(1, 20) n"
+        )
+    node.drain()
+    connection = connect()
+    connection.execute(inbox.claim.PIN.at().sql)
+    claim = inbox.claim.REAP_ANY.at(schema="mailroom", inbox="shipping", **inbox.claim.Share(100, 10, 100).names()).sql
+    [(plan,)] = connection.execute(f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": ""}).fetchall()
+    [measured] = [step for step in nodes(plan[0]["Plan"]) if step["Node Type"] == "WindowAgg"]
+    assert measured["Actual Rows"] == 3
+    connection.rollback()
+    assert [len(SHIPPING.reap_any(connection)) for _ in range(3)] == [2, 2, 2]
 
 
 @pytest.mark.usefixtures("small_claims")
