@@ -68,6 +68,8 @@ def run(call: Call, poll_interval_s: float) -> None:
 def drain(call: Call) -> None:
     """Deliver everything committed so far, then end. A dispatcher may run beside it.
 
+    What stands behind parked messages is moved aside too.
+
     \b
     Examples:
       mailroom dispatcher drain

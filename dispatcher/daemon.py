@@ -16,7 +16,7 @@ from dispatcher.applier import Applier
 from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.execute import Execution
-from dispatcher.janitor import Janitor
+from dispatcher.janitor import Janitor, moving_all_aside
 from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
 from mailroom import schema as node
 from mailroom import settings
@@ -197,7 +197,8 @@ def drain(
 ) -> Totals:
     """Deliver everything committed so far, in this process, and return the totals; a daemon may run beside it.
 
-    `now` decides what is due and what has expired; the database's clock if None.
+    What stands behind parked messages is moved aside, as the daemon does it. `now` decides what is due and what has
+    expired; the database's clock if None.
     """
     return asyncio.run(_drain(dsn, schema_name(schema), now, progress))
 
@@ -217,6 +218,7 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
             while await run_async(connection, releasing(schema, now=now)):
                 pass
             await deliverer.drain(now, count)
+            await run_async(connection, moving_all_aside(schema))
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None
     return totals

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psycopg
 
 from dispatcher.deliver import releasing
-from inbox.parked import moving_aside
+from inbox.parked import Moved, moving_aside
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
@@ -62,6 +62,14 @@ class Janitor:
         more = await run_async(connection, sweeping_history(self._schema))
         more = await run_async(connection, sweeping_batches(self._schema)) or more
         return await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE or more
+
+
+def moving_all_aside(schema: str) -> Operation[None]:
+    """Move aside all that stands behind parked messages and nobody holds; in autocommit, in steps that commit."""
+    for inbox, holds_parked in (yield from listing_inboxes(schema)).items():
+        moved = Moved(0, cursor="", more=holds_parked)
+        while moved.more or moved.cursor:
+            moved = yield from moving_aside(schema, inbox, moved.cursor)
 
 
 INBOXES = Sql(

@@ -93,6 +93,27 @@ async def test_full_move_calls_for_coming_back_soon(
     assert [await house.keep_house(keeper) for _ in range(2)] == [1, 0]
 
 
+def test_drain_moves_all_aside_that_stands_behind_parked_messages(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "moving_aside", partial(moving_aside, rows=2, keys=1))
+    node.inbox("billing")
+    deliver(node, *["a", "held", "free", "b"] * 3)
+    park(node, "a")
+    park(node, "b")
+    park(node, "held")
+    node.send("shipping", key="a")
+    node.send("billing", key="a")
+    other = connect()
+    other.execute("SELECT FROM mailroom.key_state WHERE key = 'held' FOR UPDATE")
+    assert node.drain().delivered == 2
+    assert node.rows("SELECT key, count(*) FROM mailroom.parked GROUP BY key ORDER BY key") == [
+        ("a", 4), ("b", 3), ("held", 1)
+    ]  # fmt: skip
+    left = ["shipping free", "shipping held", "shipping free", "shipping held", "shipping free", "billing a"]
+    assert node.delivered("concat(inbox, ' ', key)") == [(each,) for each in left]
+
+
 async def test_house_of_parked_keys_with_nothing_new_is_kept_without_writing(
     node: Node, keeper: psycopg.AsyncConnection
 ) -> None:
