@@ -4,17 +4,22 @@ Everything here happens in the transaction of the connection that is given, so a
 Not for production: a delivery holds the node's dispatch lock until that transaction ends, an execution the executor's.
 """
 
+import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import psycopg
+
 from dispatcher.deliver import delivering, releasing
 from dispatcher.execute import executing
-from inbox import Inbox
+from inbox import AsyncInbox, Inbox
+from inbox.failure import Fate, Recorded, recording
 from mailroom import codec
+from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
@@ -97,8 +102,10 @@ def drain(
 ) -> int:
     """Deliver, and call a worker's handler for what reached `inbox`, until nothing is left; returns how many calls.
 
-    What the handler sends is delivered too. An exception of the handler comes out as it is.
+    What the handler sends is delivered too. An exception of the handler comes out as it is; `work` shows what a worker
+    would make of it. Raises `ConfigurationError` for an async handler: use `drain_async`.
     """
+    _refuse_async(handler, "drain_async")
     reaped, calls = Inbox(inbox, schema), 0
     while True:
         deliver(connection, schema=schema, now=now)
@@ -106,8 +113,137 @@ def drain(
         if not messages:
             return calls
         for message in messages:
-            handler(message, connection)
+            _refuse_awaitable(handler(message, connection), "drain_async")
             calls += 1
+
+
+async def drain_async(
+    connection: AnyAsyncConnection,
+    inbox: str,
+    handler: Callable[[Message, Any], Awaitable[object]],
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    now: datetime | None = None,
+) -> int:
+    """`drain` of an `AsyncWorker`'s handler on an async connection."""
+    reaped, calls = AsyncInbox(inbox, schema), 0
+    while True:
+        await deliver_async(connection, schema=schema, now=now)
+        messages = await reaped.reap_any(connection)
+        if not messages:
+            return calls
+        for message in messages:
+            await _awaitable(handler(message, connection), "drain")
+            calls += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed attempt, the `attempt`-th at its message, and what a worker makes of it.
+
+    `fate`: its key is tried again in `due_in_s` seconds (retry) or parked (park), or the message is skipped (skip).
+    """
+
+    message: Message
+    error: Exception
+    attempt: int
+    fate: Fate
+    due_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What a worker would have done: the messages that were handled, and the attempts that failed, in their order."""
+
+    handled: list[Message]
+    failures: list[Failure]
+
+
+def work(
+    connection: AnyConnection,
+    inbox: str,
+    handler: Callable[[Message, Any], object],
+    *,
+    fatal: tuple[type[Exception], ...] = (),
+    schema: str = DEFAULT_SCHEMA,
+    now: datetime | None = None,
+) -> Worked:
+    """Do what a worker would, failures included, until nothing is to be had: deliver, and handle one by one.
+
+    Each message is handled in a savepoint. An exception rolls it back, and the attempt is recorded by the inbox's rules
+    and `fatal`, as a worker records it: the key waits, is parked, or the message goes to `dead_letter`. A key that
+    waits is tried by a later call whose `now` has reached its time. Raises `ConfigurationError` for an async handler.
+    """
+    _refuse_async(handler, "work_async")
+    reaped, worked = Inbox(inbox, schema), Worked([], [])
+    while True:
+        deliver(connection, schema=schema, now=now)
+        run(connection, _making_due(reaped.schema, reaped.name, now))
+        message: Message | None = None
+        error: Exception | None = None
+        try:
+            with connection.transaction() if isinstance(connection, psycopg.Connection) else connection.begin_nested():
+                message = next(iter(reaped.reap_any(connection, max_keys=1, per_key=1)), None)
+                if message is None:
+                    return worked
+                try:
+                    returned = handler(message, connection)
+                except Exception as raised:
+                    error = raised  # noted here too, since psycopg swallows its own Rollback
+                    raise
+                _refuse_awaitable(returned, "work_async")
+                run(connection, _looking_for_errors())
+        except Exception as raised:
+            if message is None or isinstance(raised, _WrongHandler):
+                raise
+            error = raised
+        if error is None:
+            worked.handled.append(message)
+        else:
+            recorded = run(connection, _recording(reaped.schema, reaped.name, message, error, fatal, now))
+            worked.failures.append(Failure(message, error, recorded.attempt, recorded.fate, recorded.due_in_s))
+
+
+async def work_async(
+    connection: AnyAsyncConnection,
+    inbox: str,
+    handler: Callable[[Message, Any], Awaitable[object]],
+    *,
+    fatal: tuple[type[Exception], ...] = (),
+    schema: str = DEFAULT_SCHEMA,
+    now: datetime | None = None,
+) -> Worked:
+    """`work` of an `AsyncWorker`'s handler on an async connection."""
+    reaped, worked = AsyncInbox(inbox, schema), Worked([], [])
+    while True:
+        await deliver_async(connection, schema=schema, now=now)
+        await run_async(connection, _making_due(reaped.schema, reaped.name, now))
+        message: Message | None = None
+        error: Exception | None = None
+        try:
+            async with (
+                connection.transaction()
+                if isinstance(connection, psycopg.AsyncConnection)
+                else connection.begin_nested()
+            ):
+                message = next(iter(await reaped.reap_any(connection, max_keys=1, per_key=1)), None)
+                if message is None:
+                    return worked
+                try:
+                    await _awaitable(handler(message, connection), "work")
+                except Exception as raised:
+                    error = raised
+                    raise
+                await run_async(connection, _looking_for_errors())
+        except Exception as raised:
+            if message is None or isinstance(raised, _WrongHandler):
+                raise
+            error = raised
+        if error is None:
+            worked.handled.append(message)
+        else:
+            recorded = await run_async(connection, _recording(reaped.schema, reaped.name, message, error, fatal, now))
+            worked.failures.append(Failure(message, error, recorded.attempt, recorded.fate, recorded.due_in_s))
 
 
 def _reading_sent(schema: str, topic: str) -> Operation[list[Sent]]:
@@ -146,3 +282,63 @@ def _executing_all(schema: str) -> Operation[int]:
         taken += execution.taken
         if not execution.more:
             return taken
+
+
+# Claims go by the time at which the test's transaction began.
+DUE = Sql(
+    """
+UPDATE {schema}.key_state SET retry_at = now()
+WHERE inbox = '{inbox}' AND retry_at > now() AND retry_at <= coalesce(%(now)s::timestamptz, clock_timestamp())
+"""
+)
+LATER = Sql(
+    """
+UPDATE {schema}.key_state SET retry_at = retry_at + (%(now)s::timestamptz - clock_timestamp())
+WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at < 'infinity'
+"""
+)
+LOOK = Sql("SELECT true", columns=("boolean",))
+
+
+def _making_due(schema: str, inbox: str, now: datetime | None) -> Operation[None]:
+    yield DUE.at(schema=schema, inbox=inbox)(now=now)
+
+
+def _looking_for_errors() -> Operation[None]:
+    """Fail with 25P02 if the handler has swallowed an error of the database."""
+    yield LOOK.at()()
+
+
+def _recording(
+    schema: str, inbox: str, message: Message, error: Exception, fatal: tuple[type[Exception], ...],
+    now: datetime | None,
+) -> Operation[Recorded]:  # fmt: skip
+    recorded = yield from recording(schema, inbox, message, error, (DecodeError, *fatal))
+    if now is not None:
+        yield LATER.at(schema=schema, inbox=inbox)(key=message.key, now=now)
+    return recorded
+
+
+class _WrongHandler(ConfigurationError):
+    """A sync handler where an async one belongs, or the other way round: a fault of the test and not of a message."""
+
+
+def _refuse_async(handler: Callable[..., object], instead: str) -> None:
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+        raise _WrongHandler(f"This handler is async: use {instead}, with an async connection.")
+
+
+def _refuse_awaitable(returned: object, instead: str) -> None:
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise _WrongHandler(
+            f"This handler returned something to await, so it has not done its work: use {instead}, with an async "
+            "connection."
+        )
+
+
+def _awaitable(returned: object, instead: str) -> Awaitable[object]:
+    if not inspect.isawaitable(returned):
+        raise _WrongHandler(f"This handler returned nothing to await, so it is not async: use {instead}.")
+    return returned

@@ -1,19 +1,26 @@
 """The test kit: a message all the way on the test's own connection, and nothing left after a rollback."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
+from sqlalchemy import NullPool, create_engine, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from inbox import Inbox, Message
+from inbox import Inbox, Message, Park, Parked, Retry, Skip
 from mailroom import testing
-from mailroom.errors import NotInTransaction
+from mailroom.dead_letter import DeadLetters
+from mailroom.errors import ConfigurationError, NotInTransaction
+from mailroom.schema import create_inbox
 from outbox import AsyncOutbox, AsyncStore, Outbox, Store
 from tests.databases import Connect
+from tests.drivers import ASYNC, opened, opened_async
 from tests.node import Node
 
 OUTBOX = Outbox()
@@ -148,6 +155,186 @@ def test_drain_lets_the_handler_s_exception_out(connection: psycopg.Connection[A
     OUTBOX.send(connection, "shipping", 1)
     with pytest.raises(ValueError, match="no such state"):
         testing.drain(connection, "shipping", handle)
+
+
+async def nothing(message: Message, connection: object) -> None:
+    raise AssertionError("not to be awaited")
+
+
+class AsyncObject:
+    async def __call__(self, message: Message, connection: object) -> None:
+        raise AssertionError("not to be awaited")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("handler", [nothing, partial(nothing), AsyncObject()], ids=["function", "partial", "object"])
+@pytest.mark.parametrize("call", [testing.drain, testing.work])
+def test_async_handler_is_refused_before_anything_is_taken(
+    connection: psycopg.Connection[Any], call: Callable[..., object], handler: Any
+) -> None:
+    OUTBOX.send(connection, "shipping", 1)
+    with pytest.raises(ConfigurationError, match=r"async: use (drain|work)_async, with an async connection\.$"):
+        call(connection, "shipping", handler)
+    assert testing.deliver(connection) == 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("call", [testing.drain, testing.work])
+def test_handler_that_returns_something_to_await_is_refused_and_not_counted(
+    connection: psycopg.Connection[Any], call: Callable[..., object]
+) -> None:
+    OUTBOX.send(connection, "shipping", 1)
+    with pytest.raises(ConfigurationError, match=r"returned something to await.*use (drain|work)_async"):
+        call(connection, "shipping", lambda message, connection: nothing(message, connection))
+    assert connection.execute("SELECT count(*) FROM mailroom.key_state").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("call", [testing.drain_async, testing.work_async])
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_async_kit_awaits_the_handler_until_nothing_is_left(
+    node: Node, kind: str, call: Callable[..., Awaitable[object]]
+) -> None:
+    seen: list[object] = []
+
+    async def handle(message: Message, connection: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append(message.value)
+        if message.value == 1:
+            await AsyncOutbox().send(connection, "shipping", 2, key="k")
+
+    async with opened_async(node.dsn, kind) as connection:
+        await AsyncOutbox().send(connection, "shipping", 1, key="k")
+        done = await call(connection, "shipping", handle)
+        assert seen == [1, 2]
+        assert (done if isinstance(done, int) else len(done.handled)) == 2  # type: ignore[attr-defined]
+        await AsyncOutbox().send(connection, "shipping", 3, key="k")
+        with pytest.raises(
+            ConfigurationError, match=r"returned nothing to await, so it is not async: use (drain|work)\."
+        ):
+            await call(connection, "shipping", lambda message, connection: None)
+        await connection.rollback()
+
+
+# -- What a worker would make of failures -----------------------------------------------------------------------------
+
+REFUSED = "INSERT INTO mailroom.subscription (topic, inbox) VALUES ('1 is no topic', 'shipping')"
+
+
+class Broken(Exception):
+    """What the handler raises."""
+
+
+def failing(message: Message, connection: Any) -> None:
+    """Send a message, which must not stay, and fail as the value says."""
+    OUTBOX.send(connection, "billing", "effect", key="k")
+    match message.value:
+        case "park":
+            raise Park("no such order")
+        case "skip":
+            raise Skip("not for us")
+        case "retry":
+            raise Retry(30)
+        case "rollback":
+            raise psycopg.Rollback
+        case "swallow":
+            execute = connection.execute if isinstance(connection, psycopg.Connection) else connection.exec_driver_sql
+            with suppress(psycopg.Error, DBAPIError):
+                execute(REFUSED)
+        case "ok":
+            return
+        case _:
+            raise Broken(message.value)
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "Connection psycopg2", "Connection pg8000"])
+def test_work_records_failures_as_a_worker_does(node: Node, kind: str) -> None:
+    values = ["ok", "park", "skip", "retry", "swallow", "other", "fatal"]
+    with opened(node.dsn, kind) as connection:
+        create_inbox(connection, "shipping", max_attempts=2, backoff_s=10, backoff_max_s=10)
+        for value in values:
+            OUTBOX.send(connection, "shipping", value, key=value)
+            OUTBOX.send(connection, "shipping", "ok", key=value)
+        worked = testing.work(connection, "shipping", failing)
+        assert [message.key for message in worked.handled] == ["ok", "ok", "skip"]
+        assert {failure.message.key: (failure.fate, failure.attempt) for failure in worked.failures} == {
+            "park": ("park", 1), "skip": ("skip", 1), "retry": ("retry", 1), "swallow": ("retry", 1),
+            "other": ("retry", 1), "fatal": ("retry", 1),
+        }  # fmt: skip
+        assert isinstance(worked.failures[-1].error, Broken)
+        assert Inbox("billing").backlog(connection) == len(worked.handled)  # what the others sent is gone
+        assert [parked.key for parked in Parked("shipping").keys(connection)] == ["park"]
+        assert [letter.reason for letter in DeadLetters().find(connection)] == ["not for us"]
+        connection.rollback()
+
+
+def test_work_tries_again_when_now_has_come(connection: psycopg.Connection[Any]) -> None:
+    create_inbox(connection, "shipping", max_attempts=3, backoff_s=10, backoff_max_s=10)
+    OUTBOX.send(connection, "shipping", "always", key="k")
+    now = datetime.now(UTC)
+    seen: list[tuple[str, int]] = []
+    for seconds in (0, 1, 11, 12, 22, 40):
+        worked = testing.work(connection, "shipping", failing, now=now + timedelta(seconds=seconds))
+        seen += [(failure.fate, failure.attempt) for failure in worked.failures]
+        expected = 1 if seconds < 11 else 2 if seconds < 22 else 3
+        assert len(seen) == expected, seconds
+    assert seen == [("retry", 1), ("retry", 2), ("park", 3)]
+
+
+def test_work_of_a_key_without_back_off_goes_on_until_its_attempts_run_out(connection: psycopg.Connection[Any]) -> None:
+    create_inbox(connection, "shipping", max_attempts=3, backoff_s=0, backoff_max_s=0, on_failure="skip")
+    OUTBOX.send(connection, "shipping", "always", key="k")
+    OUTBOX.send(connection, "shipping", "ok", key="k")
+    worked = testing.work(connection, "shipping", failing)
+    assert [(failure.fate, failure.attempt) for failure in worked.failures] == [("retry", 1), ("retry", 2), ("skip", 3)]
+    assert [message.value for message in worked.handled] == ["ok"]
+
+
+def test_work_takes_fatal_classes_as_a_worker_does(connection: psycopg.Connection[Any]) -> None:
+    OUTBOX.send(connection, "shipping", "always", key="k")
+    [failure] = testing.work(connection, "shipping", failing, fatal=(Broken,)).failures
+    assert failure.fate == "park"
+
+
+def test_rollback_of_psycopg_out_of_a_handler_is_a_failure(connection: psycopg.Connection[Any]) -> None:
+    OUTBOX.send(connection, "shipping", "rollback", key="k")
+    [failure] = testing.work(connection, "shipping", failing).failures
+    assert isinstance(failure.error, psycopg.Rollback)
+
+
+def test_work_in_a_session_rolls_its_objects_back_too(node: Node) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Shipment(Base):
+        __tablename__ = "shipments"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    def ship(message: Message, session: Session) -> None:
+        session.add(Shipment(id=message.value))  # the second of an id fails when it is flushed, after the handler
+
+    engine = create_engine(node.dsn.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+    with Session(engine) as session:
+        Base.metadata.create_all(session.connection())
+        for value in (1, 1, 2):
+            OUTBOX.send(session, "shipping", value)
+        worked = testing.work(session, "shipping", ship)
+        assert [message.value for message in worked.handled] == [1, 2]
+        assert [type(failure.error) for failure in worked.failures] == [IntegrityError]
+        assert sorted(session.scalars(select(Shipment.id))) == [1, 2]
+        session.rollback()
+
+
+async def test_async_work_records_failures_too(node: Node) -> None:
+    async def handle(message: Message, connection: Any) -> None:
+        await AsyncOutbox().send(connection, "billing", "effect")
+        raise Park("no such order")
+
+    async with opened_async(node.dsn, "AsyncSession asyncpg") as session:
+        await AsyncOutbox().send(session, "shipping", 1, key="k")
+        [failure] = (await testing.work_async(session, "shipping", handle)).failures
+        assert (failure.fate, failure.attempt, failure.message.key) == ("park", 1, "k")
+        assert await testing.sent_async(session, "billing") == []
+        await session.rollback()
 
 
 @pytest.mark.parametrize("call", [testing.deliver, testing.execute])
