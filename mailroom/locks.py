@@ -11,6 +11,7 @@ DISPATCH = 1835100525  # on an outbox: held by the one transaction that delivers
 DDL = 1835100526  # on a schema's name: one migration or new inbox at a time
 ASLEEP = 1835100527  # on an inbox's partition: shared by the sessions of the workers that sleep
 STREAM = 1835100528  # on an inbox's partition: held by the driver of the one Spark stream that reads it
+LEDGER = 1835100529  # on the name of a Spark stream that writes: one of its batches is entered at a time
 
 
 def key(table: str) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mailroom import locks
 from mailroom.errors import InvalidMessage, MailroomError
 from mailroom.names import shown
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
@@ -14,13 +15,21 @@ class BatchDiffers(MailroomError):
     """The ledger has a batch of that name and number with other rows. Nothing was sent."""
 
 
+class StreamTaken(MailroomError):
+    """The stream's name belongs to another query. Nothing was sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What makes a batch the same one when it comes again: its name and number. `query` is a streaming query's id."""
+    """What makes a batch the same one when it comes again: its name and number.
+
+    `query` is a streaming query's id, and `continues` that of the query whose stream it goes on with.
+    """
 
     name: str
     number: int = JOB
     query: str | None = None
+    continues: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES or "\0" in self.name:
@@ -51,6 +60,13 @@ KNOWN = Sql(
     "WHERE name = %(name)s::text AND batch = %(number)s::bigint",
     columns=("text", "bigint", "text"),
 )
+LOCK = Sql(
+    "SELECT pg_advisory_xact_lock({lock}, hashtext(concat('{node} ', %(name)s::text))) IS NULL", columns=("boolean",)
+)
+OWNER = Sql(
+    "SELECT query FROM {schema}.spark_batch WHERE name = %(name)s::text AND batch >= 0 ORDER BY batch DESC LIMIT 1",
+    columns=("text",),
+)
 LAST = Sql("SELECT max(batch) FROM {schema}.spark_batch WHERE name = %(name)s::text", columns=("bigint",))
 
 
@@ -59,9 +75,13 @@ def entering(schema: str, batch: Batch, messages: int) -> Operation[bool]:
 
     A query that comes back from its checkpoint brings the very same batch. A job that is run again, or a stream with a
     new checkpoint, only says so: it must have as many rows, and a stream must not lack a batch between those it has.
-    Else something would be left out without a word: raises `BatchDiffers`.
+    Else something would be left out without a word: raises `BatchDiffers`. Raises `StreamTaken` as `owning` does.
     """
     yield IN_TRANSACTION
+    if batch.number != JOB:
+        # Two queries that begin at once: the second sees the first's batch, whatever its number.
+        yield LOCK.at(lock=str(locks.LEDGER), node=schema)(name=batch.name)
+    yield from owning(schema, batch)
     entered = yield ENTER.at(schema=schema)(name=batch.name, number=batch.number, query=batch.query, messages=messages)
     if entered:
         [(last,)] = yield LAST.at(schema=schema)(name=batch.name)
@@ -74,6 +94,23 @@ def entering(schema: str, batch: Batch, messages: int) -> Operation[bool]:
         return True
     yield from comparing(schema, batch, messages)
     return False
+
+
+def owning(schema: str, batch: Batch) -> Operation[None]:
+    """Raise `StreamTaken` if the stream's last batch is of another query, unless this one says that it continues it.
+
+    Two queries number their batches from 0 each, so each would pass over the other's and leave its own rows out.
+    """
+    if batch.number == JOB:
+        return
+    for (owner,) in (yield OWNER.at(schema=schema)(name=batch.name)):
+        if owner not in (None, batch.query, batch.continues):
+            raise StreamTaken(
+                f"The stream {shown(batch.name)} belongs to the query {owner}, and this is the query {batch.query}. "
+                "Nothing was sent. Start a query from its own checkpoint, and give another query a stream name of its "
+                f"own. If this one goes on with that stream on a new checkpoint, say so: continuesQuery={owner} "
+                "(OutboxSink: continues_query)."
+            )
 
 
 def comparing(schema: str, batch: Batch, messages: int) -> Operation[bool]:

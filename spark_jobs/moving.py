@@ -27,8 +27,8 @@ class SendFailed(MailroomError):
 def commit(node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged]) -> None:
     """Send what these attempts have staged, in their order, and enter the batch into the ledger; none if it has it.
 
-    Raises `StagingLost`, `BatchDiffers` or `SendFailed`, after which nothing was sent; `CommitUnknown` if nobody can
-    tell, after which the batch is simply run again.
+    Raises `StagingLost`, `BatchDiffers`, `StreamTaken` or `SendFailed`, after which nothing was sent; `CommitUnknown`
+    if nobody can tell, after which the batch is simply run again.
     """
     if staged:
         once(node, batch, lambda connection: _move_all(connection, node.schema, batch, shape, staged))

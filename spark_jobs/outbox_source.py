@@ -62,9 +62,12 @@ class OutboxSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Return the writer of a stream. Raises `ConfigurationError` or `InvalidMessage` before anything runs."""
-        demand_known(self.options, (*OPTIONS, "streamName", "checkpointLocation"))
+        demand_known(self.options, (*OPTIONS, "streamName", "continuesQuery", "checkpointLocation"))
         _demand_append(overwrite)
-        return StreamWriter(_node(self.options), _shape(schema, self.options), self.options.get("streamName"))
+        stream, continues = self.options.get("streamName"), self.options.get("continuesQuery")
+        if continues and not stream:
+            raise ConfigurationError("Give streamName too: continuesQuery says whose stream of that name goes on.")
+        return StreamWriter(_node(self.options), _shape(schema, self.options), stream, continues)
 
 
 def _node(options: Mapping[str, str]) -> Node:
@@ -107,15 +110,16 @@ class JobWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream: each micro-batch once, whole, in order."""
 
-    def __init__(self, node: Node, shape: Shape, stream: str | None) -> None:
+    def __init__(self, node: Node, shape: Shape, stream: str | None, continues: str | None = None) -> None:
         self.node = node
         self.shape = shape
         self.stream = stream
+        self.continues = continues
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage the rows of a partition. The query's id is known here and not where it is committed."""
         query, number = _property("sql.streaming.queryId"), int(_property("streaming.sql.batchId"))
-        batch = Batch(self.stream or query, number, query)
+        batch = Batch(self.stream or query, number, query, self.continues)
         return stage(self.node, batch, self.shape, iterator) or Nothing()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name

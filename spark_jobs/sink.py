@@ -24,7 +24,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.transaction import run
 from spark_jobs.jdbc import check_driver, jdbc_options
-from spark_jobs.ledger import Batch, comparing, entering, sending
+from spark_jobs.ledger import Batch, comparing, entering, owning, sending
 from spark_jobs.moving import SendFailed, finding, lost, move, once
 from spark_jobs.node import SESSION, Node
 from spark_jobs.staging import Staged, drop, table
@@ -63,7 +63,10 @@ class OutboxSink:
     """Sends each micro-batch once, whole and in order; give it to `writeStream.foreachBatch`.
 
     `stream` names the stream in the ledger. Without it the query's id does, and a query with a new checkpoint sends
-    everything again. `topic`, `kind`, `message_type` and `event_type` go for all rows; else they are columns.
+    everything again. The name belongs to the query that sent its last batch. Another one, such as a new checkpoint
+    makes, names that query's id as `continues_query` to go on with the stream.
+
+    `topic`, `kind`, `message_type` and `event_type` go for all rows; else they are columns.
 
     `commit_sql`, a statement or a list of them, runs in the transaction that sends the batch, with `{staging}` for its
     rows; or `transact(connection, staging)` does, which must not commit and may be run more than once. Then the
@@ -75,13 +78,13 @@ class OutboxSink:
 
     The ledger knows a batch by the stream's name and its number. So no other sink has that name, in this query or
     another one, and each is called once for a batch, or again if the call failed. Any other second call in a query
-    raises `ConfigurationError`; what another query sends by the same name is taken for the same.
+    raises `ConfigurationError`, and the call of another query `StreamTaken`.
 
     The database is named as in `format("outbox")`: `dsn` without a password, `dsn_variable`, or neither. Raises
-    `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost` or `BatchDiffers`, after which
-    nothing of the batch was sent, or an error of Spark, of which the same is true; after `CommitUnknown` it may have
-    been. Spark then fails the query; started again from its checkpoint it repeats the batch, and what was sent is not
-    sent twice.
+    `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost`, `BatchDiffers` or `StreamTaken`,
+    after which nothing of the batch was sent, or an error of Spark, of which the same is true; after `CommitUnknown` it
+    may have been. Spark then fails the query; started again from its checkpoint it repeats the batch, and what was sent
+    is not sent twice.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class OutboxSink:
         commit_sql: str | Sequence[str] = (),
         transact: Transact | None = None,
         batchsize: int = 1_000,
+        continues_query: str | None = None,
     ) -> None:
         if commit_sql and transact:
             raise ConfigurationError("Give commit_sql or transact: a transact can run SQL by itself.")
@@ -111,9 +115,12 @@ class OutboxSink:
             raise ConfigurationError(f"batchsize is {batchsize}: give 1 to {MOST_ROWS_AT_ONCE} rows.")
         if stream is not None:
             Batch(stream)
+        elif continues_query is not None:
+            raise ConfigurationError("Name the stream too: continues_query says whose stream of that name goes on.")
         given = {"topic": topic, "kind": kind, "message_type": message_type, "event_type": event_type}
         options = {"dsn": dsn, "dsnVariable": dsn_variable, "schema": schema}
         self._stream = stream
+        self._continues = continues_query
         self._for_all_rows = {name: text for name, text in given.items() if text is not None}
         self._node = Node.of({name: text for name, text in options.items() if text is not None})
         self._statements = statements
@@ -150,9 +157,10 @@ class OutboxSink:
             raise ConfigurationError(
                 "No streaming query runs this: give it to writeStream.foreachBatch, or name a stream."
             )
-        return Batch(name, number, query)
+        return Batch(name, number, query, self._continues)
 
     def _is_sent(self, connection: psycopg.Connection, frame: "DataFrame", batch: Batch) -> bool:
+        run(connection, owning(self._node.schema, batch))
         senders = run(connection, sending(self._node.schema, batch))
         if not senders:
             return False

@@ -97,19 +97,44 @@ def test_task_killed_after_its_staging_commit(stream: Stream, connect: Connect, 
     assert staging_tables(connect) == 0
 
 
-def test_new_checkpoint_repeats_nothing(stream: Stream, connect: Connect) -> None:
-    stream.run(streamName="numbers")
-    stream.checkpoint = stream.checkpoint.with_name("another")
+def test_new_checkpoint_that_continues_a_stream_repeats_nothing(stream: Stream, connect: Connect) -> None:
+    old = stream.run(streamName="numbers")
+    first, stream.checkpoint = stream.checkpoint, stream.checkpoint.with_name("another")
     stream.add(300, 400)
-    stream.run(streamName="numbers")
+    for _ in range(2):
+        stream.run(streamName="numbers", continuesQuery=str(old.id))
+    stream.checkpoint = first
+    with pytest.raises(StreamingQueryException, match="'numbers' belongs to the query"):
+        stream.run(streamName="numbers")
     assert sorted(sent(connect)) == list(range(400))
     assert [batch for _, batch, _ in ledger(connect)] == [0, 1, 2, 3]
 
 
+def test_other_stream_of_that_name_is_refused(stream: Stream, connect: Connect, tmp_path: Path) -> None:
+    """Its batches have the same numbers and sizes: nobody could tell that its rows are left out."""
+    old = stream.run(streamName="numbers")
+    (tmp_path / "other").mkdir()
+    other = Stream(stream.spark, stream.dsn, tmp_path / "other")
+    for nth in range(10, 14):
+        other.add(nth * 100, nth * 100 + 100)
+    told = rf"'numbers' belongs to the query {old.id}.*Nothing was sent.*continuesQuery={old.id}"
+    with pytest.raises(StreamingQueryException, match=told):
+        other.run(streamName="numbers")
+    assert sorted(sent(connect)) == list(range(300))
+    assert staging_tables(connect) == 0
+    other.run(streamName="other numbers")
+    assert sorted(sent(connect))[300:] == list(range(1_000, 1_400))
+
+
+def test_what_is_continued_is_a_stream_of_a_name(stream: Stream) -> None:
+    with pytest.raises(StreamingQueryException, match="Give streamName too"):
+        stream.run(continuesQuery="1")
+
+
 def test_new_checkpoint_that_cuts_otherwise_is_refused(stream: Stream, connect: Connect) -> None:
-    stream.run(streamName="numbers")
+    old = stream.run(streamName="numbers")
     stream.checkpoint = stream.checkpoint.with_name("another")
     with pytest.raises(StreamingQueryException, match="now it has 200"):
-        stream.run(streamName="numbers", files=2)
+        stream.run(streamName="numbers", files=2, continuesQuery=str(old.id))
     assert sorted(sent(connect)) == list(range(300))
     assert staging_tables(connect) == 0

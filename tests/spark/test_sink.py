@@ -284,16 +284,42 @@ def test_commit_without_an_answer_sends_once(
     stream.check()
 
 
-def test_new_checkpoint_with_the_same_name_sends_nothing_twice(stream: Stream, sink: OutboxSink) -> None:
+def continuing(stream: Stream, spark_dsn: str) -> OutboxSink:
+    """The sink of a query with a new checkpoint."""
+    with stream.connect() as connection:
+        [(query,)] = connection.execute("SELECT DISTINCT query FROM mailroom.spark_batch").fetchall()
+    return OutboxSink("orders", topic="order.placed", dsn=spark_dsn, commit_sql=INSERT, continues_query=query)
+
+
+def test_new_checkpoint_that_continues_a_stream_sends_nothing_twice(
+    stream: Stream, sink: OutboxSink, spark_dsn: str
+) -> None:
     stream.run(sink)
     stream.add()
-    stream.run(sink, "another checkpoint")
+    stream.run(continuing(stream, spark_dsn), "another checkpoint")
+    stream.check()
+    stream.add()
+    assert "StreamTaken" in stream.fails(sink)
+
+
+def test_other_query_with_the_name_sends_nothing(stream: Stream, sink: OutboxSink) -> None:
+    stream.run(sink)
+    stream.add()
+    error = stream.fails(sink, "another checkpoint")
+    assert "StreamTaken: The stream 'orders' belongs to the query" in error
+    stream.run(sink)
     stream.check()
 
 
-def test_new_checkpoint_with_another_cut_sends_nothing(stream: Stream, sink: OutboxSink) -> None:
+def test_what_is_continued_is_a_stream_of_a_name(spark_dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="Name the stream too"):
+        OutboxSink(topic="t", dsn=spark_dsn, continues_query="1")
+
+
+def test_new_checkpoint_with_another_cut_sends_nothing(stream: Stream, sink: OutboxSink, spark_dsn: str) -> None:
     stream.run(sink)
-    error = stream.fails(lambda frame, batch: sink(frame.filter("number % 2 = 0"), batch), "another checkpoint")
+    goes_on = continuing(stream, spark_dsn)
+    error = stream.fails(lambda frame, batch: goes_on(frame.filter("number % 2 = 0"), batch), "another checkpoint")
     assert "BatchDiffers" in error
     assert f"with {ROWS} messages, and now it has {ROWS // 2}" in error
     stream.check()

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from mailroom.embedded import Server
 from mailroom.errors import CommitUnknown, ConnectionFailed
 from mailroom.schema import migrate
 from mailroom.transaction import run
-from spark_jobs.ledger import Batch, BatchDiffers
+from spark_jobs.ledger import Batch, BatchDiffers, StreamTaken
 from spark_jobs.moving import SendFailed, StagingLost, commit
 from spark_jobs.node import Node
 from spark_jobs.staging import Staged, drop, finding_orphans, stage, sweep, table
@@ -31,6 +32,12 @@ def staged(node: Node, first: int, last: int, batch: Batch = JOB) -> Staged:
     found = stage(node, batch, SHAPE, batches(first, last))
     assert found is not None
     return found
+
+
+def waiting(watcher: psycopg.Connection[Any], number: int) -> bool:
+    """Tell whether so many sessions wait for a lock."""
+    query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
+    return watcher.execute(query).fetchone() == (number,)
 
 
 def test_tasks_are_sent_in_their_order_whichever_was_staged_first(dsn: str, connect: Connect) -> None:
@@ -109,18 +116,54 @@ def test_new_checkpoint_repeats_nothing_and_leaves_nothing_out(dsn: str, connect
     for number in range(2):
         old = Batch("stream", number, "old")
         commit(node, old, SHAPE, [staged(node, number * 100, number * 100 + 100, old)])
-    new = [Batch("stream", number, "new") for number in range(3)]
+    new = [Batch("stream", number, "new", "old") for number in range(3)]
     commit(node, new[0], SHAPE, [staged(node, 0, 100, new[0])])
     with pytest.raises(BatchDiffers):
         commit(node, new[1], SHAPE, [staged(node, 100, 250, new[1])])
     commit(node, new[1], SHAPE, [staged(node, 100, 200, new[1])])
     commit(node, new[2], SHAPE, [staged(node, 200, 300, new[2])])
-    assert sent(connect) == list(range(300))
+    # From then on it is the new one's, whatever is said of the old one.
+    for batch in (Batch("stream", 2, "old"), Batch("stream", 3, "old"), Batch("stream", 3, "another", "old")):
+        with pytest.raises(StreamTaken, match=f"belongs to the query new, and this is the query {batch.query}"):
+            commit(node, batch, SHAPE, [staged(node, 300, 400, batch)])
+    own = Batch("stream", 3, "new")
+    commit(node, own, SHAPE, [staged(node, 300, 400, own)])
+    assert sent(connect) == list(range(400))
+
+
+def test_two_queries_that_begin_at_once_do_not_share_a_name(dsn: str, connect: Connect) -> None:
+    """Each with batches of its own: the first batch of the second query had no rows."""
+    node, first, second = Node(dsn=dsn), Batch("stream", 0, "first"), Batch("stream", 1, "second")
+    attempts = {batch: staged(node, 0, 10, batch) for batch in (first, second)}
+    ends: dict[Batch, str] = {}
+
+    def drive(batch: Batch) -> None:
+        try:
+            commit(node, batch, SHAPE, [attempts[batch]])
+            ends[batch] = "sent"
+        except StreamTaken as error:
+            ends[batch] = str(error)
+
+    with connect() as holder, connect(autocommit=True) as watcher:
+        holder.execute("LOCK TABLE mailroom.outbox IN SHARE MODE")
+        drivers = [threading.Thread(target=drive, args=(batch,)) for batch in (first, second)]
+        for nth, driver in enumerate(drivers, start=1):
+            driver.start()
+            eventually(partial(waiting, watcher, nth))
+        holder.rollback()
+        for driver in drivers:
+            driver.join(30)
+    assert ends[first] == "sent"
+    assert "belongs to the query first" in ends[second]
+    assert sent(connect) == list(range(10))
 
 
 def test_batch_behind_those_in_the_ledger_is_refused(dsn: str, connect: Connect) -> None:
     node, later, earlier = Node(dsn=dsn), Batch("stream", 7, "old"), Batch("stream", 3, "new")
     commit(node, later, SHAPE, [staged(node, 0, 10, later)])
+    with pytest.raises(StreamTaken):
+        commit(node, earlier, SHAPE, [staged(node, 0, 10, earlier)])
+    earlier = Batch("stream", 3, "new", "old")
     with pytest.raises(BatchDiffers, match="has gone past batch 3: the ledger has batch 7"):
         commit(node, earlier, SHAPE, [staged(node, 0, 10, earlier)])
     job = Batch("stream")
@@ -138,8 +181,7 @@ def test_two_drivers_with_one_key_send_once(dsn: str, connect: Connect) -> None:
         for driver in drivers:
             driver.start()
         with connect(autocommit=True) as watcher:
-            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
-            eventually(lambda: watcher.execute(waiting).fetchone() == (2,))
+            eventually(partial(waiting, watcher, 2))
         holder.rollback()
     for driver in drivers:
         driver.join()
