@@ -21,7 +21,7 @@ from inbox import Message, Worker
 from mailroom.errors import MailroomError
 from outbox import Outbox
 
-Handler: TypeAlias = Callable[[Message, psycopg.Connection[Any]], object]
+Handler: TypeAlias = Callable[[Message, psycopg.Connection[Any]], None]
 
 WORKER_BATCH = 1_000
 _LOOK_S = 0.002

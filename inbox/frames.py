@@ -4,7 +4,7 @@ import traceback
 from pathlib import Path
 
 # What calls handlers: the frames up to theirs are no news.
-OURS = tuple(str(Path(__file__).with_name(name)) for name in ("batch.py", "lane.py", "worker.py"))
+OURS = tuple(str(Path(__file__).with_name(name)) for name in ("arguments.py", "batch.py", "lane.py", "worker.py"))
 CAUSES = 5  # of one error; a longer chain is cut
 
 

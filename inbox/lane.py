@@ -13,6 +13,7 @@ from typing import Protocol
 
 import psycopg
 
+from inbox.arguments import NotAwaited
 from inbox.batch import Batch, Patience, blaming, is_passing
 from inbox.claim import Claimed
 from inbox.failure import Recorded
@@ -172,6 +173,8 @@ class Lane:
             self._due.missed(claimed.due_in_s, batch.claimed_at)
 
     async def _recover(self, error: Exception) -> None:
+        if isinstance(error, NotAwaited):
+            raise error  # it is the program that is wrong, for every message
         batch, service = self._batch, self._service
         try:
             if service.patience.forgives(error, batch):

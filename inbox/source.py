@@ -1,21 +1,24 @@
 """Where a worker's transactions come from: a connection string, a psycopg pool, a SQLAlchemy engine or sessionmaker."""
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import psycopg
 from psycopg import conninfo
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from mailroom import settings
 from mailroom.errors import ConfigurationError
 from mailroom.pooler import is_pooled
 from mailroom.sqlstate import READ_ONLY, sqlstate
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
 Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any]"
 AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
@@ -63,6 +66,35 @@ class AsyncTransactions(Protocol):
         ...
 
 
+def usable(source: object) -> Source:
+    """Return `source` if a `Worker` can use it, else raise `ConfigurationError`."""
+    if not isinstance(source, str | ConnectionPool | Engine | sessionmaker):
+        wanted = "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker"
+        raise ConfigurationError(f"A Worker cannot use a {_kind(source)} as its source: give {wanted}.")
+    return source
+
+
+def usable_async(source: object) -> AsyncSource:
+    """Return `source` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
+    if isinstance(source, (str, AsyncConnectionPool, _of_async_sqlalchemy())):
+        return source
+    wanted = "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
+    raise ConfigurationError(f"An AsyncWorker cannot use a {_kind(source)} as its source: give {wanted}.")
+
+
+def _of_async_sqlalchemy() -> "tuple[type[AsyncEngine], type[async_sessionmaker[Any]]] | tuple[()]":
+    # Without greenlet, which SQLAlchemy does not bring, this module cannot be imported; but then nobody has any of it.
+    if "sqlalchemy.ext.asyncio" not in sys.modules:
+        return ()
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+    return AsyncEngine, async_sessionmaker
+
+
+def _kind(source: object) -> str:
+    return type(source).__qualname__
+
+
 def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
@@ -70,9 +102,7 @@ def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
         return _Pool(pool, aside)
     if isinstance(source, ConnectionPool):
         return _Pool(source)
-    if isinstance(source, Engine | sessionmaker):
-        return _Factory(source)
-    raise _unusable(source, "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker")
+    return _Factory(source)
 
 
 async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
@@ -84,11 +114,7 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
         return _AsyncPool(pool, aside)
     if isinstance(source, AsyncConnectionPool):
         return _AsyncPool(source)
-    if isinstance(source, AsyncEngine | async_sessionmaker):
-        return _AsyncFactory(source)
-    raise _unusable(
-        source, "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
-    )
+    return _AsyncFactory(source)
 
 
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -225,13 +251,9 @@ def _pool_dsn(pool: "ConnectionPool[Any] | AsyncConnectionPool[Any]") -> str:
 
 
 def _engine_dsn(factory: "Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]") -> str:
-    engine = factory if isinstance(factory, Engine | AsyncEngine) else factory.kw.get("bind")
-    if not isinstance(engine, Engine | AsyncEngine):
+    engine: Any = factory.kw.get("bind") if hasattr(factory, "kw") else factory
+    if not hasattr(engine, "url"):
         raise ConfigurationError("This sessionmaker is not bound to an engine: make it with sessionmaker(engine).")
     url = engine.url
     parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
     return conninfo.make_conninfo(**_libpq({**url.query, **parts}))
-
-
-def _unusable(source: object, wanted: str) -> ConfigurationError:
-    return ConfigurationError(f"A worker cannot use a {type(source).__qualname__}: give {wanted}.")

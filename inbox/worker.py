@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
-import inspect
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeAlias
 
 import psycopg
 
+from inbox import arguments
+from inbox.arguments import AsyncHandler, Handler, NotAwaited
 from inbox.batch import Batch, Patience, blaming
 from inbox.claim import Share
 from inbox.failure import Recorded
@@ -21,10 +22,19 @@ from inbox.lane import Due, Lane
 from inbox.look import finding
 from inbox.note import Note, Notes
 from inbox.sleeping import InboxBell
-from inbox.source import AsyncSource, AsyncTransactions, Source, Transactions, async_transactions, transactions
+from inbox.source import (
+    AsyncSource,
+    AsyncTransactions,
+    Source,
+    Transactions,
+    async_transactions,
+    transactions,
+    usable,
+    usable_async,
+)
 from mailroom import schema as node
 from mailroom import settings
-from mailroom.errors import ConfigurationError, DecodeError
+from mailroom.errors import DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.operation import Operation, T
@@ -54,23 +64,16 @@ class _Service(ABC):
         self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
         listen_dsn: str | None, fatal: tuple[type[Exception], ...], on_error: OnError | None,
     ) -> None:  # fmt: skip
-        for value, what in ((parallel, "parallel"), (batch, "batch")):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000:
-                raise ConfigurationError(f"{what} is {value!r}; give an int from 1 to 10,000.")
-        if not poll_interval_s > 0:
-            raise ConfigurationError(f"poll_interval_s is {poll_interval_s!r}; give seconds above 0.")
-        if not all(inspect.isclass(each) and issubclass(each, Exception) for each in fatal):
-            raise ConfigurationError(f"fatal is {fatal!r}; give a tuple of exception classes.")
         self.name = name
         self.schema = schema
-        self.batch = batch
-        self.poll_interval_s = poll_interval_s
-        self.fatal: tuple[type[BaseException], ...] = (DecodeError, *fatal)
+        self.batch = arguments.count(batch, "batch")
+        self.poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
+        self.fatal: tuple[type[BaseException], ...] = (DecodeError, *arguments.exceptions(fatal, "fatal"))
         self.stopping = asyncio.Event()
         self.patience = Patience()
         self._on_error = on_error
-        self._parallel = parallel
-        self._dispatch = dispatch
+        self._parallel = arguments.count(parallel, "parallel")
+        self._dispatch = arguments.flag(dispatch, "dispatch")
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._notes: Notes
@@ -194,7 +197,7 @@ class Worker(_Service):
         self,
         source: Source,
         inbox: str,
-        handler: Callable[[Message, Any], object],
+        handler: Handler,
         *,
         schema: str = DEFAULT_SCHEMA,
         parallel: int = 1,
@@ -206,11 +209,9 @@ class Worker(_Service):
         on_error: OnError | None = None,
     ) -> None:
         super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, on_error)
-        if inspect.iscoroutinefunction(handler):
-            raise ConfigurationError("This handler is async: use AsyncWorker for it.")
         self._inbox = Inbox(inbox, schema)
-        self._source = source
-        self._handler = handler
+        self._source = usable(source)
+        self._handler = arguments.synchronous(handler)
         self._transactions: Transactions
         self._threads: ThreadPoolExecutor
 
@@ -241,6 +242,8 @@ class Worker(_Service):
                         with batch.handling(message, connection):
                             self._handler(message, connection)
                     run(connection, batch.ending(self.schema, self.name, connection))
+                except NotAwaited:
+                    raise
                 except Exception as error:
                     if not self.patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):  # then it is recorded once it is rolled back
@@ -271,7 +274,7 @@ class AsyncWorker(_Service):
         self,
         source: AsyncSource,
         inbox: str,
-        handler: Callable[[Message, Any], Awaitable[object]],
+        handler: AsyncHandler,
         *,
         schema: str = DEFAULT_SCHEMA,
         parallel: int = 1,
@@ -284,8 +287,8 @@ class AsyncWorker(_Service):
     ) -> None:
         super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, on_error)
         self._inbox = AsyncInbox(inbox, schema)
-        self._source = source
-        self._handler = handler
+        self._source = usable_async(source)
+        self._handler = arguments.asynchronous(handler)
         self._transactions: AsyncTransactions
 
     async def run(self) -> None:

@@ -64,6 +64,8 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
             f"No database is named. Give --dsn, or set {DSN_VARIABLE}, or PGHOST and PGDATABASE; "
             f"or try it without a server of your own: export {DSN_VARIABLE}=$(mailroom embedded dsn)"
         )
+    if not isinstance(text, str):
+        raise ConfigurationError(f"A connection string is text, and no {type(text).__name__}.")
     text = SQLALCHEMY_SCHEME.sub(r"\1://", text)
     login = USER_AND_PASSWORD.match(text)
     if login is None or not ENDS_IT_EARLY.search(login[1]):

@@ -8,6 +8,7 @@ Never in a pipeline: psycopg ends one with a Flush, after which the server's tim
 transaction does not count, so a process paused right then would keep its locks for ever.
 """
 
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -279,12 +280,14 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
 
 
 async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    # Without greenlet, which SQLAlchemy does not bring, this module cannot be imported; but then nobody has any of it.
+    if "sqlalchemy.ext.asyncio" in sys.modules:
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-    if isinstance(connection, AsyncSession | async_scoped_session):
-        connection = await connection.connection()
-    if isinstance(connection, AsyncConnection) and connection.dialect.name == "postgresql":
-        return connection
+        if isinstance(connection, AsyncSession | async_scoped_session):
+            connection = await connection.connection()
+        if isinstance(connection, AsyncConnection) and connection.dialect.name == "postgresql":
+            return connection
     raise _unsupported(
         connection, "psycopg.AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy on PostgreSQL"
     )

@@ -88,16 +88,6 @@ def test_pool_that_makes_its_connection_string_at_run_time_needs_a_listen_dsn(no
             eventually(lambda: noted(node) == ["a"])
 
 
-def test_source_that_is_none_is_refused(node: Node) -> None:
-    with pytest.raises(ConfigurationError, match="int"):
-        Worker(5, "shipping", note).run()  # type: ignore[arg-type]
-
-
-async def test_async_source_that_is_none_is_refused(node: Node) -> None:
-    with pytest.raises(ConfigurationError, match="AsyncEngine"):
-        await AsyncWorker(5, "shipping", note_async).run()  # type: ignore[arg-type]
-
-
 def test_inbox_that_is_not_there_is_said_at_once(node: Node) -> None:
     with pytest.raises(UnknownInbox, match="mailroom inbox create"):
         Worker(node.dsn, "nowhere", note).run()
@@ -107,17 +97,6 @@ def test_first_connection_that_fails_says_why_and_no_password(node: Node) -> Non
     with pytest.raises(ConnectionFailed) as caught:
         Worker("postgresql://nobody:s3cret@127.0.0.1:1/none", "shipping", note).run()
     assert "s3cret" not in str(caught.value)
-
-
-def test_async_handler_is_refused_by_the_sync_worker(node: Node) -> None:
-    with pytest.raises(ConfigurationError, match="AsyncWorker"):
-        Worker(node.dsn, "shipping", note_async)
-
-
-@pytest.mark.parametrize("bad", [{"parallel": 0}, {"batch": 0}, {"batch": True}, {"poll_interval_s": 0}])
-def test_setting_out_of_its_range_is_refused(node: Node, bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(bad))):
-        Worker(node.dsn, "shipping", note, **bad)
 
 
 # -- Several at once --------------------------------------------------------------------------------------------------

@@ -1,0 +1,208 @@
+"""What a worker is given is looked at when the worker is made, before it has touched a message."""
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import psycopg
+import pytest
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from inbox import AsyncWorker, Message, Worker
+from inbox.arguments import NotAwaited
+from mailroom.errors import ConfigurationError, MailroomError
+from tests.node import Node
+from tests.working import deliver, trouble
+
+DSN = "postgresql://me@127.0.0.1/shop"
+PSYCOPG = "postgresql+psycopg://me@127.0.0.1/shop"
+
+
+def handle(_message: Message, _connection: Any) -> None: ...
+
+
+async def handle_async(_message: Message, _connection: Any) -> None: ...
+
+
+def generate(_message: Message, _connection: Any) -> Iterator[None]:
+    yield
+
+
+async def generate_async(_message: Message, _connection: Any) -> AsyncIterator[None]:
+    yield
+
+
+def handle_message(_message: Message) -> None: ...
+
+
+def handle_three(_one: object, _message: Message, _connection: Any) -> None: ...
+
+
+async def handle_three_async(_one: object, _message: Message, _connection: Any) -> None: ...
+
+
+def handle_unknown(_message: "NotImported", _connection: Any) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+class Handles:
+    def __call__(self, _message: Message, _connection: Any) -> None: ...
+
+    def method(self, _message: Message, _connection: Any) -> None: ...
+
+    async def method_async(self, _message: Message, _connection: Any) -> None: ...
+
+
+class HandlesAsync:
+    async def __call__(self, _message: Message, _connection: Any) -> None: ...
+
+
+SYNC: dict[str, Any] = {
+    "function": handle,
+    "lambda": lambda _message, _connection: None,
+    "method": Handles().method,
+    "object": Handles(),
+    "partial": functools.partial(handle_three, 1),
+    "partial of a partial": functools.partial(functools.partial(handle_three), 1),
+    "builtin": print,
+    "annotated by what is not imported": handle_unknown,
+    "mock": Mock(),
+}
+ASYNC: dict[str, Any] = {
+    "function": handle_async,
+    "method": Handles().method_async,
+    "object": HandlesAsync(),
+    "partial": functools.partial(handle_three_async, 1),
+    "partial of an object": functools.partial(HandlesAsync()),
+    "mock": AsyncMock(),
+}
+NEITHER: dict[str, Any] = {
+    "None": None,
+    "text": "handle",
+    "class": Handles,
+    "generator": generate,
+    "async generator": generate_async,
+    "partial of a generator": functools.partial(generate),
+    "of one argument": handle_message,
+    "of three arguments": handle_three,
+    "of three arguments, async": handle_three_async,
+    "of none": lambda: None,
+    "partial of too much": functools.partial(handle_three, 1, Mock(), 3),
+}
+
+
+@pytest.mark.parametrize("name", SYNC)
+def test_worker_takes_what_can_be_called_with_a_message_and_a_connection(name: str) -> None:
+    Worker(DSN, "shipping", SYNC[name])
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_async_worker_takes_what_is_async_whatever_stands_before_it(name: str) -> None:
+    AsyncWorker(DSN, "shipping", ASYNC[name])
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_worker_refuses_an_async_handler_when_it_is_made(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="use AsyncWorker"):
+        Worker(DSN, "shipping", ASYNC[name])
+
+
+@pytest.mark.parametrize("name", SYNC)
+def test_async_worker_refuses_a_sync_handler_when_it_is_made(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="not async"):
+        AsyncWorker(DSN, "shipping", SYNC[name])
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+@pytest.mark.parametrize("name", NEITHER)
+def test_what_cannot_be_a_handler_is_refused_when_the_worker_is_made(kind: Callable[..., object], name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"[Tt]h(e|is) handler .*"):
+        kind(DSN, "shipping", NEITHER[name])
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        ({"parallel": 0}, "parallel is 0"),
+        ({"parallel": "2"}, "parallel is '2'"),
+        ({"parallel": 10_001}, "10,000"),
+        ({"batch": 0}, "batch is 0"),
+        ({"batch": True}, "batch is True"),
+        ({"batch": 1.5}, r"batch is 1\.5"),
+        ({"batch": None}, "batch is None"),
+        ({"poll_interval_s": 0}, "poll_interval_s is 0"),
+        ({"poll_interval_s": "1"}, "poll_interval_s is '1'"),
+        ({"poll_interval_s": None}, "poll_interval_s is None"),
+        ({"poll_interval_s": float("nan")}, "poll_interval_s is nan"),
+        ({"dispatch": "no"}, "dispatch is 'no'"),
+        ({"fatal": ValueError}, "a tuple of exception classes"),
+        ({"fatal": [ValueError]}, "a tuple of exception classes"),
+        ({"fatal": (ValueError(),)}, "a tuple of exception classes"),
+        ({"fatal": (KeyboardInterrupt,)}, "a tuple of exception classes"),
+        ({"fatal": 5}, "a tuple of exception classes"),
+        ({"listen_dsn": 5}, "connection string"),
+        ({"schema": None}, "Schema name None"),
+        ({"schema": 5}, "Schema name 5"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("kind", "handler"), [(Worker, handle), (AsyncWorker, handle_async)])
+def test_setting_of_a_wrong_type_or_range_is_refused_when_the_worker_is_made(
+    kind: Callable[..., object], handler: Any, bad: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(MailroomError, match=match) as caught:
+        kind(DSN, "shipping", handler, **bad)
+    assert caught.value.exit_code == ConfigurationError.exit_code
+
+
+@pytest.mark.parametrize("name", [None, 5, b"shipping", "Shipping"])
+@pytest.mark.parametrize(("kind", "handler"), [(Worker, handle), (AsyncWorker, handle_async)])
+def test_inbox_that_is_no_name_is_refused_when_the_worker_is_made(
+    kind: Callable[..., object], handler: Any, name: Any
+) -> None:
+    with pytest.raises(MailroomError, match="Inbox name"):
+        kind(DSN, name, handler)
+
+
+def sources() -> dict[str, Any]:
+    engine = create_engine(PSYCOPG)
+    return {"text": DSN, "pool": ConnectionPool(DSN, open=False), "engine": engine, "sessions": sessionmaker(engine)}
+
+
+def async_sources() -> dict[str, Any]:
+    engine = create_async_engine(PSYCOPG)
+    pool = AsyncConnectionPool(DSN, open=False)
+    return {"text": DSN, "pool": pool, "engine": engine, "sessions": async_sessionmaker(engine)}
+
+
+OTHER: tuple[Any, ...] = (None, 5, b"", psycopg.Connection, handle)
+
+
+def test_worker_takes_each_source_and_refuses_every_other_thing_when_it_is_made() -> None:
+    taken, of_async = sources(), async_sources()
+    for source in taken.values():
+        Worker(source, "shipping", handle)
+    for wrong in (*OTHER, *(source for name, source in of_async.items() if name != "text")):
+        with pytest.raises(ConfigurationError, match=f"cannot use a {type(wrong).__qualname__} as its source"):
+            Worker(wrong, "shipping", handle)
+
+
+async def test_async_worker_takes_each_source_and_refuses_every_other_thing_when_it_is_made() -> None:
+    taken, of_sync = async_sources(), sources()
+    for source in taken.values():
+        AsyncWorker(source, "shipping", handle_async)
+    for wrong in (*OTHER, *(source for name, source in of_sync.items() if name != "text")):
+        with pytest.raises(ConfigurationError, match=f"cannot use a {type(wrong).__qualname__} as its source"):
+            AsyncWorker(wrong, "shipping", handle_async)
+
+
+def test_handler_that_turns_out_to_be_async_ends_the_worker_and_no_message_is_to_blame(node: Node) -> None:
+    deliver(node, "a", "b")
+    with pytest.raises(NotAwaited, match="use AsyncWorker"):
+        Worker(node.dsn, "shipping", lambda message, connection: handle_async(message, connection)).run()  # type: ignore[arg-type]
+    assert node.value("SELECT count(*) FROM mailroom.inbox") == 2
+    assert trouble(node) == []
+    assert node.value("SELECT count(*) FROM mailroom.worker") == 0
