@@ -10,7 +10,7 @@ COPY inbox inbox
 COPY dispatcher dispatcher
 COPY spark_jobs spark_jobs
 COPY benchmarks benchmarks
-COPY examples examples
+COPY examples/flights examples/flights
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 # Not Spark's own image, whose Python is older than ours. pyspark holds all of Spark, its master and worker too.

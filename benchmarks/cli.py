@@ -8,7 +8,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import (
+from mailroom import settings
+from mailroom.cli import Call, pass_call
+from mailroom.cli.output import document, note
+from mailroom.errors import ConfigurationError
+
+from . import (
     deliver,
     doorbell,
     drain,
@@ -26,12 +31,8 @@ from benchmarks import (
     report,
     spark,
 )
-from benchmarks.measure import Figure, Measurement, Setup, measure
-from benchmarks.server import durable_server
-from mailroom import settings
-from mailroom.cli import Call, pass_call
-from mailroom.cli.output import document, note
-from mailroom.errors import ConfigurationError
+from .measure import Figure, Measurement, Setup, measure
+from .server import durable_server
 
 MODULES = (
     floors,

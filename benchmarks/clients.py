@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeAlias
 
 # Forked from a server that has imported everything and opened nothing, so starting one takes a few milliseconds.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.cli"])
+PROCESSES.set_forkserver_preload([f"{__package__}.cli"])
 _START_TIMEOUT_S = 60
 
 P = ParamSpec("P")

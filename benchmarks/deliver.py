@@ -6,10 +6,10 @@ if nothing is deleted, numbered or routed. Both commit asynchronously, as the di
 
 import time
 
-from benchmarks import floors
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.workload import KEYS
+from . import floors
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .workload import KEYS
 
 
 def deliver_rate(node: Node, messages: int, keys: int = KEYS) -> float:

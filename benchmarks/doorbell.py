@@ -4,10 +4,10 @@ Three times the same clients on the same table, emptied before: its trigger disa
 dispatcher does while it delivers; nobody awake, so that every commit sends a NOTIFY, as with the usual trigger.
 """
 
-from benchmarks import publish
-from benchmarks.clients import rate_of
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
+from . import publish
+from .clients import rate_of
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
 
 CLIENTS = 16
 

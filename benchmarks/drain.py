@@ -4,12 +4,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from benchmarks.clients import rate
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.reap import reaping
-from benchmarks.spark import missing_extra
-from benchmarks.workload import INBOX
+from .clients import rate
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .reap import reaping
+from .spark import missing_extra
+from .workload import INBOX
 
 
 @contextmanager

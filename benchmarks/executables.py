@@ -18,11 +18,12 @@ from typing import Any
 import psycopg
 
 import dispatcher
-from benchmarks.clients import rate, rate_of
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Pipeline
 from outbox import Executable, Store
+
+from .clients import rate, rate_of
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Pipeline
 
 COUNTER = "busy"
 CLIENTS = 16

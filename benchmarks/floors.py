@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from benchmarks.clients import rate, rate_of
-from benchmarks.measure import Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.workload import INBOX, KEY, KEYS, VALUE, outgoing
 from dispatcher.deliver import SESSION
 from mailroom.message import SELECTED
 from outbox.outgoing import COLUMNS
+
+from .clients import rate, rate_of
+from .measure import Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .workload import INBOX, KEY, KEYS, VALUE, outgoing
 
 BATCH = 1_000
 _NAMES = ", ".join(name for name, _ in COLUMNS)

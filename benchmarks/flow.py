@@ -7,10 +7,10 @@ The floor is the sorted INSERT..SELECT of as many rows with the machine to itsel
 
 import time
 
-from benchmarks import floors
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import fresh_node
-from benchmarks.pipeline import Pipeline
+from . import floors
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import fresh_node
+from .pipeline import Pipeline
 
 
 def _run(setup: Setup) -> Values:

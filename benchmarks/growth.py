@@ -4,10 +4,10 @@ There are `--messages` messages, or one per key where that is more. Reaped by on
 The rates are divided by those of the fewest keys. By default it goes from 10^3 to 10^6 keys.
 """
 
-from benchmarks.deliver import deliver_rate
-from benchmarks.measure import Line, Measurement, Setup, Values
-from benchmarks.node import fresh_node
-from benchmarks.pipeline import Pipeline, reap_rate
+from .deliver import deliver_rate
+from .measure import Line, Measurement, Setup, Values
+from .node import fresh_node
+from .pipeline import Pipeline, reap_rate
 
 # Keys as shares of `--messages`: by default 1,000, 10,000, 100,000 and 1,000,000.
 STEPS = {"messages / 100 keys": 0.01, "messages / 10 keys": 0.1, "as many keys": 1, "10 x as many keys": 10}

@@ -11,9 +11,9 @@ from contextlib import contextmanager, nullcontext
 
 from psycopg import IsolationLevel
 
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Pipeline, rate_between
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Pipeline, rate_between
 
 AHEAD = 20_000
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Count, Handler, Pipeline, reap_rate
-from benchmarks.workload import INBOX
 from inbox import Inbox, Message
+
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Count, Handler, Pipeline, reap_rate
+from .workload import INBOX
 
 HOT_KEY = "hot"
 

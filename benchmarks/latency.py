@@ -13,13 +13,14 @@ from typing import Any, cast
 
 import psycopg
 
-from benchmarks.clients import PROCESSES
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Count, Handler, Pipeline
-from benchmarks.workload import INBOX, key, number, outgoing
 from inbox import Message
 from outbox import Outbox
+
+from .clients import PROCESSES
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Count, Handler, Pipeline
+from .workload import INBOX, key, number, outgoing
 
 PER_SECOND = 200
 WARM_UP = 100

@@ -4,10 +4,12 @@ The resident memory of the dispatcher and of two workers is read when a tenth ha
 have, with the publisher still going, and compared: the largest growth of the three counts.
 """
 
-from benchmarks.held import AHEAD
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import fresh_node
-from benchmarks.pipeline import Pipeline
+from importlib.util import find_spec
+
+from .held import AHEAD
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import fresh_node
+from .pipeline import Pipeline
 
 MIB = 1024 * 1024
 
@@ -51,4 +53,5 @@ MEASUREMENT = Measurement(
         Line("largest worker, end", unit="MiB", beside="largest worker, first tenth", bar=_FLAT),
     ),
     _run,
+    lambda: None if find_spec("psutil") else "Run: pip install 'pg-mailroom[bench]'",
 )

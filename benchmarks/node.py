@@ -10,9 +10,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import dispatcher
-from benchmarks.workload import INBOX, KEY, KEYS, VALUE
 from mailroom import locks, settings
 from mailroom import schema as node_schema
+
+from .workload import INBOX, KEY, KEYS, VALUE
 
 MAX_ATTEMPTS = 3  # what fails on purpose is through with it within seconds
 

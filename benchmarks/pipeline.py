@@ -12,14 +12,15 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from benchmarks.clients import PROCESSES
-from benchmarks.floors import BATCH
-from benchmarks.node import Node
-from benchmarks.workload import INBOX, KEYS, outgoing
 from dispatcher import daemon
 from inbox import Message, Worker
 from mailroom.errors import MailroomError
 from outbox import Outbox
+
+from .clients import PROCESSES
+from .floors import BATCH
+from .node import Node
+from .workload import INBOX, KEYS, outgoing
 
 Handler: TypeAlias = Callable[[Message, psycopg.Connection[Any]], None]
 

@@ -5,9 +5,9 @@ Beside it stands the same run in which no key fails. The first third, in which e
 is given apart.
 """
 
-from benchmarks.latency import percentile, waits_ms
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.workload import KEYS, key
+from .latency import percentile, waits_ms
+from .measure import Bar, Line, Measurement, Setup, Values
+from .workload import KEYS, key
 
 POISONED = frozenset(key(nth) for nth in range(0, KEYS, 100))
 MESSAGES = 6_000

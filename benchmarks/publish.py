@@ -7,12 +7,13 @@ columns and primary key. Nobody delivers meanwhile, but "awake" is held, as it i
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from benchmarks import floors
-from benchmarks.clients import rate, rate_of
-from benchmarks.measure import Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.workload import INBOX, outgoing
 from outbox import Outbox
+
+from . import floors
+from .clients import rate, rate_of
+from .measure import Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .workload import INBOX, outgoing
 
 
 @contextmanager

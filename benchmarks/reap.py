@@ -7,13 +7,14 @@ keeps no order. Both read 1,000 rows per transaction into the same Python types 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from benchmarks import floors
-from benchmarks.clients import rate_of
-from benchmarks.measure import Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Pipeline, reap_rate
-from benchmarks.workload import INBOX
 from inbox import Inbox
+
+from . import floors
+from .clients import rate_of
+from .measure import Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Pipeline, reap_rate
+from .workload import INBOX
 
 
 @contextmanager

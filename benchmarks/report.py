@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 import mailroom
-from benchmarks.measure import Bar, Figure, Spread
+
+from .measure import Bar, Figure, Spread
 
 WIDTH = 125  # where no terminal says how wide it is: then nothing is folded
 VERDICTS = {None: "", True: "ok", False: "miss"}

@@ -15,11 +15,12 @@ from uuid import uuid4
 
 from psycopg import conninfo
 
-from benchmarks import floors
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.workload import INBOX
 from mailroom.errors import ConfigurationError
+
+from . import floors
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .workload import INBOX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,12 +13,13 @@ import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from examples.flights.run import WORKERS, RunFailed, run
-from examples.flights.source import ALL_FLIGHTS, flights
-from examples.flights.tables import NODE, business
-from examples.flights.verdict import Verdict, ask
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, table
+
+from .run import WORKERS, RunFailed, run
+from .source import ALL_FLIGHTS, flights
+from .tables import NODE, business
+from .verdict import Verdict, ask
 
 TIME_LIMIT_S = 180
 KEPT_FOR_VERDICT_S = 15

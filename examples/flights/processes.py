@@ -83,7 +83,7 @@ class Processes:
         self.dispatcher = self._process("dispatcher", ["dispatcher", "run", "--schema", self._node])
         try:
             for name in self._names:
-                self.workers.append(self._process(name, ["worker", "run", "examples.flights.worker:worker"]))
+                self.workers.append(self._process(name, ["worker", "run", f"{__package__}.worker:worker"]))
         except BaseException:
             self.stop()
             raise

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 import psycopg
 
-from examples.flights.processes import Process, Processes
-from examples.flights.sending import send
-from examples.flights.source import Flight
-from examples.flights.tables import business, remake
 from mailroom import settings
 from mailroom.errors import MailroomError
+
+from .processes import Process, Processes
+from .sending import send
+from .source import Flight
+from .tables import business, remake
 
 WORKERS = 4
 FLIGHTS_PER_TRANSACTION = 1_000

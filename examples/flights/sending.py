@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import psycopg
 
-from examples.flights.source import Flight
-from examples.flights.tables import INBOX, business
 from outbox import Outbox, Outgoing
+
+from .source import Flight
+from .tables import INBOX, business
 
 
 def send(connection: psycopg.Connection, node: str, flights: Sequence[Flight]) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import psycopg
 
-from examples.flights.tables import business
 from mailroom import settings
+
+from .tables import business
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from typing import cast
 
 import psycopg
 
-from examples.flights.tables import INBOX, NODE, business
 from inbox import Message, Worker
+
+from .tables import INBOX, NODE, business
 
 # One statement and so one round trip per flight. An unordered one has no aircraft to move.
 HANDLE = """
