@@ -26,6 +26,7 @@ from mailroom.cli.parameters import INBOX, KEY, LIMIT, TOPIC, seconds
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
 from mailroom.operation import Operation, Sql
+from mailroom.packages import NAMES, warn_of_hidden
 from mailroom.schema import create_inbox
 from mailroom.settings import DSN_VARIABLE
 from mailroom.transaction import run
@@ -262,8 +263,11 @@ def _loaded(target: str) -> Worker | AsyncWorker:
     module_name, colon, path = target.partition(":")
     if not (colon and module_name and path):
         raise click.UsageError(f"{target!r} is not MODULE:WORKER, such as shipping:worker.")
+    if (package := module_name.partition(".")[0]) in NAMES:
+        raise ConfigurationError(f"{package} is a package of Mailroom's own: rename the module of your worker.")
     # As `python -m` does: a service is run from where it lies.
     sys.path.insert(0, str(Path.cwd()))
+    warn_of_hidden()
     found = _imported(module_name)
     for name in path.split("."):
         if not hasattr(found, name):

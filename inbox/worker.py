@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -38,6 +39,7 @@ from mailroom.errors import DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.operation import Operation, T
+from mailroom.packages import load
 from mailroom.transaction import run, run_async
 
 OnError: TypeAlias = Callable[[Message | None, Exception], object]
@@ -174,7 +176,7 @@ class _Service(ABC):
 def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatches]:
     # Handed in by entry point, since the consumer's side does not import the dispatcher.
     lanes = entry_points(group="mailroom.dispatcher")
-    return [lane.load()(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]
+    return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]
 
 
 class Worker(_Service):

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from mailroom.errors import CommitUnknown, NotAtomic, TokenExpired
+from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
@@ -28,3 +29,6 @@ def __getattr__(name: str) -> Any:
 
         return getattr(commit, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+warn_of_hidden()

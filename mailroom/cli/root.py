@@ -3,7 +3,7 @@
 import io
 import sys
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from typing import Any, NoReturn
 
 import click
@@ -13,6 +13,7 @@ from mailroom.cli.failures import Interrupted, tell
 from mailroom.cli.group import Group
 from mailroom.cli.options import share
 from mailroom.errors import MailroomError
+from mailroom.packages import load
 
 GROUP = "mailroom.commands"
 
@@ -30,9 +31,9 @@ class Root(Group):
         if found is None:
             return None
         try:
-            command: click.Command = found.load()
-        except Exception as error:  # one package that is broken or lacks an extra leaves the others usable
-            return _missing(cmd_name, error)
+            command: click.Command = load(found)
+        except Exception as error:  # one package that is broken leaves the others usable
+            return _missing(cmd_name, found, error)
         share(command)
         return command
 
@@ -57,12 +58,11 @@ class Root(Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _missing(name: str, error: Exception) -> click.Command:
+def _missing(name: str, found: EntryPoint, error: Exception) -> click.Command:
     def fail(**_: object) -> None:
-        raise MailroomError(
-            f"`mailroom {name}` is not available here ({type(error).__name__}: {error}). Install all it needs: "
-            "pip install 'pg-mailroom[demo,embedded]'"
-        )
+        if isinstance(error, MailroomError):
+            raise error
+        raise MailroomError(f"`mailroom {name}` is not available here: {_reason(found, error)}")
 
     return click.Command(
         name,
@@ -71,6 +71,19 @@ def _missing(name: str, error: Exception) -> click.Command:
         context_settings={"ignore_unknown_options": True},
         short_help="(not available here)",
     )
+
+
+def _reason(found: EntryPoint, error: Exception) -> str:
+    distribution = found.dist.name if found.dist else "pg-mailroom"
+    package = found.module.partition(".")[0]
+    if others := sorted({*packages_distributions().get(package, ())} - {distribution}):
+        return (
+            f"its package {package} was installed by {', '.join(others)} too ({error}). Uninstall that, and run: "
+            f"pip install --force-reinstall --no-deps {distribution}"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return f"there is no module {error.name!r}. Install all it needs: pip install {distribution}"
+    return f"{type(error).__name__}: {error}"
 
 
 @click.command("mailroom", cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
