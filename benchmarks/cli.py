@@ -119,6 +119,7 @@ def _chosen(only: Sequence[str]) -> list[Measurement]:
 
 def _measured(chosen: Sequence[Measurement], setup: Setup, runs: int) -> list[Figure]:
     console = Console(stderr=True)
+    console.quiet = not console.is_terminal  # Rich before 14.3 ends a disabled bar with an empty line
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
