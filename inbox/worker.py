@@ -108,9 +108,10 @@ class _Service(ABC):
             due.recorded(0)
             bell.ring()
 
+        # First, since it fails if the dispatcher cannot be imported.
+        dispatchers = _dispatchers(dsn, self.schema, self.poll_interval_s) if self._dispatch else []
         lanes = [asyncio.create_task(lane.run()) for lane in made]
         beside = [asyncio.create_task(bell.run()), asyncio.create_task(self._notes.watch(found))]
-        dispatchers = _dispatchers(dsn, self.schema, self.poll_interval_s) if self._dispatch else []
         dispatching = [asyncio.create_task(each.run()) for each in dispatchers]
         tasks = [*lanes, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
         try:
