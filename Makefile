@@ -1,6 +1,6 @@
 # Mailroom. `make` alone lists what there is. Every target makes the virtual environment itself if it is missing.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SPARK_STAMP := $(VENV)/.installed-spark
@@ -37,7 +37,11 @@ pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbo
 
 .PHONY: test
 test: $(STAMP) ## The tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m 'not slow' --ignore tests/spark
+	$(BIN)/python -m pytest -n 2 -m 'not slow' --ignore tests/spark --ignore tests/wheel
+
+.PHONY: test-wheel
+test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with each extra in environments of its own
+	$(BIN)/python -m pytest -n 2 tests/wheel
 
 # RUNLEVEL=1: Debian would start it as a service, and the tests start their own.
 .PHONY: pgbouncer
@@ -49,7 +53,7 @@ pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; witho
 
 .PHONY: test-all
 test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
-	$(BIN)/python -m pytest -n 2 --pg all --ignore tests/spark
+	$(BIN)/python -m pytest -n 2 --pg all --ignore tests/spark --ignore tests/wheel
 
 .PHONY: jdbc
 jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-get can; without it they are skipped
@@ -75,7 +79,7 @@ lint: $(SPARK_STAMP) ## Format, lint, types and import contracts
 	$(BIN)/lint-imports --no-cache
 
 .PHONY: check
-check: lint test-all test-spark faults ## Everything that CI runs
+check: lint test-all test-spark faults ## Lint, all tests and the faults; CI runs test and test-wheel before it
 
 .PHONY: format
 format: $(STAMP) ## Put the code into its format

@@ -148,7 +148,7 @@ def test_everything_the_image_copies_exists() -> None:
 def test_image_is_built_from_all_that_the_wheel_is_made_of() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", project["project"]["readme"], "LICENSE"}
+    needed = {*wheel["packages"], *wheel["force-include"], "pyproject.toml", "README.md", "LICENSE"}
     build = stage_named("build")
     assert needed == {source for copy in arguments_of("COPY", build) for source in shlex.split(copy)[:-1]}
 

@@ -1,0 +1,54 @@
+"""The distributions under test, built once, and environments that are removed with the test that asked for them."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.wheel.environment import Environment, install, lowest, made
+
+ROOT = Path(__file__).parents[2]
+NEWEST = "newest"
+LOWEST = "lowest"
+
+Installed = Callable[..., Environment]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the source distribution, and of the wheel that was built from that and not from the checkout."""
+    directory = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", directory, ROOT], check=True, capture_output=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def wheel(built: Path) -> Path:
+    [wheel] = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def sdist(built: Path) -> Path:
+    [sdist] = built.glob("*.tar.gz")
+    return sdist
+
+
+@pytest.fixture
+def installed(wheel: Path) -> Iterator[Installed]:
+    """Return a clean environment with the wheel and an extra, each dependency at its newest or lowest version."""
+    # Not in tmp_path: the account that root's embedded server runs as has to reach it.
+    directory = Path(tempfile.mkdtemp(prefix="mailroom-wheel-"))
+    directory.chmod(0o755)
+
+    def environment(extra: str = "", versions: str = NEWEST) -> Environment:
+        made_here = made(directory, MAILROOM_HOME=str(directory / "embedded"))
+        install(made_here, wheel, extra, lowest(wheel, extra) if versions == LOWEST else [])
+        return made_here
+
+    yield environment
+    shutil.rmtree(directory)

@@ -1,0 +1,79 @@
+"""A reader who installed the wheel and follows the README's first program."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from tests.test_docs import Block, blocks
+from tests.waiting import eventually
+from tests.wheel.environment import Environment
+
+README = Path(__file__).parents[2] / "README.md"
+SECTION = "## The first program\n"
+WITHIN_S = 30
+
+
+def first_program() -> list[Block]:
+    """Return the blocks of that section."""
+    before, heading, after = README.read_text().partition(SECTION)
+    assert heading
+    first = before.count("\n")
+    last = first + (SECTION + after.partition("\n## ")[0]).count("\n")
+    return [block for block in blocks(README) if first < block.line <= last]
+
+
+def follow(environment: Environment, dsn: str) -> None:
+    """Do what the section says, on the database `dsn`, and see the order shipped."""
+    started: list[subprocess.Popen[str]] = []
+    shipped = 0
+    try:
+        for block in first_program():
+            if block.saved_as:
+                (environment.home / block.saved_as).write_text(block.text)
+            elif block.marker == "start":
+                started += [environment.start(*words, MAILROOM_DSN=dsn) for words in block.commands()]
+            elif block.marker == "run":
+                for words in block.commands():
+                    if words[0] != "export":  # the database is named already
+                        environment.run(*words, MAILROOM_DSN=dsn)
+                    shipped += words == ["python", "orders.py"]
+            elif block.language == "python":
+                environment.run("python", "-c", block.text, MAILROOM_DSN=dsn)
+        assert (shipped, len(started)) == (1, 2), "the section is not what it was: look what has to be checked now"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            query = "SELECT order_id, items FROM shipments"
+            eventually(lambda: connection.execute(query).fetchall() == [(42, ["teapot"])], WITHIN_S)
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=WITHIN_S)[0] for process in started]
+        assert [process.returncode for process in started] == [0, 0], said
+        assert "shipped order-42" in said[1]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+SERVE = """
+from mailroom.embedded import embedded_server
+with embedded_server() as server:
+    print(server.dsn(), flush=True)
+    input()
+"""
+
+
+@contextmanager
+def embedded_dsn(environment: Environment) -> Iterator[str]:
+    """Have the embedded server of an environment run, and name its database."""
+    server = environment.start("python", "-c", SERVE)
+    assert server.stdout
+    try:
+        dsn = server.stdout.readline().strip()
+        assert dsn.startswith("postgresql://"), dsn + server.stdout.read()
+        yield dsn
+    finally:
+        server.communicate("\n", timeout=WITHIN_S)

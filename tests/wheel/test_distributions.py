@@ -1,0 +1,76 @@
+"""What is in the distributions, and what is not."""
+
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from packaging.metadata import Metadata
+
+from tests.wheel.conftest import ROOT
+
+PACKAGES = {"mailroom", "outbox", "inbox", "dispatcher", "spark_jobs"}
+# What git keeps and a source distribution has no use for; what is made for it.
+LEFT_OUT = {".ci/run"}
+ADDED = {"PKG-INFO"}
+
+
+@pytest.fixture(scope="module")
+def in_wheel(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path, in_wheel: set[str]) -> Metadata:
+    [name] = [name for name in in_wheel if name.endswith(".dist-info/METADATA")]
+    with ZipFile(wheel) as archive:
+        return Metadata.from_email(archive.read(name), validate=False)
+
+
+def test_the_source_distribution_holds_what_git_keeps_and_nothing_else(sdist: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("this is no git checkout")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert names == set(listed.stdout.splitlines()) - LEFT_OUT | ADDED
+
+
+def test_the_wheel_takes_no_names_but_ours(in_wheel: set[str]) -> None:
+    top = {name.partition("/")[0] for name in in_wheel}
+    assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
+
+
+def test_the_wheel_holds_all_of_the_packages_and_says_that_they_are_typed(in_wheel: set[str]) -> None:
+    for package in PACKAGES:
+        kept = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+        assert kept <= in_wheel
+        assert f"{package}/py.typed" in in_wheel
+    for directory, name in (
+        ("alembic", "_migrations"),
+        ("benchmarks", "_benchmarks"),
+        ("examples/flights", "_flights"),
+    ):
+        files = (path for path in (ROOT / directory).rglob("*") if path.is_file() and path.suffix != ".pyc")
+        assert {f"mailroom/{name}/{path.relative_to(ROOT / directory)}" for path in files} <= in_wheel
+    assert not [name for name in in_wheel if name.endswith(".pyc")]
+
+
+def test_the_description_has_no_link_that_needs_the_repository(metadata: Metadata) -> None:
+    assert metadata.description is not None
+    assert "docs/guarantees.md" in metadata.description
+    assert not [target for target in re.findall(r"\]\(([^)]*)\)", metadata.description) if "://" not in target]
+
+
+def test_the_project_names_where_it_is_and_where_it_runs(metadata: Metadata) -> None:
+    assert metadata.project_urls
+    assert "Operating System :: POSIX" in (metadata.classifiers or [])

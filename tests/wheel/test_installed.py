@@ -1,0 +1,108 @@
+"""The wheel in clean environments: alone and with each extra, with the newest and the lowest versions it allows.
+
+`spark` is tried with the newest versions only: each PySpark is another 400 MB to build, and the tests of tests/spark
+run on one. `dev` is what runs these tests.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.wheel.conftest import LOWEST, NEWEST, Installed
+from tests.wheel.environment import Environment
+from tests.wheel.reader import embedded_dsn, follow
+
+pytestmark = pytest.mark.timeout(600)
+
+both = pytest.mark.parametrize("versions", [NEWEST, LOWEST])
+
+# All modules of the distribution, each imported after the ones before it. Migrations are alembic's to run.
+IMPORT_ALL = """
+from importlib import import_module
+from importlib.metadata import files
+from sys import argv
+
+for file in sorted(map(str, files("pg-mailroom"))):
+    parts = file.removesuffix(".py").removesuffix("/__init__").split("/")
+    if file.endswith(".py") and parts[0] not in argv[1:] and "_migrations" not in parts and parts[-1] != "__main__":
+        import_module(".".join(parts))
+        print(file)
+"""
+
+
+def imported(environment: Environment, *left_out: str) -> list[str]:
+    return environment.run("python", "-c", IMPORT_ALL, *left_out).splitlines()
+
+
+@both
+def test_alone_it_runs_the_first_program(installed: Installed, versions: str, empty_dsn: str) -> None:
+    environment = installed(versions=versions)
+    found = imported(environment, "spark_jobs")
+    assert {"inbox/worker.py", "mailroom/_benchmarks/cli.py", "mailroom/_flights/worker.py"} <= set(found)
+    follow(environment, empty_dsn)
+    environment.run("mailroom", "bench", "--only", "reap", "--runs", "1", "--messages", "300", "--dsn", empty_dsn)
+
+
+def test_alone_it_says_which_extra_each_thing_needs(installed: Installed, empty_dsn: str) -> None:
+    environment = installed()
+    needs = {
+        ("bench", "--only", "memory"): "bench",
+        ("bench", "--only", "spark"): "spark",
+        ("demo",): "demo",
+    }
+    for command, extra in needs.items():
+        ended = environment.ended("mailroom", *command, "--dsn", empty_dsn)
+        assert ended.returncode == 2
+        assert f"pip install 'pg-mailroom[{extra}]'" in ended.stderr
+        assert ended.stderr.count("\n") == 1
+    ended = environment.ended("python", "-c", "import spark_jobs")
+    assert "pip install 'pg-mailroom[spark]'" in ended.stderr
+    for name in ("bench", "demo", "worker", "parked", "dispatcher"):
+        assert "not available" not in environment.run("mailroom", name, "--help")
+
+
+@both
+def test_with_embedded_the_first_program_needs_no_server(installed: Installed, versions: str) -> None:
+    environment = installed("embedded", versions)
+    with embedded_dsn(environment) as dsn:
+        follow(environment, dsn)
+        assert json.loads(environment.run("mailroom", "status", "--embedded", "--json"))
+
+
+@both
+def test_with_bench_it_measures(installed: Installed, versions: str) -> None:
+    environment = installed("bench", versions)
+    told = environment.run("mailroom", "bench", "--only", "memory", "--runs", "1", "--messages", "300", "--json")
+    assert {figure["measurement"] for figure in json.loads(told)["figures"]} == {"memory"}
+
+
+@both
+def test_with_demo_the_flights_arrive(installed: Installed, versions: str) -> None:
+    environment = installed("demo", versions)
+    told = json.loads(environment.run("mailroom", "demo", "--flights", "2000", "--json"))
+    assert told["checks"]
+    assert all(check["ok"] for check in told["checks"])
+
+
+def test_with_spark_all_of_it_imports(installed: Installed) -> None:
+    assert "spark_jobs/drain.py" in imported(installed("spark"))
+
+
+@both
+@pytest.mark.skipif(sys.platform != "linux", reason="atheris is for Linux")
+def test_with_fuzz_there_is_atheris(installed: Installed, versions: str) -> None:
+    installed("fuzz", versions).run("python", "-c", "import atheris")
+
+
+def test_a_user_s_program_is_checked_against_the_types_of_the_wheel(installed: Installed) -> None:
+    environment = installed()
+    program = shutil.copy(Path(__file__).with_name("usage.py"), environment.home)
+    # No settings, and nothing of this checkout: mypy looks into the environment that it is told.
+    told = environment.ended(
+        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", str(environment.python),
+        "--cache-dir", str(environment.home / "cache"), str(program),
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
