@@ -189,6 +189,8 @@ class Worker(_Service):
     back-off while other keys go on. After its last attempt, or at once for `DecodeError` and the classes in `fatal`,
     the key is parked or the message skipped, as the inbox says (`create_inbox`); a handler may say so itself by raising
     `Retry`, `Park` or `Skip`. A message that its worker dies of counts as failed too. SIGTERM finishes the batches.
+    What the handler returns is not used. An argument that does not fit, such as an async handler, raises
+    `ConfigurationError` when the worker is made.
 
     `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or `sessionmaker`; the handler
     gets a connection (or session) of that kind. Waking rests on a direct connection to `listen_dsn` (by default where

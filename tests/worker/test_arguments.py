@@ -200,9 +200,14 @@ async def test_async_worker_takes_each_source_and_refuses_every_other_thing_when
 
 
 def test_handler_that_turns_out_to_be_async_ends_the_worker_and_no_message_is_to_blame(node: Node) -> None:
+    def hand_on(message: Message, connection: Any) -> Any:
+        worker.stop()  # of no use to a worker that ends by itself
+        return handle_async(message, connection)
+
     deliver(node, "a", "b")
+    worker = Worker(node.dsn, "shipping", hand_on)
     with pytest.raises(NotAwaited, match="use AsyncWorker"):
-        Worker(node.dsn, "shipping", lambda message, connection: handle_async(message, connection)).run()  # type: ignore[arg-type]
+        worker.run()
     assert node.value("SELECT count(*) FROM mailroom.inbox") == 2
     assert trouble(node) == []
     assert node.value("SELECT count(*) FROM mailroom.worker") == 0
