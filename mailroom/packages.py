@@ -14,7 +14,7 @@ from mailroom.errors import ConfigurationError
 NAMES = ("outbox", "inbox", "dispatcher", "spark_jobs")
 
 # They stand beside this package, in a checkout as where they are installed.
-_PLACE = os.path.dirname(os.path.dirname(__file__))
+_PLACE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
 
 
 def in_the_way(name: str) -> str | None:
@@ -24,7 +24,7 @@ def in_the_way(name: str) -> str | None:
     except ValueError:  # something without a spec stands in for it, as in a test
         return None
     # A directory of that name without an __init__.py has no origin, and gives way to ours wherever that is.
-    if spec is None or spec.origin is None or os.path.dirname(spec.origin) == os.path.join(_PLACE, name):
+    if spec is None or spec.origin is None or os.path.realpath(os.path.dirname(spec.origin)) == f"{_PLACE}/{name}":
         return None
     return spec.origin
 

@@ -55,6 +55,13 @@ def test_directory_without_an_init_is_in_nobody_s_way(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_other_path_to_our_own_packages_is_in_nobody_s_way(tmp_path: Path) -> None:
+    (tmp_path / "checkout").symlink_to(ROOT)
+    look_there_first = f"sys.path.insert(0, '{tmp_path / 'checkout'}'); mailroom.packages.warn_of_hidden()"
+    ran = python(ROOT, "-c", f"import sys, mailroom; {look_there_first}; import inbox; print(inbox.__file__)")
+    assert (ran.stderr, ran.stdout) == ("", f"{tmp_path}/checkout/inbox/__init__.py\n")
+
+
 def test_stand_in_of_a_test_is_in_nobody_s_way(tmp_path: Path) -> None:
     ran = python(tmp_path, "-c", "import sys, types; sys.modules['inbox'] = types.ModuleType('inbox'); import mailroom")
     assert (ran.returncode, ran.stderr) == (0, "")

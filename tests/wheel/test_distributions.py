@@ -30,19 +30,20 @@ def metadata(wheel: Path, in_wheel: set[str]) -> Metadata:
         return Metadata.from_email(archive.read(name), validate=False)
 
 
-def test_the_source_distribution_holds_what_git_keeps_and_nothing_else(sdist: Path) -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def listed_by_git(*options: str) -> set[str]:
+    listed = subprocess.run(["git", "ls-files", *options], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("this is no git checkout")
+    return set(listed.stdout.splitlines())
+
+
+def test_the_source_distribution_holds_what_git_keeps_and_nothing_else(sdist: Path) -> None:
+    kept = listed_by_git()
+    not_yet_added = listed_by_git("--others", "--exclude-standard")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert names == set(listed.stdout.splitlines()) - LEFT_OUT | ADDED
+    assert kept - names == LEFT_OUT
+    assert names - kept - not_yet_added == ADDED
 
 
 def test_the_wheel_takes_no_names_but_ours(in_wheel: set[str]) -> None:
