@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
@@ -11,6 +11,10 @@ from mailroom.message import Message
 # None and not object, which a coroutine is too: so a type checker refuses an `async def` for a Worker.
 Handler: TypeAlias = Callable[[Message, Any], None]
 AsyncHandler: TypeAlias = Callable[[Message, Any], Awaitable[object]]
+OnError: TypeAlias = Callable[[Message | None, Exception], None]
+AsyncOnError: TypeAlias = Callable[[Message | None, Exception], object]  # awaited if it can be
+
+C = TypeVar("C", bound=AsyncOnError)
 
 MOST = 10_000
 
@@ -21,7 +25,7 @@ class NotAwaited(ConfigurationError):
 
 def synchronous(handler: Handler) -> Handler:
     """Return the handler of a `Worker`; raises `ConfigurationError` at once, or `NotAwaited` when it is called."""
-    _check_call(handler)
+    _check_call(handler, "handler(message, connection)")
     if _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError("This handler is async: use AsyncWorker for it.")
 
@@ -37,13 +41,27 @@ def synchronous(handler: Handler) -> Handler:
 
 def asynchronous(handler: AsyncHandler) -> AsyncHandler:
     """Return the handler of an `AsyncWorker`, or raise `ConfigurationError`."""
-    _check_call(handler)
+    _check_call(handler, "handler(message, connection)")
     if not _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError(
             "This handler is not async: define it by `async def`, or use Worker. If it only returns an awaitable, as a "
             "lambda may, await that in one: async def handle(message, connection): await ..."
         )
     return handler
+
+
+def callback(on_error: OnError | None) -> OnError | None:
+    """Return what a `Worker` is to call on errors, or raise `ConfigurationError`."""
+    if on_error is not None and _is(inspect.iscoroutinefunction, on_error):
+        raise ConfigurationError("This on_error is async: use AsyncWorker for it.")
+    return async_callback(on_error)
+
+
+def async_callback(on_error: C | None) -> C | None:
+    """Return what an `AsyncWorker` is to call on errors, or raise `ConfigurationError`."""
+    if on_error is not None:
+        _check_call(on_error, "on_error(message, error)")
+    return on_error
 
 
 def count(number: int, what: str) -> int:
@@ -76,19 +94,20 @@ def exceptions(classes: tuple[type[Exception], ...], what: str) -> tuple[type[Ex
     return classes
 
 
-def _check_call(handler: Callable[..., object]) -> None:
-    if not callable(handler) or inspect.isclass(handler):
-        raise ConfigurationError(f"The handler is {handler!r}; give a function: handler(message, connection).")
-    if _is(inspect.isgeneratorfunction, handler) or _is(inspect.isasyncgenfunction, handler):
-        raise ConfigurationError("This handler is a generator: nobody would run it. Take `yield` out of it.")
+def _check_call(given: Callable[..., object], call: str) -> None:
+    what = call.partition("(")[0]
+    if not callable(given) or inspect.isclass(given):
+        raise ConfigurationError(f"{what} is {given!r}; give a function: {call}.")
+    if _is(inspect.isgeneratorfunction, given) or _is(inspect.isasyncgenfunction, given):
+        raise ConfigurationError(f"This {what} is a generator: nobody would run it. Take `yield` out of it.")
     try:
-        signature = inspect.signature(handler)
+        signature = inspect.signature(given)
     except Exception:  # of some builtins it is not known, or an annotation fails: a call will tell
         return
     try:
         signature.bind(None, None)
     except TypeError as error:
-        raise ConfigurationError(f"This handler cannot be called as handler(message, connection): {error}.") from None
+        raise ConfigurationError(f"This {what} cannot be called as {call}: {error}.") from None
 
 
 def _is(kind: Callable[[object], bool], handler: Callable[..., object]) -> bool:

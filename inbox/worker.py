@@ -6,15 +6,14 @@ import inspect
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import psycopg
 
 from inbox import arguments
-from inbox.arguments import AsyncHandler, Handler, NotAwaited
+from inbox.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
 from inbox.batch import Batch, Patience, blaming
 from inbox.claim import Share
 from inbox.failure import Recorded
@@ -42,8 +41,6 @@ from mailroom.operation import Operation, T
 from mailroom.packages import load
 from mailroom.transaction import run, run_async
 
-OnError: TypeAlias = Callable[[Message | None, Exception], object]
-
 CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
 
 
@@ -64,7 +61,7 @@ class _Service(ABC):
 
     def __init__(
         self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
-        listen_dsn: str | None, fatal: tuple[type[Exception], ...], on_error: OnError | None,
+        listen_dsn: str | None, fatal: tuple[type[Exception], ...],
     ) -> None:  # fmt: skip
         self.name = name
         self.schema = schema
@@ -73,7 +70,6 @@ class _Service(ABC):
         self.fatal: tuple[type[BaseException], ...] = (DecodeError, *arguments.exceptions(fatal, "fatal"))
         self.stopping = asyncio.Event()
         self.patience = Patience()
-        self._on_error = on_error
         self._parallel = arguments.count(parallel, "parallel")
         self._dispatch = arguments.flag(dispatch, "dispatch")
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
@@ -213,10 +209,11 @@ class Worker(_Service):
         fatal: tuple[type[Exception], ...] = (),
         on_error: OnError | None = None,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, on_error)
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal)
         self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
         self._handler = arguments.synchronous(handler)
+        self._on_error = arguments.callback(on_error)
         self._transactions: Transactions
         self._threads: ThreadPoolExecutor
 
@@ -288,12 +285,13 @@ class AsyncWorker(_Service):
         dispatch: bool = False,
         listen_dsn: str | None = None,
         fatal: tuple[type[Exception], ...] = (),
-        on_error: OnError | None = None,
+        on_error: AsyncOnError | None = None,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, on_error)
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)
         self._handler = arguments.asynchronous(handler)
+        self._on_error = arguments.async_callback(on_error)
         self._transactions: AsyncTransactions
 
     async def run(self) -> None:

@@ -2,8 +2,6 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -26,8 +24,25 @@ def first_program() -> list[Block]:
     return [block for block in blocks(README) if first < block.line <= last]
 
 
-def follow(environment: Environment, dsn: str) -> None:
-    """Do what the section says, on the database `dsn`, and see the order shipped."""
+def follow(environment: Environment, dsn: str | None = None) -> None:
+    """Do what the section says to who has a server, with the database `dsn`, or to who has none, and see it shipped."""
+    if dsn is None:
+        dsn = environment.run("sh", "-c", f'{_export_without_a_server()}; printf %s "$MAILROOM_DSN"')
+        try:
+            _follow(environment, dsn)
+        finally:
+            environment.run("mailroom", "embedded", "stop")
+    else:
+        _follow(environment, dsn)
+
+
+def _export_without_a_server() -> str:
+    [block] = [block for block in first_program() if block.marker == "run without a server"]
+    [line] = [line for line in block.text.splitlines() if line.startswith("$ export ")]
+    return line.removeprefix("$ ")
+
+
+def _follow(environment: Environment, dsn: str) -> None:
     started: list[subprocess.Popen[str]] = []
     shipped = 0
     try:
@@ -38,8 +53,7 @@ def follow(environment: Environment, dsn: str) -> None:
                 started += [environment.start(*words, MAILROOM_DSN=dsn) for words in block.commands()]
             elif block.marker == "run":
                 for words in block.commands():
-                    if words[0] != "export":  # the database is named already
-                        environment.run(*words, MAILROOM_DSN=dsn)
+                    environment.run(*words, MAILROOM_DSN=dsn)
                     shipped += words == ["python", "orders.py"]
             elif block.language == "python":
                 environment.run("python", "-c", block.text, MAILROOM_DSN=dsn)
@@ -56,24 +70,3 @@ def follow(environment: Environment, dsn: str) -> None:
         for process in started:
             process.kill()
             process.communicate()
-
-
-SERVE = """
-from mailroom.embedded import embedded_server
-with embedded_server() as server:
-    print(server.dsn(), flush=True)
-    input()
-"""
-
-
-@contextmanager
-def embedded_dsn(environment: Environment) -> Iterator[str]:
-    """Have the embedded server of an environment run, and name its database."""
-    server = environment.start("python", "-c", SERVE)
-    assert server.stdout
-    try:
-        dsn = server.stdout.readline().strip()
-        assert dsn.startswith("postgresql://"), dsn + server.stdout.read()
-        yield dsn
-    finally:
-        server.communicate("\n", timeout=WITHIN_S)
