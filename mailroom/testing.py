@@ -17,6 +17,8 @@ import psycopg
 from dispatcher.deliver import delivering, releasing
 from dispatcher.execute import executing
 from inbox import AsyncInbox, Inbox
+from inbox.claim import Claimed, Share
+from inbox.due import healing
 from inbox.failure import Fate, Recorded, recording
 from mailroom import codec
 from mailroom.errors import ConfigurationError, DecodeError
@@ -176,23 +178,26 @@ def work(
     """
     _refuse_async(handler, "work_async")
     reaped, worked = Inbox(inbox, schema), Worked([], [])
+    ahead_s = run(connection, _coming_to(reaped, now))
     while True:
         deliver(connection, schema=schema, now=now)
-        run(connection, _making_due(reaped.schema, reaped.name, now))
         message: Message | None = None
         error: Exception | None = None
         try:
             with connection.transaction() if isinstance(connection, psycopg.Connection) else connection.begin_nested():
-                message = next(iter(reaped.reap_any(connection, max_keys=1, per_key=1)), None)
-                if message is None:
-                    return worked
+                claimed = run(connection, _claiming_one(reaped))
+                if claimed.ended:
+                    continue
+                if not claimed.messages:
+                    break
+                [message] = claimed.messages
                 try:
                     returned = handler(message, connection)
                 except Exception as raised:
                     error = raised  # noted here too, since psycopg swallows its own Rollback
                     raise
                 _refuse_awaitable(returned, "work_async")
-                run(connection, _looking_for_errors())
+                run(connection, _finishing(reaped, message))
         except Exception as raised:
             if message is None or isinstance(raised, _WrongHandler):
                 raise
@@ -200,8 +205,10 @@ def work(
         if error is None:
             worked.handled.append(message)
         else:
-            recorded = run(connection, _recording(reaped.schema, reaped.name, message, error, fatal, now))
-            worked.failures.append(Failure(message, error, recorded.attempt, recorded.fate, recorded.due_in_s))
+            recorded = run(connection, recording(reaped.schema, reaped.name, message, error, (DecodeError, *fatal)))
+            worked.failures.append(_failure(message, error, recorded))
+    run(connection, _shifting(reaped, ahead_s))
+    return worked
 
 
 async def work_async(
@@ -215,9 +222,9 @@ async def work_async(
 ) -> Worked:
     """`work` of an `AsyncWorker`'s handler on an async connection."""
     reaped, worked = AsyncInbox(inbox, schema), Worked([], [])
+    ahead_s = await run_async(connection, _coming_to(reaped, now))
     while True:
         await deliver_async(connection, schema=schema, now=now)
-        await run_async(connection, _making_due(reaped.schema, reaped.name, now))
         message: Message | None = None
         error: Exception | None = None
         try:
@@ -226,15 +233,18 @@ async def work_async(
                 if isinstance(connection, psycopg.AsyncConnection)
                 else connection.begin_nested()
             ):
-                message = next(iter(await reaped.reap_any(connection, max_keys=1, per_key=1)), None)
-                if message is None:
-                    return worked
+                claimed = await run_async(connection, _claiming_one(reaped))
+                if claimed.ended:
+                    continue
+                if not claimed.messages:
+                    break
+                [message] = claimed.messages
                 try:
                     await _awaitable(handler(message, connection), "work")
                 except Exception as raised:
                     error = raised
                     raise
-                await run_async(connection, _looking_for_errors())
+                await run_async(connection, _finishing(reaped, message))
         except Exception as raised:
             if message is None or isinstance(raised, _WrongHandler):
                 raise
@@ -242,8 +252,12 @@ async def work_async(
         if error is None:
             worked.handled.append(message)
         else:
-            recorded = await run_async(connection, _recording(reaped.schema, reaped.name, message, error, fatal, now))
-            worked.failures.append(Failure(message, error, recorded.attempt, recorded.fate, recorded.due_in_s))
+            recorded = await run_async(
+                connection, recording(reaped.schema, reaped.name, message, error, (DecodeError, *fatal))
+            )
+            worked.failures.append(_failure(message, error, recorded))
+    await run_async(connection, _shifting(reaped, ahead_s))
+    return worked
 
 
 def _reading_sent(schema: str, topic: str) -> Operation[list[Sent]]:
@@ -284,39 +298,50 @@ def _executing_all(schema: str) -> Operation[int]:
             return taken
 
 
-# Claims go by the time at which the test's transaction began.
-DUE = Sql(
+# Attempts go by the database's clock. With another `now`, the times of the keys that wait are moved as far before the
+# work as `now` is behind it, and back afterwards.
+BEHIND = Sql("SELECT extract(epoch FROM clock_timestamp() - %(now)s::timestamptz)::float8", columns=("float8",))
+SHIFT = Sql(
     """
-UPDATE {schema}.key_state SET retry_at = now()
-WHERE inbox = '{inbox}' AND retry_at > now() AND retry_at <= coalesce(%(now)s::timestamptz, clock_timestamp())
-"""
-)
-LATER = Sql(
-    """
-UPDATE {schema}.key_state SET retry_at = retry_at + (%(now)s::timestamptz - clock_timestamp())
-WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at < 'infinity'
+UPDATE {schema}.key_state SET retry_at = retry_at + %(by_s)s::float8 * interval '1 s'
+WHERE inbox = '{inbox}' AND retry_at < 'infinity'
 """
 )
 LOOK = Sql("SELECT true", columns=("boolean",))
 
 
-def _making_due(schema: str, inbox: str, now: datetime | None) -> Operation[None]:
-    yield DUE.at(schema=schema, inbox=inbox)(now=now)
+def _coming_to(reaped: Inbox | AsyncInbox, now: datetime | None) -> Operation[float]:
+    """Make due what is due at `now`; returns by how many seconds that is to be undone."""
+    yield IN_TRANSACTION
+    if now is None:
+        return 0.0
+    [(behind_s,)] = yield BEHIND.at()(now=now)
+    yield from _shifting(reaped, behind_s)
+    return -float(behind_s)
 
 
-def _looking_for_errors() -> Operation[None]:
-    """Fail with 25P02 if the handler has swallowed an error of the database."""
+def _shifting(reaped: Inbox | AsyncInbox, by_s: float) -> Operation[None]:
+    if by_s:
+        yield SHIFT.at(schema=reaped.schema, inbox=reaped.name)(by_s=by_s)
+
+
+def _claiming_one(reaped: Inbox | AsyncInbox) -> Operation[Claimed]:
+    """Claim one message as a worker does: of a key in trouble that is due, else of a healthy key."""
+    claimed = yield from reaped.claiming_due()
+    if claimed.messages or claimed.ended:
+        return claimed
+    return (yield from reaped.claiming(Share(1, 1, 1, due_too=False)))
+
+
+def _finishing(reaped: Inbox | AsyncInbox, message: Message) -> Operation[None]:
+    """Fail with 25P02 if the handler has swallowed an error of the database; else its key is well."""
     yield LOOK.at()()
+    yield from healing(reaped.schema, reaped.name, message)
 
 
-def _recording(
-    schema: str, inbox: str, message: Message, error: Exception, fatal: tuple[type[Exception], ...],
-    now: datetime | None,
-) -> Operation[Recorded]:  # fmt: skip
-    recorded = yield from recording(schema, inbox, message, error, (DecodeError, *fatal))
-    if now is not None:
-        yield LATER.at(schema=schema, inbox=inbox)(key=message.key, now=now)
-    return recorded
+def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:
+    due_in_s = recorded.due_in_s if recorded.fate == "retry" else None
+    return Failure(message, error, recorded.attempt, recorded.fate, due_in_s)
 
 
 class _WrongHandler(ConfigurationError):

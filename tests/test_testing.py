@@ -267,10 +267,11 @@ def test_work_records_failures_as_a_worker_does(node: Node, kind: str) -> None:
         connection.rollback()
 
 
-def test_work_tries_again_when_now_has_come(connection: psycopg.Connection[Any]) -> None:
+@pytest.mark.parametrize("year", [2020, 2100])
+def test_work_tries_again_when_now_has_come(connection: psycopg.Connection[Any], year: int) -> None:
     create_inbox(connection, "shipping", max_attempts=3, backoff_s=10, backoff_max_s=10)
     OUTBOX.send(connection, "shipping", "always", key="k")
-    now = datetime.now(UTC)
+    now = datetime(year, 1, 1, tzinfo=UTC)
     seen: list[tuple[str, int]] = []
     for seconds in (0, 1, 11, 12, 22, 40):
         worked = testing.work(connection, "shipping", failing, now=now + timedelta(seconds=seconds))
