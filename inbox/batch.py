@@ -27,6 +27,17 @@ FORGIVEN = 2  # times in a row that a message may be in hand when passing troubl
 REMEMBERED = 10_000  # messages
 
 
+class Ended(BaseException):
+    """A handler ended the process, by SystemExit say; asyncio, which would leave the loop at once, does not know this.
+
+    The note of its batch stays: who finds it counts that as a death. The other lanes finish their batches.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class HandlerFailed(Exception):
     """A handler caught an error of the database and returned, as if its transaction could still be committed."""
 
@@ -71,8 +82,11 @@ class Batch:
             yield
             if is_aborted(connection):
                 raise HandlerFailed("the handler returned, but a statement had failed in its transaction")
+        except psycopg.Rollback as error:
+            # It would end the transaction around it without a word, and be taken for success.
+            raise HandlerFailed("the handler raised psycopg.Rollback") from error
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if cancellations():
                 raise
             # Of something that the handler waited for; the worker itself goes on.
             raise HandlerFailed("the handler was cancelled") from error
@@ -110,13 +124,13 @@ class Batch:
         self.message, self.open = None, False
 
 
-def _is_cancelled() -> bool:
-    """Tell whether the task that runs this was told to end; a thread never is."""
+def cancellations() -> int:
+    """Return how often the task that runs this was told to end; a thread never is."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
-        return False
-    return task is not None and task.cancelling() > 0
+        return 0
+    return 0 if task is None else task.cancelling()
 
 
 def is_passing(error: Exception, batch: Batch) -> bool:

@@ -1,6 +1,5 @@
 """`mailroom inbox` and `mailroom worker`."""
 
-import asyncio
 import importlib
 import json
 import os
@@ -14,6 +13,7 @@ import click
 from inbox.claim import Share, reaping_any
 from inbox.inbox import Inbox
 from inbox.look import finding
+from inbox.process import serve
 from inbox.worker import AsyncWorker, Worker
 from mailroom.backoff import spread_s
 from mailroom.cli.acting import counted
@@ -226,18 +226,19 @@ def worker() -> None:
 
 
 @worker.command("run")
-@click.argument("target", metavar="MODULE:WORKER")
+@click.argument("targets", metavar="MODULE:WORKER...", nargs=-1, required=True)
 @pass_call
-def run_worker(call: Call, target: str) -> None:
-    """Run a worker until SIGTERM or Ctrl-C; then it finishes its batch.
+def run_worker(call: Call, targets: tuple[str, ...]) -> None:
+    """Run workers until SIGTERM or Ctrl-C; then they finish their batches. A second Ctrl-C ends them at once.
 
     MODULE is imported from the current directory or from what is installed; WORKER is an `inbox.Worker` or
-    `inbox.AsyncWorker` in it. The worker names its own database and schema; --dsn and --embedded set MAILROOM_DSN for
-    a module that reads it.
+    `inbox.AsyncWorker` in it. Several run side by side in one process, and if one fails, all end with its error. A
+    worker names its own database and schema; --dsn and --embedded set MAILROOM_DSN for a module that reads it.
 
     \b
     Examples:
       mailroom worker run shipping:worker
+      mailroom worker run shipping:worker billing:worker
       mailroom worker run services.shipping:workers.orders --dsn postgresql://localhost/shop
     \b
     shipping.py:
@@ -251,12 +252,17 @@ def run_worker(call: Call, target: str) -> None:
         raise click.UsageError("A worker names its schema itself: Worker(..., schema=...). Leave --schema out.")
     if call.names_database:
         os.environ[DSN_VARIABLE] = call.dsn()
-    found = _loaded(target)
+    workers: list[Worker | AsyncWorker] = []
+    for target in targets:
+        found = _loaded(target)
+        if found in workers:
+            raise click.UsageError(
+                f"{target} is named twice: one worker runs once. For more lanes give it parallel=..."
+            )
+        workers.append(found)
     log_to_stderr()
-    if isinstance(found, Worker):
-        found.run()
-    else:
-        asyncio.run(found.run())
+    note("Until SIGTERM or Ctrl-C; then batches in hand are finished.")
+    serve(workers)
 
 
 def _loaded(target: str) -> Worker | AsyncWorker:
@@ -266,7 +272,8 @@ def _loaded(target: str) -> Worker | AsyncWorker:
     if (package := module_name.partition(".")[0]) in NAMES:
         raise ConfigurationError(f"{package} is a package of Mailroom's own: rename the module of your worker.")
     # As `python -m` does: a service is run from where it lies.
-    sys.path.insert(0, str(Path.cwd()))
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     warn_of_hidden()
     found = _imported(module_name)
     for name in path.split("."):

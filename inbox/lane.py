@@ -11,10 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-import psycopg
-
 from inbox.arguments import NotAwaited
-from inbox.batch import Batch, Patience, blaming, is_passing
+from inbox.batch import Batch, Ended, Patience, blaming, is_passing
 from inbox.claim import Claimed
 from inbox.failure import Recorded
 from inbox.frames import frames
@@ -117,11 +115,8 @@ class Lane:
         try:
             while not self._service.stopping.is_set():
                 await self._turn()
-        except asyncio.CancelledError:
-            # Its batch is rolled back and no message is to blame. A handler that ends the process leaves its note.
-            with contextlib.suppress(psycopg.Error):
-                await self._notes.apart(self._notes.clear, self._note)
-            raise
+        except SystemExit as error:
+            raise Ended(error) from error
         finally:
             self._bell.get_up(self)
 
@@ -147,6 +142,8 @@ class Lane:
         """
         ring = self._bell.next_ring()
         rings = await self._bell.asleep(self, self._until_look_s())  # without the bell, this is the poll
+        if self._service.stopping.is_set():
+            return
         await self._work()
         if self._is_drained and rings and not self._service.stopping.is_set():
             await heard(ring, self._until_look_s())

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import errors
@@ -21,6 +22,7 @@ from psycopg.pq import ExecStatus
 from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.operation import PARAMETER, Execute
+from mailroom.pooler import is_pooled
 from mailroom.sqlstate import READ_ONLY, sqlstate
 
 # For the server to answer what was sent before, and for the kernel to take what is sent.
@@ -84,7 +86,11 @@ class Post:
             raise psycopg.OperationalError(str(failed)) from None  # worth another try, as on any other session
         self._connection = connection
         if self._unanswered is not None:
-            send(connection, self._unanswered)
+            try:
+                send(connection, self._unanswered)
+            except BaseException:
+                connection.close()
+                raise
             self._finish(connection)
         return connection
 
@@ -123,7 +129,29 @@ def send(connection: psycopg.Connection, step: Execute) -> None:
     query, names = _numbered(step.statement.sql)
     values = [step.values[name] for name in names]
     dumped = Transformer(connection).dump_sequence(values, [PyFormat.TEXT] * len(values))
-    connection.pgconn.send_query_params(query, dumped)
+    if is_pooled(connection):
+        connection.pgconn.send_query_params(query, dumped)
+    else:
+        connection.pgconn.send_query_prepared(_prepared(connection, query), dumped)
+    _flush(connection)
+
+
+_names: WeakKeyDictionary[psycopg.Connection, dict[bytes, bytes]] = WeakKeyDictionary()
+
+
+def _prepared(connection: psycopg.Connection, query: bytes) -> bytes:
+    """Return the name of a statement, prepared once in its session: planned each time it would cost twice as much."""
+    names = _names.setdefault(connection, {})
+    if query not in names:
+        name = f"post_{len(names)}".encode()
+        connection.pgconn.send_prepare(name, query)
+        _flush(connection)
+        _take_answer(connection)
+        names[query] = name
+    return names[query]
+
+
+def _flush(connection: psycopg.Connection) -> None:
     deadline = time.monotonic() + WITHIN_S
     while connection.pgconn.flush():
         _wait(connection, selectors.EVENT_WRITE, deadline)

@@ -39,6 +39,11 @@ class InboxBell(Bell):
         """Count a lane as awake."""
         self._sleepers.discard(lane)
 
+    def rouse(self) -> None:
+        """Let no lane wait any more, neither for a ring nor, without a connection, for somebody who would ring."""
+        self._asleep.set()
+        self.ring()
+
     async def attend(self, connection: psycopg.AsyncConnection) -> None:
         """Hold "asleep" while a lane sleeps, and hear what rings."""
         self._asleep.clear()

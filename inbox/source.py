@@ -109,8 +109,11 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
         pool, aside = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
-        await pool.open()
-        await aside.open()
+        async with contextlib.AsyncExitStack() as unless_open:
+            for each in (pool, aside):
+                unless_open.push_async_callback(each.close)
+                await each.open()
+            unless_open.pop_all()
         return _AsyncPool(pool, aside)
     if isinstance(source, AsyncConnectionPool):
         return _AsyncPool(source)

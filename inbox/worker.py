@@ -3,24 +3,24 @@
 import asyncio
 import contextlib
 import inspect
-import signal
-import threading
+import logging
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Protocol
 
 import psycopg
 
 from inbox import arguments
 from inbox.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
-from inbox.batch import Batch, Patience, blaming
+from inbox.batch import Batch, Ended, Patience, blaming, cancellations
 from inbox.claim import Share
 from inbox.failure import Recorded
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.lane import Due, Lane
 from inbox.look import finding
 from inbox.note import Note, Notes
+from inbox.signals import stopping
 from inbox.sleeping import InboxBell
 from inbox.source import (
     AsyncSource,
@@ -32,6 +32,7 @@ from inbox.source import (
     usable,
     usable_async,
 )
+from inbox.threads import in_thread
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.errors import DecodeError
@@ -40,6 +41,8 @@ from mailroom.names import DEFAULT_SCHEMA
 from mailroom.operation import Operation, T
 from mailroom.packages import load
 from mailroom.transaction import run, run_async
+
+log = logging.getLogger("mailroom.worker")
 
 CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
 
@@ -61,7 +64,7 @@ class _Service(ABC):
 
     def __init__(
         self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
-        listen_dsn: str | None, fatal: tuple[type[Exception], ...],
+        listen_dsn: str | None, fatal: tuple[type[Exception], ...], handle_signals: bool,
     ) -> None:  # fmt: skip
         self.name = name
         self.schema = schema
@@ -73,33 +76,45 @@ class _Service(ABC):
         self._parallel = arguments.count(parallel, "parallel")
         self._dispatch = arguments.flag(dispatch, "dispatch")
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
+        self._handle_signals = handle_signals
+        self._is_stopped = False
+        self._cancellations = 0  # of the task that calls `run`, before it did
         self._loop: asyncio.AbstractEventLoop | None = None
         self._notes: Notes
 
     def stop(self) -> None:
-        """Let every lane finish its batch and return from `run`; safe from any thread, at any time, twice."""
-        if self._loop is None:
-            self.stopping.set()
-        else:
+        """Let every lane finish its batch and return from `run`; safe from any thread or signal, at any time, twice."""
+        self._is_stopped = True  # first: either `_serve` sees it, or its loop is seen here
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: `run` has ended
                 self._loop.call_soon_threadsafe(self.stopping.set)
 
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        return stopping(self.stop) if self._handle_signals else contextlib.nullcontext()
+
     async def _serve(self, dsn: str) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._is_stopped:
+            self.stopping.set()
         bell = InboxBell(dsn, self.schema, self.name)
         due = Due(self.poll_interval_s)
         self._notes = Notes(dsn, self.schema, self.name)
         try:
             # Before the first batch: it may hold the message that the last worker died of.
-            await self._notes.apart(self._notes.take_over)
-            with self._signals(self._loop):
-                await self._run_lanes(
-                    [Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, due, dsn
-                )
+            await self._notes.apart(self._notes.begin)
+            if cancellations() > self._cancellations:
+                raise asyncio.CancelledError  # wait_for of Python 3.11 had swallowed it, in a pool say
+            log.info(
+                "%s: serving, in schema %s of %s: %d at once, batches of %d",
+                self.name, self.schema, settings.place(dsn), self._parallel, self.batch,
+            )  # fmt: skip
+            await self._run_lanes([Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, due, dsn)
         finally:
             await self._notes.apart(self._notes.close)
 
     async def _run_lanes(self, made: list[Lane], bell: InboxBell, due: Due, dsn: str) -> None:
+        """Run the lanes and what stands beside them; cancelled, stop first, and cancelled again, end at once."""
+
         def found() -> None:
             due.recorded(0)
             bell.ring()
@@ -110,39 +125,35 @@ class _Service(ABC):
         beside = [asyncio.create_task(bell.run()), asyncio.create_task(self._notes.watch(found))]
         dispatching = [asyncio.create_task(each.run()) for each in dispatchers]
         tasks = [*lanes, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
+        cancelled: asyncio.CancelledError | None = None
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as first:
+                cancelled = first
             self.stopping.set()  # also when one of them failed: the others finish their batches
-            bell.ring()
+            bell.rouse()
             await asyncio.wait(lanes)
             for each in dispatchers:
                 each.stop()
             if dispatching:
                 await asyncio.wait(dispatching)
         finally:
-            # What still runs stands beside the lanes; or, if this was cancelled, everything. Not once only: wait_for of
-            # Python 3.11 swallows a cancellation that comes together with what it waits for.
+            # What still runs stands beside the lanes; or, if this was cancelled again, everything. Not once only:
+            # wait_for of Python 3.11 swallows a cancellation that comes together with what it waits for.
             self.stopping.set()
-            running = set(tasks)
-            while running:
+            while running := [task for task in tasks if not task.done()]:
                 for task in running:
                     task.cancel()
-                _, running = await asyncio.wait(running, timeout=CANCELLED_S)
+                try:
+                    await asyncio.wait(running, timeout=CANCELLED_S)
+                except asyncio.CancelledError as again:
+                    cancelled = again
         for task in (*lanes, *beside, *dispatching):
             if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-
-    @contextlib.contextmanager
-    def _signals(self, loop: asyncio.AbstractEventLoop) -> Any:
-        # Only the main thread may; elsewhere whoever started the thread calls stop().
-        numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        for number in numbers:
-            loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+                raise error.error if isinstance(error, Ended) else error
+        if cancelled is not None:
+            raise cancelled
 
     def _share(self) -> Share:
         return Share(keys=self.batch, per_key=self.batch, total=self.batch, due_too=False)
@@ -208,8 +219,9 @@ class Worker(_Service):
         listen_dsn: str | None = None,
         fatal: tuple[type[Exception], ...] = (),
         on_error: OnError | None = None,
+        handle_signals: bool = True,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal)
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
         self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
         self._handler = arguments.synchronous(handler)
@@ -219,18 +231,19 @@ class Worker(_Service):
 
     def run(self) -> None:
         """Work until SIGTERM, SIGINT or `stop`. Raises what no retry mends: no such inbox, wrong schema, bad login."""
-        self._transactions = transactions(self._source, self.name, self._parallel)
-        try:
-            with self._transactions.begin() as connection:
-                run(connection, self._start())
-            with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
-                asyncio.run(self._serve(self._listen_dsn or self._transactions.dsn))
-        finally:
-            self._transactions.close()
+        with self._signals():
+            self._transactions = transactions(self._source, self.name, self._parallel)
+            try:
+                with self._transactions.begin() as connection:
+                    run(connection, self._start())
+                with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
+                    asyncio.run(self._serve(self._listen_dsn or self._transactions.dsn))
+            finally:
+                self._transactions.close()
 
     async def work(self, batch: Batch, note: Note) -> None:
         """Claim, handle and commit one batch."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._batch_of, batch, note)
+        await in_thread(self._threads, self._batch_of, batch, note)
 
     def _batch_of(self, batch: Batch, note: Note) -> None:
         with self._notes.clearing(note):
@@ -257,7 +270,7 @@ class Worker(_Service):
     async def report(self, message: Message | None, error: Exception) -> None:
         """Hand an error of a handler over to whom the user named, in a lane's thread: it may wait."""
         if self._on_error is not None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._on_error, message, error)
+            await in_thread(self._threads, self._on_error, message, error)
 
     async def within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
@@ -266,7 +279,7 @@ class Worker(_Service):
             with self._transactions.begin() as connection:
                 return run(connection, operation)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, run_it)
+        return await in_thread(self._threads, run_it)
 
 
 class AsyncWorker(_Service):
@@ -286,8 +299,9 @@ class AsyncWorker(_Service):
         listen_dsn: str | None = None,
         fatal: tuple[type[Exception], ...] = (),
         on_error: AsyncOnError | None = None,
+        handle_signals: bool = False,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal)
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)
         self._handler = arguments.asynchronous(handler)
@@ -295,14 +309,16 @@ class AsyncWorker(_Service):
         self._transactions: AsyncTransactions
 
     async def run(self) -> None:
-        """See `Worker.run`."""
-        self._transactions = await async_transactions(self._source, self.name, self._parallel)
-        try:
-            async with self._transactions.begin() as connection:
-                await run_async(connection, self._start())
-            await self._serve(self._listen_dsn or self._transactions.dsn)
-        finally:
-            await self._transactions.close()
+        """Work until `stop`, or until cancelled: then it finishes its batches too; cancelled again, it ends at once."""
+        self._cancellations = cancellations()
+        with self._signals():
+            self._transactions = await async_transactions(self._source, self.name, self._parallel)
+            try:
+                async with self._transactions.begin() as connection:
+                    await run_async(connection, self._start())
+                await self._serve(self._listen_dsn or self._transactions.dsn)
+            finally:
+                await self._transactions.close()
 
     async def work(self, batch: Batch, note: Note) -> None:
         """Claim, handle and commit one batch."""

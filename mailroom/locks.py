@@ -1,7 +1,7 @@
 """Advisory locks and channels of a node: each is named by what it is for and by the table it belongs to.
 
 A table's bell is the channel `mailroom:<oid>`. A lock is a pair of ints, the use and the table, so locks live and die
-with the table and two nodes in one database never meet.
+with the table and two nodes in one database never meet; but for ALIVE.
 """
 
 AWAKE = (
@@ -12,6 +12,7 @@ DDL = 1835100526  # on a schema's name: one migration or new inbox at a time
 ASLEEP = 1835100527  # on an inbox's partition: shared by the sessions of the workers that sleep
 STREAM = 1835100528  # on an inbox's partition: held by the driver of the one Spark stream that reads it
 LEDGER = 1835100529  # on the name of a Spark stream that writes: one of its batches is entered at a time
+ALIVE = 1835100530  # on a number that a worker process has drawn: held by its session while it speaks
 
 
 def key(table: str) -> str:

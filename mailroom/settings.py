@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, pq
 
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.pooler import BACKEND, AsyncPooledConnection, PooledConnection, refuses_options
@@ -77,6 +77,14 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
         "host=... dbname=...; in the first form, special characters of a password are percent-encoded "
         "(@ as %40, / as %2F, ? as %3F)."
     )
+
+
+def place(text: str) -> str:
+    """Return where a connection string leads, for people: host, port and database, and no password."""
+    known = {option.keyword.decode(): (option.val or b"").decode() for option in pq.Conninfo.get_defaults()}
+    known |= {name: str(value) for name, value in conninfo.conninfo_to_dict(text).items()}
+    host = known["host"] or known["hostaddr"] or "localhost"
+    return f"{host}:{known['port']}/{known['dbname'] or known['user']}"
 
 
 def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, pooled: bool = False) -> str:

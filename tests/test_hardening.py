@@ -679,7 +679,8 @@ def shadows_of(connection: psycopg.Connection[TupleRow], statement: str) -> list
         "WHERE objid = (SELECT oid FROM pg_proc WHERE proname = 'probe') "
         "AND refclassid = ANY ('{pg_proc,pg_operator}'::regclass[])"
     )
-    return [what for (what,) in found.fetchall()]
+    # Named with the node's schema, in which other roles make nothing.
+    return [what for (what,) in found.fetchall() if not what.startswith("function mailroom.")]
 
 
 def test_message_goes_its_way_with_hostile_objects_in_the_search_path(connect: Connect) -> None:

@@ -20,7 +20,7 @@ STATEMENTS = (
 # may be too old for. In PL/pgSQL, which keeps the plan; one in SQL would be planned for each claim.
 IN_TROUBLE = """
 CREATE FUNCTION in_trouble(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
-LANGUAGE plpgsql VOLATILE ROWS 1 AS $$
+LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT s.key, s.retry_at FROM "{schema}".key_state AS s
                  WHERE s.inbox = of_inbox AND s.key = ANY (of_keys);

@@ -29,7 +29,7 @@ class Final(Exception):
     """A failure that no further attempt mends."""
 
 
-SETTINGS: dict[str, Any] = {"parallel": LANES, "batch": BATCH, "fatal": (Final,)}
+SETTINGS: dict[str, Any] = {"parallel": LANES, "batch": BATCH, "fatal": (Final,), "handle_signals": True}
 
 
 def play(task: Task, control: Control) -> None:

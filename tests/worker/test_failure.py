@@ -323,7 +323,7 @@ def test_key_in_trouble_is_tried_alone_when_its_time_has_come_without_any_poll(n
 def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(node: Node, source: Any) -> None:
     """COMMIT of a transaction in which a statement failed rolls back and reports success."""
     node.inbox("shipping", backoff_s=3_600)
-    deliver(node, "a", "bad", "b")
+    deliver(node, "a", "b", "bad")  # none behind it that would meet the error
 
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
@@ -524,8 +524,10 @@ def test_conflict_of_a_handler_s_own_connection_is_an_attempt(node: Node, source
 def test_engine_of_a_handler_s_own_that_loses_its_connection_is_an_attempt(node: Node, source: Any) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "bad", "a")
+    calls: list[str] = []
 
     def handle(message: Message, connection: Any) -> None:
+        calls.append(message.key)
         if message.key == "bad":
             lost = psycopg.OperationalError("another database is away")
             raise sqlalchemy.exc.OperationalError("SELECT", {}, lost, connection_invalidated=True)
@@ -533,3 +535,4 @@ def test_engine_of_a_handler_s_own_that_loses_its_connection_is_an_attempt(node:
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+    assert calls.count("bad") == 1

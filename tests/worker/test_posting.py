@@ -41,7 +41,7 @@ def node(node: Node) -> Node:
 
 @pytest.fixture
 def post(node: Node) -> Iterator[Post]:
-    post = Post(node.dsn, "post", {})
+    post = Post(node.dsn, "post", {"plan_cache_mode": "force_generic_plan"})
     yield post
     post.close()
 
@@ -55,6 +55,15 @@ def test_what_is_sent_arrives_in_order_on_one_session(node: Node, post: Post) ->
     post.close()
     assert posted(node) == list(range(21))
     eventually(lambda: node.sessions("mailroom post") == [])
+
+
+def test_statement_is_planned_once_in_a_session(node: Node, post: Post) -> None:
+    planned = "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
+    for n in range(12):
+        post.send(step(n))
+    with post.session() as connection:
+        [(generic, custom)] = connection.execute(planned).fetchall()
+    assert (generic, custom) == (12, 0)
 
 
 def test_nobody_waits_for_what_is_sent(node: Node, post: Post, connect: Connect) -> None:

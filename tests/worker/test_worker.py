@@ -1,7 +1,9 @@
 """Workers: a batch is one transaction, several work at once, and SIGTERM finishes what they have in hand."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
-from psycopg_pool import ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -20,6 +22,7 @@ from inbox import AsyncWorker, Message, Worker
 from inbox import worker as workers
 from inbox.inbox import Inbox
 from inbox.sleeping import InboxBell
+from inbox.source import async_transactions
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
 from tests.databases import Connect
 from tests.node import Node, send
@@ -34,6 +37,7 @@ from tests.working import (
     note,
     note_async,
     noted,
+    trouble,
     working,
     working_async,
 )
@@ -204,7 +208,10 @@ def test_sigterm_finishes_the_batch(node: Node, connect: Connect) -> None:
     gate.execute("SELECT pg_advisory_lock(1)")
     with subprocess.Popen([sys.executable, "-c", PROGRAM, node.dsn]) as process:
         try:
-            waits = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 1"
+            waits = (
+                "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 1 "
+                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
             [(pid,)] = eventually(lambda: node.rows(waits), WITHIN_S)
             assert wait_until_blocked(node.connection, pid) == [gate.info.backend_pid]
             process.send_signal(signal.SIGTERM)
@@ -255,20 +262,156 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
     assert len(swallowed) == 2
 
 
-async def test_cancelled_async_worker_leaves_no_task_and_gives_its_batch_back(node: Node) -> None:
+class Held:
+    """A handler that is busy until told to go on, and notes its messages then."""
+
+    def __init__(self) -> None:
+        self.busy, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, message: Message, connection: Any) -> None:
+        self.busy.set()
+        await self.go_on.wait()
+        await note_async(message, connection)
+
+
+async def test_cancelled_async_worker_finishes_its_batch_and_is_cancelled(node: Node) -> None:
+    deliver(node, "a", "b")
+    handle = Held()
+    worker = AsyncWorker(node.dsn, "shipping", handle)
+    task = asyncio.create_task(worker.run())
+    await asyncio.wait_for(handle.busy.wait(), 10)
+    task.cancel()
+    await asyncio.wait_for(worker.stopping.wait(), STOP_S)
+    handle.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, STOP_S)
+    assert noted(node) == ["a", "b"]
+    assert node.rows("SELECT FROM mailroom.worker") == node.delivered() == []
+
+
+async def test_async_worker_cancelled_again_leaves_no_task_and_gives_its_batch_back(node: Node) -> None:
     deliver(node, "a")
-    handling = asyncio.Event()
-
-    async def handle(message: Message, connection: Any) -> None:
-        handling.set()
-        await asyncio.Event().wait()
-
-    task = asyncio.create_task(AsyncWorker(node.dsn, "shipping", handle).run())
-    await asyncio.wait_for(handling.wait(), 10)
+    handle = Held()
+    worker = AsyncWorker(node.dsn, "shipping", handle)
+    task = asyncio.create_task(worker.run())
+    await asyncio.wait_for(handle.busy.wait(), 10)
+    task.cancel()
+    await asyncio.wait_for(worker.stopping.wait(), STOP_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
+        await asyncio.wait_for(task, STOP_S)
     with node.connection.transaction():
         assert [message.key for message in Inbox("shipping").reap_any(node.connection)] == ["a"]
     # Nobody takes it for a batch of the dead.
     assert node.rows("SELECT FROM mailroom.worker") == []
+
+
+async def test_cancellation_that_a_pool_swallows_ends_the_worker_all_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As wait_for of Python 3.11 does when it comes together with what it waits for: a connection, say."""
+    opening = asyncio.Event()
+
+    async def swallowing(*arguments: Any) -> Any:
+        opening.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await async_transactions(*arguments)
+
+    monkeypatch.setattr(workers, "async_transactions", swallowing)
+    deliver(node, "a")
+    task = asyncio.create_task(AsyncWorker(node.dsn, "shipping", note_async).run())
+    await opening.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, STOP_S)
+    assert noted(node) == []
+
+
+async def test_async_worker_that_is_cancelled_while_it_connects_leaves_no_pool_open(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_pool = [], AsyncConnectionPool.open
+
+    async def opening(pool: AsyncConnectionPool[Any], *arguments: Any) -> None:
+        await open_pool(pool, *arguments)
+        opened.append(pool)
+        if len(opened) == 2:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(AsyncConnectionPool, "open", opening)
+    task = asyncio.create_task(AsyncWorker(node.dsn, "shipping", note_async).run())
+    await eventually_async(lambda: len(opened) == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, STOP_S)
+    closed = [pool.closed for pool in opened]
+    for pool in opened:
+        await pool.close()
+    assert closed == [True, True]
+
+
+def test_worker_told_to_stop_does_not_wait_for_its_poll_though_nobody_rings(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a connection to listen on, nobody would: it polls."""
+    waits, asleep = threading.Event(), InboxBell.asleep
+
+    async def without_a_connection(_: InboxBell) -> None:
+        await asyncio.Event().wait()
+
+    async def falling_asleep(bell: InboxBell, lane: object, timeout_s: float) -> bool:
+        asyncio.get_running_loop().call_soon(waits.set)
+        return await asleep(bell, lane, timeout_s)
+
+    monkeypatch.setattr(InboxBell, "run", without_a_connection)
+    monkeypatch.setattr(InboxBell, "asleep", falling_asleep)
+    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
+        assert waits.wait(WITHIN_S)
+
+
+def test_worker_says_what_it_serves(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mailroom.worker")
+    with working(Worker(node.dsn, "shipping", note, parallel=2, batch=7)):
+        eventually(lambda: "serving" in caplog.text)
+    [line] = [record.getMessage() for record in caplog.records if "serving" in record.getMessage()]
+    known = node.connection.info
+    place = f"{known.host}:{known.port}/{known.dbname}"
+    assert line == f"shipping: serving, in schema mailroom of {place}: 2 at once, batches of 7"
+
+
+# -- What handlers raise that means something to the machinery around them --------------------------------------------
+
+MEANT = [StopIteration, StopAsyncIteration, concurrent.futures.CancelledError, psycopg.Rollback]
+
+
+@pytest.mark.parametrize("kind", MEANT)
+def test_exception_that_means_something_else_elsewhere_is_a_failed_attempt(
+    node: Node, source: Any, kind: type[Exception]
+) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+
+    def handle(message: Message, connection: Any) -> None:
+        note(message, connection)
+        if message.key == "bad":
+            raise kind
+
+    with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+
+
+@pytest.mark.parametrize("kind", MEANT)
+async def test_exception_of_an_async_handler_that_means_something_elsewhere_is_a_failed_attempt(
+    node: Node, kind: type[Exception]
+) -> None:
+    node.inbox("shipping", backoff_s=3_600)
+    deliver(node, "bad", "a")
+
+    async def handle(message: Message, connection: Any) -> None:
+        await note_async(message, connection)
+        if message.key == "bad":
+            raise kind
+
+    async with working_async(AsyncWorker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)

@@ -1,0 +1,347 @@
+"""Lives: a worker that is busy is not taken for dead, whatever happens to its connections; a paused one is."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from secrets import token_hex
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from inbox import Inbox, Message, Worker, life
+from inbox import note as notes
+from inbox.life import DEAD_S, PAUSED_S
+from inbox.note import Note, Notes
+from mailroom import locks
+from tests.databases import Connect
+from tests.node import Node
+from tests.waiting import eventually
+from tests.working import NEVER_S, STOP_S, WITHIN_S, deliver, note, noted, trouble, working
+
+WATCH = "mailroom worker watch"
+SPEAKS = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def others(node: Node, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Notes]:
+    """Another worker's notes, by a clock of the test's own."""
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    others = Notes(node.dsn, "mailroom", "shipping", clock)
+    yield others
+    others.close()
+
+
+@pytest.fixture
+def mine(node: Node) -> Iterator[Notes]:
+    """A worker's notes; it speaks."""
+    mine = Notes(node.dsn, "mailroom", "shipping")
+    mine.take_over()
+    yield mine
+    mine.close()
+
+
+def write(node: Node, mine: Notes, messages: list[Message]) -> None:
+    mine.write(Note(), messages)
+    eventually(lambda: node.rows(SPEAKS))
+
+
+def listen(others: Notes, clock: Clock, seconds: float) -> None:
+    """Look as often in so many seconds as a worker does."""
+    for _ in range(round(seconds)):
+        others.take_over()
+        clock.now += 1
+    others.take_over()
+
+
+def fall_silent(node: Node, mine: Notes) -> None:
+    with mine._look.session() as connection:
+        node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+
+
+def test_living_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_taken_for_dead(
+    node: Node, others: Notes, clock: Clock
+) -> None:
+    deliver(node, "k")
+    busy, go_on = threading.Event(), threading.Event()
+
+    def handle(message: Message, connection: Any) -> None:
+        busy.set()
+        assert go_on.wait(WITHIN_S)
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.05)):
+        assert busy.wait(WITHIN_S)
+        eventually(lambda: node.rows(SPEAKS))
+        node.end_sessions("mailroom worker shipping")
+        listen(others, clock, DEAD_S + PAUSED_S)
+        assert trouble(node) == []
+        assert len(node.rows("SELECT FROM mailroom.worker")) == 1
+        go_on.set()
+        eventually(lambda: noted(node) == ["k"], WITHIN_S)
+    assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
+
+
+def test_worker_that_lost_all_its_connections_for_a_moment_is_not_taken_for_dead(
+    node: Node, mine: Notes, others: Notes, clock: Clock
+) -> None:
+    deliver(node, "k")
+    write(node, mine, Inbox("shipping").peek(node.connection))
+    for _ in range(3):
+        fall_silent(node, mine)
+        others.take_over()
+        clock.now += DEAD_S * 0.9
+        others.take_over()
+        mine.take_over()
+        others.take_over()
+        clock.now += DEAD_S * 0.9
+    assert trouble(node) == []
+    fall_silent(node, mine)
+    others.take_over()
+    assert trouble(node) == []
+    clock.now += DEAD_S
+    others.take_over()
+    assert trouble(node) == [("k", 1)]
+
+
+def test_silence_counts_only_where_somebody_listened(node: Node, mine: Notes, others: Notes, clock: Clock) -> None:
+    """As when the network was away: who comes back first has heard nothing of the others."""
+    deliver(node, "k")
+    write(node, mine, Inbox("shipping").peek(node.connection))
+    fall_silent(node, mine)
+    others.take_over()
+    clock.now += DEAD_S + PAUSED_S
+    others.take_over()
+    assert trouble(node) == []
+
+
+def test_number_is_told_only_while_its_lock_is_held(node: Node, mine: Notes) -> None:
+    """A process that could never take it would look as if it were paused."""
+    deliver(node, "k")
+    fall_silent(node, mine)
+    lock = [locks.ALIVE, mine._lives._number]
+    node.connection.execute("SELECT pg_advisory_lock(%s, %s)", lock)
+    mine.take_over()
+    mine.write(Note(), Inbox("shipping").peek(node.connection))
+    assert eventually(lambda: node.rows("SELECT life FROM mailroom.worker")) == [(None,)]
+    node.connection.execute("SELECT pg_advisory_unlock(%s, %s)", lock)
+    mine.take_over()
+    write(node, mine, Inbox("shipping").peek(node.connection))
+
+
+def test_first_batch_waits_until_it_is_certain_who_is_dead(
+    node: Node, mine: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(life, "DEAD_S", 0.3)
+    deliver(node, "deadly")
+    write(node, mine, Inbox("shipping").peek(node.connection))
+    fall_silent(node, mine)
+    tried: list[list[tuple[Any, ...]]] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        tried.append(trouble(node))
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: tried, WITHIN_S)
+    assert tried == [[("deadly", 1)]]
+
+
+def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worker_is_paused(
+    node: Node, connect: Connect, mine: Notes, others: Notes, clock: Clock
+) -> None:
+    deliver(node, "k")
+    first, second = connect(), connect()
+    write(node, mine, Inbox("shipping").reap_any(first))
+    first.rollback()
+    assert Inbox("shipping").reap_any(second)
+    fall_silent(node, mine)
+    listen(others, clock, DEAD_S + PAUSED_S)
+    second.commit()
+    assert node.delivered() == trouble(node) == []
+
+
+def test_paused_worker_of_another_role_is_left_alone_and_told_of_once(
+    node: Node, connect: Connect, mine: Notes, monkeypatch: pytest.MonkeyPatch, clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    deliver(node, "k")
+    batch = connect()
+    write(node, mine, Inbox("shipping").reap_any(batch))
+    fall_silent(node, mine)
+    role = f"mailroom_test_{token_hex(8)}"
+    node.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'weak'")
+    try:
+        node.connection.execute(f"GRANT USAGE ON SCHEMA mailroom TO {role}")
+        node.connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA mailroom TO {role}")
+        parts = urlsplit(node.dsn)
+        others = Notes(
+            urlunsplit(parts._replace(netloc=f"{role}:weak@{parts.hostname}:{parts.port}")),
+            "mailroom", "shipping", clock,
+        )  # fmt: skip
+        listen(others, clock, DEAD_S + PAUSED_S)
+        others.close()
+        eventually(lambda: node.rows("SELECT FROM pg_stat_activity WHERE usename = %s", role) == [])
+    finally:
+        node.connection.execute(f"DROP OWNED BY {role}")
+        node.connection.execute(f"DROP ROLE {role}")
+    batch.commit()
+    assert node.delivered() == trouble(node) == []
+    [line] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "keeps its keys" in line.getMessage()
+
+
+# -- Processes --------------------------------------------------------------------------------------------------------
+
+# The server takes it for silent in half a second, where it speaks ten times as often.
+PROGRAM = """
+import asyncio, os, sys
+from inbox import AsyncWorker, Worker, life, note
+
+life.SESSION["idle_session_timeout"] = "500ms"
+note.WATCH_INTERVAL_S = 0.05
+INSERT = "INSERT INTO ledger (key, clock) VALUES (%s, %s)"
+
+def handle(message, connection):
+    sys.stdin.readline()
+    connection.execute(INSERT, [message.key, message.clock])
+
+async def handle_async(message, connection):
+    sys.stdin.readline()
+    await connection.execute(INSERT, [message.key, message.clock])
+
+RUN
+"""
+SETTINGS = 'os.environ["MAILROOM_DSN"], "shipping", {}, poll_interval_s=0.05'
+BLOCKING = PROGRAM.replace("RUN", f"asyncio.run(AsyncWorker({SETTINGS.format('handle_async')}).run())")
+PROGRAM = PROGRAM.replace("RUN", f"Worker({SETTINGS.format('handle')}).run()")
+
+
+@pytest.fixture
+def start(node: Node) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(program: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], env=os.environ | {"MAILROOM_DSN": node.dsn}, text=True,
+            stdin=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        eventually(lambda: node.rows(SPEAKS), WITHIN_S)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
+    node: Node, start: Callable[[str], subprocess.Popen[str]], others: Notes, clock: Clock
+) -> None:
+    deliver(node, "k")
+    process = start(PROGRAM)
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: node.sessions(WATCH) == [])
+    listen(others, clock, PAUSED_S - 1)
+    # It may only have lost a connection: its batch is left alone for a while longer.
+    assert node.sessions("mailroom worker shipping", "state = 'idle in transaction'")
+    assert trouble(node) == []
+    listen(others, clock, 1)
+    eventually(lambda: node.sessions("mailroom worker shipping", "state = 'idle in transaction'") == [])
+    others.take_over()
+    assert trouble(node) == [("k", 1)]
+    with working(Worker(node.dsn, "shipping", note, poll_interval_s=0.05)):
+        eventually(lambda: noted(node) == ["k"], WITHIN_S)
+    process.send_signal(signal.SIGCONT)
+    go_on(process)
+    eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(STOP_S) == 0
+    assert noted(node) == ["k"]
+    assert len(node.rows("SELECT FROM mailroom.attempt")) == 1
+    assert trouble(node) == []
+
+
+@pytest.mark.parametrize("kind", ["sync", "blocks its loop"])
+def test_worker_whose_handler_is_busy_for_long_speaks_on(
+    node: Node, start: Callable[[str], subprocess.Popen[str]], kind: str
+) -> None:
+    deliver(node, "k")
+    process = start(PROGRAM if kind == "sync" else BLOCKING)
+    began = node.value("SELECT clock_timestamp()")
+    # Three times as long as it may be silent, on one session.
+    spoke = "application_name ^@ %s AND backend_start < %s AND query_start > %s + interval '1.5 s'"
+    eventually(lambda: node.rows(f"SELECT FROM pg_stat_activity WHERE {spoke}", WATCH, began, began))
+    go_on(process)
+    eventually(lambda: noted(node) == ["k"])
+
+
+# -- Handlers that end the process ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda e: type(e).__name__)
+def test_handler_that_ends_the_process_leaves_its_note_and_those_of_other_lanes_stand_until_they_are_done(
+    node: Node, monkeypatch: pytest.MonkeyPatch, others: Notes, clock: Clock, error: BaseException
+) -> None:
+    both, go_on = threading.Barrier(2), threading.Event()
+
+    def handle(message: Message, connection: Any) -> None:
+        both.wait(WITHIN_S)
+        if message.key == "ends":
+            raise error
+        assert go_on.wait(WITHIN_S)
+        note(message, connection)
+
+    deliver(node, "ends", "busy")
+    worker = Worker(node.dsn, "shipping", handle, parallel=2, batch=1, poll_interval_s=NEVER_S)
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            worker.run()
+        except BaseException as caught:
+            raised.append(caught)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        eventually(worker.stopping.is_set, WITHIN_S)
+        assert worker._loop is not None
+        for _ in range(10):  # whatever else follows from that in its loop and its threads has been done then
+            asyncio.run_coroutine_threadsafe(worker._notes.apart(int), worker._loop).result(STOP_S)
+        assert sorted(node.rows("SELECT keys FROM mailroom.worker")) == [(["busy"],), (["ends"],)]
+    finally:
+        go_on.set()
+        thread.join(STOP_S)
+    assert raised == [error]
+    assert noted(node) == ["busy"]
+    assert node.rows("SELECT keys FROM mailroom.worker") == [(["ends"],)]
+    others.take_over()
+    clock.now += DEAD_S
+    others.take_over()
+    assert trouble(node) == [("ends", 1)]
