@@ -250,7 +250,7 @@ async def exits_async(message, connection):
 exits = Worker(DSN, "billing", lambda message, connection: sys.exit(7))
 exits_too = AsyncWorker(DSN, "billing", exits_async)
 """
-COMMAND = ("-m", "mailroom.cli", "worker", "run")
+COMMAND = ("-m", "mailroom", "worker", "run")
 
 
 def test_command_runs_several_workers_says_what_they_serve_and_a_signal_stops_them_all(node: Node, run: Any) -> None:
