@@ -8,6 +8,8 @@ import psycopg
 from dispatcher.deliverer import MAX_BYTES, ROWS
 from dispatcher.execute import Execution, executing
 from dispatcher.floor import Floor
+from dispatcher.guest import clearing_session
+from mailroom.pooler import is_pooled
 from mailroom.transaction import run_async
 
 
@@ -55,5 +57,11 @@ class Applier:
         except psycopg.Error:
             self._floor = Floor("outbox_executable", self._monotonic)
             raise
+        if execution.guest and not is_pooled(self._connection):
+            try:
+                await run_async(self._connection, clearing_session())
+            except psycopg.Error:
+                await self._connection.close()  # what the guest left goes with it
+                raise
         await run_async(self._connection, self._floor.raising(self._schema, execution))
         return execution

@@ -21,7 +21,7 @@ from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.sqlstate import RETRIED, sqlstate
+from mailroom.sqlstate import CANCELLED, RETRIED, sqlstate
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -30,6 +30,7 @@ log = logging.getLogger("mailroom.dispatcher")
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # Rows of users' own tables are waited for so long; then the other lane's, and the lease, would wonder.
 PATIENCE = LANE | {"lock_timeout": "2s"}
+HELD_UP = RETRIED | {CANCELLED}
 
 
 @dataclass(slots=True)
@@ -151,10 +152,14 @@ class _Executing:
             return self._held_up(error)
 
     def _held_up(self, error: psycopg.OperationalError) -> int:
-        # Somebody holds rows of a target. Nothing was done, and all of it is tried again at the next poll.
-        if sqlstate(error) not in RETRIED:
+        # Somebody holds rows of a target, or has cancelled a statement. Nothing was done, and all is tried again at the
+        # next poll.
+        if sqlstate(error) not in HELD_UP:
             raise error
-        log.warning("executor: rows of a target are locked by somebody else (%s); trying again", type(error).__name__)
+        log.warning(
+            "executor: rows of a target are locked by somebody else, or a statement was cancelled (%s); trying again",
+            type(error).__name__,
+        )
         return 0
 
 
@@ -246,7 +251,7 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
                     await applier.drain(count)
                     return totals
                 except psycopg.OperationalError as error:
-                    if sqlstate(error) not in RETRIED:  # such as a deadlock with whoever holds rows of a target
+                    if sqlstate(error) not in HELD_UP:  # such as a deadlock with whoever holds rows of a target
                         raise
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None

@@ -6,16 +6,16 @@ What is here runs inside one transaction; `dispatcher.applier` says where transa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from dispatcher.accounts import finding_books, writing_books
 from dispatcher.fold import CompareFailed, Contents, Refused, Taken, applied, books_of, entered
-from dispatcher.function import Functions, calling, reading_functions
-from dispatcher.outcome import Outcome, burying_executables, reason_of, telling
+from dispatcher.function import Cancelled, Functions, calling, overrunning, reading_functions
+from dispatcher.guest import Host, noting_settings, putting_back_settings
+from dispatcher.outcome import Outcome, burying_executables, described, reason_of, telling
 from dispatcher.range import deleting, finding_progress, forgetting_progress, noting_progress
 from dispatcher.taking import locking_executables, looking_at_next, removing, taking
 from dispatcher.target import Targets, finding_contents, reading_targets, writing_contents
-from mailroom.executable import VERSION
+from mailroom.executable import STORE, VERSION
 from mailroom.operation import Operation, Sql, T
 
 KEYED = ("put", "increment", "delete")
@@ -26,7 +26,7 @@ class Execution:
     """What one transaction did. `taken` counts executables, of which `dead` could not be applied; `told` messages.
 
     `last` is the largest position of a batch; a range has none, for what commits late may stand before it. `more`:
-    there may be more to take. `deleted` counts keys of a range.
+    there may be more to take. `deleted` counts keys of a range. `guest`: code of users ran, a function or a trigger.
     """
 
     taken: int
@@ -35,6 +35,7 @@ class Execution:
     deleted: int = 0
     last: int | None = None
     more: bool = False
+    guest: bool = False
 
 
 @dataclass(slots=True)
@@ -47,7 +48,8 @@ class Done:
     def refuse(self, taken: Taken, reason: str) -> None:
         """Note that one cannot be applied."""
         self.dead.append((taken, reason))
-        self.outcomes.append(Outcome(taken, 500, {"outcome": "refused", "reason": reason}))
+        if taken.fault is None:  # else there may be no topic that could be told
+            self.outcomes.append(Outcome(taken, 500, {"outcome": "refused", "reason": reason}))
 
     def add(self, other: "Done") -> None:
         """Take what else was done."""
@@ -66,19 +68,26 @@ def executing(schema: str, *, floor: int, rows: int, max_bytes: int) -> Operatio
     functions = yield from reading_functions(schema, {each.target for each in taken if each.operation == "call"})
     if functions or len(targets) > 1:
         yield IMMEDIATE.at()()
+    host = (yield from noting_settings()) if functions or _are_guarded(targets) else None
     for each in taken:
         reason = _unknown(each, targets, functions)
         known.append(each) if reason is None else done.refuse(each, reason)
     for group in _groups(known, targets):
-        done.add((yield from _applying(schema, group, targets, functions)))
+        done.add((yield from _applying(schema, group, targets, functions, host)))
     told = yield from _ending(schema, done)
     # A function, or a trigger, may have sent executables.
-    more = more or bool(functions) or any(target.guarded for target in targets.values())
-    return Execution(len(taken), len(done.dead), told, 0, taken[-1].position, more)
+    more = more or host is not None
+    return Execution(len(taken), len(done.dead), told, 0, taken[-1].position, more, guest=host is not None)
+
+
+def _are_guarded(targets: Targets) -> bool:
+    return any(target.guarded for target in targets.values())
 
 
 def _unknown(taken: Taken, targets: Targets, functions: Functions) -> str | None:
     """Return why one cannot even be tried."""
+    if taken.fault is not None:
+        return f"it is no executable (outbox_executable_{taken.fault}), and was inserted past the trigger that says so"
     if taken.version != VERSION:
         return f"version {taken.version} of the format is not known to this release: upgrade it, and requeue this"
     if (taken.operation in KEYED or taken.operation == "delete_range") and taken.target not in targets:
@@ -89,16 +98,27 @@ def _unknown(taken: Taken, targets: Targets, functions: Functions) -> str | None
 
 
 def _groups(taken: Sequence[Taken], targets: Targets) -> Iterator[list[Taken]]:
-    """Cut executables into those that come to one write, and those that must be applied alone."""
+    """Cut executables into those that come to one write, and those that must be applied alone.
 
-    def is_alone(each: Taken) -> bool:
-        return each.operation == "call" or (each.operation in KEYED and targets[each.target].guarded)
-
-    for alone, group in groupby(taken, is_alone):
-        if alone:
-            yield from ([each] for each in group)
-        else:
-            yield list(group)
+    What is written is not hidden by a delete behind it: one by one it may be refused, by the default of a column say.
+    """
+    group: list[Taken] = []
+    written: set[tuple[str, str]] = set()
+    for each in taken:
+        target = targets[each.target] if each.operation in KEYED else None
+        key = (each.target, each.key if target is None else target.spelled(each.key))
+        is_alone = target is not None and target.guarded
+        if group and (is_alone or (each.operation == "delete" and key in written)):
+            yield group
+            group, written = [], set()
+        group.append(each)
+        if is_alone:
+            yield group
+            group = []
+        elif target is not None and target.name != STORE and each.operation != "delete":
+            written.add(key)
+    if group:
+        yield group
 
 
 def _ending(schema: str, done: Done) -> Operation[int]:
@@ -127,15 +147,23 @@ class _Changed(Exception):
     """Somebody has written what we had looked at."""
 
 
-def _applying(schema: str, group: list[Taken], targets: Targets, functions: Functions) -> Operation[Done]:
+def _applying(
+    schema: str, group: list[Taken], targets: Targets, functions: Functions, host: Host | None
+) -> Operation[Done]:
     """Apply executables; one that the database refuses is found by halving, and the others are applied."""
     reason: str | None = HIDDEN
+    is_call = group[0].operation == "call"
     for _ in range(LOOKS):
         try:
-            work = _call(group[0], functions) if group[0].operation == "call" else _fold(schema, group, targets)
-            return (yield from _saved(work))
+            work = _call(group[0], functions) if is_call else _fold(schema, group, targets)
+            return (yield from _saved(work, host, is_call=is_call))
         except _Changed:
             continue
+        except Cancelled as cancelled:
+            if not (yield from overrunning(cancelled)):
+                raise cancelled.error from None
+            reason = described(cancelled.error)
+            break
         except Exception as error:
             reason = reason_of(error)
             if reason is None:
@@ -146,19 +174,21 @@ def _applying(schema: str, group: list[Taken], targets: Targets, functions: Func
         done.refuse(group[0], str(reason))
         return done
     for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-        done.add((yield from _applying(schema, half, targets, functions)))
+        done.add((yield from _applying(schema, half, targets, functions, host)))
     return done
 
 
-def _saved(work: Operation[T]) -> Operation[T]:
-    """Do work that leaves nothing if it fails."""
+def _saved(work: Operation[T], host: Host | None, *, is_call: bool = False) -> Operation[T]:
+    """Do work that leaves nothing if it fails, and no setting to the next if guests may have come: then to `host`."""
     yield SAVEPOINT.at()()
     try:
         result = yield from work
         yield IMMEDIATE.at()()
+        if host is not None:
+            yield from putting_back_settings(host, after_call=is_call)
     except Exception as error:
         # A lost connection has no savepoint to go back to.
-        if isinstance(error, _Changed | Refused) or reason_of(error) is not None:
+        if isinstance(error, _Changed | Cancelled | Refused) or reason_of(error) is not None:
             yield ROLL_BACK.at()()
             yield RELEASE.at()()
         raise
@@ -232,9 +262,10 @@ def _ranging(schema: str, floor: int) -> Operation[Execution]:
     progress = yield from finding_progress(schema, taken.position)
     before, done, step = progress.deleted, Done(), None
     reason = _unknown(taken, targets, {})
+    host = (yield from noting_settings()) if _are_guarded(targets) else None
     if reason is None:
         try:
-            step = yield from _saved(deleting(schema, targets[taken.target], taken, progress))
+            step = yield from _saved(deleting(schema, targets[taken.target], taken, progress), host)
         except Refused as refusal:
             reason = str(refusal)
         except Exception as error:
@@ -247,10 +278,10 @@ def _ranging(schema: str, floor: int) -> Operation[Execution]:
         progress = step.progress
         if not step.is_done:
             yield from noting_progress(schema, taken.position, progress)
-            return Execution(0, deleted=progress.deleted - before, more=True)
+            return Execution(0, deleted=progress.deleted - before, more=True, guest=host is not None)
         details = {"outcome": "applied", "deleted": progress.deleted}
         done.outcomes.append(Outcome(taken, 200, details, "D" if progress.deleted else None))
     yield from removing(schema, taken.position)
     yield from forgetting_progress(schema, taken.position)
     told = yield from _ending(schema, done)
-    return Execution(1, len(done.dead), told, progress.deleted - before, more=True)
+    return Execution(1, len(done.dead), told, progress.deleted - before, more=True, guest=host is not None)

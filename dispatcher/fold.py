@@ -36,6 +36,7 @@ class Taken(NamedTuple):
     after_clock: int | None
     source: str | None
     sent_at: datetime
+    fault: str | None  # the rule of executables that it breaks
 
 
 class Content(NamedTuple):
@@ -83,8 +84,10 @@ def applied(operation: Taken, content: Content | None, rules: Rules) -> Content 
         case "put":
             _compare(operation.expected, content)
             return _put(content, operation.value or b"", rules)
-        case _:
+        case "delete":
             return None
+        case _:
+            raise Refused("the operation is not known")
 
 
 def _incremented(content: Content | None, amount: int, rules: Rules) -> Content:

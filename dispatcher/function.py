@@ -2,10 +2,12 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeAlias
 
 from dispatcher.target import quoted
 from mailroom.operation import Operation, Sql
+from mailroom.sqlstate import CANCELLED, sqlstate
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +48,48 @@ def reading_functions(schema: str, names: Collection[str]) -> Operation[Function
 
 
 LIMIT = Sql(
-    "SELECT current_setting('statement_timeout'), set_config('statement_timeout', %(timeout)s::text, true)",
-    columns=("text", "text"),
+    "SELECT clock_timestamp(), current_setting('statement_timeout'), "
+    "set_config('statement_timeout', %(timeout)s::text, true)",
+    columns=("timestamptz", "text", "text"),
 )
 RESTORE = Sql("SELECT set_config('statement_timeout', %(timeout)s::text, true)", columns=("text",))
 CALL = Sql("SELECT pg_catalog.to_jsonb({function}(%(arguments)s::text::jsonb))::text", columns=("text",))
 CALL_VOID = Sql("SELECT {function}(%(arguments)s::text::jsonb)::text", columns=("text",))
 
 
+class Cancelled(Exception):
+    """The call was cancelled: by its timeout, or by somebody who meant the session."""
+
+    def __init__(self, function: Function, began: datetime, error: Exception) -> None:
+        super().__init__(function, began, error)
+        self.function = function
+        self.began = began
+        self.error = error
+
+
 def calling(function: Function, arguments: str | None) -> Operation[str | None]:
-    """Call a function, and return its result as JSON text. Its errors come out as they are."""
-    [(before, _)] = yield LIMIT.at()(timeout=f"{max(1, round(1000 * function.timeout_s))}ms")
+    """Call a function, and return its result as JSON text. Its errors come out as they are, but for `Cancelled`.
+
+    To be done within a savepoint: an error leaves its timeout.
+    """
+    [(began, before, _)] = yield LIMIT.at()(timeout=f"{max(1, round(1000 * function.timeout_s))}ms")
     call = CALL_VOID if function.is_void else CALL
-    [(result,)] = yield call.at(function=function.name)(arguments=arguments)
+    try:
+        [(result,)] = yield call.at(function=function.name)(arguments=arguments)
+    except Exception as error:
+        if sqlstate(error) == CANCELLED:
+            raise Cancelled(function, began, error) from error
+        raise
     yield RESTORE.at()(timeout=before)
     return None if function.is_void else result
+
+
+OVERRUNS = Sql(
+    "SELECT clock_timestamp() >= %(began)s::timestamptz + %(limit)s::float8 * interval '1 second'", columns=("boolean",)
+)
+
+
+def overrunning(cancelled: Cancelled) -> Operation[bool]:
+    """Tell whether a call that was cancelled just now had run for its time. By the server's clock, as its timeout."""
+    [(overran,)] = yield OVERRUNS.at()(began=cancelled.began, limit=cancelled.function.timeout_s)
+    return bool(overran)

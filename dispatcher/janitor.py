@@ -75,14 +75,17 @@ def moving_all_aside(schema: str) -> Operation[None]:
 INBOXES = Sql(
     """
 SELECT name, EXISTS (SELECT FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity')
-FROM {schema}.inbox_registry AS r ORDER BY name
+FROM {schema}.inbox_registry AS r
+WHERE EXISTS (SELECT FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
+              WHERE i.inhparent = '{schema}.inbox'::regclass::oid AND c.relname = ('inbox_' || r.name)::name)
+ORDER BY name
 """,
     columns=("text", "boolean"),
 )
 
 
 def listing_inboxes(schema: str) -> Operation[dict[str, bool]]:
-    """Return the names of the node's inboxes, and whether they have parked keys."""
+    """Return the names of the inboxes that have their partition, and whether they have parked keys."""
     return dict((yield INBOXES.at(schema=schema)()))
 
 

@@ -122,14 +122,19 @@ def burying_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Opera
 # it acts on: also XX000, which extensions raise for what they do not like, and 55000, a sequence not yet used.
 OF_THE_SERVER = ("08", "40", "53", "57", "58", "72", "F0")
 TRIED_AGAIN = RETRIED | LAST_WORDS | {READ_ONLY, "XX001", "XX002"}
-CANCELLED = "57014"  # the timeout that a function has
 
 
 def reason_of(error: Exception) -> str | None:
     """Return why an executable failed, without anything of its content; None if it is not to blame."""
     code = sqlstate(error)
-    if not code or code in TRIED_AGAIN or (code[:2] in OF_THE_SERVER and code != CANCELLED):
+    if not code or code in TRIED_AGAIN or code[:2] in OF_THE_SERVER:
         return None
+    return described(error)
+
+
+def described(error: Exception) -> str:
+    """Return what an error of the database is, without anything of the executable's content."""
+    code = sqlstate(error)
     if not isinstance(error, psycopg.Error):
         error = getattr(error, "orig", error)
     diag = getattr(error, "diag", None)

@@ -44,6 +44,13 @@ class Target:
                 raise Refused("the key is no uuid") from None
         return text
 
+    def spelled(self, text: str) -> str:
+        """`key_of`, and the text itself where it is no key."""
+        try:
+            return self.key_of(text)
+        except Refused:
+            return text
+
     def names(self, schema: str) -> dict[str, str]:
         """Return the names that the statements below are rendered with."""
         given = "convert_from(g.value, 'UTF8'::name)" if self.rules.text else "g.value"
@@ -66,7 +73,8 @@ class Target:
 
 STORE_TARGET = Target(STORE, "{schema}.store", "key", "text", "value", "number", "bigint", STORE_RULES, guarded=False)
 
-# Usable is a key of a type that spells each row in one way, unique by itself at once, and columns that are there.
+# Usable is a key of a type that spells each row in one way, unique by itself at once, and columns that are there. Types
+# by their names in the catalog: what regtype says depends on `quote_all_identifiers`.
 # Guarded is whatever could tell operations applied one by one from what they come to: checks, foreign keys either way,
 # other unique columns, indexes that compute or hold the value, triggers, rules, row security, tables that inherit,
 # partitions, columns that are computed, of a domain, must be given or hold only so much. Asked each time, since tables
@@ -74,12 +82,12 @@ STORE_TARGET = Target(STORE, "{schema}.store", "key", "text", "value", "number",
 TARGETS = Sql(
     """
 SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.number_column,
-       k.atttypid::regtype::text, v.atttypid::regtype::text, n.atttypid::regtype::text,
-       k.attnum IS NOT NULL AND k.atttypid::regtype::text = ANY(%(keys)s::text[])
+       kt.typname::text, vt.typname::text, nt.typname::text,
+       k.attnum IS NOT NULL AND coalesce(kt.typname::text = ANY(%(keys)s::text[]), false)
        AND (k.attcollation = 0::oid OR EXISTS (SELECT FROM pg_catalog.pg_collation AS l
                                                WHERE l.oid = k.attcollation AND l.collisdeterministic))
-       AND (e.value_column IS NULL OR coalesce(v.atttypid::regtype::text = ANY(%(values)s::text[]), false))
-       AND (e.number_column IS NULL OR coalesce(n.atttypid::regtype::text = ANY(%(numbers)s::text[]), false))
+       AND (e.value_column IS NULL OR coalesce(vt.typname::text = ANY(%(values)s::text[]), false))
+       AND (e.number_column IS NULL OR coalesce(nt.typname::text = ANY(%(numbers)s::text[]), false))
        AND (c.relkind = 'v' OR EXISTS (SELECT FROM pg_catalog.pg_index AS i
                                        WHERE i.indrelid = c.oid AND i.indkey::text = k.attnum::text AND i.indisunique
                                          AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL)),
@@ -108,6 +116,9 @@ LEFT JOIN pg_catalog.pg_attribute AS k ON k.attrelid = c.oid AND k.attname = e.k
 LEFT JOIN pg_catalog.pg_attribute AS v ON v.attrelid = c.oid AND v.attname = e.value_column::name AND NOT v.attisdropped
 LEFT JOIN pg_catalog.pg_attribute AS n
        ON n.attrelid = c.oid AND n.attname = e.number_column::name AND NOT n.attisdropped
+LEFT JOIN pg_catalog.pg_type AS kt ON kt.oid = k.atttypid AND kt.typnamespace = 'pg_catalog'::regnamespace::oid
+LEFT JOIN pg_catalog.pg_type AS vt ON vt.oid = v.atttypid AND vt.typnamespace = 'pg_catalog'::regnamespace::oid
+LEFT JOIN pg_catalog.pg_type AS nt ON nt.oid = n.atttypid AND nt.typnamespace = 'pg_catalog'::regnamespace::oid
 WHERE e.name = ANY(%(names)s::text[])
 """,
     columns=("text",) * 9 + ("boolean",) * 2,
@@ -120,9 +131,7 @@ def reading_targets(schema: str, names: Collection[str]) -> Operation[Targets]:
     """Return the targets of these names that are registered, and are as they were registered."""
     targets = {STORE: STORE_TARGET}
     if others := sorted(set(names) - {STORE}):
-        rows = yield TARGETS.at(schema=schema)(
-            names=others, keys=[*KEY_TYPES.values()], values=[*VALUE_TYPES.values()], numbers=[*INTS.values()]
-        )
+        rows = yield TARGETS.at(schema=schema)(names=others, keys=[*KEY_TYPES], values=[*VALUE_TYPES], numbers=[*INTS])
         # Of a table that is in use by two names, what is done by one is seen by the other only once it is written.
         names_of = Counter(row[1:3] for row in rows)
         targets |= {row[0]: _target(*row[:9], guarded=row[10] or names_of[row[1:3]] > 1) for row in rows if row[9]}
@@ -133,11 +142,12 @@ def _target(
     name: str, table_schema: str, table: str, key: str, value: str | None, number: str | None, key_type: str,
     value_type: str | None, number_type: str | None, *, guarded: bool,
 ) -> Target:  # fmt: skip
-    smallest, largest = RANGES.get(number_type or "", (0, 0))
-    rules = Rules(value is not None, number is not None, smallest, largest, text=value_type in TEXTS.values())
+    number_type = INTS.get(number_type or "", "bigint")
+    smallest, largest = RANGES[number_type]
+    rules = Rules(value is not None, number is not None, smallest, largest, text=value_type in TEXTS)
     return Target(
-        name, f"{quoted(table_schema)}.{quoted(table)}", quoted(key), key_type,
-        None if value is None else quoted(value), None if number is None else quoted(number), number_type or "bigint",
+        name, f"{quoted(table_schema)}.{quoted(table)}", quoted(key), KEY_TYPES[key_type],
+        None if value is None else quoted(value), None if number is None else quoted(number), number_type,
         rules, guarded,
     )  # fmt: skip
 

@@ -28,8 +28,8 @@ MAX_DECIMAL_EXPONENT = 1_000
 T = TypeVar("T")
 
 
-def encode(value: object) -> bytes:
-    """Return `value` as CBOR of at most 16 MiB (`MAX_VALUE_BYTES`), nested at most 32 deep (`MAX_DEPTH`).
+def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:
+    """Return `value` as CBOR of up to `max_bytes` (16 MiB: what `decode` reads), nested at most 32 deep (`MAX_DEPTH`).
 
     Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as two. It has at most
     250,000 items (`MAX_ITEMS`): a list, map, key, number, text and so on is one each; a date, datetime or UUID counts
@@ -46,9 +46,9 @@ def encode(value: object) -> bytes:
     except Exception as error:
         # Not chained: a UnicodeEncodeError, or an exception out of the value's own code, may quote the payload.
         raise EncodeError(_refusal(value, error)) from None
-    if len(raw) > MAX_VALUE_BYTES:
+    if len(raw) > max_bytes:
         raise EncodeError(
-            f"The value takes {len(raw):,} bytes as CBOR; the limit is {MAX_VALUE_BYTES:,}. "
+            f"The value takes {len(raw):,} bytes as CBOR; the limit is {max_bytes:,}. "
             "Store it elsewhere and send where it is."
         )
     if _has_too_many_items(raw):

@@ -155,6 +155,13 @@ FROM gone JOIN unnest(
 ORDER BY id
 """
 )
+# psycopg writes arrays as text: with other settings nulls in them, and bytes, would become something else.
+LITERALS = Sql(
+    "SELECT current_setting('array_nulls'), current_setting('standard_conforming_strings'), "
+    "set_config('array_nulls', %(nulls)s::text, true), "
+    "set_config('standard_conforming_strings', %(strings)s::text, true)",
+    columns=("text", "text", "text", "text"),
+)
 DISCARD = Sql("DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[])")
 
 
@@ -271,7 +278,9 @@ class DeadLetters:
             yield SEND.at(schema=self.schema)(ids=undelivered)
         if executables:
             columns: dict[str, object] = {name: [each[name] for each in executables] for name in ("id", *NAMES)}
+            [(nulls, strings, *_)] = yield LITERALS.at()(nulls="on", strings="on")
             yield EXECUTE.at(schema=self.schema)(**columns)
+            yield LITERALS.at()(nulls=nulls, strings=strings)
         return "requeue dead letters"
 
     def _reading_executables(self, ids: list[int]) -> Operation[list[dict[str, Any]]]:

@@ -15,6 +15,7 @@ from mailroom.errors import DecodeError
 VERSION = 1
 STORE, ACCOUNTING = "store", "accounting"  # the targets that every node has
 MAX_PART_BYTES = 4 * 1024 * 1024  # of value, expected and arguments each: together with the rest they fit into CBOR
+MAX_WIRE_BYTES = 2**30  # what PostgreSQL holds in a column
 MAX_LEVELS = 32  # of a key that is accounted for
 
 # What says what is to be done, each with its type; the other columns are about the message.
@@ -41,8 +42,11 @@ DECODED: dict[str, type] = {
 
 
 def wired(parts: Mapping[str, Any]) -> bytes:
-    """Return an executable's parts (`PARTS`; arguments as JSON text) as CBOR, without those that are None."""
-    return codec.encode({name: parts[name] for name in NAMES if parts[name] is not None})
+    """Return an executable's parts (`PARTS`; arguments as JSON text) as CBOR, without those that are None.
+
+    Of any size, for what came past the table's rules is to end as a dead letter too; `unwired` reads 16 MiB.
+    """
+    return codec.encode({name: parts[name] for name in NAMES if parts[name] is not None}, max_bytes=MAX_WIRE_BYTES)
 
 
 def unwired(raw: bytes) -> dict[str, Any]:

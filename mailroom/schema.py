@@ -259,7 +259,8 @@ def create_inbox(
 
     For users' own migrations: everything happens in the caller's transaction. A delivery beside it goes on; one that
     had been planned before the partition was there fails on it and is tried once more. Raises `InvalidName`,
-    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`.
+    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`, and `SchemaError`
+    where something else in the schema has the name of its partition, `inbox_<name>`; then nothing has changed.
     """
     run(connection, _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure))
 
@@ -299,27 +300,37 @@ def _creation(
 # that is kept walks the whole inbox to find one key. Seen on PostgreSQL 15 and 18.
 BY_CLOCK = "(clock + 0)"
 
-# Asked of a table, in a statement after the lock: what somebody made meanwhile is seen in no other way.
-PREPARE = Sql(
+# What has the partition's name: asked of tables, in a statement after the lock, since what somebody made meanwhile is
+# seen in no other way; and of types, since a table brings one of its own name.
+FIND = Sql(
     """
-SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true), EXISTS (
-    SELECT FROM pg_catalog.pg_class WHERE relname = 'inbox_{inbox}'
-    AND relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass::oid))
+WITH parent AS (SELECT oid, relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass::oid)
+SELECT EXISTS (SELECT FROM pg_catalog.pg_inherits AS i
+               WHERE i.inhrelid = c.oid AND i.inhparent = p.oid AND NOT i.inhdetachpending
+                 AND pg_catalog.pg_get_expr(c.relpartbound, c.oid) = 'FOR VALUES IN (''{inbox}'')')
+FROM parent AS p JOIN pg_catalog.pg_class AS c ON c.relnamespace = p.relnamespace AND c.relname = 'inbox_{inbox}'
+UNION ALL
+SELECT false FROM parent AS p JOIN pg_catalog.pg_type AS t ON t.typnamespace = p.relnamespace
+WHERE t.typname = 'inbox_{inbox}' AND t.typrelid = 0::oid
 """,
-    columns=("text", "text", "boolean"),
+    columns=("boolean",),
 )
-# Not PARTITION OF: that blocks behind every open delivery, while ATTACH goes on beside one.
+PREPARE = Sql(
+    "SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true)", columns=("text", "text")
+)
+# Not PARTITION OF: that blocks behind every open delivery, while ATTACH goes on beside one. The names of the indexes
+# do not begin as those of partitions do, of which inbox_wall_pkey may be one.
 PARTITION = (
     Sql("CREATE TABLE {schema}.inbox_{inbox} (LIKE {schema}.inbox INCLUDING DEFAULTS INCLUDING COMMENTS)"),
     Sql(
         """
-ALTER TABLE {schema}.inbox_{inbox} ADD PRIMARY KEY (key, clock), SET (
+ALTER TABLE {schema}.inbox_{inbox} ADD CONSTRAINT key_of_{inbox} PRIMARY KEY (key, clock), SET (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000)
 """
     ),
-    Sql(f"CREATE INDEX inbox_{{inbox}}_clock ON {{schema}}.inbox_{{inbox}} ({BY_CLOCK})"),
+    Sql(f"CREATE INDEX clock_of_{{inbox}} ON {{schema}}.inbox_{{inbox}} ({BY_CLOCK})"),
     Sql("ALTER TABLE {schema}.inbox ATTACH PARTITION {schema}.inbox_{inbox} FOR VALUES IN ('{inbox}')"),
 )
 RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))
@@ -353,11 +364,17 @@ def creating_inbox(
     yield from checking(schema)
     names = {"schema": schema, "inbox": name}
     yield LOCK.at(lock=str(locks.DDL), node=schema)()
-    [(lock_timeout, _, exists)] = yield PREPARE.at(**names)()
-    if not exists:
+    found = yield FIND.at(**names)()
+    if (False,) in found:
+        raise SchemaError(
+            f"Inbox {name!r} cannot be made: its messages would stand in {schema}.inbox_{name}, and something else has "
+            "that name. Choose another name for the inbox, or rename what is there."
+        )
+    if not found:
+        [(lock_timeout, _)] = yield PREPARE.at()()
         for statement in PARTITION:
             yield statement.at(**names)()
-    yield RESTORE.at()(before=lock_timeout)
+        yield RESTORE.at()(before=lock_timeout)
     yield REGISTER.at(**names)(
         backoff_s=backoff_s, backoff_max_s=backoff_max_s, max_attempts=max_attempts, on_failure=on_failure
     )

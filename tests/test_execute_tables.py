@@ -194,6 +194,40 @@ def test_row_that_is_deleted_and_put_again_begins_anew_in_one_batch_too(node: No
     ]
 
 
+@pytest.mark.parametrize("default", ["10 / 0", "current_setting('app.tenant')", "nextval('app.few')"])
+@pytest.mark.parametrize("rows", [1, 10])
+def test_default_that_raises_refuses_what_is_deleted_in_one_batch_too(node: Node, rows: int, default: str) -> None:
+    make_things(node.connection)
+    node.connection.execute("CREATE SEQUENCE app.few MINVALUE 0 MAXVALUE 1 START 1; SELECT nextval('app.few')")
+    node.connection.execute(f"ALTER TABLE app.thing ADD other text, ALTER other SET DEFAULT {default}".encode())
+    node.connection.execute("INSERT INTO app.thing VALUES (2, 'v', 1, 'given'), (3, 'v', 1, 'given')")
+    refused = [sent(node, THINGS.increment, "1"), sent(node, THINGS.put, "1", b"v")]
+    sent(node, THINGS.delete, "1")
+    sent(node, THINGS.increment, "3")
+    sent(node, THINGS.delete, "2")
+    refused.append(sent(node, THINGS.increment, "2"))
+    sent(node, THINGS.delete, "2")
+    execute(node, rows=rows)
+    assert [id for id, _ in dead_of(node.connection)] == refused
+    assert things_of(node.connection) == {3: ["v", 2]}
+
+
+def test_write_is_not_hidden_by_a_delete_behind_it(node: Node) -> None:
+    node.connection.execute("CREATE SCHEMA app")
+    node.connection.execute("CREATE TABLE app.it (k uuid PRIMARY KEY, n integer)")
+    register(node.connection, "it", "app.it", "k", None, "n")
+    key, it = uuid4(), Store(target="it")
+    sends: list[tuple[Callable[..., UUID], str]] = [
+        (it.delete, str(key)), (it.increment, str(key)), (it.increment, key.hex), (it.increment, str(uuid4())),
+        (it.delete, str(key).upper()), (it.delete, str(key)), (it.increment, str(key)),
+        (STORE.increment, "n"), (STORE.delete, "n"), (it.delete, key.hex), (it.delete, "x"),
+    ]  # fmt: skip
+    for send, name in sends:
+        sent(node, send, name)
+    assert groups_of(node) == [4, 5, 2]
+    assert [reason for _, reason in dead_of(node.connection)] == ["the key is no uuid"]
+
+
 def groups_of(node: Node) -> list[int]:
     """Execute, and return the sizes of the groups that were applied as one."""
     sizes = []

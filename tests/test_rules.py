@@ -111,8 +111,8 @@ def test_key_is_found_by_the_index_of_keys_even_in_a_plan_of_an_empty_inbox(conn
     for name, value in PINNED.items():
         connection.execute("SELECT set_config(%s, %s, true)", [name, value])
     plan = generic_plan(connection, statement, {})
-    used = {node["Index Name"] for node in plan if str(node.get("Index Name")).startswith("inbox_shipping")}
-    assert used == {"inbox_shipping_pkey"}
+    used = {node["Index Name"] for node in plan if str(node.get("Index Name")).endswith("_of_shipping")}
+    assert used == {"key_of_shipping"}
 
 
 # -- The inbox's floor ------------------------------------------------------------------------------------------------

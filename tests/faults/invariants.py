@@ -52,7 +52,7 @@ PLACED = """
 UNPLACED = """
     SELECT message_id AS mid, key, 'outbox' AS place FROM mailroom.outbox
     UNION ALL SELECT message_id, key, 'scheduled' FROM mailroom.scheduled
-    UNION ALL SELECT message_id, key, 'dead' FROM mailroom.dead_letter WHERE inbox IS NULL"""
+    UNION ALL SELECT message_id, key, 'dead' FROM mailroom.dead_letter WHERE inbox IS NULL AND stage <> 'execute'"""
 
 COMMITTED_AT = "pg_xact_commit_timestamp(({0} % 4294967296)::text::xid)"
 
@@ -148,6 +148,16 @@ SELECT key, sum(number) FROM (
     UNION ALL SELECT key, -number FROM mailroom.store
     UNION ALL SELECT key, -amount FROM mailroom.outbox_executable) AS c
 GROUP BY key HAVING sum(number) <> 0""",
+    ),
+    Invariant(
+        "I15",
+        "executables that cannot be applied end as dead letters, once, and no others do",
+        """
+SELECT mid, sum(number), max(reason) FROM (
+    SELECT mid, 1 AS number, NULL AS reason FROM faults.smuggled
+    UNION ALL SELECT message_id, -1, reason FROM mailroom.dead_letter WHERE stage = 'execute'
+    UNION ALL SELECT mid, -1, NULL FROM mailroom.outbox_executable JOIN faults.smuggled ON mid = message_id) AS d
+GROUP BY mid HAVING sum(number) <> 0""",
     ),
     Invariant(
         "I12",

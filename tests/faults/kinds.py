@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from inbox import Parked
-from outbox import Outbox
+from outbox import Outbox, Store
 from tests.faults.ledger import SENT
 from tests.faults.load import DEADLY
 from tests.faults.network import QUIET, Trouble
@@ -321,6 +321,47 @@ def replay_parked(stage: Stage, dice: random.Random) -> str:
     return "operator"
 
 
+# No executables, each in a way of its own: what of `columns` is given, and the value.
+SMUGGLED = (
+    ("operation", "'merge'"), ("notify", "'no topic'"), ("sent_at", "'infinity'"), ("after_clock", "-1"),
+    ("headers", "'[]'"), ("key", "''"), ("source", "repeat('s', 201)"),
+)  # fmt: skip
+# A function that leaves the session to the next as nobody wants it, in the transaction or for good.
+GUEST = """
+DO $$ BEGIN CREATE ROLE faults_guest; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+CREATE OR REPLACE FUNCTION faults.guest(how jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE how->>'does';
+END $$;
+INSERT INTO mailroom.executable_function VALUES ('guest', 'faults', 'guest', 10) ON CONFLICT DO NOTHING;
+"""
+LEAVES = (
+    "SET LOCAL ROLE faults_guest", "SET ROLE faults_guest", "SET SESSION AUTHORIZATION faults_guest",
+    "SET LOCAL session_replication_role = replica", "SET session_replication_role = replica",
+    "SET LOCAL search_path = public", "SET statement_timeout = 1", "SET mailroom.notify = off",
+    "SET default_transaction_read_only = on", "SET lock_timeout = 1", "RESET ALL",
+)  # fmt: skip
+
+
+def odd_executables(stage: Stage, dice: random.Random) -> str:
+    """F36: rows that came past the trigger, between calls of a function that leaves settings behind."""
+    with stage.host.session() as session, session.transaction():
+        session.execute(GUEST)
+        for _ in range(dice.randint(1, 5)):
+            Store().call(session, "guest", {"does": dice.choice(LEAVES)})
+            column, value = dice.choice(SMUGGLED)
+            columns = {"message_id": f"'{uuid4()}'", "operation": "'increment'", "key": "'all'", "amount": "0"}
+            columns[column] = value
+            session.execute("SET LOCAL session_replication_role = replica")
+            session.execute(
+                f"WITH past AS (INSERT INTO mailroom.outbox_executable ({', '.join(columns)}) "
+                f"VALUES ({', '.join(columns.values())}) RETURNING message_id) "
+                "INSERT INTO faults.smuggled SELECT message_id FROM past".encode()
+            )
+            session.execute("SET LOCAL session_replication_role = origin")
+    return "executor"
+
+
 FAULTS: dict[str, Fault] = {
     "F1": kill_process, "F2": pause_process, "F3": terminate, "F4": cancel, "F5": kill_backend, "F6": kill_server,
     "F7": stop_server, "F8": _trouble("cut before COMMIT", 0.3, 0, 1.5),
@@ -329,4 +370,5 @@ FAULTS: dict[str, Fault] = {
     "F12": _trouble("latency", 1, 0.02, 2), "F13": _trouble("half of COMMIT", 0.3, 0, 1.5), "F14": hit_pooler,
     "F16": too_many_connections, "F18": lock_tables, "F19": long_transaction, "F27": poison_corpus,
     "F29": lose_doorbells, "F32": rolling_restart, "F34": replay_parked,
+    "F36": odd_executables,
 }  # fmt: skip

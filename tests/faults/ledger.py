@@ -12,7 +12,8 @@ import psycopg
 # `wtx`, `dtx` and `rtx` are the transactions; `turn` is drawn while the key (or the dispatch lock) is held, so that it
 # rises in commit order along a key as long as nobody else works on the key meanwhile. `pos` is null for messages that
 # no order is promised for (scheduled ones). `seen` is how the campaign learns that a probe was handled. What is sent is
-# counted by executables too, in the transaction that sends it: a counter for each topic, and one for all.
+# counted by executables too, in the transaction that sends it: a counter for each topic, and one for all. Those in
+# `smuggled` are none, and came past the trigger.
 TABLES = """
 CREATE SCHEMA faults;
 CREATE SEQUENCE faults.turn;
@@ -29,6 +30,7 @@ CREATE TABLE faults.d_ledger (
     dtx bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     turn bigint NOT NULL DEFAULT nextval('faults.turn'));
 CREATE TABLE faults.seen (mid uuid NOT NULL);
+CREATE TABLE faults.smuggled (mid uuid NOT NULL);
 CREATE FUNCTION faults.counted() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO mailroom.outbox_executable (operation, key, amount)

@@ -23,7 +23,7 @@ KINDS = {
     "F26": "SERIALIZABLE, REPEATABLE READ, injected 40001 and 40P01", "F27": "poison corpus",
     "F29": "lost doorbells", "F30": "cancelled at an await", "F31": "an error injected at a statement or await",
     "F32": "SIGTERM: rolling restart", "F33": "unknown commits, resolved", "F34": "parked keys replayed under load",
-    "F35": "leader killed, paused: lease as shipped",
+    "F35": "leader killed, paused: lease as shipped", "F36": "executables past the trigger, settings left by functions",
 }  # fmt: skip
 
 

@@ -75,6 +75,12 @@ def test_a_sound_ledger_breaks_nothing(node: Node) -> None:
         pytest.param("UPDATE mailroom.store SET number = number + 1 WHERE key = 'all'", "I14", id="counted twice"),
         pytest.param("DELETE FROM mailroom.store WHERE key = 'alpha'", "I14", id="a counter is lost"),
         pytest.param("DELETE FROM mailroom.outbox_executable", "I14", id="an executable is lost"),
+        pytest.param("INSERT INTO faults.smuggled VALUES ('{0}')", "I15", id="past the trigger and applied"),
+        pytest.param(
+            "INSERT INTO mailroom.dead_letter (stage, reason, message_id, topic, key, kind, message_type, sent_at) "
+            "VALUES ('execute', 'cancelled', '{0}', 'store.increment', 'k', 'M', 'U', now())",
+            "I15", id="a good executable is dead",
+        ),
         pytest.param("UPDATE faults.route SET inbox = 'beta'", "I2", id="in an inbox where it does not go"),
         pytest.param("UPDATE faults.r_ledger SET mid = '{1}' WHERE mid = '{0}'", "I3", id="reaped twice"),
         pytest.param("UPDATE faults.r_ledger SET mid = '{4}' WHERE mid = '{0}'", "I3", id="reaped and still there"),

@@ -223,7 +223,7 @@ def test_a_key_is_read_page_by_page(there: SparkNode, node: Node, monkeypatch: p
 
 def test_an_inbox_is_read_by_its_indexes(node: Node) -> None:
     fill(node, 50)
-    for chosen, index in ((Chosen(), "inbox_shipping_clock"), (Chosen(key="order-1"), "inbox_shipping_pkey")):
+    for chosen, index in ((Chosen(), "clock_of_shipping"), (Chosen(key="order-1"), "key_of_shipping")):
         steps = paging("mailroom", "shipping", 0, 40, chosen, 10_000)
         with node.connection.transaction():
             plan = explained(node.connection, next(steps), steps.send([]))
