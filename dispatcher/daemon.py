@@ -6,9 +6,10 @@ Each lane has an outbox, a doorbell, a lease and connections of its own: what ho
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import psycopg
 
@@ -16,6 +17,7 @@ from dispatcher.applier import Applier
 from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.execute import Execution
+from dispatcher.house import House
 from dispatcher.janitor import Janitor, moving_all_aside
 from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
 from mailroom import schema as node
@@ -76,27 +78,32 @@ class Dispatcher(Lane):
         self._rows = rows
         self._max_bytes = max_bytes
         self._janitor = Janitor(self._schema)
+        self._house = House(self._dsn, self._janitor)
         self.totals = Totals()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
-        return _Delivering(Deliverer(connection, self._schema, rows=self._rows, max_bytes=self._max_bytes), self.totals)
+        return _Delivering(Deliverer(connection, self._schema, rows=self._rows, max_bytes=self._max_bytes), self._count)
 
-    async def _keep_house(self, keeper: psycopg.AsyncConnection) -> int:
-        return await self._janitor.keep_house(keeper)
+    def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
+        return [self._house.run(leading)]
+
+    def _count(self, delivery: Delivery) -> None:
+        self.totals.add(delivery)
+        self._janitor.watch(delivery.inboxes)
 
 
 class _Delivering:
-    def __init__(self, deliverer: Deliverer, totals: Totals) -> None:
+    def __init__(self, deliverer: Deliverer, count: Callable[[Delivery], None]) -> None:
         self._deliverer = deliverer
-        self._totals = totals
+        self._count = count
 
     async def first(self) -> int:
         delivery = await self._deliverer.deliver()
-        self._totals.add(delivery)
+        self._count(delivery)
         return delivery.taken
 
     async def drain(self) -> int:
-        return await self._deliverer.drain(progress=self._totals.add)
+        return await self._deliverer.drain(progress=self._count)
 
 
 @dataclass(slots=True)

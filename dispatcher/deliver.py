@@ -4,7 +4,7 @@ No row travels through Python, and no value is decoded. What is here runs inside
 says where transactions begin and end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from mailroom import locks
@@ -18,6 +18,13 @@ SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "of
 PARTITION_KEY = locks.key("partition")
 PARTITION_CHANNEL = locks.channel("partition")
 
+# The oldest messages above a floor, and which of them fit into a batch of so many bytes; the first of them always does.
+OLDEST_FITTING = """
+    SELECT position, after_clock, deliver_at, expires_at, row_number() OVER oldest = 1 OR %(bytes)s::bigint >=
+           sum(coalesce(octet_length(value), pg_catalog.pg_column_size(value_json))) OVER oldest AS fits
+    FROM {schema}.outbox WHERE position > %(floor)s::bigint
+    WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
+    ORDER BY position LIMIT %(rows)s::bigint"""
 # The steps, in order: `reach` (who gets a topic), `batch` (at most so many rows and bytes, oldest first), `stamp` (the
 # clock before and after), `taken` (deleted by range, twice as fast as by ids; one snapshot, so the very rows of
 # `batch`), `fated` (numbered in position order before anything is joined: one clock per message, however many get it).
@@ -37,11 +44,7 @@ batch AS MATERIALIZED (
     SELECT max(position) FILTER (WHERE fits) AS last, count(*) FILTER (WHERE fits) AS messages,
            max(after_clock) FILTER (WHERE fits) AS after_clock,
            count(*) = %(rows)s::bigint OR NOT bool_and(fits) AS more
-    FROM (SELECT position, after_clock, row_number() OVER oldest = 1 OR %(bytes)s::bigint >=
-                 sum(coalesce(octet_length(value), pg_catalog.pg_column_size(value_json))) OVER oldest AS fits
-          FROM {{schema}}.outbox WHERE position > %(floor)s::bigint
-          WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
-          ORDER BY position LIMIT %(rows)s::bigint) AS o),
+    FROM ({OLDEST_FITTING}) AS o),
 stamp AS MATERIALIZED (
     SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
     FROM batch, {{schema}}.node AS n,
@@ -81,16 +84,18 @@ fates AS MATERIALIZED (
            count(*) FILTER (WHERE fate = 'unrouted') AS unrouted, count(*) FILTER (WHERE fate = 'dead') AS dead
     FROM fated),
 touched AS MATERIALIZED (
-    SELECT to_regclass('{{schema}}.inbox_' || inbox) AS partition, count(*) AS rows FROM delivered GROUP BY inbox),
+    SELECT inbox, to_regclass('{{schema}}.inbox_' || inbox) AS partition, count(*) AS rows
+    FROM delivered GROUP BY inbox),
 woken AS MATERIALIZED (
     SELECT pg_catalog.count(pg_notify({PARTITION_CHANNEL}, '')) FROM touched
     WHERE NOT pg_try_advisory_xact_lock({locks.ASLEEP}, {PARTITION_KEY}))
 SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
        fates.last, setval('{{schema}}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
-       (SELECT count FROM woken), coalesce(more, false)
+       (SELECT count FROM woken), coalesce(more, false),
+       (SELECT coalesce(array_agg(inbox), '{{}}'::text[]) FROM touched)
 FROM fates, stamp
 """,
-    columns=(*("bigint",) * 10, "boolean"),
+    columns=(*("bigint",) * 10, "boolean", "text[]"),
 )
 
 
@@ -99,7 +104,8 @@ class Delivery:
     """What one delivery did. `taken` counts messages, `delivered` the copies that reached inboxes.
 
     `last` is the largest position taken, `clock` the last one given out; `ceiling` is set when nothing could be taken
-    because the clock's ceiling must first be raised to at least that. `more` says that the batch was full.
+    because the clock's ceiling must first be raised to at least that. `more` says that the batch was full, `inboxes`
+    which of them got something.
     """
 
     taken: int
@@ -113,6 +119,7 @@ class Delivery:
     ceiling: int | None
     woken: int
     more: bool
+    inboxes: list[str] = field(default_factory=list)
 
 
 def delivering(
@@ -167,27 +174,6 @@ def reading_oldest(schema: str) -> Operation[int | None]:
     """Return the oldest message's position."""
     [(position,)] = yield OLDEST.at(schema=schema)()
     return None if position is None else int(position)
-
-
-# By its position: another message may by now stand before the one that could not be delivered.
-BURY = Sql(
-    f"""
-WITH gone AS (
-    DELETE FROM {{schema}}.outbox WHERE position = %(position)s::bigint RETURNING {MESSAGE}),
-dead AS (
-    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
-    SELECT 'deliver', %(reason)s::text, {MESSAGE} FROM gone)
-SELECT count(*) FROM gone
-""",
-    columns=("bigint",),
-)
-
-
-def burying(schema: str, *, position: int, reason: str) -> Operation[int]:
-    """Move the message at `position` to `dead_letter`, so that it cannot stop the others; returns 1, or 0 if gone."""
-    yield LOCK.at(schema=schema)()
-    [(count,)] = yield BURY.at(schema=schema)(position=position, reason=reason)
-    return int(count)
 
 
 RECOVER = Sql(

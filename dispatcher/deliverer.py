@@ -2,14 +2,16 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
 import psycopg
 
-from dispatcher.deliver import Delivery, burying, delivering, reading_oldest, recovering_clock
+from dispatcher.deliver import Delivery, delivering, reading_oldest, recovering_clock
 from dispatcher.floor import Floor
+from dispatcher.refusal import Refused, burying, is_refusal, reason_of, sifting
 from mailroom.clock import WARN_CLOCK
 from mailroom.operation import Operation, T
 from mailroom.stamping import raising_ceiling
@@ -17,7 +19,6 @@ from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
 
-DATA_ERRORS = ("22", "23", "54")  # classes of SQLSTATE: data exception, constraint violation, program limit exceeded
 ROWS = 10_000
 MAX_BYTES = 32 * 1024 * 1024
 
@@ -57,16 +58,16 @@ class Deliverer:
                 return taken
 
     async def deliver(self, now: datetime | None = None) -> Delivery:
-        """Deliver one batch. A message that the database refuses goes to `dead_letter`, and only that one."""
+        """Deliver one batch. Messages that the database refuses go to `dead_letter`, and only those."""
         if not self._recovered:
             # Before the first clock is given out on this connection: a crash may have set the sequence back.
             clock = await self._transaction(recovering_clock(self._schema))
             if clock >= WARN_CLOCK:
                 log.warning("the clock stands at %d, more than half of what it can ever count", clock)
             self._recovered = True
-        rows, failed = self._rows, False
+        rows, failures, dead = self._rows, 0, 0
         while True:
-            alone = failed and rows == 1
+            alone = failures > 1 and rows == 1
             floor = await self._before_oldest() if alone else self._floor.start()
             try:
                 delivery = await self._transaction(
@@ -74,32 +75,55 @@ class Deliverer:
                 )
             except psycopg.Error as error:
                 self._floor = Floor("outbox", self._monotonic)
-                if (error.sqlstate or "")[:2] not in DATA_ERRORS:
+                if not is_refusal(error.sqlstate):
                     raise
                 if alone:
-                    return await self._bury(floor + 1, error)
-                # Once more first: a subscription may have become visible just before its inbox's partition was known.
-                rows, failed = (max(1, rows // 2) if failed else rows), True
+                    names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
+                    return _dead(await self._bury([Refused(floor + 1, reason_of(error.sqlstate or "", *names))]))
+                failures += 1
+                if failures == 1:
+                    rows, refused = await self._sift(floor, rows, now)
+                    dead += await self._bury(refused)
+                    rows -= len(refused)
+                    if not rows:
+                        return _dead(dead)
+                elif failures > 2:
+                    # Refused by the delivery and not by a try of it: halved down to the one. Not at once: a
+                    # subscription may have become visible just before its inbox's partition was known.
+                    rows = max(1, rows // 2)
                 continue
             if delivery.ceiling is not None:
                 await self._transaction(raising_ceiling(self._schema, delivery.ceiling))
                 continue
             await run_async(self._connection, self._floor.raising(self._schema, delivery))
-            return replace(delivery, more=delivery.more or rows < self._rows)
+            return replace(
+                delivery,
+                taken=delivery.taken + dead,
+                dead=delivery.dead + dead,
+                more=delivery.more or rows < self._rows,
+            )
 
     async def _before_oldest(self) -> int:
         # Above this floor one row is that very message, even if one that stands before it commits meanwhile.
         oldest = await run_async(self._connection, reading_oldest(self._schema))
         return 0 if oldest is None else oldest - 1
 
-    async def _bury(self, position: int, error: psycopg.Error) -> Delivery:
-        # Not the error's detail: it repeats the row.
-        names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
-        reason = f"{type(error).__name__} ({error.sqlstate}) {' '.join(name for name in names if name)}".strip()
-        log.error("a message could not be delivered and went to dead_letter: %s", reason)
-        dead = await self._transaction(burying(self._schema, position=position, reason=reason))
-        return Delivery(dead, 0, 0, 0, 0, dead, None, None, None, 0, more=True)
+    async def _sift(self, floor: int, rows: int, now: datetime | None) -> tuple[int, list[Refused]]:
+        return await self._transaction(
+            sifting(self._schema, floor=floor, rows=rows, max_bytes=self._max_bytes, now=now)
+        )
+
+    async def _bury(self, refused: list[Refused]) -> int:
+        if not refused:
+            return 0
+        for reason, count in Counter(each.reason for each in refused).items():
+            log.error("messages that could not be delivered went to dead_letter: %d, for %s", count, reason)
+        return await self._transaction(burying(self._schema, refused))
 
     async def _transaction(self, operation: Operation[T]) -> T:
         async with self._connection.transaction():
             return await run_async(self._connection, operation)
+
+
+def _dead(count: int) -> Delivery:
+    return Delivery(count, 0, 0, 0, 0, count, None, None, None, 0, more=True)

@@ -1,12 +1,17 @@
-"""The janitor: what the keeper does beside the lease, so that claims stay fast and tables small.
+"""The janitor: what is done beside delivering, so that claims stay fast and tables small.
 
-Often: scheduled messages that are due are sent on, each inbox's floor is raised, what stands behind parked messages is
+Often: scheduled messages that are due are sent on, inboxes' floors are raised, what stands behind parked messages is
 moved aside. Once a minute: what nobody needs any more is deleted. It waits for no transaction of users: what they hold
-is passed over and comes next time.
+is passed over and comes next time. So is an inbox that is in trouble, such as one that is being removed.
+
+It costs per change and not per inbox: floors are looked at where something was delivered, and as long as something is
+reaped there. A few others are looked at in turn, for what nobody tells of: deliveries and replays of other processes.
 """
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import psycopg
 
@@ -15,10 +20,14 @@ from inbox.parked import Moved, moving_aside
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
+from mailroom.sqlstate import READ_ONLY, is_lost
 from mailroom.stamping import LOCK
 from mailroom.transaction import run_async
 
+log = logging.getLogger("mailroom.dispatcher")
+
 STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
+IN_TURN = 10  # inboxes looked at in turn, each time
 SWEEP_INTERVAL_S = 60.0
 SWEPT_ROWS = 10_000  # at most of one table and in one statement; more are left for the next step
 KEPT_DAYS = {"attempt": 14, "audit": 400, "outbox_jdbc_id": 7}
@@ -33,40 +42,105 @@ class Janitor:
         self._monotonic = monotonic
         self._swept = float("-inf")
         self._cursors: dict[str, str] = {}
+        self._turn = ""
+        self._watched: dict[str, int | None] = {}  # the oldest clock seen in an inbox whose floor is about to move
+        self._faulty: set[str] = set()
+
+    def watch(self, inboxes: Iterable[str]) -> None:
+        """Look at the floors of these, since something was delivered to them."""
+        for inbox in inboxes:
+            self._watched.setdefault(inbox, None)
 
     async def keep_house(self, connection: psycopg.AsyncConnection) -> int:
-        """Go through the house once; returns how much calls for coming back soon."""
-        await run_async(connection, releasing(self._schema))
+        """Go through the house once; returns how much calls for coming back soon.
+
+        Raises what the connection did not outlive.
+        """
         unfinished = 0
-        inboxes = await run_async(connection, listing_inboxes(self._schema))
-        for inbox, holds_parked in inboxes.items():
-            if await run_async(connection, lagging(self._schema, inbox)):
-                async with connection.transaction():
-                    await run_async(connection, raising_floor(self._schema, inbox))
-                unfinished += 1
-            if holds_parked:
+        with self._passing(connection, "scheduled messages"):
+            await run_async(connection, releasing(self._schema))
+        in_trouble: dict[str, bool] = {}
+        with self._passing(connection, "keys in trouble"):
+            in_trouble = await run_async(connection, listing_troubled(self._schema))
+        for inbox in (inbox for inbox, holds_parked in in_trouble.items() if holds_parked):
+            with self._passing(connection, f"parked keys of {inbox}"):
                 moved = await run_async(connection, moving_aside(self._schema, inbox, self._cursors.get(inbox, "")))
                 self._cursors[inbox] = moved.cursor
                 unfinished += moved.more
         if self._monotonic() - self._swept >= SWEEP_INTERVAL_S:
-            if await self._sweep(connection, list(inboxes)):
+            if await self._sweep(connection, in_trouble):
                 unfinished += 1
             else:
                 self._swept = self._monotonic()
+        inboxes: list[str] = []
+        with self._passing(connection, "the list of inboxes"):
+            inboxes = await run_async(connection, self._choosing())
+        for inbox in inboxes:
+            with self._passing(connection, f"the floor of {inbox}"):
+                unfinished += await self._raise_floor(connection, inbox)
         return unfinished
 
-    async def _sweep(self, connection: psycopg.AsyncConnection, inboxes: list[str]) -> bool:
+    def _choosing(self) -> Operation[list[str]]:
+        watched = list(self._watched)  # others are added meanwhile
+        listed, in_turn = yield from listing_inboxes(self._schema, watched, after=self._turn, rows=IN_TURN)
+        for inbox in set(watched).difference(listed):
+            del self._watched[inbox]
+        self._turn = in_turn[-1] if len(in_turn) == IN_TURN else ""
+        return list(dict.fromkeys(listed + in_turn))
+
+    async def _raise_floor(self, connection: psycopg.AsyncConnection, inbox: str) -> bool:
+        before = self._watched.pop(inbox, None)
+        try:
+            look = await run_async(connection, looking(self._schema, inbox))
+            if look is None:
+                return False  # it was removed this instant
+            floor, oldest, clock = look
+            lags = (clock if oldest is None else oldest - 1) - floor >= STEP
+            # Watched as long as it moves. With none alive it is raised once: what comes will be told of.
+            if oldest is not None and (lags or oldest != before):
+                self._watched[inbox] = oldest
+            if lags:
+                async with connection.transaction():
+                    await run_async(connection, raising_floor(self._schema, inbox))
+        except psycopg.errors.LockNotAvailable:
+            self.watch([inbox])
+            raise
+        return lags
+
+    async def _sweep(self, connection: psycopg.AsyncConnection, in_trouble: Iterable[str]) -> bool:
         """Tell whether more may be left: what comes by the message grows faster than one step a minute takes away."""
-        for inbox in inboxes:
-            await run_async(connection, sweeping_notes(self._schema, inbox))
-        more = await run_async(connection, sweeping_history(self._schema))
-        more = await run_async(connection, sweeping_batches(self._schema)) or more
-        return await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE or more
+        more = 0
+        for inbox in in_trouble:
+            with self._passing(connection, f"notes of {inbox}"):
+                await run_async(connection, sweeping_notes(self._schema, inbox))
+        with self._passing(connection, "history"):
+            more += await run_async(connection, sweeping_history(self._schema))
+        with self._passing(connection, "batches of Spark"):
+            more += await run_async(connection, sweeping_batches(self._schema))
+        with self._passing(connection, "commit tokens"):
+            more += await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE
+        return more > 0
+
+    @contextlib.contextmanager
+    def _passing(self, connection: psycopg.AsyncConnection, what: str) -> Iterator[None]:
+        """Leave for the next time what the database refuses: one table that is gone or locked stops no other."""
+        try:
+            yield
+        except psycopg.errors.LockNotAvailable:
+            log.debug("%s: locked by somebody else", what)  # or the lane delivers a large batch
+        except psycopg.Error as error:
+            if is_lost(error, connection) or error.sqlstate == READ_ONLY:
+                raise
+            if what not in self._faulty:
+                log.warning("%s: not looked after for now: %s (%s)", what, type(error).__name__, error.sqlstate)
+            self._faulty.add(what)
+        else:
+            self._faulty.discard(what)
 
 
 def moving_all_aside(schema: str) -> Operation[None]:
     """Move aside all that stands behind parked messages and nobody holds; in autocommit, in steps that commit."""
-    for inbox, holds_parked in (yield from listing_inboxes(schema)).items():
+    for inbox, holds_parked in (yield from listing_troubled(schema)).items():
         moved = Moved(0, cursor="", more=holds_parked)
         while moved.more or moved.cursor:
             moved = yield from moving_aside(schema, inbox, moved.cursor)
@@ -74,40 +148,59 @@ def moving_all_aside(schema: str) -> Operation[None]:
 
 INBOXES = Sql(
     """
-SELECT name, EXISTS (SELECT FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity')
-FROM {schema}.inbox_registry AS r
-WHERE EXISTS (SELECT FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid
-              WHERE i.inhparent = '{schema}.inbox'::regclass::oid AND c.relname = ('inbox_' || r.name)::name)
-ORDER BY name
+SELECT name, true FROM {schema}.inbox_registry WHERE name = ANY (%(named)s::text[])
+UNION ALL (
+    SELECT name, false FROM {schema}.inbox_registry WHERE name > %(after)s::text ORDER BY name LIMIT %(rows)s::bigint)
 """,
     columns=("text", "boolean"),
 )
 
 
-def listing_inboxes(schema: str) -> Operation[dict[str, bool]]:
-    """Return the names of the inboxes that have their partition, and whether they have parked keys."""
-    return dict((yield INBOXES.at(schema=schema)()))
+def listing_inboxes(schema: str, named: list[str], *, after: str, rows: int) -> Operation[tuple[list[str], list[str]]]:
+    """Return which of the named there are, and so many names in their order."""
+    found = yield INBOXES.at(schema=schema)(named=named, after=after, rows=rows)
+    return [name for name, is_named in found if is_named], [name for name, is_named in found if not is_named]
+
+
+# From one inbox to the next by the index, however many keys each of them has there.
+TROUBLED = Sql(
+    """
+WITH RECURSIVE troubled AS (
+    SELECT min(inbox) AS inbox FROM {schema}.key_state
+    UNION ALL
+    SELECT (SELECT min(inbox) FROM {schema}.key_state AS k WHERE k.inbox > t.inbox) FROM troubled AS t
+    WHERE t.inbox IS NOT NULL)
+SELECT r.name, EXISTS (SELECT FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity')
+FROM troubled AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER BY r.name
+""",
+    columns=("text", "boolean"),
+)
+
+
+def listing_troubled(schema: str) -> Operation[dict[str, bool]]:
+    """Return the names of the inboxes that have keys in trouble, and whether some of those are parked."""
+    return dict((yield TROUBLED.at(schema=schema)()))
 
 
 # -- Floors -----------------------------------------------------------------------------------------------------------
 
-PROBE = Sql(
+LOOK = Sql(
     f"""
-SELECT floor, coalesce((SELECT clock - 1 FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > r.floor
-                        ORDER BY {BY_CLOCK} LIMIT 1), last_value)
+SELECT floor, (SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > r.floor ORDER BY {BY_CLOCK} LIMIT 1),
+       last_value
 FROM {{schema}}.inbox_registry r, {{schema}}.clock WHERE name = '{{inbox}}'
 """,
-    columns=("bigint", "bigint"),
+    columns=("bigint", "bigint", "bigint"),
 )
 
 
-def lagging(schema: str, inbox: str) -> Operation[bool]:
-    """Tell whether the inbox's floor could be raised by enough to be worth it; a look, nothing more."""
-    rows = yield PROBE.at(schema=schema, inbox=inbox)()
-    return bool(rows) and rows[0][1] - rows[0][0] >= STEP
+def looking(schema: str, inbox: str) -> Operation[tuple[int, int | None, int] | None]:
+    """Return the inbox's floor, the clock of its oldest message if it has one, and the node's; None if not listed."""
+    rows = yield LOOK.at(schema=schema, inbox=inbox)()
+    return rows[0] if rows else None
 
 
-# Passed over while a replay has it, for as long as its caller does not commit: the lease is renewed beside this.
+# Passed over while a replay has it, for as long as its caller does not commit.
 HOLD = Sql(
     "SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE SKIP LOCKED",
     columns=("bigint",),

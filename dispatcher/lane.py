@@ -1,16 +1,18 @@
-"""A lane of the daemon: it empties one outbox while it leads, with a keeper beside it for the lease and the house.
+"""A lane of the daemon: it empties one outbox while it leads, with a keeper beside it for the lease.
 
-Three connections: the lane's (its batches, and the "awake" lock), the keeper's (the lease, and what else is to be kept)
-and the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them. The
-lease is renewed by a write, so a server that has become a standby is found out by that.
+Three connections: the lane's (its batches, and the "awake" lock), the keeper's (the lease, and nothing that may take
+long) and the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them.
+The lease is renewed by a write, so a server that has become a standby is found out by that. Nothing ends a lane that
+has once begun to work.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +25,7 @@ from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_
 from mailroom import backoff, settings
 from mailroom import schema as node
 from mailroom.bell import Bell
-from mailroom.errors import ConfigurationError
+from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import schema_name
 from mailroom.pooler import is_pooled
 from mailroom.severing import answered, sever
@@ -36,17 +38,15 @@ log = logging.getLogger("mailroom.dispatcher")
 
 POLL_INTERVAL_S = 1.0
 LONGEST_PAUSE_S = 5.0  # after losing the database; a node has few dispatchers, and all of its messages wait for one
-# How often the keeper looks after the house: often while floors move, for what a claim passes over under a held
-# snapshot is what was reaped since the last look; and while a parked key's messages are moved aside.
-HOUSE_INTERVAL_S = 0.5
-BUSY_HOUSE_INTERVAL_S = 0.1
+KEEP_INTERVAL_S = RENEW_S / 2
 # Works. A batch that reaches many inboxes takes its time, and tried anew it would take it again.
 LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
-# Keeps the lease: what it waits for longer than this comes next time.
+# Keeps the lease, or the house: what it waits for longer than this comes next time.
 KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
 FINISH_WITHIN_S = 3.0
 SEVER_AFTER_S = 2.0
+LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError)
 
 
 class Work(Protocol):
@@ -65,8 +65,9 @@ class Lane(ABC):
     """Empties an outbox as long as it runs and holds the lease of its role; else it stands by.
 
     `poll_interval_s` is how long a message waits at most if every notification is lost. A first connection that fails
-    raises `ConnectionFailed`; later ones are tried again with a back-off. A `dsn` that leads through a pooler raises
-    `ConfigurationError`.
+    raises `ConnectionFailed`, a `dsn` that leads through a pooler `ConfigurationError`; what else keeps the first batch
+    from being looked for is raised as it is. Once that was done, whatever fails is logged and tried again with a
+    back-off.
     """
 
     role: str
@@ -82,14 +83,15 @@ class Lane(ABC):
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_begun = False
 
     @abstractmethod
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
         """Return what is done over a connection that was just made."""
 
-    async def _keep_house(self, keeper: psycopg.AsyncConnection) -> int:
-        """Do what is to be done beside the work; returns how much calls for coming back soon."""
-        return 0
+    def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return what runs beside the work as long as its connections do, over one of its own."""
+        return ()
 
     def stop(self) -> None:
         """Finish the batch, give the lease up and return from `run`; safe from any thread, at any time, twice."""
@@ -119,15 +121,17 @@ class Lane(ABC):
                     await run_async(keeper, node.checking(self._schema))
                     connected = True
                     await self._work(lane, keeper)
-            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError) as error:
+            except Exception as error:
                 if self._stopping.is_set():
                     return
                 if not connected and isinstance(error, psycopg.OperationalError):
                     raise settings.connection_failed(error) from None
+                if not self._has_begun and not isinstance(error, LOST):
+                    raise
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if backoff.is_worth_a_line(failures, pause_s):
-                    log.warning("lost the database (%s), connecting again", type(error).__name__)
+                    self._log(error)
                 await self._pause(pause_s)
 
     async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
@@ -135,7 +139,8 @@ class Lane(ABC):
         doorbell = Doorbell(lane, self._schema, self.outbox, bell, self._poll_interval_s)
         self._leading.clear()
         serve = asyncio.create_task(self._serve(doorbell, self._work_on(lane)))
-        others = [asyncio.create_task(bell.run()), asyncio.create_task(self._keep(lane, keeper, doorbell, bell))]
+        beside = (bell.run(), self._keep(lane, keeper, doorbell, bell), *self._beside(self._leading))
+        others = [asyncio.create_task(each) for each in beside]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait([serve, *others, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -150,11 +155,27 @@ class Lane(ABC):
         if not keeper.closed:
             await answered(keeper, run_async(keeper, self._lease.giving_up()), SEVER_AFTER_S)
 
+    def _log(self, error: Exception) -> None:
+        if isinstance(error, LOST):
+            log.warning("lost the database (%s), connecting again", type(error).__name__)
+        elif isinstance(error, MailroomError):
+            log.error("%s: trying again: %s", self.role, error)
+        else:
+            # Where it was, and not what it says: that may repeat a message.
+            code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
+            where = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s: trying again after %s%s:\n%s", self.role, type(error).__name__, code, where)
+
     async def _serve(self, doorbell: Doorbell, work: Work) -> None:
+        async def first() -> int:
+            done = await work.first()
+            self._has_begun = True
+            return done
+
         while not self._stopping.is_set():
             if self._leading.is_set():
                 await doorbell.serve(
-                    work.drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=work.first
+                    work.drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=first
                 )
             else:
                 # Standing by; the keeper takes the lease when it runs out.
@@ -175,14 +196,11 @@ class Lane(ABC):
                     role = "leading" if leads else "standing by for"
                     log.info("%s %s schema %s, epoch %s", self.role, role, self._schema, self._lease.epoch)
                     self._leading.set() if leads else self._leading.clear()
+                self._has_begun = self._has_begun or not leads
             if time.monotonic() - looked >= LOOK_INTERVAL_S:
                 looked = time.monotonic()
                 await self._look_at_queue(keeper, bell)
-            raised = 0
-            if self._leading.is_set():
-                with contextlib.suppress(psycopg.errors.LockNotAvailable):  # the lane delivers a large batch
-                    raised = await self._keep_house(keeper)
-            await asyncio.sleep(BUSY_HOUSE_INTERVAL_S if raised else HOUSE_INTERVAL_S)
+            await asyncio.sleep(KEEP_INTERVAL_S)
 
     async def _look_at_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
         usage = await run_async(keeper, reading_queue_usage())

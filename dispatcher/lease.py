@@ -35,7 +35,8 @@ RETURNING epoch
     columns=("bigint",),
 )
 # A leader that hangs may still hold "awake", and then writers would not ring for the new one; or the dispatch lock, in
-# the middle of a delivery. Not permitted (the server's own rules), it is left to `idle_in_transaction_session_timeout`,
+# the middle of a delivery. In this database only: the lease of a copy of it, restored beside it, names a session of the
+# original's leader. Not permitted (the server's own rules), it is left to `idle_in_transaction_session_timeout`,
 # and the new leader polls.
 TERMINATE = Sql(
     """
@@ -43,6 +44,7 @@ SELECT pg_terminate_backend(a.pid)
 FROM pg_stat_activity AS a JOIN pg_roles AS r ON r.oid = a.usesysid,
      (SELECT rolsuper AS is_super FROM pg_roles WHERE rolname = current_user) AS me
 WHERE a.pid = %(backend_pid)s::bigint AND a.backend_start = %(backend_from)s::timestamptz
+  AND a.datname = current_database()
   AND (is_super OR NOT r.rolsuper AND (pg_has_role(a.usesysid, 'USAGE')
                                        OR pg_has_role('pg_signal_backend'::name, 'USAGE')))
 """,

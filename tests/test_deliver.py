@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.deliver import SESSION, Delivery
+from dispatcher import deliverer
+from dispatcher.deliver import SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from mailroom.clock import MAX_CLOCK, ClockOverflow, stamp
+from mailroom.operation import Operation
 from mailroom.stamping import CEILING_STEP, raising_ceiling
 from mailroom.transaction import run
 from outbox import Outbox
@@ -378,6 +380,85 @@ async def test_message_that_the_database_refuses_goes_alone_to_dead_letter(
     assert "23514" in reason
 
 
+async def test_many_refused_messages_cost_one_more_delivery(
+    node: Node, lane: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.inbox("shipping")
+    node.inbox("audit", "shipping")
+    forbid(node, "bad")
+    tries: list[int] = []
+
+    def counted(schema: str, *, rows: int, **bounds: Any) -> Operation[Delivery]:
+        tries.append(rows)
+        return delivering(schema, rows=rows, **bounds)
+
+    monkeypatch.setattr(deliverer, "delivering", counted)
+    dispatcher = Deliverer(lane, SCHEMA, rows=101)
+    node.send("shipping", key="first")  # raises the clock's ceiling
+    await dispatcher.drain()
+    tries.clear()
+    for nth in range(100):
+        node.send("shipping", key="bad" if nth % 5 == 3 else f"k{nth:02}")
+    totals: list[Delivery] = []
+    assert await dispatcher.drain(progress=totals.append) == 100
+    # The first time, without those that were refused, and what came meanwhile.
+    assert tries == [101, 80, 101]
+    assert [len(node.dead()), sum(each.dead for each in totals)] == [20, 20]
+    healthy = [f"k{nth:02}" for nth in range(100) if nth % 5 != 3]
+    assert node.delivered("inbox, key")[2:] == [(inbox, key) for key in healthy for inbox in ("audit", "shipping")]
+
+
+async def test_every_message_refused_leaves_nothing_behind(node: Node, lane: psycopg.AsyncConnection) -> None:
+    node.inbox("shipping")
+    forbid(node, "bad")
+    for _ in range(5):
+        node.send("shipping", key="bad")
+    assert await Deliverer(lane, SCHEMA, rows=3).drain() == 5
+    assert (len(node.dead()), node.waiting(), node.delivered()) == (5, [], [])
+
+
+async def test_message_that_would_be_refused_is_dropped_if_expired_and_put_aside_if_early(
+    node: Node, lane: psycopg.AsyncConnection
+) -> None:
+    node.inbox("shipping")
+    forbid(node, "bad")
+    node.send("shipping", key="bad")
+    node.send("shipping", key="bad", expires_at=SOON)
+    node.send("shipping", key="bad", deliver_at=LATER + timedelta(hours=1))
+    totals: list[Delivery] = []
+    await Deliverer(lane, SCHEMA).drain(LATER, totals.append)
+    assert [sum(getattr(each, what) for each in totals) for what in ("dead", "expired", "scheduled")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("sqlstate", ["22ABC", "P0001"])
+@pytest.mark.parametrize(
+    ("trigger", "condition"),
+    [
+        ("AFTER INSERT ON mailroom.inbox_shipping FOR EACH ROW", "NEW.key = 'bad'"),
+        ("AFTER DELETE ON mailroom.outbox REFERENCING OLD TABLE AS gone FOR EACH STATEMENT",
+         "EXISTS (SELECT FROM gone WHERE key = 'bad')"),
+    ],
+    ids=["of the inbox", "of the delivery only"],
+)  # fmt: skip
+async def test_message_that_a_trigger_refuses_goes_alone_to_dead_letter(
+    node: Node, lane: psycopg.AsyncConnection, trigger: str, condition: str, sqlstate: str
+) -> None:
+    node.inbox("shipping")
+    node.connection.execute(
+        f"""CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF {condition} AND current_query() !~ 'refused' THEN RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';
+                END IF; RETURN NULL; END $$;
+            CREATE TRIGGER no {trigger} EXECUTE FUNCTION no()""".encode()
+    )
+    for key in ("a", "bad", "b", "c", "d", "e", "f"):
+        node.send("shipping", key=key)
+    await Deliverer(lane, SCHEMA).drain()
+    assert [key for _, key, _ in node.delivered()] == ["a", "b", "c", "d", "e", "f"]
+    [(key, _, reason)] = node.dead()
+    assert key == "bad"
+    assert sqlstate in reason
+
+
 async def test_reason_and_log_of_a_refused_message_hold_nothing_of_it(
     node: Node, lane: psycopg.AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -400,7 +481,7 @@ async def test_message_that_commits_below_the_refused_one_is_not_buried_in_its_p
     node.send("shipping", key="bad")
 
     class CommitsBeforeTheBurial(Deliverer):
-        async def _bury(self, *arguments: Any, **options: Any) -> Delivery:
+        async def _bury(self, *arguments: Any, **options: Any) -> int:
             late.commit()
             return await super()._bury(*arguments, **options)
 

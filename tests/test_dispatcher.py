@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -11,13 +12,15 @@ from functools import partial
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from dispatcher import Dispatcher, drain
+from dispatcher.janitor import Janitor
 from dispatcher.lease import Lease, reading_backend
 from mailroom import bell as bells
 from mailroom.errors import ConnectionFailed, SchemaError
 from mailroom.transaction import run
-from tests.databases import Connect
+from tests.databases import Connect, Databases
 from tests.node import SCHEMA, Node
 from tests.proxy import Proxy, proxied
 from tests.waiting import eventually, eventually_async
@@ -93,7 +96,7 @@ def is_asleep(node: Node) -> bool:
 
 async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
             await eventually_async(partial(is_delivered, node, key))
@@ -105,7 +108,7 @@ async def test_dispatcher_whose_session_ended_right_behind_a_command_goes_on(
 ) -> None:
     network, dsn = proxy
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.end_behind(command, 3, only=b"mailroom dispatcher\0")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
@@ -135,7 +138,7 @@ async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a
 ) -> None:
     network, dsn = proxy
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.black_hole(only=b"dispatcher bell")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
@@ -149,7 +152,7 @@ async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
     monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(bells, "ANSWER_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.black_hole(only=b"dispatcher bell")
         await eventually_async(lambda: network.swallowed)
         network.forward()
@@ -193,7 +196,7 @@ async def test_only_one_of_two_dispatchers_delivers(node: Node) -> None:
     async with running(first):
         await eventually_async(lambda: leader(node) is not None)
         async with running(second):
-            await eventually_async(lambda: len(node.sessions()) == 6)
+            await eventually_async(lambda: len(node.sessions()) == 7)
             for key in "abc":
                 node.send("shipping", key=key)
                 await eventually_async(partial(is_delivered, node, key))
@@ -205,7 +208,7 @@ async def test_standby_takes_over_at_once_from_a_leader_that_stops(node: Node) -
     async with running(first):
         await eventually_async(lambda: leader(node) is not None)
         async with running(second):
-            await eventually_async(lambda: len(node.sessions()) == 6)
+            await eventually_async(lambda: len(node.sessions()) == 7)
             first.stop()
             node.send("shipping", key="k")
             await eventually_async(lambda: second.totals.taken == 1 or first.totals.taken == 1, TAKE_OVER_S)
@@ -217,7 +220,7 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
         await eventually_async(lambda: leader(node) is not None, TAKE_OVER_S)
         standby = Dispatcher(node.dsn)
         async with running(standby):
-            await eventually_async(lambda: len(node.sessions()) == 9)
+            await eventually_async(lambda: len(node.sessions()) == 10)
             found = leader(node)
             assert found is not None
             assert found[0] == first.pid
@@ -265,13 +268,126 @@ def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Conne
         gone.execute("SELECT 1")
 
 
+async def test_lease_is_renewed_on_time_however_long_something_in_the_house_takes(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_janitor: Janitor, connection: psycopg.AsyncConnection) -> int:
+        await connection.execute("SELECT pg_sleep(3600)")
+        return 0
+
+    monkeypatch.setattr(Janitor, "keep_house", hang)
+    async with running(Dispatcher(node.dsn)):
+        await eventually_async(lambda: leader(node) is not None)
+        async with running(Dispatcher(node.dsn)):
+            began = node.value("SELECT clock_timestamp()")
+            renewed = "SELECT until > %s + interval '10 s' FROM mailroom.lease WHERE role = 'dispatcher'"
+            await eventually_async(lambda: node.value(renewed, began), TAKE_OVER_S)
+            assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 1
+
+
+def test_new_leader_of_a_copy_leaves_the_original_s_session_alone(
+    node: Node, connect: Connect, databases: Databases
+) -> None:
+    original = connect(autocommit=True)
+    run(original, Lease(SCHEMA).taking(run(original, reading_backend()), "awake", {}))
+    lease = node.rows("SELECT * FROM mailroom.lease")[0]
+    copy = databases.create(migrated=True)
+    try:
+        with psycopg.connect(copy, autocommit=True) as restored:
+            values = ", ".join(["%s"] * len(lease))
+            restored.execute(
+                f"INSERT INTO mailroom.lease VALUES ({values})".encode(),
+                [Jsonb(value) if isinstance(value, dict) else value for value in lease],
+            )
+            restored.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+            leader_of_copy = Lease(SCHEMA)
+            assert run(restored, leader_of_copy.taking(run(restored, reading_backend()), "awake", {}))
+            assert leader_of_copy.epoch == 2
+        original.execute("SELECT 1")
+    finally:
+        databases.drop(copy)
+
+
+# -- Going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["as documented", "detached first", "dropped first"])
+async def test_removing_inboxes_ends_nothing(node: Node, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    unlist = "; ".join(
+        f"DELETE FROM mailroom.{table} = 'gone'" for table in ("subscription WHERE inbox", "inbox_registry WHERE name")
+    )
+    detach = "ALTER TABLE mailroom.inbox DETACH PARTITION mailroom.inbox_gone"
+    drop = "DROP TABLE mailroom.inbox_gone"
+    steps = {
+        "as documented": (unlist, detach, drop), "detached first": (detach, unlist, drop),
+        "dropped first": (drop, unlist),
+    }[order]  # fmt: skip
+    turns: list[int] = []
+    keep_house = Janitor.keep_house
+
+    async def counted(house: Janitor, connection: psycopg.AsyncConnection) -> int:
+        house._swept = float("-inf")
+        turns.append(await keep_house(house, connection))
+        return 1
+
+    monkeypatch.setattr(Janitor, "keep_house", counted)
+    async with running(Dispatcher(node.dsn, poll_interval_s=0.05)):
+        for turn in range(2):
+            node.inbox("gone", "news")
+            node.send("news", key=f"{turn}", kind="E")
+            await eventually_async(partial(is_delivered, node, f"{turn}"))
+            for nth, step in enumerate(steps):
+                node.connection.execute(step.encode())
+                turns.clear()
+                await eventually_async(lambda: len(turns) >= 2)  # one of them began since
+                node.send("shipping", key=f"{turn}{nth}")
+                await eventually_async(partial(is_delivered, node, f"{turn}{nth}"))
+
+
+@pytest.mark.parametrize("table", ["outbox", "lease", "inbox_registry"])
+async def test_error_of_any_kind_is_passing_once_it_has_begun(
+    node: Node, caplog: pytest.LogCaptureFixture, table: str
+) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=0.05)):
+        node.send("shipping", key="a")
+        await eventually_async(partial(is_delivered, node, "a"))
+        node.connection.execute(f"ALTER TABLE mailroom.{table} RENAME TO away".encode())
+        await eventually_async(lambda: "UndefinedTable 42P01" in caplog.text, TAKE_OVER_S)
+        node.connection.execute(f"ALTER TABLE mailroom.away RENAME TO {table}".encode())
+        node.send("shipping", key="b")
+        await eventually_async(partial(is_delivered, node, "b"), TAKE_OVER_S)
+
+
+async def test_schema_that_is_not_the_right_one_when_it_comes_back_is_waited_for(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(Dispatcher(node.dsn, poll_interval_s=0.05)):
+        node.send("shipping", key="a")
+        await eventually_async(partial(is_delivered, node, "a"))
+        [(revision,)] = node.rows("SELECT version_num FROM mailroom.alembic_version")
+        node.connection.execute("UPDATE mailroom.alembic_version SET version_num = '9901'")
+        node.end_sessions("mailroom dispatcher")
+        await eventually_async(lambda: "is too new for this program" in caplog.text, TAKE_OVER_S)
+        node.connection.execute("UPDATE mailroom.alembic_version SET version_num = %s", [revision])
+        node.send("shipping", key="b")
+        await eventually_async(partial(is_delivered, node, "b"), TAKE_OVER_S)
+
+
+@pytest.mark.parametrize("table", ["outbox", "lease"])
+async def test_error_at_the_start_ends_it(node: Node, table: str) -> None:
+    node.connection.execute(f"ALTER TABLE mailroom.{table} RENAME TO away".encode())
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        await Dispatcher(node.dsn).run()
+    gc.collect()  # the error's traceback, a cycle, holds the bell's connection if that was still being made
+
+
 # -- Losing the database and coming back ------------------------------------------------------------------------------
 
 
 async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         for key in "abc":
-            await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+            await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
             for pid in node.sessions():
                 node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             node.send("shipping", key=key)
@@ -280,7 +396,7 @@ async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(no
 
 async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_has_one(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         node.end_sessions("mailroom dispatcher bell")
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
@@ -370,7 +486,7 @@ async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
     network, dsn = proxy
     monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 3)
+        await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.black_hole(only=b"dispatcher bell")
         await eventually_async(lambda: network.swallowed)
 

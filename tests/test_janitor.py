@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator
 from functools import partial
+from inspect import getgeneratorlocals
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +15,9 @@ from inbox import Inbox, Park, Parked
 from inbox.failure import suspecting
 from inbox.parked import moving_aside
 from mailroom import settings
+from mailroom.operation import Operation
 from mailroom.transaction import run, run_async
+from outbox import Outbox, Outgoing
 from tests.databases import Connect
 from tests.node import SCHEMA, Node, failing
 from tests.test_plans import generic_plan
@@ -65,6 +69,115 @@ def suspect(node: Node, key: str, clock: int) -> None:
 
 def troubled(node: Node) -> list[str]:
     return [key for (key,) in node.rows("SELECT key FROM mailroom.key_state ORDER BY key")]
+
+
+# -- Looking ----------------------------------------------------------------------------------------------------------
+
+
+def floors(node: Node) -> dict[str, int]:
+    return dict(node.rows("SELECT name, floor FROM mailroom.inbox_registry WHERE floor > 0"))
+
+
+def fill(node: Node, *inboxes: str, steps: int = 1) -> None:
+    """Deliver messages to each of them, so many steps of a floor and one more, and reap the first step."""
+    for inbox in inboxes:
+        with node.connection.transaction():
+            Outbox().send_many(node.connection, [Outgoing(inbox, None, key="k")] * (steps * janitor.STEP + 1))
+        node.deliver()
+        reap_step(node, inbox)
+
+
+def reap_step(node: Node, inbox: str) -> None:
+    with node.connection.transaction():
+        Inbox(inbox).reap(node.connection, "k", limit=janitor.STEP)
+
+
+async def test_house_of_many_idle_inboxes_is_kept_by_as_many_statements_as_that_of_some(
+    node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inboxes = {f"inbox{nth}" for nth in range(25)}
+    for name in inboxes:
+        node.inbox(name)
+    done: list[Any] = []
+
+    async def counted(connection: psycopg.AsyncConnection, operation: Operation[Any]) -> Any:
+        done.append(getgeneratorlocals(operation).get("inbox"))
+        return await run_async(connection, operation)
+
+    house = House()
+    await house.janitor.keep_house(keeper)  # sweeps
+    monkeypatch.setattr(janitor, "run_async", counted)
+    costs = []
+    for _ in range(3):
+        before = len(done)
+        await house.janitor.keep_house(keeper)
+        costs.append(len(done) - before)
+    assert max(costs) <= janitor.IN_TURN + 3
+    assert set(done) - {None} == inboxes | {"shipping"}
+
+
+async def test_floor_of_an_inbox_that_got_something_is_raised_before_its_turn(
+    node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "IN_TURN", 1)
+    for name in ("zoo", "zulu"):
+        node.inbox(name)
+    house = House().janitor
+    fill(node, "zoo")
+    fill(node, "zulu", steps=3)
+    house.watch(["zulu"])
+    await house.keep_house(keeper)
+    assert set(floors(node)) == {"shipping", "zulu"}
+    # And as long as somebody reaps there, with nothing delivered.
+    for _ in range(2):
+        reap_step(node, "zulu")
+        before = floors(node)["zulu"]
+        await house.keep_house(keeper)
+        assert floors(node)["zulu"] == before + janitor.STEP
+
+
+@pytest.mark.parametrize("removed", ["dropped", "unlisted and dropped", "detached"])
+async def test_inbox_that_is_being_removed_is_passed_over(
+    node: Node, keeper: psycopg.AsyncConnection, caplog: pytest.LogCaptureFixture, removed: str
+) -> None:
+    for name in ("a_gone", "b_there"):
+        node.inbox(name)
+    house = House().janitor
+    fill(node, "a_gone", "b_there")
+    deliver(node, "k")
+    park(node, "k")
+    house.watch(["a_gone", "b_there"])
+    node.connection.execute(STATE.replace("shipping", "a_gone"), ["k", 1, "infinity"])
+    if removed == "unlisted and dropped":
+        node.connection.execute("DELETE FROM mailroom.inbox_registry WHERE name = 'a_gone'")
+    if removed == "detached":
+        node.connection.execute("ALTER TABLE mailroom.inbox DETACH PARTITION mailroom.inbox_a_gone")
+    else:
+        node.connection.execute("DROP TABLE mailroom.inbox_a_gone")
+    deliver(node, "k")
+    for _ in range(2):
+        await house.keep_house(keeper)
+    assert "b_there" in floors(node)
+    assert ("shipping", "k") not in node.rows("SELECT 'shipping', key FROM mailroom.inbox_shipping")
+    told = [record.getMessage() for record in caplog.records if "a_gone" in record.getMessage()]
+    assert len(told) == len(set(told))  # once, not with each turn
+    assert bool(told) is (removed == "dropped")
+
+
+async def test_inbox_that_is_locked_stops_no_other(
+    node: Node, keeper: psycopg.AsyncConnection, connect: Connect
+) -> None:
+    for name in ("a_locked", "b_free"):
+        node.inbox(name)
+    house = House().janitor
+    fill(node, "a_locked", "b_free")
+    holder = connect()
+    holder.execute("LOCK mailroom.inbox_a_locked")
+    await house.keep_house(keeper)
+    assert set(floors(node)) == {"b_free", "shipping"}
+    holder.rollback()
+    await house.keep_house(keeper)
+    assert set(floors(node)) == {"a_locked", "b_free", "shipping"}
 
 
 # -- Moving aside -----------------------------------------------------------------------------------------------------

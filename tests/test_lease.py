@@ -110,7 +110,7 @@ def test_killed_leader_is_replaced(node: Node) -> None:
     with process(node.dsn) as first:
         eventually(lambda: leader(node) == first.pid, START_S)
         with process(node.dsn) as second:
-            eventually(lambda: sessions(node) == 6, START_S)
+            eventually(lambda: sessions(node) == 7, START_S)
             first.kill()
             send(node, *"abc")
             eventually(lambda: delivered(node) == ["a", "b", "c"], KILLED_S)
@@ -124,7 +124,7 @@ def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
 ) -> None:
     keys = [f"k{nth:02}" for nth in range(20)]
     with process(node.dsn, STOPS if where == "within a delivery" else "") as first:
-        eventually(lambda: leader(node) == first.pid and sessions(node) == 3, START_S)
+        eventually(lambda: leader(node) == first.pid and sessions(node) == 4, START_S)
         send(node, *keys[:5])
         if where == "within a delivery":
             eventually(lambda: is_stopped(first), START_S)
@@ -138,7 +138,7 @@ def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
             first.send_signal(signal.SIGCONT)
             send(node, *keys[10:])
             eventually(lambda: len(delivered(node)) >= len(keys), WITHIN_S)
-            eventually(lambda: sessions(node) == 6, WITHIN_S)
+            eventually(lambda: sessions(node) == 7, WITHIN_S)
             assert leader(node) == second.pid
             assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 2
             # In clock order: nothing twice, nothing out of the order in which it was sent.

@@ -1,0 +1,145 @@
+"""Refusal: which messages the database does not take, found all at once, and where they end.
+
+A message may be refused by what a user has put on an inbox: a constraint, a trigger, an index.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg import errors
+
+from dispatcher.deliver import OLDEST_FITTING
+from mailroom.message import MESSAGE
+from mailroom.operation import Operation, Sql
+from mailroom.stamping import LOCK
+
+# By the class of their SQLSTATE. The last one is what a trigger raises that says nothing else.
+CLASSES = {
+    "22": "data_exception",
+    "23": "integrity_constraint_violation",
+    "54": "program_limit_exceeded",
+    "P0": "plpgsql_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message of the outbox that the database refused, by its position, and why."""
+
+    position: int
+    reason: str
+
+
+def is_refusal(sqlstate: str | None) -> bool:
+    """Tell whether an error is about what was written, and would come again."""
+    return (sqlstate or "")[:2] in CLASSES
+
+
+def reason_of(sqlstate: str, *names: str | None) -> str:
+    """Return a reason; the `names` are those of constraint, table and column. Not the detail: that repeats the row."""
+    try:
+        kind = errors.lookup(sqlstate).__name__
+    except KeyError:
+        kind = "DatabaseError"
+    return " ".join([f"{kind} ({sqlstate})", *(name for name in names if name)])
+
+
+# Those that a delivery would drop or put aside are not asked about.
+ASK = Sql(
+    f"""
+SELECT count(*), set_config('mailroom.asked', coalesce(array_agg(position ORDER BY position) FILTER (
+    WHERE (deliver_at <= now) IS NOT FALSE AND (expires_at > now) IS NOT FALSE), '{{}}')::text, true)
+FROM ({OLDEST_FITTING}) AS o, (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS m (now)
+WHERE fits
+""",
+    columns=("bigint", "text"),
+)
+# A block has no parameters and no result, so both are settings of the transaction. Copies are inserted one by one; a
+# refusal undoes those since the one before, and leaves the cursor where it is: so all are tried once, however many are
+# refused. Done from here, with savepoints or by halves, one refused message cost 2 s. Who gets what is the rule of the
+# delivery's statement. All is undone in the end.
+TRY = Sql(
+    f"""
+DO $sift$
+DECLARE
+    copies CURSOR FOR
+        SELECT r.inbox, o.*, n.id AS origin
+        FROM {{schema}}.outbox AS o, {{schema}}.node AS n,
+             LATERAL (SELECT s.inbox FROM {{schema}}.subscription AS s WHERE s.topic = o.topic
+                      UNION SELECT i.name FROM {{schema}}.inbox_registry AS i
+                      WHERE i.name = o.topic AND o.kind <> 'E') AS r
+        WHERE o.position = ANY (current_setting('mailroom.asked')::bigint[])
+        ORDER BY o.position;
+    copy record;
+    stamp bigint := (SELECT last_value FROM {{schema}}.clock);
+    skipped bigint;
+    refused text[] := '{{}}';
+    of_state text; of_constraint text; of_table text; of_column text;
+BEGIN
+    BEGIN
+        OPEN copies;
+        LOOP
+            BEGIN
+                LOOP
+                    FETCH copies INTO copy;
+                    EXIT WHEN NOT FOUND;
+                    CONTINUE WHEN copy.position = skipped;
+                    stamp := stamp + 1;
+                    INSERT INTO {{schema}}.inbox (inbox, clock, sent_clock, origin, {MESSAGE})
+                    VALUES (copy.inbox, stamp, stamp, copy.origin, copy.{MESSAGE.replace(", ", ", copy.")});
+                END LOOP;
+                EXIT;
+            EXCEPTION WHEN {" OR ".join(CLASSES.values())} THEN
+                GET STACKED DIAGNOSTICS of_state = RETURNED_SQLSTATE, of_constraint = CONSTRAINT_NAME,
+                                        of_table = TABLE_NAME, of_column = COLUMN_NAME;
+                skipped := copy.position;
+                refused := array_append(
+                    refused, json_build_array(skipped, of_state, of_constraint, of_table, of_column)::text);
+            END;
+        END LOOP;
+        RAISE EXCEPTION USING ERRCODE = 'MR000';
+    EXCEPTION WHEN SQLSTATE 'MR000' THEN NULL;
+    END;
+    PERFORM set_config('mailroom.refused', '[' || array_to_string(refused, ',') || ']', true);
+END $sift$
+"""
+)
+ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
+
+
+def sifting(
+    schema: str, *, floor: int, rows: int, max_bytes: int, now: datetime | None = None
+) -> Operation[tuple[int, list[Refused]]]:
+    """Return how many messages the next delivery of `rows` would take, and which of them the database refuses alone."""
+    yield LOCK.at(schema=schema)()
+    [(messages, _)] = yield ASK.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now)
+    yield TRY.at(schema=schema)()
+    [(answer,)] = yield ANSWER.at()()
+    return messages, [Refused(position, reason_of(*error)) for position, *error in json.loads(answer)]
+
+
+# By their positions: others may by now stand before those that were refused.
+BURY = Sql(
+    f"""
+WITH refused AS (
+    SELECT * FROM unnest(%(positions)s::bigint[], %(reasons)s::text[]) AS r (position, reason)),
+gone AS (
+    DELETE FROM {{schema}}.outbox WHERE position = ANY (%(positions)s::bigint[]) RETURNING position, {MESSAGE}),
+dead AS (
+    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
+    SELECT 'deliver', reason, {MESSAGE} FROM gone JOIN refused USING (position) ORDER BY position)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+)
+
+
+def burying(schema: str, refused: Sequence[Refused]) -> Operation[int]:
+    """Move messages to `dead_letter`, so that they cannot stop the others; returns how many were still there."""
+    yield LOCK.at(schema=schema)()
+    [(count,)] = yield BURY.at(schema=schema)(
+        positions=[each.position for each in refused], reasons=[each.reason for each in refused]
+    )
+    return int(count)
