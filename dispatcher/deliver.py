@@ -92,7 +92,7 @@ woken AS MATERIALIZED (
 SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
        fates.last, setval('{{schema}}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT count FROM woken), coalesce(more, false),
-       (SELECT coalesce(array_agg(inbox), '{{}}'::text[]) FROM touched)
+       (SELECT coalesce(pg_catalog.array_agg(inbox), '{{}}'::text[]) FROM touched)
 FROM fates, stamp
 """,
     columns=(*("bigint",) * 10, "boolean", "text[]"),

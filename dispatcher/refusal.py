@@ -49,7 +49,7 @@ def reason_of(sqlstate: str, *names: str | None) -> str:
 # Those that a delivery would drop or put aside are not asked about.
 ASK = Sql(
     f"""
-SELECT count(*), set_config('mailroom.asked', coalesce(array_agg(position ORDER BY position) FILTER (
+SELECT count(*), set_config('mailroom.asked', coalesce(pg_catalog.array_agg(position ORDER BY position) FILTER (
     WHERE (deliver_at <= now) IS NOT FALSE AND (expires_at > now) IS NOT FALSE), '{{}}')::text, true)
 FROM ({OLDEST_FITTING}) AS o, (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS m (now)
 WHERE fits
