@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import Node, fresh_node
-from benchmarks.pipeline import Pipeline
 from mailroom import schema as node_schema
+
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Pipeline
 
 AT_MOST = 5_000
 AT_ONCE = 100  # inboxes made or removed in one transaction: each takes a dozen of the server's locks

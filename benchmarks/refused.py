@@ -6,8 +6,8 @@ constraint refuses none. There are 10,000 messages at most: one batch of the dis
 
 import time
 
-from benchmarks.measure import Bar, Line, Measurement, Setup, Values
-from benchmarks.node import fresh_node
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import fresh_node
 
 AT_MOST = 10_000
 
