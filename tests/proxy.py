@@ -103,12 +103,15 @@ class Proxy:
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _cut(self) -> None:
+        for socket in self._listener.sockets:
+            self._loop.remove_reader(socket.fileno())  # a closed listener would leave open what it is accepting
+        while asyncio.all_tasks() - {asyncio.current_task()}:  # what is being accepted has no pump yet
+            for stream in self._streams:
+                stream.transport.abort()
+            for task in self._pumps:
+                task.cancel()
+            await asyncio.sleep(0)
         self._listener.close()
-        for stream in self._streams:
-            stream.transport.abort()
-        for task in self._pumps:
-            task.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def _swallow(self, only: bytes | None) -> None:
         self._swallowed = only
