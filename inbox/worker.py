@@ -33,8 +33,8 @@ from inbox.source import (
     usable_async,
 )
 from inbox.threads import in_thread
+from mailroom import encoding, settings
 from mailroom import schema as node
-from mailroom import settings
 from mailroom.errors import DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
@@ -159,6 +159,7 @@ class _Service(ABC):
         return Share(keys=self.batch, per_key=self.batch, total=self.batch, due_too=False)
 
     def _start(self) -> Operation[None]:
+        yield from encoding.checking()
         yield from node.checking(self.schema)
         yield from finding(self.schema, self.name)
 

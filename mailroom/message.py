@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, cast
 from uuid import UUID
@@ -20,13 +20,15 @@ MESSAGE = (
 DELIVERED = f"inbox, clock, sent_clock, origin, delivered_at, {MESSAGE}"
 
 # What every statement that gives messages selects, with the types of the result, in the order of `Message.__init__`.
+# Times as of UTC: in a session's own time zone, the first hours of the year 1 may be of a year that Python has not.
+TIMES = ("sent_at", "expires_at", "delivered_at")
 SELECTED = (
     "key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, "
-    "value, value_json::text, headers::text, source, sent_at, expires_at, delivered_at"
-)
+    "value, value_json::text, headers::text, source, "
+) + ", ".join(f"{time} AT TIME ZONE 'UTC'" for time in TIMES)
 COLUMNS = (
     *("text", "bigint", "bigint", "uuid", "uuid", "text", "text", "text", "text"),
-    *("bytea", "text", "text", "text", "timestamptz", "timestamptz", "timestamptz"),
+    *("bytea", "text", "text", "text", "timestamp", "timestamp", "timestamp"),
 )
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -39,7 +41,7 @@ class Message:
     `clock` is the Lamport clock of its delivery: unique on this node and rising along each key; `sent_clock` the one
     of the send event on the node `origin`. `id` never changes: the idempotency key for effects outside the database.
     `kind` is M message, E event, C command or R reply; `message_type` and `event_type` are the sender's codes.
-    `sent_at` and `delivered_at` are physical times (aware); order never rests on them. `source` says who sent it.
+    `sent_at` and `delivered_at` are physical times (aware, UTC); order never rests on them. `source` says who sent it.
     """
 
     __slots__ = (
@@ -65,9 +67,9 @@ class Message:
         self._json = json
         self._headers = headers
         self.source = source
-        self.sent_at = sent_at
-        self.expires_at = expires_at
-        self.delivered_at = delivered_at
+        self.sent_at = sent_at.replace(tzinfo=UTC)
+        self.expires_at = None if expires_at is None else expires_at.replace(tzinfo=UTC)
+        self.delivered_at = delivered_at.replace(tzinfo=UTC)
         self._value: Any = _UNDECODED
 
     @property

@@ -91,6 +91,7 @@ def _sqlalchemy_types() -> dict[str, "TypeEngine[Any]"]:
         "float8": Float(53),
         "integer": Integer(),
         "text": Text(),
+        "timestamp": DateTime(),
         "timestamptz": DateTime(timezone=True),
         "uuid": Uuid(),
     }

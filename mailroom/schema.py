@@ -44,10 +44,15 @@ async def migrate_async(
 
 # Two migrations of one node at once: the second waits, then finds nothing to do.
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
-SETTINGS = Sql("SELECT current_setting('search_path'), current_setting('lock_timeout')", columns=("text", "text"))
+SETTINGS = Sql(
+    "SELECT current_setting('search_path'), current_setting('lock_timeout'), "
+    "current_setting('standard_conforming_strings')",
+    columns=("text",) * 3,
+)
 SET_BACK = Sql(
-    "SELECT set_config('search_path', %(path)s::text, true), set_config('lock_timeout', %(timeout)s::text, true)",
-    columns=("text", "text"),
+    "SELECT set_config('search_path', %(path)s::text, true), set_config('lock_timeout', %(timeout)s::text, true), "
+    "set_config('standard_conforming_strings', %(strings)s::text, true)",
+    columns=("text",) * 3,
 )
 SAVEPOINT = Sql("SAVEPOINT mailroom_migration")
 FORGET = Sql("RELEASE SAVEPOINT mailroom_migration")
@@ -58,7 +63,7 @@ def migrating(schema: str, revision: str, discard: bool) -> Operation[None]:
     """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them."""
     yield IN_TRANSACTION
     yield LOCK.at(lock=str(locks.DDL), node=schema)()
-    [(path, timeout)] = yield SETTINGS.at()()
+    [(path, timeout, strings)] = yield SETTINGS.at()()
     statements = _script(schema, (yield from _revision(schema)), revision, discard)
     yield SAVEPOINT.at()()
     try:
@@ -66,11 +71,11 @@ def migrating(schema: str, revision: str, discard: bool) -> Operation[None]:
             yield Statement(statement.replace("%", "%%"), ())()
     except Exception as error:
         yield ROLL_BACK.at()()
-        if sqlstate(error) == HOLDS_MESSAGES:
+        if sqlstate(error) in (HOLDS_MESSAGES, UNKNOWN_ENCODING):
             raise SchemaError(primary_message(error)) from error
         raise
     yield FORGET.at()()
-    yield SET_BACK.at()(path=path, timeout=timeout)
+    yield SET_BACK.at()(path=path, timeout=timeout, strings=strings)
 
 
 class _Statements(StringIO):
@@ -146,6 +151,7 @@ def _opening(schema: str) -> tuple[str, ...]:
         f"""SELECT set_config('search_path', '"{schema}", pg_catalog, pg_temp', true)""",
         # No statement of ours makes the whole database wait behind it for a lock that somebody holds.
         "SELECT set_config('lock_timeout', '5s', true)",
+        "SELECT set_config('standard_conforming_strings', 'on', true)",
         f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
     )
 
@@ -153,8 +159,16 @@ def _opening(schema: str) -> tuple[str, ...]:
 def _starting(schema: str, revision: str | None) -> str:
     """Return the statement that fails unless the node is at the revision where a script begins."""
     if revision is None:
-        # Empty, it stays behind when a node is removed. Where it is not, the first table of ours is there already.
-        return f'DROP TABLE IF EXISTS "{schema}".alembic_version'
+        # Empty, alembic's table stays behind when a node is removed. Where it is not, the first one of ours is there.
+        return f"""
+DO $$ BEGIN
+    IF current_setting('server_encoding') = 'SQL_ASCII' THEN
+        RAISE EXCEPTION USING ERRCODE = '{UNKNOWN_ENCODING}', MESSAGE = 'This database does not know the encoding of '
+            'its text (SQL_ASCII), so it would take keys that nobody can read. Make one that does: '
+            'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0';
+    END IF;
+    DROP TABLE IF EXISTS "{schema}".alembic_version;
+END $$"""
     return f"""
 DO $$ BEGIN
     IF NOT EXISTS (SELECT FROM alembic_version WHERE version_num = '{revision}') THEN
@@ -163,7 +177,9 @@ DO $$ BEGIN
 END $$"""
 
 
-HOLDS_MESSAGES = "MR001"  # the SQLSTATE of what follows
+# SQLSTATEs of our own.
+HOLDS_MESSAGES = "MR001"
+UNKNOWN_ENCODING = "MR002"
 
 
 def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]) -> None:

@@ -21,6 +21,7 @@ from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types import array
 
+from mailroom.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.errors import NotInTransaction, UnsupportedConnection
 from mailroom.operation import Execute, Fill, Operation, Sql, Step
 
@@ -194,11 +195,16 @@ def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[A
 def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
-            with PlainCursor(connection) as cursor:
+            with in_utf8(connection), PlainCursor(connection) as cursor:
                 cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
-            with end_of_copy(connection), PlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
+            with (
+                in_utf8(connection),
+                end_of_copy(connection),
+                PlainCursor(connection) as cursor,
+                cursor.copy(copy.sql) as stream,
+            ):
                 stream.set_types([kind for _, kind in columns])
                 for row in rows:
                     stream.write_row(row)
@@ -210,12 +216,16 @@ def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
 async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
-            async with AsyncPlainCursor(connection) as cursor:
+            async with in_utf8_async(connection), AsyncPlainCursor(connection) as cursor:
                 await cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return await cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
             with end_of_copy(connection):
-                async with AsyncPlainCursor(connection) as cursor, cursor.copy(copy.sql) as stream:
+                async with (
+                    in_utf8_async(connection),
+                    AsyncPlainCursor(connection) as cursor,
+                    cursor.copy(copy.sql) as stream,
+                ):
                     stream.set_types([kind for _, kind in columns])
                     for row in rows:
                         await stream.write_row(row)
@@ -236,8 +246,9 @@ def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None =
 def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
-            result = connection.execute(statement.text, values)
-            return [tuple(row) for row in result] if result.returns_rows else []
+            with in_utf8_sqlalchemy(connection):
+                result = connection.execute(statement.text, values)
+                return [tuple(row) for row in result] if result.returns_rows else []
         case Fill(_, unnest, columns, rows):
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):

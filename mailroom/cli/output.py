@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -158,7 +158,9 @@ def shown(cell: object) -> str:
         case timedelta():
             return duration(cell.total_seconds())
         case datetime():
-            return cell.astimezone().isoformat(" ", "seconds")
+            with suppress(OverflowError, ValueError):  # west of UTC, the year 1 begins before Python's time
+                cell = cell.astimezone()
+            return cell.isoformat(" ", "seconds")
     return str(cell)
 
 
