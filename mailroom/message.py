@@ -45,8 +45,8 @@ class Message:
     """
 
     __slots__ = (
-        "_headers", "_json", "_raw", "_value", "clock", "delivered_at", "event_type", "expires_at", "id", "key", "kind",
-        "message_type", "origin", "sent_at", "sent_clock", "source", "topic",
+        "_delivered_at", "_expires_at", "_headers", "_json", "_raw", "_sent_at", "_value", "clock", "event_type", "id",
+        "key", "kind", "message_type", "origin", "sent_clock", "source", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -67,9 +67,9 @@ class Message:
         self._json = json
         self._headers = headers
         self.source = source
-        self.sent_at = sent_at.replace(tzinfo=UTC)
-        self.expires_at = None if expires_at is None else expires_at.replace(tzinfo=UTC)
-        self.delivered_at = delivered_at.replace(tzinfo=UTC)
+        self._sent_at = sent_at
+        self._expires_at = expires_at
+        self._delivered_at = delivered_at
         self._value: Any = _UNDECODED
 
     @property
@@ -88,6 +88,21 @@ class Message:
     def headers(self) -> Mapping[str, str]:
         """The headers, text to text."""
         return NO_HEADERS if self._headers is None else MappingProxyType(json.loads(self._headers))
+
+    @property
+    def sent_at(self) -> datetime:
+        """When it was sent, by its sender's database."""
+        return self._sent_at.replace(tzinfo=UTC)
+
+    @property
+    def delivered_at(self) -> datetime:
+        """When it was delivered."""
+        return self._delivered_at.replace(tzinfo=UTC)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it would have expired before its delivery, None for never."""
+        return None if self._expires_at is None else self._expires_at.replace(tzinfo=UTC)
 
     def __repr__(self) -> str:
         # Without the value: what is printed ends in logs.

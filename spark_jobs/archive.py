@@ -82,7 +82,7 @@ class RawCursor(PlainCursor):
 
 
 RawCursor.adapters.register_loader("uuid", ByteaBinaryLoader)
-RawCursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+RawCursor.adapters.register_loader("timestamp", Int8BinaryLoader)
 
 
 def run_raw(connection: psycopg.Connection, operation: Operation[T]) -> T:
