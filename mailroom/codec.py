@@ -1,8 +1,8 @@
 """Values on the wire: CBOR (RFC 8949) within hard limits. Whatever `encode` accepts, `decode` returns equal.
 
-A value is None, a bool, an int of 64 bits, a float, text, bytes, an aware datetime, a date, a UUID, a Decimal, or a
-list or a map of values, a map with text or bytes as keys. Everything else is refused by both sides: it would come back
-as something else, here or in another language.
+A value is None, a bool, an int of 64 bits, a float, text, bytes, an aware datetime, a date, a UUID, a Decimal of up to
+1,000 digits, or a list or a map of values, a map with text or bytes as keys. Everything else is refused by both sides:
+it would come back as something else, here or in another language.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,6 +23,8 @@ MAX_DEPTH = 32
 # An item of one byte decodes into as many as 72 bytes: so many take about as much memory as the largest value's bytes.
 MAX_ITEMS = 250_000
 MIN_INT, MAX_INT = -(2**64), 2**64 - 1
+# Together what PostgreSQL's numeric(1000, s) holds.
+MAX_DECIMAL_DIGITS = 1_000
 MAX_DECIMAL_EXPONENT = 1_000
 
 T = TypeVar("T")
@@ -31,12 +33,12 @@ T = TypeVar("T")
 def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:
     """Return `value` as CBOR of up to `max_bytes` (16 MiB: what `decode` reads), nested at most 32 deep (`MAX_DEPTH`).
 
-    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as two. It has at most
+    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as three. It has at most
     250,000 items (`MAX_ITEMS`): a list, map, key, number, text and so on is one each; a date, datetime or UUID counts
-    as two, a Decimal as four. The same value with its keys in the same order always gives the same bytes. A datetime
-    keeps its instant and its UTC offset, not the name of its zone. What subclasses a supported type (an enum of text,
-    an OrderedDict) comes back as that type. Raises `EncodeError`, which says where in the value the fault is and what
-    to send instead.
+    as two, a Decimal as four, and as five if its digits take more than 64 bits. The same value with its keys in the
+    same order always gives the same bytes. A datetime keeps its instant and its UTC offset, not the name of its zone.
+    What subclasses a supported type (an enum of text, an OrderedDict) comes back as that type. Raises `EncodeError`,
+    which says where in the value the fault is and what to send instead.
     """
     # The walk must come first: cbor2 recurses without a limit, and a value nested deep enough ends the process. It
     # is also complete by itself; proving the bytes by decoding and comparing them on top would double the time.
@@ -240,12 +242,11 @@ def _datetime_fault(moment: datetime) -> str | None:
 
 
 def _decimal_fault(number: Decimal) -> str | None:
-    sign, digits, exponent = number.as_tuple()
+    _, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int):
         return "is a Decimal without a value (NaN or Infinity): send None"
-    # The digits travel as one integer, and 64 bits hold any 19 of them. (Python makes no int of thousands of digits.)
-    if len(digits) > 19 and (len(digits) > 20 or int("".join(map(str, digits))) > MAX_INT + sign):
-        return "is a Decimal whose digits take more than 64 bits: send it as text"
+    if len(digits) > MAX_DECIMAL_DIGITS:
+        return f"is a Decimal of more than {MAX_DECIMAL_DIGITS:,} digits: send it as text"
     if abs(exponent) > MAX_DECIMAL_EXPONENT:
         return f"is a Decimal with an exponent beyond {MAX_DECIMAL_EXPONENT}: send it as text"
     return None
@@ -261,7 +262,7 @@ _LEAVES: dict[type, tuple[Callable[[Any], str | None], int]] = {
     datetime: (_datetime_fault, 1),
     date: (_no_fault, 1),
     UUID: (_no_fault, 1),
-    Decimal: (_decimal_fault, 2),
+    Decimal: (_decimal_fault, 3),  # a tag, its list, and the tag of digits that take more than 64 bits
 }
 
 
@@ -332,6 +333,7 @@ def _a(kind: type) -> str:
 
 # --- decoding -------------------------------------------------------------------------------------------------------
 
+_TOO_MANY_DIGITS = 10**MAX_DECIMAL_DIGITS
 _DECODED = frozenset(_LEAVES) | {bool, NoneType}
 
 
@@ -345,6 +347,8 @@ def _check_decoded(items: Iterable[object]) -> None:
             _check_decoded(item.values())
         elif isinstance(item, list):
             _check_decoded(item)
+        elif kind is Bignum:
+            raise DecodeError("it holds an integer beyond 64 bits outside of a decimal")
         else:
             raise DecodeError("it holds undefined or a simple value other than true, false and null")
 
@@ -365,11 +369,35 @@ def _decimal(content: object, _immutable: bool) -> Decimal:
     # A list in a mutable place, a tuple in an immutable one.
     if not isinstance(content, list | tuple) or len(content) != 2:
         raise DecodeError("a decimal is not a pair of exponent and digits")
-    exponent, digits = _exactly(int, content[0]), _exactly(int, content[1])
-    if abs(exponent) > MAX_DECIMAL_EXPONENT:
+    exponent, digits = content
+    digits = digits.number if type(digits) is Bignum else _exactly(int, digits)
+    if abs(_exactly(int, exponent)) > MAX_DECIMAL_EXPONENT:
         raise DecodeError(f"a decimal has an exponent beyond {MAX_DECIMAL_EXPONENT}")
+    if abs(digits) >= _TOO_MANY_DIGITS:
+        raise DecodeError(f"a decimal has more than {MAX_DECIMAL_DIGITS} digits")
     # From text, since arithmetic would round to the precision of the caller's decimal context.
     return Decimal(f"{digits}E{exponent}")
+
+
+class Bignum:
+    """An integer beyond 64 bits, as it stands in a decimal and nowhere else."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, content: object) -> None:
+        raw = _exactly(bytes, content)
+        # Shorter ones are told by their digits; a long one is not even made.
+        self.number = int.from_bytes(raw) if len(raw) <= MAX_DECIMAL_DIGITS else _TOO_MANY_DIGITS
+
+
+def _bignum(content: object, _immutable: bool) -> Bignum:
+    return Bignum(content)
+
+
+def _negative_bignum(content: object, _immutable: bool) -> Bignum:
+    found = Bignum(content)
+    found.number = -1 - found.number
+    return found
 
 
 def _uuid(content: object, _immutable: bool) -> UUID:
@@ -388,13 +416,14 @@ def _exactly(kind: type[T], content: object) -> T:
 
 
 class _AllowedTags(dict[int, Callable[[Any, bool], object]]):
-    """The only tags there are. cbor2 asks before it reads a tag's content: shared references and bignums never run."""
+    """The only tags there are. cbor2 asks before it reads a tag's content: shared references never run."""
 
     def __missing__(self, tag: int) -> NoReturn:
         raise DecodeError(f"tag {tag} is not one of {', '.join(map(str, self))}")
 
 
-_TAGS = _AllowedTags({0: _datetime_of_text, 1: _datetime_of_seconds, 4: _decimal, 37: _uuid, 1004: _date})
+_TAGS = _AllowedTags({0: _datetime_of_text, 1: _datetime_of_seconds, 2: _bignum, 3: _negative_bignum, 4: _decimal})
+_TAGS |= {37: _uuid, 1004: _date}
 
 
 def _decode_fault(error: Exception) -> str:

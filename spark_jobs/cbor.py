@@ -23,7 +23,7 @@ def encoded(array: pa.Array, path: str = "value") -> pa.LargeBinaryArray:
     `mailroom.codec.decode` gives back an equal value: a struct or map as dict, a timestamp as datetime in UTC. The
     limits are the codec's: 16 MiB and 250,000 items each, nested 32 deep. Raises `EncodeError`, which names the part
     by its `path` and never shows content, for a type that cannot be sent before it looks at any row, else for the
-    first fault: NaN, a time outside of the years 1 to 9999, a decimal of more than 64 bits, text that is not UTF-8, a
+    first fault: NaN, a time outside of the years 1 to 9999, text that is not UTF-8, a
     map with the same key twice.
     """
     check_type(array.type, path)
@@ -48,7 +48,7 @@ def _items(array: pa.Array, path: str) -> pa.LargeBinaryArray:
     if types.is_binary(kind) or types.is_large_binary(kind):
         return _with_lengths(leaves.BYTES, array.cast(pa.large_binary()))
     if types.is_decimal128(kind):
-        return _decimals(array, path)
+        return _decimals(array)
     if types.is_date32(kind):
         days = _numbers(array.view(pa.int32()), np.int64)
         _check_years(days, 1, path)
@@ -131,13 +131,17 @@ def _with_lengths(major: int, texts: pa.LargeBinaryArray) -> pa.LargeBinaryArray
     return _joined(leaves.heads(major, _numbers(pc.binary_length(texts), np.uint64)), texts)
 
 
-def _decimals(array: pa.Array, path: str) -> pa.LargeBinaryArray:
+def _decimals(array: pa.Array) -> pa.LargeBinaryArray:
     filled = array.fill_null(0)
     halves = np.frombuffer(filled.buffers()[1] or b"", np.int64).reshape(-1, 2)
     low, high = halves[filled.offset : filled.offset + len(filled)].T
-    if ((high != 0) & (high != -1)).any():
-        raise refused(path, "is a decimal whose digits take more than 64 bits: cast it to decimal(19, s), or to string")
-    return leaves.decimals(low.astype(np.uint64), high < 0, array.type.scale, _validity(array))
+    negative, validity = high < 0, _validity(array)
+    # Of a negative number CBOR has -1 minus the number, which is its complement.
+    low, high = (np.where(negative, ~half, half).astype(np.uint64) for half in (low, high))
+    encoded = leaves.decimals(low, negative, array.type.scale, validity)
+    if not high.any():
+        return encoded
+    return pc.if_else(high != 0, leaves.long_decimals(high, low, negative, array.type.scale, validity), encoded)
 
 
 def _check_years(numbers: npt.NDArray[np.int64], day: int, path: str) -> None:

@@ -81,12 +81,45 @@ def floats(numbers: npt.NDArray[np.float64], validity: pa.Buffer | None) -> pa.L
 
 
 def decimals(
-    low: npt.NDArray[np.uint64], negative: npt.NDArray[np.bool_], scale: int, validity: pa.Buffer | None
+    digits: npt.NDArray[np.uint64], negative: npt.NDArray[np.bool_], scale: int, validity: pa.Buffer | None
 ) -> pa.LargeBinaryArray:
-    """Encode decimal fractions: digits whose two's complement in 65 bits has the 64 lower bits `low`."""
-    exponent = head(NEGATIVE, scale - 1) if scale else head(UNSIGNED, 0)
-    digits = np.where(negative, ~low, low)
-    return heads(negative.astype(np.uint64) << np.uint64(5), digits, validity, b"\xc4\x82" + exponent)
+    """Encode decimal fractions of `digits`, or of -1 - `digits` where `negative`."""
+    return heads(negative.astype(np.uint64) << np.uint64(5), digits, validity, _before_digits(scale))
+
+
+def long_decimals(
+    high: npt.NDArray[np.uint64],
+    low: npt.NDArray[np.uint64],
+    negative: npt.NDArray[np.bool_],
+    scale: int,
+    validity: pa.Buffer | None,
+) -> pa.LargeBinaryArray:
+    """The same, of digits that take more than 64 bits: the lower ones `low`, the others `high`, which is not 0."""
+    prefix = _before_digits(scale)
+    begin = len(prefix) + 2
+    in_high = 8 - _leading_zeros(high)
+    rows = np.empty((len(high), begin + 16), np.uint8)
+    rows[:, : begin - 2] = np.frombuffer(prefix, np.uint8)
+    rows[:, begin - 2] = 0xC2 + negative
+    rows[:, begin - 1] = BYTES + 8 + in_high
+    # Moved up, so that the bytes that count are the first ones whatever their number.
+    up = np.uint64(64) - np.uint64(8) * in_high
+    moved = np.where(up == 0, high, high << up | low >> np.uint64(64) - np.maximum(up, 1)), low << up
+    for nth, half in enumerate(moved):
+        rows[:, begin + 8 * nth : begin + 8 * nth + 8] = half.astype(">u8").view(np.uint8).reshape(-1, 8)
+    return _rows(rows, begin + 8 + in_high.astype(np.int64), validity)
+
+
+def _before_digits(scale: int) -> bytes:
+    return b"\xc4\x82" + (head(NEGATIVE, scale - 1) if scale else head(UNSIGNED, 0))
+
+
+def _leading_zeros(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """How many of their eight bytes are 0 before the first that is not."""
+    zeros = np.zeros(len(numbers), np.uint64)
+    for bytes_ in range(1, 8):
+        zeros += numbers < np.uint64(1) << np.uint64(8 * bytes_)
+    return zeros
 
 
 def in_years(numbers: npt.NDArray[np.int64], day: int) -> bool:

@@ -105,7 +105,7 @@ def _levels(arrow: pa.DataType) -> int | None:
     if types.is_timestamp(arrow):
         return 1 if arrow.tz and arrow.unit == "us" else None
     if types.is_decimal128(arrow):
-        return 2 if 0 <= arrow.scale <= 38 else None
+        return 3 if 0 <= arrow.scale <= 38 else None
     plain = (
         types.is_null(arrow)
         or types.is_boolean(arrow)

@@ -33,7 +33,8 @@ DECLARE
     bias      integer;
     exponent  bigint;
     magnitude float8;            -- the number as a float
-    tag       bigint;            -- the tag whose content comes next; -4 and -5 are the two numbers within tag 4
+    tag       bigint;            -- the tag whose content comes next; -4 and -5 are the two numbers within tag 4, and
+                                 -- -2 and -3 the bytes of the second one if it takes more than 64 bits
     slice     bytea;
     escaped   text;
     piece     text;
@@ -69,17 +70,24 @@ BEGIN
 
         IF major = 6 THEN
             fault := format('tag %s does not belong here', argument);
+            IF tag = -5 THEN
+                EXIT WHEN argument NOT IN (2, 3);
+                tag := -argument;
+                CONTINUE;
+            END IF;
             EXIT WHEN tag IS NOT NULL OR argument NOT IN (0, 1, 4, 37, 1004);
             tag := argument;
             CONTINUE;
         END IF;
-        fault := format('tag %s holds what it cannot', CASE WHEN tag < 0 THEN 4 ELSE tag END);
+        fault := format('tag %s holds what it cannot', CASE WHEN tag < -3 THEN 4 ELSE abs(tag) END);
         EXIT WHEN CASE tag WHEN 0 THEN major <> 3 WHEN 1004 THEN major <> 3
                            WHEN 37 THEN major <> 2 OR argument <> 16
                            WHEN 1 THEN NOT (major IN (0, 1) OR major = 7 AND minor BETWEEN 25 AND 27)
                            WHEN 4 THEN major <> 4 OR argument <> 2
                            WHEN -4 THEN major > 1 OR argument NOT BETWEEN 0 AND 1000
-                           WHEN -5 THEN major > 1 END;
+                           WHEN -5 THEN major > 1
+                           WHEN -2 THEN major <> 2
+                           WHEN -3 THEN major <> 2 END;
 
         IF major <= 1 THEN
             number := argument + CASE WHEN argument < 0 THEN 18446744073709551616 ELSE 0 END;
@@ -97,7 +105,17 @@ BEGIN
             EXIT WHEN argument NOT BETWEEN 0 AND size - position;
             slice := substring(raw FROM position + 1 FOR argument::integer);
             position := position + argument;
-            IF tag = 37 THEN
+            IF tag < 0 THEN
+                number := 0;
+                fault := 'a decimal has more than 1000 digits';
+                EXIT WHEN argument > 416;
+                FOR nth IN 0 .. argument - 1 LOOP
+                    number := number * 256 + get_byte(slice, nth);
+                END LOOP;
+                number := CASE tag WHEN -2 THEN number ELSE -1 - number END;
+                EXIT WHEN abs(number) >= 1e1000;
+                piece := number || 'E' || exponent;
+            ELSIF tag = 37 THEN
                 piece := to_json(encode(slice, 'hex')::uuid::text);
             ELSIF major = 2 THEN
                 piece := to_json(translate(encode(slice, 'base64'), E'\n', ''));
