@@ -33,12 +33,12 @@ T = TypeVar("T")
 def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:
     """Return `value` as CBOR of up to `max_bytes` (16 MiB: what `decode` reads), nested at most 32 deep (`MAX_DEPTH`).
 
-    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as three. It has at most
+    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as two. It has at most
     250,000 items (`MAX_ITEMS`): a list, map, key, number, text and so on is one each; a date, datetime or UUID counts
-    as two, a Decimal as four, and as five if its digits take more than 64 bits. The same value with its keys in the
-    same order always gives the same bytes. A datetime keeps its instant and its UTC offset, not the name of its zone.
-    What subclasses a supported type (an enum of text, an OrderedDict) comes back as that type. Raises `EncodeError`,
-    which says where in the value the fault is and what to send instead.
+    as two, a Decimal as four. One whose digits take more than 64 bits counts as one level and one item more. The same
+    value with its keys in the same order always gives the same bytes. A datetime keeps its instant and its UTC offset,
+    not the name of its zone. What subclasses a supported type (an enum of text, an OrderedDict) comes back as that
+    type. Raises `EncodeError`, which says where in the value the fault is and what to send instead.
     """
     # The walk must come first: cbor2 recurses without a limit, and a value nested deep enough ends the process. It
     # is also complete by itself; proving the bytes by decoding and comparing them on top would double the time.
@@ -196,7 +196,7 @@ def _check_leaf(item: Any, kind: type, depth: int) -> None:
     fault = fault_of(item)
     if fault:
         raise _Refused(fault)
-    if depth + levels > MAX_DEPTH:
+    if depth + levels(item) > MAX_DEPTH:
         raise _Refused(
             f"is {_a(kind)} and nested too deep by its tag, the limit being {MAX_DEPTH}: send a flatter value"
         )
@@ -252,17 +252,32 @@ def _decimal_fault(number: Decimal) -> str | None:
     return None
 
 
+def _no_level(_item: object) -> int:
+    return 0
+
+
+def _one_level(_item: object) -> int:
+    return 1
+
+
+def _levels_of_decimal(number: Decimal) -> int:
+    """A tag and its list; and the tag of digits that take more than 64 bits, which hold any 19 of them."""
+    sign, digits, _ = number.as_tuple()
+    is_long = len(digits) > 19 and (len(digits) > 20 or int("".join(map(str, digits))) > MAX_INT + sign)
+    return 2 + is_long
+
+
 # By type: what can be wrong with it, and how many levels its encoding is deep. datetime before date, its base.
-_LEAVES: dict[type, tuple[Callable[[Any], str | None], int]] = {
-    str: (_text_fault, 0),
-    int: (_int_fault, 0),
-    float: (_float_fault, 0),
-    bytes: (_no_fault, 0),
-    bytearray: (_no_fault, 0),
-    datetime: (_datetime_fault, 1),
-    date: (_no_fault, 1),
-    UUID: (_no_fault, 1),
-    Decimal: (_decimal_fault, 3),  # a tag, its list, and the tag of digits that take more than 64 bits
+_LEAVES: dict[type, tuple[Callable[[Any], str | None], Callable[[Any], int]]] = {
+    str: (_text_fault, _no_level),
+    int: (_int_fault, _no_level),
+    float: (_float_fault, _no_level),
+    bytes: (_no_fault, _no_level),
+    bytearray: (_no_fault, _no_level),
+    datetime: (_datetime_fault, _one_level),
+    date: (_no_fault, _one_level),
+    UUID: (_no_fault, _one_level),
+    Decimal: (_decimal_fault, _levels_of_decimal),
 }
 
 

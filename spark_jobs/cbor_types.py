@@ -105,7 +105,9 @@ def _levels(arrow: pa.DataType) -> int | None:
     if types.is_timestamp(arrow):
         return 1 if arrow.tz and arrow.unit == "us" else None
     if types.is_decimal128(arrow):
-        return 3 if 0 <= arrow.scale <= 38 else None
+        if not 0 <= arrow.scale <= 38:
+            return None
+        return 2 if arrow.precision <= 19 else 3  # the third is the tag of digits that take more than 64 bits
     plain = (
         types.is_null(arrow)
         or types.is_boolean(arrow)

@@ -257,9 +257,23 @@ def test_decimal_is_exact_whatever_the_caller_s_context() -> None:
 
 
 def test_value_may_be_nested_to_the_limit_and_no_deeper() -> None:
-    for value in (nested(32), nested(32, []), nested(31, UUID(int=0)), nested(31, date.min), nested(29, Decimal(1))):
+    long, short = Decimal(2**64), Decimal(2**64 - 1)
+    dates = UUID(int=0), date.min
+    for value in (
+        nested(32),
+        nested(32, []),
+        *(nested(31, each) for each in dates),
+        nested(30, short),
+        nested(29, long),
+    ):
         assert decode(encode(value)) == value
-    for value in (nested(33), nested(33, {}), nested(32, UUID(int=0)), nested(32, date.min), nested(30, Decimal(1))):
+    for value in (
+        nested(33),
+        nested(33, {}),
+        *(nested(32, each) for each in dates),
+        nested(31, short),
+        nested(30, long),
+    ):
         with pytest.raises(EncodeError, match="nested"):
             encode(value)
 

@@ -276,7 +276,8 @@ def nested_value(leaf: Any, levels: int) -> Any:
         (1, pa.int32(), 0),
         (date(2026, 8, 2), pa.date32(), 1),
         (datetime(2026, 8, 2, tzinfo=UTC), TIMESTAMP, 1),
-        (Decimal(1), pa.decimal128(3, 0), 3),
+        (Decimal(10**19 - 1), pa.decimal128(19, 0), 2),
+        (Decimal(2**64), pa.decimal128(38, 0), 3),
     ],
     ids=str,
 )
