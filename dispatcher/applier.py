@@ -48,7 +48,7 @@ class Applier:
 
     async def execute(self) -> Execution:
         """Execute one batch, or one step of a range."""
-        floor = self._floor.start()
+        floor = self._floor.start().position
         try:
             async with self._connection.transaction():
                 execution = await run_async(

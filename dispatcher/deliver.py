@@ -7,6 +7,7 @@ says where transactions begin and end.
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from dispatcher.floor import START, Start
 from mailroom import locks
 from mailroom.message import MESSAGE
 from mailroom.operation import Operation, Sql
@@ -18,21 +19,23 @@ SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "of
 PARTITION_KEY = locks.key("partition")
 PARTITION_CHANNEL = locks.channel("partition")
 
-# The oldest messages above a floor, and which of them fit into a batch of so many bytes; the first of them always does.
+# The oldest messages from `start` on, and which of them fit into a batch of so many bytes; the first one always does.
 OLDEST_FITTING = """
     SELECT position, after_clock, deliver_at, expires_at, row_number() OVER oldest = 1 OR %(bytes)s::bigint >=
            sum(coalesce(octet_length(value), pg_catalog.pg_column_size(value_json))) OVER oldest AS fits
-    FROM {schema}.outbox WHERE position > %(floor)s::bigint
+    FROM {schema}.outbox WHERE position > (SELECT position FROM start)
     WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
     ORDER BY position LIMIT %(rows)s::bigint"""
-# The steps, in order: `reach` (who gets a topic), `batch` (at most so many rows and bytes, oldest first), `stamp` (the
-# clock before and after), `taken` (deleted by range, twice as fast as by ids; one snapshot, so the very rows of
-# `batch`), `fated` (numbered in position order before anything is joined: one clock per message, however many get it).
+# The steps, in order: `start` (where to look), `reach` (who gets a topic), `batch` (at most so many rows and bytes,
+# oldest first), `stamp` (the clock before and after), `taken` (deleted by range, twice as fast as by ids; one snapshot,
+# so the very rows of `batch`), `fated` (numbered in position order before anything is joined: one clock per message,
+# however many get it).
 # Inserting in key order is 1.5 times as fast as in the order taken. A clock above the ceiling is not given out: then
 # nothing is taken and the caller is told how high the ceiling must be.
 DELIVER = Sql(
     f"""
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
+{START},
 route AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed
     FROM (SELECT topic, inbox, true FROM {{schema}}.subscription
@@ -51,7 +54,7 @@ stamp AS MATERIALIZED (
          LATERAL (SELECT greatest(last_value, after_clock) FROM {{schema}}.clock) AS c (base)),
 taken AS (
     DELETE FROM {{schema}}.outbox
-    WHERE position > %(floor)s::bigint AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)
+    WHERE position > (SELECT position FROM start) AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)
     RETURNING position, deliver_at, {MESSAGE}),
 fated AS MATERIALIZED (
     SELECT n.*, inboxes, CASE WHEN expires_at <= now THEN 'expired'
@@ -92,10 +95,12 @@ woken AS MATERIALIZED (
 SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
        fates.last, setval('{{schema}}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT count FROM woken), coalesce(more, false),
-       (SELECT coalesce(pg_catalog.array_agg(inbox), '{{}}'::text[]) FROM touched)
+       (SELECT coalesce(pg_catalog.array_agg(inbox), '{{}}'::text[]) FROM touched),
+       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {{schema}}.outbox_position_seq),
+       (SELECT running FROM start)
 FROM fates, stamp
 """,
-    columns=(*("bigint",) * 10, "boolean", "text[]"),
+    columns=(*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]"),
 )
 
 
@@ -105,7 +110,7 @@ class Delivery:
 
     `last` is the largest position taken, `clock` the last one given out; `ceiling` is set when nothing could be taken
     because the clock's ceiling must first be raised to at least that. `more` says that the batch was full, `inboxes`
-    which of them got something.
+    which of them got something. `drawn` and `running` are for the floor.
     """
 
     taken: int
@@ -120,14 +125,16 @@ class Delivery:
     woken: int
     more: bool
     inboxes: list[str] = field(default_factory=list)
+    drawn: int = 0
+    running: list[str] = field(default_factory=list)
 
 
 def delivering(
-    schema: str, *, floor: int, rows: int, max_bytes: int, now: datetime | None = None
+    schema: str, *, start: Start, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[Delivery]:
-    """Deliver up to `rows` messages and `max_bytes` of values (at least one message) above the position `floor`."""
+    """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on."""
     yield LOCK.at(schema=schema)()
-    [row] = yield DELIVER.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now)
+    [row] = yield DELIVER.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes, now=now)
     return Delivery(*row)
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 import psycopg
 
 from dispatcher.deliver import Delivery, delivering, reading_oldest, recovering_clock
-from dispatcher.floor import Floor
+from dispatcher.floor import Floor, Start
 from dispatcher.refusal import Refused, burying, is_refusal, reason_of, sifting
 from mailroom.clock import WARN_CLOCK
 from mailroom.operation import Operation, T
@@ -68,10 +68,10 @@ class Deliverer:
         rows, failures, dead = self._rows, 0, 0
         while True:
             alone = failures > 1 and rows == 1
-            floor = await self._before_oldest() if alone else self._floor.start()
+            start = await self._before_oldest() if alone else self._floor.start()
             try:
                 delivery = await self._transaction(
-                    delivering(self._schema, floor=floor, rows=rows, max_bytes=self._max_bytes, now=now)
+                    delivering(self._schema, start=start, rows=rows, max_bytes=self._max_bytes, now=now)
                 )
             except psycopg.Error as error:
                 self._floor = Floor("outbox", self._monotonic)
@@ -79,10 +79,12 @@ class Deliverer:
                     raise
                 if alone:
                     names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
-                    return _dead(await self._bury([Refused(floor + 1, reason_of(error.sqlstate or "", *names))]))
+                    return _dead(
+                        await self._bury([Refused(start.position + 1, reason_of(error.sqlstate or "", *names))])
+                    )
                 failures += 1
                 if failures == 1:
-                    rows, refused = await self._sift(floor, rows, now)
+                    rows, refused = await self._sift(start, rows, now)
                     dead += await self._bury(refused)
                     rows -= len(refused)
                     if not rows:
@@ -103,14 +105,14 @@ class Deliverer:
                 more=delivery.more or rows < self._rows,
             )
 
-    async def _before_oldest(self) -> int:
+    async def _before_oldest(self) -> Start:
         # Above this floor one row is that very message, even if one that stands before it commits meanwhile.
         oldest = await run_async(self._connection, reading_oldest(self._schema))
-        return 0 if oldest is None else oldest - 1
+        return Start() if oldest is None else Start(oldest - 1)
 
-    async def _sift(self, floor: int, rows: int, now: datetime | None) -> tuple[int, list[Refused]]:
+    async def _sift(self, start: Start, rows: int, now: datetime | None) -> tuple[int, list[Refused]]:
         return await self._transaction(
-            sifting(self._schema, floor=floor, rows=rows, max_bytes=self._max_bytes, now=now)
+            sifting(self._schema, start=start, rows=rows, max_bytes=self._max_bytes, now=now)
         )
 
     async def _bury(self, refused: list[Refused]) -> int:

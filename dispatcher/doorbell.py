@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import psycopg
 
-from dispatcher.writers import reading_writers
+from dispatcher.writers import reading_writers, remaining
 from mailroom import locks
 from mailroom.bell import Bell, heard
 from mailroom.operation import Operation, Sql
@@ -71,7 +71,7 @@ class Doorbell:
         while writers and goes_on():
             if await heard(ring, pause_s):
                 return  # others write: back to being awake, and all of this again before the next sleep
-            writers &= await run_async(self._connection, reading_writers(self._schema, self._table))
+            writers = remaining(writers, await run_async(self._connection, reading_writers(self._schema, self._table)))
             await drain()
             pause_s = min(2 * pause_s, self._poll_interval_s)
         if goes_on():

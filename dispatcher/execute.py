@@ -36,6 +36,8 @@ class Execution:
     last: int | None = None
     more: bool = False
     guest: bool = False
+    drawn: int = 0
+    running: None = None
 
 
 @dataclass(slots=True)

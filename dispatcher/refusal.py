@@ -11,6 +11,7 @@ from datetime import datetime
 from psycopg import errors
 
 from dispatcher.deliver import OLDEST_FITTING
+from dispatcher.floor import START, Start
 from mailroom.message import MESSAGE
 from mailroom.operation import Operation, Sql
 from mailroom.stamping import LOCK
@@ -49,6 +50,7 @@ def reason_of(sqlstate: str, *names: str | None) -> str:
 # Those that a delivery would drop or put aside are not asked about.
 ASK = Sql(
     f"""
+WITH {START}
 SELECT count(*), set_config('mailroom.asked', coalesce(pg_catalog.array_agg(position ORDER BY position) FILTER (
     WHERE (deliver_at <= now) IS NOT FALSE AND (expires_at > now) IS NOT FALSE), '{{}}')::text, true)
 FROM ({OLDEST_FITTING}) AS o, (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS m (now)
@@ -110,11 +112,11 @@ ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
 
 def sifting(
-    schema: str, *, floor: int, rows: int, max_bytes: int, now: datetime | None = None
+    schema: str, *, start: Start, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[tuple[int, list[Refused]]]:
     """Return how many messages the next delivery of `rows` would take, and which of them the database refuses alone."""
     yield LOCK.at(schema=schema)()
-    [(messages, _)] = yield ASK.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes, now=now)
+    [(messages, _)] = yield ASK.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes, now=now)
     yield TRY.at(schema=schema)()
     [(answer,)] = yield ANSWER.at()()
     return messages, [Refused(position, reason_of(*error)) for position, *error in json.loads(answer)]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dispatcher import deliverer
 from dispatcher.deliver import SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
+from dispatcher.floor import Start
 from mailroom.clock import MAX_CLOCK, ClockOverflow, stamp
 from mailroom.operation import Operation
 from mailroom.stamping import CEILING_STEP, raising_ceiling
@@ -199,7 +200,7 @@ def test_clock_stands_where_the_last_message_was_stamped_and_stays_when_nothing_
     for _ in range(3):
         node.send("shipping")
     assert node.deliver().clock == 3
-    assert node.deliver() == Delivery(0, 0, 0, 0, 0, 0, None, None, None, 0, more=False)
+    assert node.deliver() == Delivery(0, 0, 0, 0, 0, 0, None, None, None, 0, more=False, drawn=3)
     assert node.value("SELECT last_value FROM mailroom.clock") == 3
     node.send("shipping")
     assert node.deliver().clock == 4
@@ -601,7 +602,7 @@ def test_second_dispatcher_waits_for_the_first_even_with_other_messages_to_take(
             node.send("shipping", key="b")
             # Above the first one's rows nothing but the lock is in its way: without it, b would be seen before a.
             position = node.value("SELECT last_value FROM mailroom.outbox_position_seq")
-            waiting = thread.submit(second.deliver, floor=position - 1)
+            waiting = thread.submit(second.deliver, start=Start(position - 1))
             blockers = wait_until_blocked(node.connection, second.connection.info.backend_pid)
             assert blockers == [first.connection.info.backend_pid]
         assert waiting.result().taken == 1

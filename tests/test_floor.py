@@ -9,8 +9,8 @@ import pytest
 from dispatcher import floor as floors
 from dispatcher.deliver import Delivery
 from dispatcher.deliverer import Deliverer
-from dispatcher.floor import FULL_SCAN_S, Floor
-from dispatcher.writers import reading_writers
+from dispatcher.floor import FULL_SCAN_S, Floor, Start
+from dispatcher.writers import reading_writers, remaining
 from mailroom.operation import Operation
 from mailroom.transaction import run
 from tests.databases import Connect
@@ -25,7 +25,7 @@ class Lane:
         self.floor = Floor("outbox")
 
     def deliver(self, rows: int = 10_000) -> Delivery:
-        return self.node.deliver(floor=self.floor.value, rows=rows)
+        return self.node.deliver(start=self.floor.start(), rows=rows)
 
     def raise_floor(self, delivery: Delivery, between: Callable[[], None] = lambda: None) -> int:
         run(self.node.connection, _interleaved(self.floor.raising(SCHEMA, delivery), between))
@@ -98,6 +98,65 @@ def test_floor_waits_for_a_prepared_transaction(node: Node, connect: Connect) ->
     assert node.delivered("key") == [("other",), ("prepared",)]
 
 
+def test_rows_of_a_long_transaction_are_not_scanned_again_before_it_ends(node: Node, connect: Connect) -> None:
+    lane, bulk, short = Lane(node), connect(), connect()
+    bulk.execute("SET LOCAL mailroom.notify = off")
+    for nth in range(10):
+        send(bulk, "shipping", key=f"bulk {nth}")
+        node.send("shipping", key=f"{nth}")
+    short.execute("SET LOCAL mailroom.notify = off")
+    send(short, "shipping", key="short")
+    lane.turn()
+    assert lane.turn() == 0
+    assert lane.floor.start().position == 21
+    # The end of the short one is met, and the long one's rows above the short one's are all that is scanned again.
+    short.commit()
+    node.send("shipping", key="last")
+    assert lane.deliver().taken == 2
+    # Its own end too, before what was sent after it.
+    bulk.commit()
+    node.send("shipping", key="after")
+    assert lane.deliver().taken == 11
+    assert [key for (key,) in node.delivered("key")][-12:] == ["last", *(f"bulk {nth}" for nth in range(10)), "after"]
+
+
+def test_gaps_that_wait_for_the_same_are_one(node: Node, connect: Connect) -> None:
+    lane, bulk = Lane(node), connect()
+    send(bulk, "shipping")
+    for _ in range(20):
+        node.send("shipping")
+        lane.turn()
+    start = lane.floor.start()
+    assert (len(start.gaps), start.position) == (1, 20)
+    assert start.gaps[0][0] == lane.floor.value == 0
+    bulk.rollback()
+    node.send("shipping")
+    lane.turn()
+    lane.turn()
+    assert lane.floor.start().gaps == ()
+    assert lane.floor.value >= 21
+
+
+def test_gap_is_not_made_before_every_writer_has_its_id(node: Node, connect: Connect) -> None:
+    lane, slow = Lane(node), connect()
+    node.send("shipping")
+    assert [lane.turn() for _ in range(2)][-1] == 1
+    # What it does between drawing a position and its first row, seen for longer.
+    slow.execute("LOCK TABLE mailroom.outbox IN ROW EXCLUSIVE MODE")
+    slow.execute("SELECT nextval('mailroom.outbox_position_seq')")
+    node.send("shipping", key="fast")
+    assert [lane.turn() for _ in range(4)][-1] == 1
+    assert lane.floor.start() == Start(1)
+    slow.execute(
+        "INSERT INTO mailroom.outbox (position, topic, key, value_json) OVERRIDING SYSTEM VALUE "
+        "VALUES (2, 'shipping', 'slow', '1')"
+    )
+    assert [lane.turn() for _ in range(2)][-1] == 1
+    assert lane.floor.start().position == 3
+    slow.commit()
+    assert lane.deliver().taken == 1
+
+
 def test_floor_rises_past_a_writer_that_rolled_back(node: Node, connect: Connect) -> None:
     lane, writer = Lane(node), connect()
     send(writer, "shipping")
@@ -128,16 +187,19 @@ def test_floor_is_not_raised_by_a_full_batch_that_ends_below_the_goal(node: Node
     assert lane.turn(rows=1) == 4
 
 
-def test_writer_is_known_by_the_same_name_before_and_after_it_is_prepared(node: Node, connect: Connect) -> None:
+def test_writer_is_known_by_the_same_id_before_and_after_it_is_prepared(node: Node, connect: Connect) -> None:
     writer = connect(autocommit=True)
     writer.execute("BEGIN; SET LOCAL mailroom.notify = off")
     send(writer, "shipping")
-    open_one = run(node.connection, reading_writers(SCHEMA, "outbox"))
+    [(open_one, id)] = run(node.connection, reading_writers(SCHEMA, "outbox")).items()
     writer.execute("PREPARE TRANSACTION 'named'")
     prepared = run(node.connection, reading_writers(SCHEMA, "outbox"))
-    assert open_one & prepared
+    assert list(prepared.values()) == [id]
+    assert remaining({open_one: id}, prepared) == prepared
+    assert remaining({open_one: None}, prepared) == prepared
+    assert remaining({"9/9": 7}, prepared) == {}
     writer.execute("ROLLBACK PREPARED 'named'")
-    assert run(node.connection, reading_writers(SCHEMA, "outbox")) == frozenset()
+    assert run(node.connection, reading_writers(SCHEMA, "outbox")) == {}
 
 
 def test_writers_of_other_tables_and_nodes_and_readers_are_none(node: Node, connect: Connect) -> None:
@@ -145,7 +207,7 @@ def test_writers_of_other_tables_and_nodes_and_readers_are_none(node: Node, conn
     reader.execute("SELECT FROM mailroom.outbox")
     other.execute("CREATE TABLE own (id int)")
     other.execute("INSERT INTO own VALUES (1)")
-    assert run(node.connection, reading_writers(SCHEMA, "outbox")) == frozenset()
+    assert run(node.connection, reading_writers(SCHEMA, "outbox")) == {}
 
 
 async def test_row_written_below_the_floor_is_found_by_the_scan_of_every_minute(node: Node) -> None:
@@ -244,6 +306,7 @@ def test_nothing_is_stuck_below_the_floor_whatever_fourteen_writers_do(node: Nod
     for _ in range(150):
         writers_act()
         delivery = lane.deliver(rows=chosen.choice([1, 3, 10_000]))
+        assert delivery.more or node.waiting() == [], "a delivery left something that it could see"
         writers_act()
         floor_seen.add(lane.raise_floor(delivery, writers_act))
     for nth in list(sent):

@@ -130,12 +130,12 @@ class History:
     # The dispatcher.
 
     def deliver(self, rows: int) -> None:
-        delivery = self.node.deliver(floor=self.floor.value, rows=rows)
+        delivery = self.node.deliver(start=self.floor.start(), rows=rows)
         run(self.node.connection, self.floor.raising(SCHEMA, delivery))
 
     def deliver_and_roll_back(self, rows: int) -> None:
         with self.node.connection.transaction(force_rollback=True):
-            self.node.deliver(floor=self.floor.value, rows=rows)
+            self.node.deliver(start=self.floor.start(), rows=rows)
 
     # Reapers.
 

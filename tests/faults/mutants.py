@@ -65,7 +65,7 @@ def _cursor_read() -> None:
     from dispatcher.floor import Floor
 
     def raising(self: Floor, schema: str, delivery: Delivery) -> Operation[None]:
-        self.value = max(self.value, delivery.last or 0)
+        self._start = max(self._start, delivery.last or 0)
         yield from ()
 
     _put(Floor, "raising", raising)

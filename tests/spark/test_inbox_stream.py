@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import spark_jobs.node
 from dispatcher.deliver import delivering
+from dispatcher.floor import Start
 from inbox import Inbox, Worker
 from mailroom import codec
 from mailroom.errors import ConfigurationError, UnknownInbox
@@ -403,7 +404,7 @@ def test_a_delivery_under_way_is_waited_for(
     restore(node, 2)
     node.send("shipping", 10)
     with psycopg.connect(node.dsn) as dispatcher:
-        run(dispatcher, delivering("mailroom", floor=0, rows=10, max_bytes=1_000))
+        run(dispatcher, delivering("mailroom", start=Start(), rows=10, max_bytes=1_000))
         node.connection.execute("SELECT setval('mailroom.clock', 5)")
         monkeypatch.setitem(spark_jobs.node.SESSION, "lock_timeout", "10ms")
         with pytest.raises(psycopg.errors.LockNotAvailable):
