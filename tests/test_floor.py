@@ -7,11 +7,11 @@ import psycopg
 import pytest
 
 from dispatcher import floor as floors
-from dispatcher.deliver import Delivery
+from dispatcher.deliver import OLDEST_FITTING, SESSION, Delivery
 from dispatcher.deliverer import Deliverer
-from dispatcher.floor import FULL_SCAN_S, Floor, Start
+from dispatcher.floor import FULL_SCAN_S, START, Floor, Start
 from dispatcher.writers import reading_writers, remaining
-from mailroom.operation import Operation
+from mailroom.operation import Operation, Sql
 from mailroom.transaction import run
 from tests.databases import Connect
 from tests.node import SCHEMA, Node, send
@@ -118,6 +118,33 @@ def test_rows_of_a_long_transaction_are_not_scanned_again_before_it_ends(node: N
     node.send("shipping", key="after")
     assert lane.deliver().taken == 11
     assert [key for (key,) in node.delivered("key")][-12:] == ["last", *(f"bulk {nth}" for nth in range(10)), "after"]
+
+
+SCAN = Sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) WITH {START} SELECT max(position) FROM ({OLDEST_FITTING}) AS o")
+
+
+def test_what_a_scan_reads_does_not_depend_on_the_rows_of_a_long_transaction(node: Node, connect: Connect) -> None:
+    lane, bulk = Lane(node), connect()
+    bulk.execute("SET LOCAL mailroom.notify = off")
+    bulk.execute(
+        "INSERT INTO mailroom.outbox (topic, value_json) SELECT 'shipping', '1' FROM generate_series(1, 20000)"
+    )
+    node.send("shipping")
+    lane.turn()
+    lane.turn()
+
+    for name, value in SESSION.items():
+        node.connection.execute("SELECT set_config(%s, %s, false)", [name, value])
+
+    def pages(start: Start) -> int:
+        statement = SCAN.at(schema=SCHEMA)
+        [(plan,)] = node.connection.execute(
+            statement.sql, {**start.values(), "rows": 10_000, "bytes": 2**25}
+        ).fetchall()
+        return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+    assert pages(Start()) > 200
+    assert pages(lane.floor.start()) < 20
 
 
 def test_gaps_that_wait_for_the_same_are_one(node: Node, connect: Connect) -> None:
