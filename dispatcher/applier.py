@@ -9,6 +9,7 @@ from dispatcher.deliverer import MAX_BYTES, ROWS
 from dispatcher.execute import Execution, executing
 from dispatcher.floor import Floor
 from dispatcher.guest import clearing_session
+from dispatcher.portion import Portion
 from mailroom.pooler import is_pooled
 from mailroom.transaction import run_async
 
@@ -16,7 +17,8 @@ from mailroom.transaction import run_async
 class Applier:
     """Executes over one autocommit connection of its own, one transaction per batch.
 
-    `rows` and `max_bytes` bound a batch (one executable at least); `monotonic` is the clock of its `Floor`.
+    `rows` and `max_bytes` bound a full batch (one executable at least), of which `portion` says how much is tried;
+    `monotonic` is the clock of its `Floor`.
     """
 
     def __init__(
@@ -26,12 +28,14 @@ class Applier:
         *,
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
+        portion: Portion | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
         self._schema = schema
         self._rows = rows
         self._max_bytes = max_bytes
+        self._portion = portion or Portion()
         self._monotonic = monotonic
         self._floor = Floor("outbox_executable", monotonic)
 
@@ -49,11 +53,13 @@ class Applier:
     async def execute(self) -> Execution:
         """Execute one batch, or one step of a range."""
         floor = self._floor.start().position
+        rows, max_bytes = self._portion.of(self._rows), self._portion.of(self._max_bytes)
         try:
-            async with self._connection.transaction():
-                execution = await run_async(
-                    self._connection, executing(self._schema, floor=floor, rows=self._rows, max_bytes=self._max_bytes)
-                )
+            with self._portion.tried():
+                async with self._connection.transaction():
+                    execution = await run_async(
+                        self._connection, executing(self._schema, floor=floor, rows=rows, max_bytes=max_bytes)
+                    )
         except psycopg.Error:
             self._floor = Floor("outbox_executable", self._monotonic)
             raise

@@ -19,11 +19,12 @@ from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.execute import Execution
 from dispatcher.house import House
 from dispatcher.janitor import Janitor, moving_all_aside
-from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
+from dispatcher.lane import HELD_UP, LANE, POLL_INTERVAL_S, Lane, Work, open_session
+from dispatcher.portion import Portion
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.sqlstate import CANCELLED, RETRIED, sqlstate
+from mailroom.sqlstate import sqlstate
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -32,7 +33,6 @@ log = logging.getLogger("mailroom.dispatcher")
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # Rows of users' own tables are waited for so long; then the other lane's, and the lease, would wonder.
 PATIENCE = LANE | {"lock_timeout": "2s"}
-HELD_UP = RETRIED | {CANCELLED}
 
 
 @dataclass(slots=True)
@@ -77,12 +77,16 @@ class Dispatcher(Lane):
         super().__init__(dsn, schema, poll_interval_s)
         self._rows = rows
         self._max_bytes = max_bytes
+        self._portion = Portion()
         self._janitor = Janitor(self._schema)
         self._house = House(self._dsn, self._janitor)
         self.totals = Totals()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
-        return _Delivering(Deliverer(connection, self._schema, rows=self._rows, max_bytes=self._max_bytes), self._count)
+        deliverer = Deliverer(
+            connection, self._schema, rows=self._rows, max_bytes=self._max_bytes, portion=self._portion
+        )
+        return _Delivering(deliverer, self._count)
 
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
         return [self._house.run(leading)]
@@ -133,10 +137,11 @@ class Executor(Lane):
     ) -> None:
         super().__init__(dsn, schema, poll_interval_s)
         self._rows = rows
+        self._portion = Portion()
         self.totals = Executed()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
-        return _Executing(Applier(connection, self._schema, rows=self._rows), self.totals)
+        return _Executing(Applier(connection, self._schema, rows=self._rows, portion=self._portion), self.totals)
 
 
 class _Executing:
@@ -145,29 +150,12 @@ class _Executing:
         self._totals = totals
 
     async def first(self) -> int:
-        try:
-            execution = await self._applier.execute()
-        except psycopg.OperationalError as error:
-            return self._held_up(error)
+        execution = await self._applier.execute()
         self._totals.add(execution)
         return execution.taken
 
     async def drain(self) -> int:
-        try:
-            return await self._applier.drain(self._totals.add)
-        except psycopg.OperationalError as error:
-            return self._held_up(error)
-
-    def _held_up(self, error: psycopg.OperationalError) -> int:
-        # Somebody holds rows of a target, or has cancelled a statement. Nothing was done, and all is tried again at the
-        # next poll.
-        if sqlstate(error) not in HELD_UP:
-            raise error
-        log.warning(
-            "executor: rows of a target are locked by somebody else, or a statement was cancelled (%s); trying again",
-            type(error).__name__,
-        )
-        return 0
+        return await self._applier.drain(self._totals.add)
 
 
 def run(

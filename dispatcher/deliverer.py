@@ -11,6 +11,7 @@ import psycopg
 
 from dispatcher.deliver import Delivery, delivering, reading_oldest, recovering_clock
 from dispatcher.floor import Floor, Start
+from dispatcher.portion import Portion
 from dispatcher.refusal import Refused, burying, is_refusal, reason_of, sifting
 from mailroom.clock import WARN_CLOCK
 from mailroom.operation import Operation, T
@@ -26,7 +27,8 @@ MAX_BYTES = 32 * 1024 * 1024
 class Deliverer:
     """Delivers over one autocommit connection of its own, one transaction per batch.
 
-    `rows` and `max_bytes` bound a batch (one message at least); `monotonic` is the clock of its `Floor`.
+    `rows` and `max_bytes` bound a full batch (one message at least), of which `portion` says how much is tried;
+    `monotonic` is the clock of its `Floor`.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class Deliverer:
         *,
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
+        portion: Portion | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
         self._schema = schema
         self._rows = rows
         self._max_bytes = max_bytes
+        self._portion = portion or Portion()
         self._monotonic = monotonic
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
@@ -65,13 +69,17 @@ class Deliverer:
             if clock >= WARN_CLOCK:
                 log.warning("the clock stands at %d, more than half of what it can ever count", clock)
             self._recovered = True
-        rows, failures, dead = self._rows, 0, 0
+        with self._portion.tried():
+            return await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
+
+    async def _deliver(self, most: int, max_bytes: int, now: datetime | None) -> Delivery:
+        rows, failures, dead = most, 0, 0
         while True:
             alone = failures > 1 and rows == 1
             start = await self._before_oldest() if alone else self._floor.start()
             try:
                 delivery = await self._transaction(
-                    delivering(self._schema, start=start, rows=rows, max_bytes=self._max_bytes, now=now)
+                    delivering(self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now)
                 )
             except psycopg.Error as error:
                 self._floor = Floor("outbox", self._monotonic)
@@ -84,7 +92,7 @@ class Deliverer:
                     )
                 failures += 1
                 if failures == 1:
-                    rows, refused = await self._sift(start, rows, now)
+                    rows, refused = await self._sift(start, rows, max_bytes, now)
                     dead += await self._bury(refused)
                     rows -= len(refused)
                     if not rows:
@@ -102,7 +110,7 @@ class Deliverer:
                 delivery,
                 taken=delivery.taken + dead,
                 dead=delivery.dead + dead,
-                more=delivery.more or rows < self._rows,
+                more=delivery.more or rows < most,
             )
 
     async def _before_oldest(self) -> Start:
@@ -110,10 +118,8 @@ class Deliverer:
         oldest = await run_async(self._connection, reading_oldest(self._schema))
         return Start() if oldest is None else Start(oldest - 1)
 
-    async def _sift(self, start: Start, rows: int, now: datetime | None) -> tuple[int, list[Refused]]:
-        return await self._transaction(
-            sifting(self._schema, start=start, rows=rows, max_bytes=self._max_bytes, now=now)
-        )
+    async def _sift(self, start: Start, rows: int, max_bytes: int, now: datetime | None) -> tuple[int, list[Refused]]:
+        return await self._transaction(sifting(self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now))
 
     async def _bury(self, refused: list[Refused]) -> int:
         if not refused:

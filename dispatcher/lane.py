@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +29,7 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import schema_name
 from mailroom.pooler import is_pooled
 from mailroom.severing import answered, sever
+from mailroom.sqlstate import CANCELLED, RETRIED, sqlstate
 from mailroom.transaction import run_async
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
 FINISH_WITHIN_S = 3.0
 SEVER_AFTER_S = 2.0
+# Somebody has what a statement waits for, or it took too long, or was cancelled: nothing was done, and the session is
+# as good as it was. Made anew, it would take time and wait again.
+HELD_UP = RETRIED | {CANCELLED}
 LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError)
 
 
@@ -166,17 +170,36 @@ class Lane(ABC):
             where = "".join(traceback.format_tb(error.__traceback__))
             log.error("%s: trying again after %s%s:\n%s", self.role, type(error).__name__, code, where)
 
+    def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
+        """Tell whether to try again over the same session, and log it."""
+        if sqlstate(error) not in HELD_UP:
+            return False
+        log.warning(
+            "%s: %s was held up by somebody's lock, or cancelled (%s); trying again",
+            self.role, what, type(error).__name__,
+        )  # fmt: skip
+        return True
+
+    async def _unless_held_up(self, batches: Callable[[], Awaitable[int]]) -> int:
+        try:
+            return await batches()
+        except psycopg.Error as error:
+            if not self._is_held_up(error, "a batch"):
+                raise
+            return 0
+
     async def _serve(self, doorbell: Doorbell, work: Work) -> None:
         async def first() -> int:
-            done = await work.first()
+            done = await self._unless_held_up(work.first)
             self._has_begun = True
             return done
 
+        async def drain() -> int:
+            return await self._unless_held_up(work.drain)
+
         while not self._stopping.is_set():
             if self._leading.is_set():
-                await doorbell.serve(
-                    work.drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=first
-                )
+                await doorbell.serve(drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=first)
             else:
                 # Standing by; the keeper takes the lease when it runs out.
                 await self._pause(RENEW_S / 4)
@@ -187,20 +210,28 @@ class Lane(ABC):
         backend = await run_async(lane, reading_backend())
         renewed = looked = float("-inf")
         while True:
-            # Standing by, each time: a leader that is gone is to be replaced within 5 s, of which its lease takes 3.
-            if time.monotonic() - renewed >= RENEW_S or not self._leading.is_set():
-                renewed = time.monotonic()
-                state = "awake" if doorbell.awake else "asleep"
-                leads = await run_async(keeper, self._lease.taking(backend, state, asdict(self.totals)))
-                if leads != self._leading.is_set():
-                    role = "leading" if leads else "standing by for"
-                    log.info("%s %s schema %s, epoch %s", self.role, role, self._schema, self._lease.epoch)
-                    self._leading.set() if leads else self._leading.clear()
-                self._has_begun = self._has_begun or not leads
-            if time.monotonic() - looked >= LOOK_INTERVAL_S:
-                looked = time.monotonic()
-                await self._look_at_queue(keeper, bell)
+            try:
+                # Standing by, each time: a leader that is gone is replaced within 5 s, of which its lease takes 3.
+                if time.monotonic() - renewed >= RENEW_S or not self._leading.is_set():
+                    began = time.monotonic()
+                    state = "awake" if doorbell.awake else "asleep"
+                    self._lead(await run_async(keeper, self._lease.taking(backend, state, asdict(self.totals))))
+                    renewed = began
+                if time.monotonic() - looked >= LOOK_INTERVAL_S:
+                    looked = time.monotonic()
+                    await self._look_at_queue(keeper, bell)
+            except psycopg.Error as error:
+                # The lease may run out meanwhile. A batch under way would be lost with the sessions at once.
+                if not self._is_held_up(error, "the lease"):
+                    raise
             await asyncio.sleep(KEEP_INTERVAL_S)
+
+    def _lead(self, leads: bool) -> None:
+        if leads != self._leading.is_set():
+            role = "leading" if leads else "standing by for"
+            log.info("%s %s schema %s, epoch %s", self.role, role, self._schema, self._lease.epoch)
+            self._leading.set() if leads else self._leading.clear()
+        self._has_begun = self._has_begun or not leads
 
     async def _look_at_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
         usage = await run_async(keeper, reading_queue_usage())

@@ -76,7 +76,11 @@ class Lease:
         self.epoch: int | None = None
 
     def taking(self, backend: Backend, state: str, counts: Mapping[str, int]) -> Operation[bool]:
-        """Take or renew the lease; true if this process leads. A new leader ends its predecessor's session."""
+        """Take or renew the lease; true if this process leads. A new leader ends its predecessor's session.
+
+        And its own of before: what it has lost may be busy with a batch that nobody will commit, and keep all others
+        waiting for it.
+        """
         before = yield HOLDER.at(schema=self._schema)(role=self._role)
         rows = yield TAKE.at(schema=self._schema)(
             role=self._role,
@@ -90,7 +94,7 @@ class Lease:
             counts=json.dumps(counts),
         )
         self.epoch = rows[0][0] if rows else None
-        if rows and before and before[0][0] != self.holder:
+        if rows and before and before[0][1:] != (backend.pid, backend.since):
             yield TERMINATE.at()(backend_pid=before[0][1], backend_from=before[0][2])
         return bool(rows)
 

@@ -1,0 +1,194 @@
+"""A server that is slow: what runs out of its time is not tried the same way for ever, and takes nothing else along.
+
+No test is slow. What would take too long is refused by what takes it: a batch by its size, a lock by who holds it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dispatcher import Dispatcher, Executor
+from dispatcher.lane import LANE, Lane
+from dispatcher.lease import Lease, reading_backend
+from dispatcher.portion import Portion
+from inbox import AsyncWorker, Worker
+from inbox.posting import Post, Unanswered
+from mailroom import backoff, locks
+from mailroom.operation import Execute
+from mailroom.transaction import run
+from outbox import Store
+from tests.databases import Connect
+from tests.node import SCHEMA, Node
+from tests.waiting import eventually, eventually_async
+from tests.working import LEDGER, NEVER_S, deliver, note, note_async, noted, working, working_async
+
+WITHIN_S = 30.0
+MANY, FEW = 1_000, 100
+
+# The statement that takes more than so many out of an outbox fails as one does that takes too long, or that a new
+# leader cuts off because its lease ran out.
+TOO_LONG = {
+    "cancelled": "RAISE SQLSTATE '57014'",
+    "cut off": "PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())",
+}
+LIMIT = """
+CREATE FUNCTION public.limited() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF (SELECT pg_catalog.count(*) FROM taken) > %d THEN %s; END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER limited AFTER DELETE ON mailroom.%s REFERENCING OLD TABLE AS taken
+FOR EACH STATEMENT EXECUTE FUNCTION public.limited()
+"""
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: 0.01)
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    return node
+
+
+@contextlib.asynccontextmanager
+async def running(lane: Lane) -> AsyncIterator[None]:
+    task = asyncio.create_task(lane.run())
+    try:
+        yield
+    finally:
+        lane.stop()
+        await asyncio.wait_for(task, WITHIN_S)
+
+
+def held_up(caplog: pytest.LogCaptureFixture, what: str) -> int:
+    return sum(f"{what} was held up" in record.getMessage() for record in caplog.records)
+
+
+def lanes_session(node: Node) -> int:
+    """Return the backend that the leader's lane works over, as the lease tells."""
+    backend = node.value("SELECT max(backend_pid) FROM mailroom.lease WHERE role = 'dispatcher'")
+    return int(backend or 0)
+
+
+# -- What takes too long ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", TOO_LONG)
+async def test_messages_of_which_a_full_batch_takes_too_long_are_delivered(node: Node, how: str) -> None:
+    with node.connection.transaction():
+        for nth in range(MANY):
+            node.send("shipping", key=f"k{nth:04}")
+    node.connection.execute((LIMIT % (FEW, TOO_LONG[how], "outbox")).encode())
+    async with running(Dispatcher(node.dsn)):
+        await eventually_async(lambda: not node.waiting(), WITHIN_S)
+    assert [key for (key,) in node.delivered("key")] == [f"k{nth:04}" for nth in range(MANY)]
+    assert node.dead() == []
+
+
+@pytest.mark.parametrize("how", TOO_LONG)
+async def test_executables_of_which_a_full_batch_takes_too_long_are_executed(node: Node, how: str) -> None:
+    with node.connection.transaction():
+        for _ in range(MANY):
+            Store().increment(node.connection, "k", 1)
+    node.connection.execute((LIMIT % (FEW, TOO_LONG[how], "outbox_executable")).encode())
+    async with running(Executor(node.dsn)):
+        await eventually_async(lambda: not node.rows("SELECT FROM mailroom.outbox_executable LIMIT 1"), WITHIN_S)
+    assert node.rows("SELECT key, number FROM mailroom.store") == [("k", MANY)]
+    assert node.dead() == []
+
+
+def test_portion_is_halved_down_to_one_and_grows_back_to_all() -> None:
+    portion = Portion()
+    tried = []
+    for _ in range(30):
+        with contextlib.suppress(asyncio.CancelledError), portion.tried():
+            tried.append(portion.of(10))
+            raise asyncio.CancelledError
+    assert tried[:5] == [10, 5, 2, 1, 1]
+    assert set(tried[5:]) == {1}
+    for _ in range(30):
+        with portion.tried():
+            tried.append(portion.of(10))
+    assert tried[-1] == 10
+
+
+# -- What is held up --------------------------------------------------------------------------------------------------
+
+
+async def test_lease_that_cannot_be_renewed_now_takes_no_batch_along(
+    node: Node, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody has its row, such as a stand-by that looks whether it may take it, on a server that is slow."""
+    async with running(Dispatcher(node.dsn)):
+        before = await eventually_async(lambda: lanes_session(node), WITHIN_S)
+        stranger = connect()
+        stranger.execute("SELECT FROM mailroom.lease WHERE role = 'dispatcher' FOR UPDATE")
+        await eventually_async(lambda: held_up(caplog, "the lease") > 1, WITHIN_S)
+        node.send("shipping", key="k")
+        await eventually_async(lambda: node.delivered("key") == [("k",)], WITHIN_S)
+        stranger.rollback()
+        renewed = "SELECT until > clock_timestamp() FROM mailroom.lease WHERE role = 'dispatcher'"
+        await eventually_async(lambda: node.value(renewed), WITHIN_S)
+        assert lanes_session(node) == before
+    assert "lost the database" not in caplog.text
+
+
+async def test_delivery_that_another_holds_up_is_waited_for_over_the_same_session(
+    node: Node, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dispatcher, "session", LANE | {"lock_timeout": "50ms"})
+    outbox = locks.key("'mailroom.outbox'::regclass")
+    async with running(Dispatcher(node.dsn)):
+        before = await eventually_async(lambda: lanes_session(node), WITHIN_S)
+        stranger = connect()
+        stranger.execute(f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {outbox})".encode())
+        node.send("shipping", key="k")
+        await eventually_async(lambda: held_up(caplog, "a batch") > 1, WITHIN_S)
+        stranger.rollback()
+        await eventually_async(lambda: node.delivered("key") == [("k",)], WITHIN_S)
+        assert lanes_session(node) == before
+    assert "lost the database" not in caplog.text
+
+
+# -- What is left behind ----------------------------------------------------------------------------------------------
+
+
+def test_leader_ends_its_own_session_of_before(node: Node, connect: Connect) -> None:
+    """One whose client has given it up may be busy with a batch for long, and have the dispatch lock."""
+    left, now, lease = connect(autocommit=True), connect(autocommit=True), Lease(SCHEMA)
+    assert run(left, lease.taking(run(left, reading_backend()), "awake", {}))
+    backend = run(now, reading_backend())
+    for _ in range(2):  # renewed, it ends nobody
+        assert run(now, lease.taking(backend, "awake", {}))
+    eventually(lambda: not _is_there(node, left.info.backend_pid))
+    assert _is_there(node, backend.pid)
+    assert lease.epoch == 1
+
+
+def _is_there(node: Node, pid: int) -> Any:
+    return node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", pid)
+
+
+# -- What a worker notes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flavour", ["sync", "async"])
+async def test_note_that_the_server_is_too_slow_to_take_away_keeps_no_worker_from_the_next_batch(
+    node: Node, monkeypatch: pytest.MonkeyPatch, flavour: str
+) -> None:
+    def too_slow(_post: Post, step: Execute) -> None:
+        raise Unanswered("the server does not answer")
+
+    monkeypatch.setattr(Post, "send", too_slow)
+    monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: NEVER_S)
+    node.connection.execute(LEDGER)
+    deliver(node, *"abc")
+    async with contextlib.AsyncExitStack() as stack:
+        if flavour == "sync":
+            stack.enter_context(working(Worker(node.dsn, "shipping", note, batch=1)))
+        else:
+            await stack.enter_async_context(working_async(AsyncWorker(node.dsn, "shipping", note_async, batch=1)))
+        await eventually_async(lambda: noted(node) == ["a", "b", "c"], WITHIN_S)
