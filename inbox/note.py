@@ -163,8 +163,8 @@ class Notes:
             with contextlib.suppress(psycopg.Error):
                 self.clear(note)
             raise
-        # Its batch was committed, so there is nothing to try again. A server that is too slow to take the note away would
-        # have the lane pause after each batch; it goes with the next one.
+        # Its batch was committed, so there is nothing to try again. A server that is too slow to take the note away
+        # would have the lane pause after each batch; it goes with the next one.
         with contextlib.suppress(psycopg.OperationalError):
             self.clear(note)
 

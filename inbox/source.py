@@ -25,6 +25,9 @@ AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_s
 
 # A worker's sessions run the user's statements too, so they keep the user's search_path and timeouts.
 SESSION = {"jit": "off"}
+# A pool of ours tries to get a lost connection back for so long, and then when a lane asks for one. By itself it would
+# pause twice as long each time, for minutes in the end, and go on pausing when the server has long been back.
+RECONNECT_S = 10.0
 ANSWER_S = 5.0  # for a pool of ours to give a connection; a worker that is told to stop waits no longer either
 
 
@@ -133,6 +136,7 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
             "min_size": connections,
             "max_size": parallel,
             "timeout": ANSWER_S,
+            "reconnect_timeout": RECONNECT_S,
         }
 
     return arguments(f"worker {inbox}", parallel), arguments(f"worker aside {inbox}", 1)

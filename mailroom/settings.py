@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import conninfo, pq
 
+from mailroom.connecting import USUAL_S, ConnectTimes
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.pooler import BACKEND, AsyncPooledConnection, PooledConnection, refuses_options
 
@@ -47,8 +48,9 @@ PEER = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepal
 PEER |= {"tcp_user_timeout": "10000"}
 # The same the other way round. Everything of ours writes: of several hosts the primary is meant, and a server that is
 # none any more is left.
-CLIENT = {"connect_timeout": "10", "tcp_user_timeout": "10000", "target_session_attrs": "read-write"}
+CLIENT = {"connect_timeout": str(USUAL_S), "tcp_user_timeout": "10000", "target_session_attrs": "read-write"}
 CLIENT |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+CONNECT_TIMES = ConnectTimes()
 
 
 def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -> str:
@@ -97,13 +99,14 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, 
     options = [str(known.get("options") or "")]
     if not pooled:
         options += [f"-c {name}={value}" for name, value in {**settings, **PEER}.items()]
-    given = {name for name in CLIENT if name in known or os.environ.get(ENVIRONMENT.get(name, ""))}
+    client = CLIENT | {"connect_timeout": str(CONNECT_TIMES.allowed_s(text))}
+    given = {name for name in client if name in known or os.environ.get(ENVIRONMENT.get(name, ""))}
     return conninfo.make_conninfo(
         text,
         application_name=f"mailroom {role}"[:63],
         options=" ".join(options).strip() or None,
         client_encoding="UTF8",  # in no other one can every key be read
-        **{name: value for name, value in CLIENT.items() if name not in given},
+        **{name: value for name, value in client.items() if name not in given},
     )
 
 
@@ -112,7 +115,8 @@ def connect(
 ) -> psycopg.Connection:
     """Open a session of our own, or raise `ConnectionFailed` with the server's reason and without the password."""
     try:
-        return _direct(text, role, settings, autocommit) or _pooled(text, role, settings, autocommit)
+        with CONNECT_TIMES.measured(text):
+            return _direct(text, role, settings, autocommit) or _pooled(text, role, settings, autocommit)
     except psycopg.OperationalError as error:
         raise connection_failed(error) from None
 
@@ -144,13 +148,8 @@ def _pooled(text: str, role: str, settings: Mapping[str, str], autocommit: bool)
 
 async def connect_async(text: str, role: str, settings: Mapping[str, str] = SESSION) -> psycopg.AsyncConnection:
     """Open an autocommit session of our own; psycopg's errors come as they are."""
-    direct = await _direct_async(text, role, settings)
-    if direct is not None:
-        return direct
-    conninfo = session_dsn(text, role, pooled=True)
-    connection = await AsyncPooledConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
-    connection.settings = settings
-    return connection
+    with CONNECT_TIMES.measured(text):
+        return await _direct_async(text, role, settings) or await _pooled_async(text, role, settings)
 
 
 async def _direct_async(text: str, role: str, settings: Mapping[str, str]) -> psycopg.AsyncConnection | None:
@@ -166,6 +165,13 @@ async def _direct_async(text: str, role: str, settings: Mapping[str, str]) -> ps
             unless_direct.pop_all()
             return connection
     return None
+
+
+async def _pooled_async(text: str, role: str, settings: Mapping[str, str]) -> psycopg.AsyncConnection:
+    conninfo = session_dsn(text, role, pooled=True)
+    connection = await AsyncPooledConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+    connection.settings = settings
+    return connection
 
 
 def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:

@@ -8,20 +8,25 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psycopg
+import psycopg_pool
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher import Dispatcher, Executor
 from dispatcher.lane import LANE, Lane
 from dispatcher.lease import Lease, reading_backend
 from dispatcher.portion import Portion
-from inbox import AsyncWorker, Worker
+from inbox import AsyncWorker, Worker, source
 from inbox.posting import Post, Unanswered
-from mailroom import backoff, locks
+from mailroom import backoff, locks, settings
+from mailroom.connecting import ConnectTimes
 from mailroom.operation import Execute
 from mailroom.transaction import run
 from outbox import Store
 from tests.databases import Connect
 from tests.node import SCHEMA, Node
+from tests.proxy import proxied
 from tests.waiting import eventually, eventually_async
 from tests.working import LEDGER, NEVER_S, deliver, note, note_async, noted, working, working_async
 
@@ -170,6 +175,87 @@ def test_leader_ends_its_own_session_of_before(node: Node, connect: Connect) -> 
 
 def _is_there(node: Node, pid: int) -> Any:
     return node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", pid)
+
+
+# -- Connecting -------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """Lets nobody in who does not wait for so many seconds, by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, needed_s: int) -> None:
+        self.needed_s = needed_s
+        self.now_s = 0.0
+        self._connect = psycopg.AsyncConnection.connect
+        monkeypatch.setattr(settings, "CONNECT_TIMES", ConnectTimes(lambda: self.now_s))
+        monkeypatch.setattr(psycopg.AsyncConnection, "connect", self._let_in)
+
+    async def _let_in(self, conninfo: str, **options: Any) -> psycopg.AsyncConnection:
+        waits_s = int(conninfo_to_dict(conninfo)["connect_timeout"] or 0)
+        self.now_s += min(waits_s, self.needed_s)
+        if waits_s < self.needed_s:
+            raise psycopg.errors.ConnectionTimeout("connection timeout expired")
+        return await self._connect(conninfo, **options)
+
+
+async def test_server_that_takes_long_to_let_anybody_in_is_waited_for_longer_each_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(monkeypatch, 1)
+    async with running(Dispatcher(node.dsn)):
+        await eventually_async(lambda: lanes_session(node), WITHIN_S)
+        server.needed_s = 35
+        node.end_sessions("mailroom")
+        node.send("shipping", key="k")
+        await eventually_async(lambda: node.delivered("key") == [("k",)], WITHIN_S)
+
+
+async def test_connection_string_that_says_how_long_connecting_may_take_is_followed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(monkeypatch, 5)
+    dsn = make_conninfo(node.dsn, connect_timeout=3)
+    for _ in range(5):
+        with pytest.raises(psycopg.errors.ConnectionTimeout):
+            await settings.connect_async(dsn, "test")
+    assert server.now_s == 5 * 3
+
+
+def test_time_to_connect_grows_while_it_is_too_short_and_goes_down_to_what_is_needed() -> None:
+    now_s = 0.0
+    times = ConnectTimes(lambda: now_s)
+    allowed = []
+    for _ in range(6):
+        allowed.append(times.allowed_s("a"))
+        with contextlib.suppress(psycopg.OperationalError), times.measured("a"):
+            raise psycopg.errors.ConnectionTimeout
+    assert allowed == [10, 20, 40, 80, 80, 80]
+    for took_s, then_s in ((50, 80), (30, 60), (12, 24), (1, 10)):
+        with times.measured("a"):
+            now_s += took_s
+        assert times.allowed_s("a") == then_s
+    with contextlib.suppress(psycopg.OperationalError), times.measured("a"):
+        raise psycopg.OperationalError("nobody is there")
+    assert (times.allowed_s("a"), times.allowed_s("b")) == (10, 10)
+
+
+def test_worker_connects_soon_after_an_outage_however_long_that_was(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.connection.execute(LEDGER)
+    # What the pauses of a pool have grown to after minutes.
+    monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", NEVER_S)
+    monkeypatch.setattr(source, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(source, "ANSWER_S", 0.1)
+    with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", note, poll_interval_s=0.1)) as worker:
+        deliver(node, "a")
+        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+        network.cut()
+        eventually(lambda: not node.sessions("mailroom worker shipping"), WITHIN_S)
+        deliver(node, "b")
+        network.restore()
+        eventually(lambda: noted(node) == ["a", "b"], WITHIN_S)
+        assert worker.is_alive()
 
 
 # -- What a worker notes ----------------------------------------------------------------------------------------------
