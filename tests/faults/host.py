@@ -17,6 +17,7 @@ from mailroom.embedded import Binaries, Server
 from mailroom.schema import create_inbox
 from tests.faults import ledger
 from tests.faults.load import EVENT, INBOXES, REFUSED, ROUTES
+from tests.faults.scarcity import SlowDisk
 
 SETTINGS = {
     "max_connections": "120", "max_prepared_transactions": "20", "track_commit_timestamp": "on",
@@ -33,12 +34,14 @@ class Host:
         self, directory: Path, binaries: Binaries | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         self.directory = directory
+        self.disk: SlowDisk | None = None
         self._server = Server(directory, binaries=binaries, settings=SETTINGS | dict(settings or {}))
         self.dsn = ""  # the URL of its database, from its first start on, also while its disk is away
 
     def start(self) -> None:
         """Start it, or bring it back."""
-        self._server.start()
+        with contextlib.nullcontext() if self.disk is None else self.disk.beneath():
+            self._server.start()
         self.dsn = self._server.dsn()
 
     def make_node(self) -> None:

@@ -362,6 +362,27 @@ def odd_executables(stage: Stage, dice: random.Random) -> str:
     return "executor"
 
 
+SLOW_S = (1, 5)
+
+
+def slow_disk(stage: Stage, dice: random.Random) -> str:
+    """F37: fsync takes long."""
+    if stage.host.disk is None:
+        raise Skipped("there is no C compiler")
+    with stage.scarcity(dice.choice((0.1, 0.5, 2)), busy=False):
+        time.sleep(dice.uniform(*SLOW_S))
+        stage.probe(what="while the disk is slow")
+    return "server"
+
+
+def busy_cores(stage: Stage, dice: random.Random) -> str:
+    """F38: everything takes many times as long, the server's processes and ours."""
+    with stage.scarcity(0, busy=True):
+        time.sleep(dice.uniform(*SLOW_S))
+        stage.probe(what="while the cores are busy")
+    return "machine"
+
+
 FAULTS: dict[str, Fault] = {
     "F1": kill_process, "F2": pause_process, "F3": terminate, "F4": cancel, "F5": kill_backend, "F6": kill_server,
     "F7": stop_server, "F8": _trouble("cut before COMMIT", 0.3, 0, 1.5),
@@ -370,5 +391,5 @@ FAULTS: dict[str, Fault] = {
     "F12": _trouble("latency", 1, 0.02, 2), "F13": _trouble("half of COMMIT", 0.3, 0, 1.5), "F14": hit_pooler,
     "F16": too_many_connections, "F18": lock_tables, "F19": long_transaction, "F27": poison_corpus,
     "F29": lose_doorbells, "F32": rolling_restart, "F34": replay_parked,
-    "F36": odd_executables,
+    "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
 }  # fmt: skip

@@ -24,6 +24,7 @@ KINDS = {
     "F29": "lost doorbells", "F30": "cancelled at an await", "F31": "an error injected at a statement or await",
     "F32": "SIGTERM: rolling restart", "F33": "unknown commits, resolved", "F34": "parked keys replayed under load",
     "F35": "leader killed, paused: lease as shipped", "F36": "executables past the trigger, settings left by functions",
+    "F37": "slow disk: fsync takes seconds", "F38": "busy cores: everything takes ten times as long",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
+import psutil
 import psycopg
 
 from outbox import Outbox
@@ -30,6 +31,7 @@ from tests.faults.network import Network
 from tests.faults.nursery import Nursery
 from tests.faults.pooler import Pooler
 from tests.faults.role_writer import GID
+from tests.faults.scarcity import SlowDisk, busy_cores, family
 from tests.faults.task import USUAL, Habits, Task
 
 HIGH_WATER, LOW_WATER = 3_000, 1_500  # messages waiting at which writers rest, and go on
@@ -76,6 +78,7 @@ class Stage:
         self._pace = pace
         self._durable = durable
         self._handled_within_s = handled_within_s
+        self._is_scarce = False
         self._roles = roles
         self._environment = dict(environment or {})
         self._nursery: Nursery
@@ -86,6 +89,8 @@ class Stage:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as closing:
+            if SlowDisk.available():
+                self.host.disk = SlowDisk(self.home)
             self.host.start()
             closing.callback(self.host.close)
             self.host.make_node()
@@ -172,6 +177,7 @@ class Stage:
         began = time.monotonic()
         within_s = self._handled_within_s if within_s is None else within_s
         asked: dict[UUID, str] = {}
+        patience = _Patience(self, within_s)
         with contextlib.ExitStack() as stack:
             session: psycopg.Connection[Any] | None = None
             while True:
@@ -187,7 +193,7 @@ class Stage:
                         break
                 except (psycopg.OperationalError, psycopg.InterfaceError):
                     session = None
-                if time.monotonic() - began > within_s:
+                if time.monotonic() - began > within_s and not (self._is_scarce and patience.lasts()):
                     raise NotHandled(
                         f"{what}: {sorted(asked.values())} not handled within {within_s:.0f} s; {self._situation()}"
                     )
@@ -222,6 +228,29 @@ class Stage:
                 Outbox().send(session, inbox, {"id": str(number)}, key=key, id=number)
                 session.execute(SENT, [[number], [inbox], [key], [nth]])
         return asked
+
+    # Scarcity.
+
+    def processes(self) -> list[int]:
+        """Return the processes that do the work: the server's and the actors'."""
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            ours = [actor.pid for actor in self.actors.values() if actor.pid and not actor.dead.is_set()]
+            return [*ours, *family(self.host.postmaster())]
+        return []  # the server is down
+
+    @contextlib.contextmanager
+    def scarcity(self, fsync_s: float, *, busy: bool) -> Iterator[None]:
+        """Have a slow disk and, with `busy`, cores that others want too; then waiting is judged by what is handled."""
+        if self.host.disk is not None:
+            self.host.disk.be(fsync_s)
+        self._is_scarce = True
+        try:
+            with busy_cores(self.processes) if busy else contextlib.nullcontext():
+                yield
+        finally:
+            self._is_scarce = False
+            if self.host.disk is not None:
+                self.host.disk.be(0)
 
     # At rest.
 
@@ -336,6 +365,28 @@ class Stage:
     def _end_actors(self) -> None:
         for actor in self.actors.values():
             actor.end()
+
+
+class _Patience:
+    """Where everything is slow: as long as something is handled in each span, what was asked for may still come."""
+
+    def __init__(self, stage: Stage, span_s: float) -> None:
+        self._stage = stage
+        self._span_s = span_s
+        self._handled = 0
+        self._until = 0.0
+
+    def lasts(self) -> bool:
+        """Tell whether to wait on."""
+        now = time.monotonic()
+        if now < self._until:
+            return True
+        try:
+            handled = self._stage.counted()["reaped"]
+        except psycopg.OperationalError:
+            return False
+        before, self._handled, self._until = self._handled, handled, now + self._span_s
+        return handled > before
 
 
 def _free_port() -> int:

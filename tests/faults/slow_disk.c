@@ -1,0 +1,40 @@
+/* A disk that takes its time: each fsync lasts so many milliseconds longer as the file SLOW_DISK_FILE says.
+   Loaded into the server's processes by LD_PRELOAD. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static void wait_for_disk(void)
+{
+    const char *path = getenv("SLOW_DISK_FILE");
+    char text[16] = "";
+    int file, before = errno;
+    long ms;
+
+    if (path == NULL || (file = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+        return;
+    if (read(file, text, sizeof text - 1) > 0 && (ms = atol(text)) > 0)
+    {
+        struct timespec left = {ms / 1000, ms % 1000 * 1000000};
+        while (nanosleep(&left, &left) != 0 && errno == EINTR)
+            ;
+    }
+    close(file);
+    errno = before;
+}
+
+int fsync(int file)
+{
+    wait_for_disk();
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file);
+}
+
+int fdatasync(int file)
+{
+    wait_for_disk();
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(file);
+}
