@@ -1,5 +1,6 @@
 """A campaign: a stage under load, lanes of faults side by side, rest and check between its rounds."""
 
+import contextlib
 import random
 import threading
 import time
@@ -12,15 +13,16 @@ import psycopg
 
 from tests.faults import residues
 from tests.faults.invariants import Violation
-from tests.faults.kinds import FAULTS, Skipped
+from tests.faults.kinds import FAULTS, FSYNC_S, Skipped
 from tests.faults.matrix import Case, Matrix, cases_of
+from tests.faults.misuse import Violated
 from tests.faults.report import Report
 from tests.faults.stage import NotHandled, Stage, home_of_campaign
 from tests.faults.task import READ_COMMITTED
 
 WARM_UP_S = 4.0
 ROUND_S = 240.0
-ROUNDS = 3  # at least: one for each isolation level
+ROUNDS = 4  # at least: one for each isolation level, and one on a machine that is too small
 PACE = 1_500.0  # messages a second that writers would send; they rest while consumers lag
 ISOLATIONS = (READ_COMMITTED, "repeatable read", "serializable")
 SETTLED_WITHIN_S = 90.0
@@ -55,10 +57,17 @@ class Campaign:
                 stage.isolate(ISOLATIONS[number % len(ISOLATIONS)])
                 if number % len(ISOLATIONS):
                     self._report.did("F26", "worker")
-                self._round(stage, cases, faults, min(left, length_s))
                 number += 1
+                with self._conditions(stage, number):
+                    self._round(stage, cases, faults, min(left, length_s))
                 self._rest(stage, number)
             self._finish(stage)
+
+    def _conditions(self, stage: Stage, number: int) -> contextlib.AbstractContextManager[None]:
+        """Have the machine too small for every fourth round: its disk slow, and its cores busy."""
+        if number % ROUNDS:
+            return contextlib.nullcontext()
+        return stage.scarcity(FSYNC_S[0], busy=True)
 
     def _cases(self, stage: Stage) -> dict[str, list[Case]]:
         passed: dict[str, Counter[str]] = {}
@@ -126,6 +135,8 @@ class Campaign:
             self._say(f"NOT HANDLED {what}: {error}")
             self._report.wrong(Violation("I11", f"liveness: {what}", ((str(error),),)))
             stage.wake()
+        except Violated as broken:
+            self._report.wrong(broken.violation)
         except (psycopg.Error, OSError, psutil.Error) as error:
             # Another lane's doing: the server was down when this one wanted it.
             self._report.disturbed[f"{type(error).__name__} during {what.partition(':')[0]}"] += 1
@@ -153,7 +164,7 @@ class Campaign:
 
     def _finish(self, stage: Stage) -> None:
         self._report.messages.update(stage.counted())
-        self._report.endings.update(stage.endings)
+        self._report.ended(stage.endings)
         for what, took in stage.liveness.items():
             self._report.liveness[what] = max(took, self._report.liveness.get(what, 0.0))
         if self._logs is not None:

@@ -60,7 +60,7 @@ def _close(stage: Stage, report: Report, kind: str) -> None:
     for one in found:
         report.wrong(Violation(one.invariant, f"{one.promise} (round {kind})", one.rows))
     report.messages.update(stage.counted())
-    report.endings.update(stage.endings)
+    report.ended(stage.endings)
     for what, took in stage.liveness.items():
         report.liveness[what] = max(took, report.liveness.get(what, 0.0))
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults.kinds import FAULTS, Fault, kill_listeners
+from tests.faults.kinds import FAULTS, Fault, kill_listeners, slow_rows
+from tests.faults.misuse import Violated
 from tests.faults.mutants import MUTANTS, Mutant
+from tests.faults.report import unasked
 from tests.faults.stage import NotHandled, Stage, home_of_campaign
 
-AIMED: dict[str, Fault] = FAULTS | {"F29b": kill_listeners}
+AIMED: dict[str, Fault] = FAULTS | {"F29b": kill_listeners, "F37b": slow_rows}
 CAUGHT_WITHIN_S = 120.0  # of the five minutes that are allowed
 CONTROL_S = 15.0
 LOOK_EVERY_S = 6.0
@@ -63,10 +65,12 @@ def _look(stage: Stage, mutant: Mutant, dice: random.Random) -> list[tuple[str, 
                 AIMED[name](stage, dice)
             time.sleep(0.2)
         stage.settle(SETTLED_WITHIN_S if stage.habits.mutant else SOUND_SETTLED_WITHIN_S)
+    except Violated as broken:
+        return [(broken.violation.invariant, str(broken.violation))]
     except NotHandled as error:
-        violations = stage.check()
+        violations = [*stage.check(), *unasked(stage.endings)]
         return [(one.invariant, str(one)) for one in violations] + [("I11", str(error)[:300])]
-    violations = stage.check()
+    violations = [*stage.check(), *unasked(stage.endings)]
     stage.go_on()
     return [(one.invariant, str(one)) for one in violations]
 

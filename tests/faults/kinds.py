@@ -11,15 +11,20 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 from psycopg import sql
 
-from inbox import Parked
-from outbox import Outbox, Store
-from tests.faults.ledger import SENT
-from tests.faults.load import DEADLY
+from tests.faults.misuse import (
+    cancel_executors,
+    come_and_go,
+    odd_executables,
+    poison_corpus,
+    replay_parked,
+    rude_handlers,
+    send,
+)
 from tests.faults.network import QUIET, Trouble
 from tests.faults.stage import Stage
 
@@ -211,13 +216,13 @@ def long_transaction(stage: Stage, dice: random.Random) -> str:
                 session.execute("COMMIT")
         case 1:
             with stage.host.session() as session, session.transaction():
-                _send(session, "gamma", "key-1")
+                send(session, "gamma", "key-1")
                 time.sleep(length_s)
         case 2:
             with stage.host.session() as session:
                 gid = f"faults-long-{uuid4()}"
                 session.execute("BEGIN; SET LOCAL mailroom.notify = off")
-                _send(session, "gamma", "key-2")
+                send(session, "gamma", "key-2")
                 session.execute(f"PREPARE TRANSACTION '{gid}'".encode())
                 time.sleep(min(length_s, 1.5))
                 with contextlib.suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
@@ -229,43 +234,6 @@ def long_transaction(stage: Stage, dice: random.Random) -> str:
                 session.execute("INSERT INTO other VALUES (1)")
                 time.sleep(length_s)
     return "neighbour"
-
-
-def _send(session: psycopg.Connection[Any], topic: str, key: str) -> None:
-    number = uuid4()
-    Outbox().send(session, topic, {"id": str(number)}, key=key, id=number)
-    session.execute(SENT, [[number], [topic], [key], [0]])
-
-
-# Bytes that are no value, and keys at the edge of what is allowed.
-CORPUS = (
-    b"", b"\xff", b"\x9f", b"\x81" * 4_000, b"\xa2\x01\x02\x01\x02", b"\xc2\x41\xff", b"\x1b" + b"\xff" * 8,
-    b"\xd8\x1c\x80", b"\x01\x02", b"\x5a\xff\xff\xff\xff", b"\xfb\x7f\xf8\x00\x00\x00\x00\x00\x01", b"\x00" * 65_536,
-)  # fmt: skip
-ODD_KEYS = ("\x01", "é" * 512, "k" * 1_024, "' ; DROP TABLE x --", "\u202e", "a\nb", "%s", "\ufffe")
-
-
-DEADLY_SHARE = 0.3
-
-
-def poison_corpus(stage: Stage, dice: random.Random) -> str:
-    """F27: what no handler can decode, written by SQL as another language would; and one that workers die of."""
-    with stage.host.session() as session, session.transaction():
-        if dice.random() < DEADLY_SHARE:
-            _send(session, dice.choice(("alpha", "beta")), f"{DEADLY}{uuid4()}")
-        rows: list[tuple[UUID, str, str]] = []
-        for value in CORPUS:
-            number, topic = uuid4(), dice.choice(("alpha", "beta"))
-            key = f"{number}{dice.choice(ODD_KEYS)}"
-            while len(key.encode()) > 1_024:
-                key = key[:-1]
-            session.execute(
-                "INSERT INTO mailroom.outbox (message_id, topic, key, value) VALUES (%s, %s, %s, %s)",
-                [number, topic, key, value],
-            )
-            rows.append((number, topic, key))
-        session.execute(SENT, [*map(list, zip(*rows, strict=True)), list(range(1, 1 + len(rows)))])
-    return "messages"
 
 
 def kill_listeners(stage: Stage, dice: random.Random) -> str:
@@ -313,66 +281,47 @@ def rolling_restart(stage: Stage, dice: random.Random) -> str:
     return actor.task.role
 
 
-def replay_parked(stage: Stage, dice: random.Random) -> str:
-    """F34: somebody lets parked keys go on, which have not become any better; and is not always sure of it."""
-    with stage.host.session() as session, session.transaction(force_rollback=dice.random() < 0.3):
-        Parked("alpha").replay(session, None, actor="faults", limit=dice.randint(1, 5))
-        time.sleep(dice.uniform(0, 0.3))
-    return "operator"
-
-
-# No executables, each in a way of its own: what of `columns` is given, and the value.
-SMUGGLED = (
-    ("operation", "'merge'"), ("notify", "'no topic'"), ("sent_at", "'infinity'"), ("after_clock", "-1"),
-    ("headers", "'[]'"), ("key", "''"), ("source", "repeat('s', 201)"),
-)  # fmt: skip
-# A function that leaves the session to the next as nobody wants it, in the transaction or for good.
-GUEST = """
-DO $$ BEGIN CREATE ROLE faults_guest; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
-CREATE OR REPLACE FUNCTION faults.guest(how jsonb) RETURNS void LANGUAGE plpgsql AS $$
+SLOW_S = (1, 4)
+FSYNC_S = (0.05, 0.2, 0.5)
+# What a batch deletes takes its time, row by row.
+SLOW_ROWS = """
+CREATE OR REPLACE FUNCTION faults.slow() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    EXECUTE how->>'does';
+    PERFORM pg_catalog.pg_sleep(0.002 * count(*)) FROM taken;
+    RETURN NULL;
 END $$;
-INSERT INTO mailroom.executable_function VALUES ('guest', 'faults', 'guest', 10) ON CONFLICT DO NOTHING;
+CREATE OR REPLACE TRIGGER slow AFTER DELETE ON mailroom.outbox REFERENCING OLD TABLE AS taken
+FOR EACH STATEMENT EXECUTE FUNCTION faults.slow()
 """
-LEAVES = (
-    "SET LOCAL ROLE faults_guest", "SET ROLE faults_guest", "SET SESSION AUTHORIZATION faults_guest",
-    "SET LOCAL session_replication_role = replica", "SET session_replication_role = replica",
-    "SET LOCAL search_path = public", "SET statement_timeout = 1", "SET mailroom.notify = off",
-    "SET default_transaction_read_only = on", "SET lock_timeout = 1", "RESET ALL",
-)  # fmt: skip
-
-
-def odd_executables(stage: Stage, dice: random.Random) -> str:
-    """F36: rows that came past the trigger, between calls of a function that leaves settings behind."""
-    with stage.host.session() as session, session.transaction():
-        session.execute(GUEST)
-        for _ in range(dice.randint(1, 5)):
-            Store().call(session, "guest", {"does": dice.choice(LEAVES)})
-            column, value = dice.choice(SMUGGLED)
-            columns = {"message_id": f"'{uuid4()}'", "operation": "'increment'", "key": "'all'", "amount": "0"}
-            columns[column] = value
-            session.execute("SET LOCAL session_replication_role = replica")
-            session.execute(
-                f"WITH past AS (INSERT INTO mailroom.outbox_executable ({', '.join(columns)}) "
-                f"VALUES ({', '.join(columns.values())}) RETURNING message_id) "
-                "INSERT INTO faults.smuggled SELECT message_id FROM past".encode()
-            )
-            session.execute("SET LOCAL session_replication_role = origin")
-    return "executor"
-
-
-SLOW_S = (1, 5)
 
 
 def slow_disk(stage: Stage, dice: random.Random) -> str:
-    """F37: fsync takes long."""
+    """F37: fsync takes long, or every row."""
+    if dice.random() < 0.5:
+        return slow_rows(stage, dice)
     if stage.host.disk is None:
         raise Skipped("there is no C compiler")
-    with stage.scarcity(dice.choice((0.1, 0.5, 2)), busy=False):
+    with stage.scarcity(dice.choice(FSYNC_S), busy=False):
         time.sleep(dice.uniform(*SLOW_S))
         stage.probe(what="while the disk is slow")
     return "server"
+
+
+def slow_rows(stage: Stage, dice: random.Random) -> str:
+    """F37: a batch takes as long as it has rows."""
+    with stage.host.session(options="-c lock_timeout=5s") as session, contextlib.ExitStack() as ending:
+        ending.callback(_ended, stage, "DROP TRIGGER IF EXISTS slow ON mailroom.outbox")
+        session.execute(SLOW_ROWS)
+        with stage.scarcity(0, busy=False):
+            time.sleep(dice.uniform(*SLOW_S))
+            stage.probe(what="while rows are slow")
+    return "server"
+
+
+def _ended(stage: Stage, statement: str) -> None:
+    stage.host.await_sessions()
+    with stage.host.session() as session:
+        session.execute(statement.encode())
 
 
 def busy_cores(stage: Stage, dice: random.Random) -> str:
@@ -392,4 +341,5 @@ FAULTS: dict[str, Fault] = {
     "F16": too_many_connections, "F18": lock_tables, "F19": long_transaction, "F27": poison_corpus,
     "F29": lose_doorbells, "F32": rolling_restart, "F34": replay_parked,
     "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
+    "F39": rude_handlers, "F40": cancel_executors, "F41": come_and_go,
 }  # fmt: skip

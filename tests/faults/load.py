@@ -12,6 +12,7 @@ ROUTES = (*((name, name) for name in INBOXES), (EVENT, "alpha"), (EVENT, "beta")
 KEYS = 1_000
 HOT_SHARE = 0.3
 POISON = "poison-"
+RUDE = "rude-"  # of these the handler is in trouble that looks like the database's
 DEADLY = "deadly-"  # of these the worker dies
 POISON_SHARE = 0.01
 POISON_KEYS = 10

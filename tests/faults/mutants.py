@@ -7,6 +7,7 @@ changes SQL text or replaces a function, and fails loudly if what it changes is 
 import asyncio
 import contextlib
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -290,3 +291,50 @@ def _healed_dropped() -> None:
     for sql in (claim.REAP_KEY, claim.REAP_ANY):
         _rewrite(sql, "s.alone_to <= g.clock)", "s.alone_to <= g.clock AND false)")
     _rewrite(due.HEAL, "AND alone_to <= %(clock)s::bigint)", "AND false)")
+
+
+@_mutant("what takes too long is cut off, and tried again as it was", "F37b")
+def _tried_the_same_way() -> None:
+    from dispatcher.daemon import Dispatcher
+    from dispatcher.portion import Portion
+
+    _put(Dispatcher, "session", {**Dispatcher.session, "statement_timeout": "300ms"})
+    _put(Portion, "of", lambda self, full: full)
+
+
+@_mutant("trouble that looks like the database's is forgiven for ever", "F39")
+def _forgiven_for_ever() -> None:
+    from inbox.batch import Patience
+
+    _put(Patience, "_is_rare", lambda self, batch: True)
+
+
+@_mutant("an executable is to blame when its statement is cancelled", "F40")
+def _cancelled_is_dead() -> None:
+    from dispatcher.outcome import described, reason_of
+    from mailroom.sqlstate import CANCELLED, sqlstate
+
+    def blaming(error: Exception) -> str | None:
+        return described(error) if sqlstate(error) == CANCELLED else reason_of(error)
+
+    _put(sys.modules["dispatcher.execute"], "reason_of", blaming)  # the package has a function of that name
+
+
+@_mutant("the house passes over nothing, and its trouble is the daemon's", "F41")
+def _trouble_of_the_house() -> None:
+    from dispatcher import house, lane
+    from dispatcher.janitor import Janitor
+
+    async def run(self: Any, leading: asyncio.Event) -> None:
+        while True:
+            await leading.wait()
+            async with lane.open_session(self._dsn, "dispatcher house", lane.KEEPER) as session:
+                while leading.is_set():
+                    await self._janitor.keep_house(session)
+                    await asyncio.sleep(0.02)
+
+    _put(house.House, "run", run)
+    _put(Janitor, "_passing", lambda *_: contextlib.nullcontext())
+    # As if it had not begun yet: then trouble of its own ends it.
+    daemon: Any = lane.Lane
+    daemon._has_begun = property(lambda _: False, lambda *_: None)

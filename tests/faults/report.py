@@ -1,5 +1,6 @@
 """The report: what was executed, skipped and not reached, by kind of fault and role; and the verdict."""
 
+import re
 import threading
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -8,6 +9,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tests.faults.invariants import Violation
+
+STEADY = ("dispatcher:", "worker:")
+# Not let in at the start; or killed by a message of which whoever handles it dies.
+START = re.compile(r"^\w+: ConnectionFailed|^worker: killed$")
 
 ROLES = ("dispatcher", "worker", "reaper", "writer")
 
@@ -24,8 +29,16 @@ KINDS = {
     "F29": "lost doorbells", "F30": "cancelled at an await", "F31": "an error injected at a statement or await",
     "F32": "SIGTERM: rolling restart", "F33": "unknown commits, resolved", "F34": "parked keys replayed under load",
     "F35": "leader killed, paused: lease as shipped", "F36": "executables past the trigger, settings left by functions",
-    "F37": "slow disk: fsync takes seconds", "F38": "busy cores: everything takes ten times as long",
+    "F37": "slow disk: fsync takes long, or every row", "F38": "busy cores: everything takes many times as long",
+    "F39": "handlers in trouble like the database's: 55P03, 40001, own session ended",
+    "F40": "executors cancelled while they wait for rows", "F41": "inboxes made, refused and removed under load",
 }  # fmt: skip
+
+
+def unasked(endings: Counter[str]) -> list[Violation]:
+    """Return what is wrong with how processes ended that nobody struck: daemons and workers do not."""
+    rows = tuple((times, each) for each, times in endings.items() if each.startswith(STEADY) and not START.search(each))
+    return [Violation("I17", "no daemon and no worker ends by itself once it has begun", rows)] if rows else []
 
 
 @dataclass(slots=True)
@@ -69,6 +82,11 @@ class Report:
         """Note a violation that was seen on the way."""
         with self._lock:
             self.violations.append(violation)
+
+    def ended(self, endings: Counter[str]) -> None:
+        """Take how processes ended that nobody struck."""
+        self.endings.update(endings)
+        self.violations += unasked(endings)
 
     @property
     def kinds(self) -> set[str]:

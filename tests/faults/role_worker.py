@@ -13,7 +13,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from inbox import AsyncWorker, Message, Park, Retry, Skip, Worker
 from tests.faults.ledger import ONE_REAPED, PROBE, SEEN
-from tests.faults.load import DEADLY, POISON
+from tests.faults.load import DEADLY, POISON, RUDE
 from tests.faults.role import Control
 from tests.faults.task import READ_COMMITTED, Task
 
@@ -70,6 +70,14 @@ def isolation_level(task: Task) -> psycopg.IsolationLevel:
     return psycopg.IsolationLevel[task.isolation.upper().replace(" ", "_")]
 
 
+# What a handler of the database does that always ends so, by the second part of the key.
+RUDENESS = {
+    "ends": "SELECT pg_terminate_backend(pg_backend_pid())",
+    "locked": "DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$",
+    "conflict": "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$",
+}
+
+
 class Handler:
     """Writes what it was given into the ledger, or fails as the dice say."""
 
@@ -84,6 +92,8 @@ class Handler:
         connection.execute(statement, values)
         if message.key.startswith(PROBE):
             connection.execute(SEEN, [message.id])
+        if message.key.startswith(RUDE):
+            connection.execute(RUDENESS[message.key.split("-")[1]].encode())
         if self._fate(message) == "swallow":
             # As a careless handler does: its transaction is lost, and it returns as if it were not.
             with contextlib.suppress(psycopg.errors.DivisionByZero):
@@ -95,6 +105,8 @@ class Handler:
         await connection.execute(statement, values)
         if message.key.startswith(PROBE):
             await connection.execute(SEEN, [message.id])
+        if message.key.startswith(RUDE):
+            await connection.execute(RUDENESS[message.key.split("-")[1]].encode())
         if self._fate(message) == "swallow":
             with contextlib.suppress(psycopg.errors.DivisionByZero):
                 await connection.execute("SELECT 1 / 0")

@@ -78,7 +78,7 @@ class Stage:
         self._pace = pace
         self._durable = durable
         self._handled_within_s = handled_within_s
-        self._is_scarce = False
+        self._scarcity: list[float] = []  # how slow the disk is, of each who wants that
         self._roles = roles
         self._environment = dict(environment or {})
         self._nursery: Nursery
@@ -193,7 +193,7 @@ class Stage:
                         break
                 except (psycopg.OperationalError, psycopg.InterfaceError):
                     session = None
-                if time.monotonic() - began > within_s and not (self._is_scarce and patience.lasts()):
+                if time.monotonic() - began > within_s and not (self._scarcity and patience.lasts()):
                     raise NotHandled(
                         f"{what}: {sorted(asked.values())} not handled within {within_s:.0f} s; {self._situation()}"
                     )
@@ -241,16 +241,18 @@ class Stage:
     @contextlib.contextmanager
     def scarcity(self, fsync_s: float, *, busy: bool) -> Iterator[None]:
         """Have a slow disk and, with `busy`, cores that others want too; then waiting is judged by what is handled."""
-        if self.host.disk is not None:
-            self.host.disk.be(fsync_s)
-        self._is_scarce = True
+        before, self._scarcity = self._scarcity, [*self._scarcity, fsync_s]
+        self._slow_down()
         try:
             with busy_cores(self.processes) if busy else contextlib.nullcontext():
                 yield
         finally:
-            self._is_scarce = False
-            if self.host.disk is not None:
-                self.host.disk.be(0)
+            self._scarcity = before
+            self._slow_down()
+
+    def _slow_down(self) -> None:
+        if self.host.disk is not None:
+            self.host.disk.be(max(self._scarcity, default=0))
 
     # At rest.
 
