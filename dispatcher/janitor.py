@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 import psycopg
 
 from dispatcher.deliver import releasing
+from dispatcher.portion import Portion
 from inbox.parked import Moved, moving_aside
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.operation import Operation, Sql
@@ -28,6 +29,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
 IN_TURN = 10  # inboxes looked at in turn, each time
+RELEASED_ROWS = 10_000
 SWEEP_INTERVAL_S = 60.0
 SWEPT_ROWS = 10_000  # at most of one table and in one statement; more are left for the next step
 KEPT_DAYS = {"attempt": 14, "audit": 400, "outbox_jdbc_id": 7}
@@ -40,6 +42,7 @@ class Janitor:
     def __init__(self, schema: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._schema = schema
         self._monotonic = monotonic
+        self._portion = Portion()
         self._swept = float("-inf")
         self._cursors: dict[str, str] = {}
         self._turn = ""
@@ -57,8 +60,8 @@ class Janitor:
         Raises what the connection did not outlive.
         """
         unfinished = 0
-        with self._passing(connection, "scheduled messages"):
-            await run_async(connection, releasing(self._schema))
+        with self._passing(connection, "scheduled messages"), self._portion.tried():
+            await run_async(connection, releasing(self._schema, rows=self._portion.of(RELEASED_ROWS)))
         in_trouble: dict[str, bool] = {}
         with self._passing(connection, "keys in trouble"):
             in_trouble = await run_async(connection, listing_troubled(self._schema))

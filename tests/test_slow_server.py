@@ -6,6 +6,7 @@ No test is slow. What would take too long is refused by what takes it: a batch b
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -91,6 +92,17 @@ async def test_messages_of_which_a_full_batch_takes_too_long_are_delivered(node:
         await eventually_async(lambda: not node.waiting(), WITHIN_S)
     assert [key for (key,) in node.delivered("key")] == [f"k{nth:04}" for nth in range(MANY)]
     assert node.dead() == []
+
+
+async def test_scheduled_messages_that_take_too_long_all_at_once_are_delivered(node: Node) -> None:
+    with node.connection.transaction():
+        for nth in range(MANY):
+            node.send("shipping", key=f"k{nth:04}", deliver_at=datetime.now(UTC) + timedelta(days=1))
+    node.drain()
+    node.connection.execute("UPDATE mailroom.scheduled SET deliver_at = deliver_at - interval '2 days'")
+    node.connection.execute((LIMIT % (FEW, TOO_LONG["cancelled"], "scheduled")).encode())
+    async with running(Dispatcher(node.dsn)):
+        await eventually_async(lambda: len(node.delivered("key")) == MANY, WITHIN_S)
 
 
 @pytest.mark.parametrize("how", TOO_LONG)
