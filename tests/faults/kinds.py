@@ -282,7 +282,7 @@ def rolling_restart(stage: Stage, dice: random.Random) -> str:
 
 
 SLOW_S = (1, 4)
-FSYNC_S = (0.05, 0.2, 0.5)
+FLUSH_S = (0.05, 0.2, 0.5)
 # What a batch deletes takes its time, row by row.
 SLOW_ROWS = """
 CREATE OR REPLACE FUNCTION faults.slow() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -296,12 +296,12 @@ FOR EACH STATEMENT EXECUTE FUNCTION faults.slow()
 
 
 def slow_disk(stage: Stage, dice: random.Random) -> str:
-    """F37: fsync takes long, or every row."""
+    """F37: each flush takes long, or every row."""
     if dice.random() < 0.5:
         return slow_rows(stage, dice)
     if stage.host.disk is None:
         raise Skipped("there is no C compiler")
-    with stage.scarcity(dice.choice(FSYNC_S), busy=False):
+    with stage.scarcity(dice.choice(FLUSH_S), busy=False):
         time.sleep(dice.uniform(*SLOW_S))
         stage.probe(what="while the disk is slow")
     return "server"

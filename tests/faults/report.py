@@ -29,7 +29,7 @@ KINDS = {
     "F29": "lost doorbells", "F30": "cancelled at an await", "F31": "an error injected at a statement or await",
     "F32": "SIGTERM: rolling restart", "F33": "unknown commits, resolved", "F34": "parked keys replayed under load",
     "F35": "leader killed, paused: lease as shipped", "F36": "executables past the trigger, settings left by functions",
-    "F37": "slow disk: fsync takes long, or every row", "F38": "busy cores: everything takes many times as long",
+    "F37": "slow disk: each flush takes long, or every row", "F38": "busy cores: everything takes many times as long",
     "F39": "handlers in trouble like the database's: 55P03, 40001, own session ended",
     "F40": "executors cancelled while they wait for rows", "F41": "inboxes made, refused and removed under load",
 }  # fmt: skip

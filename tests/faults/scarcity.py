@@ -17,7 +17,7 @@ TURN_S, STILL_S = 0.1, 0.085
 
 
 class SlowDisk:
-    """Under a server that is started within `beneath`: each fsync lasts longer, as long as it is told to.
+    """Under a server that is started within `beneath`: each flush of the WAL lasts longer, as long as it is told to.
 
     It is a library that the server's processes load, made by the C compiler of this machine.
     """
@@ -35,10 +35,10 @@ class SlowDisk:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", self._library, SOURCE, "-ldl"], check=True)
         self._library.chmod(0o755)
 
-    def be(self, fsync_s: float) -> None:
-        """Have each fsync that begins from now on last so much longer."""
+    def be(self, flush_s: float) -> None:
+        """Have each flush that begins from now on last so much longer."""
         # In place, so that it is never without content for long: the server reads it each time.
-        self._file.write_text(f"{round(1000 * fsync_s):08}")
+        self._file.write_text(f"{round(1000 * flush_s):08}")
 
     @contextlib.contextmanager
     def beneath(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
-/* A disk that takes its time: each fsync lasts so many milliseconds longer as the file SLOW_DISK_FILE says.
-   Loaded into the server's processes by LD_PRELOAD. */
+/* A disk that takes its time: each fdatasync lasts so many milliseconds longer as the file SLOW_DISK_FILE says. By that,
+   on Linux, PostgreSQL flushes its WAL, for which commits wait. Not fsync: a server that recovers from a crash does that
+   to each of some thousand files first. Loaded into the server's processes by LD_PRELOAD. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,12 +26,6 @@ static void wait_for_disk(void)
     }
     close(file);
     errno = before;
-}
-
-int fsync(int file)
-{
-    wait_for_disk();
-    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file);
 }
 
 int fdatasync(int file)

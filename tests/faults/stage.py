@@ -239,9 +239,9 @@ class Stage:
         return []  # the server is down
 
     @contextlib.contextmanager
-    def scarcity(self, fsync_s: float, *, busy: bool) -> Iterator[None]:
+    def scarcity(self, flush_s: float, *, busy: bool) -> Iterator[None]:
         """Have a slow disk and, with `busy`, cores that others want too; then waiting is judged by what is handled."""
-        before, self._scarcity = self._scarcity, [*self._scarcity, fsync_s]
+        before, self._scarcity = self._scarcity, [*self._scarcity, flush_s]
         self._slow_down()
         try:
             with busy_cores(self.processes) if busy else contextlib.nullcontext():
