@@ -32,6 +32,7 @@ from . import (
     refused,
     report,
     spark,
+    waiting,
 )
 from .measure import Figure, Measurement, Setup, measure
 from .server import durable_server
@@ -45,6 +46,7 @@ MODULES = (
     flow,
     latency,
     poison,
+    waiting,
     refused,
     hot,
     held,

@@ -17,6 +17,7 @@ import psycopg
 
 from dispatcher.deliver import releasing
 from dispatcher.portion import Portion
+from dispatcher.healthy import begins_with_trouble, raising_healthy_floor
 from inbox.parked import Moved, moving_aside
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.operation import Operation, Sql
@@ -28,6 +29,7 @@ from mailroom.transaction import run_async
 log = logging.getLogger("mailroom.dispatcher")
 
 STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
+STEPS = 10  # of one inbox's healthy floor, each time
 IN_TURN = 10  # inboxes looked at in turn, each time
 RELEASED_ROWS = 10_000
 SWEEP_INTERVAL_S = 60.0
@@ -70,6 +72,9 @@ class Janitor:
                 moved = await run_async(connection, moving_aside(self._schema, inbox, self._cursors.get(inbox, "")))
                 self._cursors[inbox] = moved.cursor
                 unfinished += moved.more
+        for inbox in in_trouble:
+            with self._passing(connection, f"the healthy floor of {inbox}"):
+                unfinished += await self._raise_healthy_floor(connection, inbox)
         if self._monotonic() - self._swept >= SWEEP_INTERVAL_S:
             if await self._sweep(connection, in_trouble):
                 unfinished += 1
@@ -109,6 +114,15 @@ class Janitor:
             self.watch([inbox])
             raise
         return lags
+
+    async def _raise_healthy_floor(self, connection: psycopg.AsyncConnection, inbox: str) -> bool:
+        if not await run_async(connection, begins_with_trouble(self._schema, inbox)):
+            return False
+        for _ in range(STEPS):
+            async with connection.transaction():
+                if not await run_async(connection, raising_healthy_floor(self._schema, inbox)):
+                    return False
+        return True
 
     async def _sweep(self, connection: psycopg.AsyncConnection, in_trouble: Iterable[str]) -> bool:
         """Tell whether more may be left: what comes by the message grows faster than one step a minute takes away."""
@@ -250,16 +264,17 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
 NOTES = Sql(
     """
 WITH due AS MATERIALIZED (
-    SELECT key, clock, retry_at FROM {schema}.key_state WHERE inbox = '{inbox}' AND retry_at <= clock_timestamp()
-    ORDER BY retry_at, key LIMIT %(rows)s::bigint),
+    SELECT key, greatest(clock, alone_to) AS clock, alone_to, retry_at FROM {schema}.key_state
+    WHERE inbox = '{inbox}' AND retry_at <= clock_timestamp() ORDER BY retry_at, key LIMIT %(rows)s::bigint),
 idle AS MATERIALIZED (
-    SELECT d.key, d.retry_at FROM due AS d LEFT JOIN LATERAL (
+    SELECT d.key, d.alone_to, d.retry_at FROM due AS d LEFT JOIN LATERAL (
         SELECT clock FROM {schema}.inbox_{inbox} WHERE key = d.key AND clock <= d.clock LIMIT 1) AS i ON true
     WHERE i.clock IS NULL),
 held AS MATERIALIZED (
     SELECT s.key FROM (SELECT * FROM idle) AS i, LATERAL (
         SELECT key FROM {schema}.key_state AS k
-        WHERE k.inbox = '{inbox}' AND k.key = i.key AND k.retry_at = i.retry_at FOR UPDATE SKIP LOCKED) AS s)
+        WHERE k.inbox = '{inbox}' AND k.key = i.key AND k.retry_at = i.retry_at AND k.alone_to = i.alone_to
+        FOR UPDATE SKIP LOCKED) AS s)
 DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELECT key FROM held))
 """
 )

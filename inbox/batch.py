@@ -117,7 +117,7 @@ class Batch:
             self.message = None
         yield from settling(connection, always=self.due)
         if self.due:
-            yield from healing(schema, inbox, self.messages[0])
+            yield from healing(schema, inbox, self.messages[-1])
 
     def committed(self) -> None:
         """Say that what fails from now on is no message's fault."""

@@ -12,6 +12,7 @@ from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 from mailroom.schema import BY_CLOCK
 
 MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
+MAX_STEPS = 10_000  # keys in trouble that one statement walks over at most
 
 NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
@@ -42,11 +43,13 @@ def _pinned(claim: Execute) -> Operation[tuple[list[Row], Row]]:
 
 
 # A key in trouble has a row in key_state. It waits until retry_at, for ever while it is parked; a worker then tries it
-# one message at a time (REAP_DUE), so that one bad message does not roll back the batches of others. A claim that takes
-# the message that failed takes the note of it along: rolled back, both are there again; committed, the key is well.
-IN_TROUBLE = "EXISTS (SELECT FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
-WAITING = f"{IN_TROUBLE} AND s.retry_at > now())"
-LEFT_OUT = f"{IN_TROUBLE} AND ({{left_out}}))"
+# one message at a time (`inbox.due`), so that one bad message does not roll back the batches of others. A claim that
+# takes the message that failed takes the note of it along: rolled back, both are there again; committed, the key is
+# well; but not before it is through with what lies below the healthy floor, where nobody looks for healthy keys.
+# No plan makes (SELECT ..) IS NULL a join that reads all of key_state; EXISTS it may.
+NOTE = "(SELECT s.clock FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
+HEALTHY = f"{NOTE}) IS NULL"
+NOT_WAITING = f"{NOTE} AND s.retry_at > now()) IS NULL"
 HEALED = """
 healed AS (
     DELETE FROM {schema}.key_state s
@@ -74,7 +77,7 @@ head AS MATERIALIZED (
     WHERE key = %(key)s::text
       AND clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
                    WHERE key = %(key)s::text AND clock > (SELECT floor FROM bound))
-      AND NOT {WAITING.replace("%s", "%(key)s::text")}
+      AND {NOT_WAITING.replace("%s", "%(key)s::text")}
     FOR UPDATE),
 picked AS MATERIALIZED (
     SELECT i.* FROM head, LATERAL (
@@ -95,7 +98,7 @@ HAS_MORE = Sql(
     f"""
 SELECT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text AND clock > (
                    SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'))
-       AND NOT {WAITING.replace("%s", "%(key)s::text")}, {UNPINNED}
+       AND {NOT_WAITING.replace("%s", "%(key)s::text")}, {UNPINNED}
 """,
     columns=("boolean", "boolean"),
 )
@@ -125,48 +128,65 @@ DUE_IN_S = (
 # as make a full batch. Where that window is full of keys that cannot be had, a loose scan walks on over distinct keys
 # (`walk`, `far`) from a cursor that goes round, so what a claim costs does not depend on the rows of keys that others
 # hold. A key's share shrinks with the number of keys had, so one deep key leaves room for the others.
+# Both begin at the healthy floor: all that waits below it is of keys in trouble (`dispatcher.janitor`), and so what a
+# claim costs does not depend on those either. Where that floor is not kept, the walk passes over them, many at a time.
+# Keys in trouble whose time has come are looked up by themselves (`due`), with at most half of the room.
 # FOR UPDATE stands inside LATERAL so that heads are looked up one by one and no more are locked than are wanted.
 # A worker records a failure before it rolls back, so whoever gets a key's lock after it finds the key in trouble; but
 # only in a snapshot taken with the lock in hand. `in_trouble` is volatile and looks in one (`told`): this statement's
 # own may be older than the record, and the key would be tried at once instead of after its back-off.
+WALK = f"""
+        SELECT key, clock, ({HEALTHY % "i.key"})::integer AS found FROM (
+            SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
+            WHERE key %s AND clock > (SELECT healthy FROM bound) ORDER BY key, clock LIMIT 1) AS i OFFSET 0"""
 REAP_ANY = Sql(
     f"""
-WITH RECURSIVE bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
+WITH RECURSIVE bound AS MATERIALIZED (
+    SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
+due AS MATERIALIZED (
+    SELECT l.key, l.clock FROM (
+        SELECT key FROM {{schema}}.key_state
+        WHERE inbox = '{{inbox}}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
+        SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i
+        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
+                                           WHERE key = d.key AND clock > (SELECT floor FROM bound))
+        FOR UPDATE SKIP LOCKED) AS l
+    LIMIT {{due}}),
 oldest AS MATERIALIZED (
-    SELECT key, clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > (SELECT floor FROM bound)
+    SELECT key, clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > (SELECT healthy FROM bound)
     ORDER BY {BY_CLOCK} LIMIT {{window}}),
 head AS MATERIALIZED (SELECT key, min(clock) AS clock, count(*) AS rows FROM oldest GROUP BY key),
 wanted AS MATERIALIZED (
-    SELECT least({{keys}}, ceil({{total}}::numeric / avg(least(rows, {{share}}))))::bigint AS keys,
+    SELECT least({{keys}}, ceil({{total}}::numeric / avg(least(rows, {{share}}))))::bigint
+           - (SELECT count(*) FROM due) AS keys,
            (SELECT count(*) FROM oldest) = {{window}} AS is_full FROM head),
 near AS MATERIALIZED (
     SELECT l.key, l.clock, h.rows
-    FROM (SELECT * FROM head WHERE NOT {LEFT_OUT % "head.key"} ORDER BY clock) AS h, LATERAL (
+    FROM (SELECT * FROM head WHERE {HEALTHY % "head.key"} ORDER BY clock) AS h, LATERAL (
         SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l
-    LIMIT (SELECT keys FROM wanted)),
+    LIMIT (SELECT greatest(keys, 0) FROM wanted)),
 missing AS MATERIALIZED (
     SELECT CASE WHEN is_full THEN keys - (SELECT count(*) FROM near) ELSE 0 END AS keys FROM wanted),
-walk (key, clock, step) AS (
-    (SELECT n.key, n.clock, 1 FROM missing AS m, LATERAL (
-        SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
-        WHERE key >= %(cursor)s::text AND clock > (SELECT floor FROM bound) ORDER BY key, clock LIMIT 1) AS n
+walk (key, clock, is_healthy, found, step) AS (
+    (SELECT n.key, n.clock, n.found = 1, n.found, 1 FROM missing AS m, LATERAL ({WALK % ">= %(cursor)s::text"}) AS n
      WHERE m.keys > 0)
     UNION ALL
-    SELECT n.key, n.clock, w.step + 1 FROM walk AS w, LATERAL (
-        SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
-        WHERE key > w.key AND clock > (SELECT floor FROM bound) ORDER BY key, clock LIMIT 1) AS n
-    WHERE w.step < (SELECT keys FROM missing)),
+    SELECT n.key, n.clock, n.found = 1, w.found + n.found, w.step + 1 FROM walk AS w, LATERAL ({WALK % "> w.key"}) AS n
+    WHERE w.found < (SELECT keys FROM missing) AND w.step < {MAX_STEPS}),
 far AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
-        SELECT * FROM walk WHERE key NOT IN (SELECT key FROM near) AND NOT {LEFT_OUT % "walk.key"}) AS h, LATERAL (
+        SELECT * FROM walk WHERE is_healthy AND key NOT IN (SELECT key FROM near)) AS h, LATERAL (
         SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l),
-locked AS MATERIALIZED (SELECT key, clock FROM near UNION ALL SELECT key, clock FROM far),
+locked AS MATERIALIZED (
+    SELECT key, clock, true AS is_due FROM due
+    UNION ALL SELECT key, clock, false FROM near UNION ALL SELECT key, clock, false FROM far),
 told AS MATERIALIZED (SELECT key, retry_at FROM {{schema}}.in_trouble('{{inbox}}', ARRAY(SELECT key FROM locked))),
 had AS MATERIALIZED (
-    SELECT key, clock FROM locked
-    WHERE NOT EXISTS (SELECT FROM told AS s WHERE s.key = locked.key AND ({{left_out}}))),
+    SELECT key, clock FROM locked AS l
+    WHERE NOT EXISTS (SELECT FROM told AS s
+                      WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 picked AS MATERIALIZED (
     SELECT i.* FROM had AS h, LATERAL (
         SELECT {PICKED} FROM {{schema}}.inbox_{{inbox}}
@@ -180,8 +200,10 @@ gone AS (
 SELECT {SELECTED}, NULL::boolean, NULL::text AS cursor, NULL::float8 AS due_in_s, NULL::boolean FROM gone
 UNION ALL
 SELECT {NULLS}, (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
-                        OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near) FROM wanted),
-       (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text WHEN pg_catalog.count(walk.key) < m.keys THEN ''
+                        OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near)
+                        OR EXISTS (SELECT FROM due) FROM wanted),
+       (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text
+                    WHEN coalesce(max(walk.found), 0) < m.keys AND coalesce(max(walk.step), 0) < {MAX_STEPS} THEN ''
                     ELSE max(walk.key) || chr(1) END
         FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys),
        {DUE_IN_S.format("")}, {UNPINNED}
@@ -208,7 +230,7 @@ class Share:
             "total": str(self.total),
             "share": str(min(self.per_key, 10)),
             "window": str(min(4_000, max(400, 2 * self.total))),
-            "left_out": "s.retry_at > now()" if self.due_too else "true",
+            "due": str((self.keys + 1) // 2 if self.due_too else 0),
         }
 
 

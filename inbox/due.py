@@ -1,11 +1,11 @@
-"""Due: the claim of a key in trouble whose time has come, one message per transaction.
+"""Due: the claim of a key in trouble whose time has come, one message per transaction as long as one may fail.
 
 Alone, so that what goes wrong is the message's own doing. A message that has had its last attempt is not tried again:
 the claim moves it to where it ends. So whoever fails only writes down what follows (`inbox.failure`), and what was
 written down is done although its worker died.
 """
 
-from inbox.claim import NULLS, PIN, UNPINNED, Claimed
+from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
 
@@ -15,10 +15,10 @@ NOW = "(SELECT clock_timestamp())"
 LOCK_HEAD = Sql(
     f"""
 WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
-due AS MATERIALIZED (
-    SELECT key FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND retry_at <= {NOW} ORDER BY retry_at, key),
 head AS MATERIALIZED (
-    SELECT l.key, l.clock FROM (SELECT * FROM due) AS d, LATERAL (
+    SELECT l.key, l.clock FROM (
+        SELECT key FROM {{schema}}.key_state
+        WHERE inbox = '{{inbox}}' AND retry_at <= {NOW} ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
@@ -37,21 +37,27 @@ ORDER BY clock
 # go. The last record of this message tells whether it ends here. It parks the message, not the key's others: a mover
 # takes what stands behind it (`inbox.parked`). Taken, its note stays until its handler is done (`healing`), so that a
 # failure can be recorded on another session while the message is still locked.
+# Behind what is tried alone may stand what nobody suspects, if it lies below the healthy floor. That comes in batches.
 # It tells when the next key is due: of those that are already, only if it had one, since it had passed them over.
 OTHERS = (
-    "retry_at > now() OR EXISTS (SELECT FROM gone "
-    "WHERE gone.key <> key_state.key OR gone.clock < greatest(key_state.clock, key_state.alone_to))"
+    "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key) "
+    "OR (SELECT max(clock) FROM gone) < greatest(key_state.clock, key_state.alone_to)"
 )
 TAKE_HEAD = Sql(
     f"""
 WITH last AS MATERIALIZED (
     SELECT attempt, outcome, error FROM {{schema}}.attempt
     WHERE inbox = '{{inbox}}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
+share AS MATERIALIZED (
+    SELECT CASE WHEN greatest(clock, suspect_to) < %(clock)s::bigint THEN %(limit)s::bigint ELSE 1 END AS rows
+    FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND key = %(key)s::text AND retry_at <= {NOW}),
+picked AS MATERIALIZED (
+    SELECT i.* FROM share, LATERAL (
+        SELECT {PICKED} FROM {{schema}}.inbox_{{inbox}}
+        WHERE key = %(key)s::text AND clock >= %(clock)s::bigint ORDER BY clock LIMIT share.rows) AS i),
+{FITTING % SIZE},
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i WHERE key = %(key)s::text AND clock = %(clock)s::bigint
-        AND EXISTS (SELECT FROM {{schema}}.key_state AS s
-                    WHERE s.inbox = '{{inbox}}' AND s.key = %(key)s::text AND s.retry_at <= {NOW})
-    RETURNING i.*),
+    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 parked AS (
     INSERT INTO {{schema}}.parked ({DELIVERED}) SELECT {DELIVERED} FROM gone WHERE (SELECT outcome = 'park' FROM last)),
 held AS (
@@ -77,10 +83,11 @@ ORDER BY clock
 )
 
 
-def reaping_due(schema: str, inbox: str) -> Operation[Claimed]:
+def reaping_due(schema: str, inbox: str, limit: int = 1) -> Operation[Claimed]:
     """Take one message of a key in trouble whose time has come, if one can be had; end it if it had its last attempt.
 
-    For a READ COMMITTED transaction. `healing` belongs to it, once the message is handled.
+    Of a key of which nothing is suspected any more, up to `limit`. For a READ COMMITTED transaction. `healing` belongs
+    to it, once the messages are handled.
     """
     names = {"schema": schema, "inbox": inbox}
     yield IN_TRANSACTION
@@ -90,32 +97,32 @@ def reaping_due(schema: str, inbox: str) -> Operation[Claimed]:
         if not heads:
             return Claimed([], last[-2], is_all=True)
         [(key, clock, _, _)] = heads
-        *taken, last = yield TAKE_HEAD.at(**names)(key=key, clock=clock)
+        *taken, last = yield TAKE_HEAD.at(**names)(key=key, clock=clock, limit=limit)
         if taken:
-            [(*row, end, _, _)] = taken
-            message = Message(*row)
-            return Claimed([] if end else [message], last[-2], is_all=True, ended=message if end else None)
+            messages, end = [Message(*row[:-3]) for row in taken], taken[0][-3]
+            return Claimed([] if end else messages, last[-2], is_all=True, ended=messages[0] if end else None)
         # It is not due any more: somebody tried it meanwhile.
 
 
-# What stands behind may have failed already, in a batch with those before it: then its own time counts.
+# A key that is not through goes on at once, behind all others that are due: a deep one would hold them up. What stands
+# next may have failed already, in a batch with those before it: then its own time counts.
 HEAL = Sql(
     """
 WITH well AS (
     DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
         AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint)
-UPDATE {schema}.key_state AS s SET retry_at = a.retry_at
-FROM (SELECT retry_at FROM {schema}.attempt
-      WHERE inbox = '{inbox}' AND key = %(key)s::text
-        AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
-                     WHERE key = %(key)s::text AND clock > %(clock)s::bigint)
-      ORDER BY id DESC LIMIT 1) AS a
-WHERE s.inbox = '{inbox}' AND s.key = %(key)s::text AND s.parked_at IS NULL AND s.retry_at < a.retry_at
+UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), (
+    SELECT retry_at FROM {schema}.attempt
+    WHERE inbox = '{inbox}' AND key = %(key)s::text
+      AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
+                   WHERE key = %(key)s::text AND clock > %(clock)s::bigint)
+    ORDER BY id DESC LIMIT 1))
+WHERE s.inbox = '{inbox}' AND s.key = %(key)s::text AND s.parked_at IS NULL
   AND (s.clock > %(clock)s::bigint OR s.alone_to > %(clock)s::bigint)
 """
 )
 
 
 def healing(schema: str, inbox: str, message: Message) -> Operation[None]:
-    """Say that a message of a key in trouble is handled: the key is well, or goes on with its next one, in its time."""
+    """Say that a key in trouble is handled up to this message: it is well, or goes on with the next, in its time."""
     yield HEAL.at(schema=schema, inbox=inbox)(key=message.key, clock=message.clock)

@@ -18,9 +18,10 @@ MAX_ERROR_LENGTH = 500
 Fate: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 
 # `verdict` is what the handler or the worker says: fail, fatal (no further attempt), park or skip.
-# `attempt` has the history of the message, `key_state` what claims need to know of its key: when it is tried next, and
-# up to which clock one message at a time. A message behind others of its key (not `is_head`) is counted like any other;
-# those before it are tried at once, and it in its time (`inbox.due.HEAL`).
+# `attempt` has the history of the message, `key_state` what claims need to know of its key: when it is tried next, up
+# to which clock by itself (`alone_to`), and up to which one message at a time (`suspect_to`). A message behind others
+# of its key (not `is_head`) is counted like any other; those before it are tried at once, and it in its time
+# (`inbox.due.HEAL`).
 # A history is kept for a while only; so the last count of a key stands in its row, too.
 # A key that is parked stays so, whatever is recorded late of its other messages: its first one is held already.
 # Exponential back-off with jitter, so that keys which failed together do not come back together.
@@ -47,14 +48,15 @@ fated AS MATERIALIZED (
                * least(backoff_max_s, backoff_s * 2::float8 ^ least(attempt - 1, 30)::float8)) AS retry_at
     FROM tried),
 noted AS (
-    INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to)
+    INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
     SELECT name, %(key)s::text, %(clock)s::bigint, attempt,
            CASE WHEN is_head AND fate = 'retry' THEN retry_at ELSE clock_timestamp() END, %(error)s::text,
-           %(clock)s::bigint
+           %(clock)s::bigint, %(clock)s::bigint
     FROM fated
     ON CONFLICT (inbox, key) DO UPDATE SET
         clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
-        last_error = excluded.last_error, alone_to = greatest(s.alone_to, s.clock, excluded.alone_to)
+        last_error = excluded.last_error, alone_to = greatest(s.alone_to, s.clock, excluded.alone_to),
+        suspect_to = greatest(s.suspect_to, s.clock, excluded.suspect_to)
         WHERE s.parked_at IS NULL
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
@@ -133,15 +135,18 @@ def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
     return {message.key: message.clock for message in messages}  # in clock order: the last one stays
 
 
-# In key order, as everything that locks several keys, so that two of these cannot deadlock.
+# In key order, as everything that locks several keys, so that two of these cannot deadlock. A key in trouble may have
+# been in a batch too, with messages that nobody suspected until now (`inbox.due`).
 SUSPECT = Sql(
     """
-INSERT INTO {schema}.key_state (inbox, key, clock, attempts, retry_at, last_error, alone_to)
-SELECT '{inbox}', key, clock, 0, clock_timestamp(), %(error)s::text, clock
+INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
+SELECT '{inbox}', key, clock, 0, clock_timestamp(), %(error)s::text, clock, clock
 FROM unnest(%(keys)s::text[], %(clocks)s::bigint[]) AS u (key, clock)
 WHERE EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = u.key AND i.clock <= u.clock)
 ORDER BY key
-ON CONFLICT (inbox, key) DO NOTHING
+ON CONFLICT (inbox, key) DO UPDATE SET
+    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to
+    WHERE s.suspect_to < excluded.suspect_to
 """
 )
 

@@ -205,17 +205,25 @@ anew AS (
         WHERE inbox = '{{inbox}}' AND key = f.key AND clock = f.clock ORDER BY id DESC LIMIT 1) AS a),
 freed AS (
     DELETE FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND key = ANY(%(keys)s::text[]))
-SELECT c.key, coalesce(p.messages, 0) + h.messages, p.clock
+SELECT c.key, coalesce(p.messages, 0) + h.messages, least(p.clock, h.clock)
 FROM pg_catalog.unnest(%(keys)s::text[]) AS c (key)
 LEFT JOIN first AS p USING (key),
-LATERAL (SELECT count(*) AS messages FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = c.key) AS h
+LATERAL (SELECT count(*) AS messages, min(clock) AS clock FROM {{schema}}.inbox_{{inbox}} AS i
+         WHERE i.key = c.key) AS h
 ORDER BY c.key
 """,
     columns=("text", "bigint", "bigint"),
 )
 # Set also where it stays what it is: the row must be locked until the commit. Left out for a floor that looks low
 # enough, a janitor that cannot see these messages yet would raise it above them meanwhile, and no claim find them.
-LOWER = Sql("UPDATE {schema}.inbox_registry SET floor = least(floor, %(lowest)s::bigint - 1) WHERE name = '{inbox}'")
+# The healthy floor may also stand above what the keys have in the inbox already.
+LOWER = Sql(
+    """
+UPDATE {schema}.inbox_registry
+SET floor = least(floor, %(lowest)s::bigint - 1), healthy_floor = least(healthy_floor, %(lowest)s::bigint - 1)
+WHERE name = '{inbox}'
+"""
+)
 # Always, and not only if a worker sleeps: to find that out takes a lock that workers going to sleep would wait for
 # until the caller commits.
 RING = Sql(f"SELECT pg_notify({PARTITION_CHANNEL}, '') IS NULL", columns=("boolean",))
@@ -233,7 +241,8 @@ def _replaying(schema: str, inbox: str, keys: list[str], actor: str, why: str | 
     - A delivery adds higher clocks, to the inbox, where they are in their place.
     - The mover is kept out by the key's row: one that came first has committed before REPLAY begins and sees what was
       moved, one that comes later finds the row locked, or gone and not to be found again in its snapshot.
-    - A janitor that raises the floor has the registry's row locked when LOWER comes, which waits and then lowers what
+    - The healthy floor passes no messages of a key whose row is locked; what it had passed before, REPLAY sees.
+    - A janitor that raises a floor has the registry's row locked when LOWER comes, which waits and then lowers what
       was set; or it comes after LOWER, passes over the locked row, and looks anew once all this is visible.
     """
     names = {"schema": schema, "inbox": inbox}

@@ -164,7 +164,8 @@ class _Service(ABC):
         yield from finding(self.schema, self.name)
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
-        batch.had((yield from (inbox.claiming_due() if batch.due else inbox.claiming(self._share()))), connection)
+        claiming = inbox.claiming_due(self.batch) if batch.due else inbox.claiming(self._share())
+        batch.had((yield from claiming), connection)
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
         return blaming(self.schema, self.name, batch, error, self.fatal)

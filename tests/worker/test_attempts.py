@@ -137,7 +137,7 @@ def test_claim_that_began_before_the_record_leaves_the_key_out(
     deliver(node, "bad", "a")
     failing_batch, late, observer = connect(), connect(), connect(autocommit=True)
     [message, _] = Inbox("shipping").reap_any(failing_batch)
-    gate = "NOT EXISTS (SELECT FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = head.key"
+    gate = claim.HEALTHY % "head.key"
     slow = claim.REAP_ANY.template.replace(gate, f"pg_advisory_xact_lock(7) IS NOT NULL AND {gate}")
     assert slow != claim.REAP_ANY.template
     monkeypatch.setattr(claim, "REAP_ANY", Sql(slow, claim.REAP_ANY.columns))
@@ -159,7 +159,7 @@ def test_due_claim_that_began_before_the_record_passes_the_key_over(
     trying, late, observer = connect(), connect(), connect(autocommit=True)
     run(node.connection, suspecting(SCHEMA, "shipping", ["bad"], [1], "died"))
     [message] = run(trying, reaping_due(SCHEMA, "shipping")).messages
-    slow = due.LOCK_HEAD.template.replace("* FROM due)", "* FROM due WHERE pg_advisory_xact_lock(7) IS NOT NULL)")
+    slow = due.LOCK_HEAD.template.replace("retry_at <=", "pg_advisory_xact_lock(7) IS NOT NULL AND retry_at <=", 1)
     assert slow != due.LOCK_HEAD.template
     monkeypatch.setattr(due, "LOCK_HEAD", Sql(slow, due.LOCK_HEAD.columns))
     observer.execute("SELECT pg_advisory_lock(7)")

@@ -1,0 +1,359 @@
+"""The healthy floor: claims begin above what waits for keys in trouble, and nothing is overtaken or forgotten below."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from dispatcher.healthy import raising_healthy_floor
+from dispatcher.janitor import sweeping_notes
+from inbox import Inbox, Parked, claim
+from inbox.claim import Share
+from inbox.due import healing, reaping_due
+from inbox.failure import recording, suspecting
+from inbox.verdict import Park, Retry
+from mailroom.message import Message
+from mailroom.transaction import run
+from tests.databases import Connect
+from tests.node import SCHEMA, Node
+from tests.test_plans import nodes
+from tests.waiting import wait_until_blocked
+
+WITHIN_S = 20.0
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    node.allow_clocks()
+    return node
+
+
+def deliver(node: Node, *keys: str) -> None:
+    for key in keys:
+        node.send("shipping", key=key)
+    node.deliver()
+
+
+def fail(node: Node, key: str, after_s: float = 0) -> None:
+    """Record a failure of the key's first message."""
+    message = Inbox("shipping").peek(node.connection, key, 1)[0]
+    run(node.connection, recording(SCHEMA, "shipping", message, Retry(after_s=after_s)))
+
+
+def suspect(node: Node, key: str, to: int) -> None:
+    run(node.connection, suspecting(SCHEMA, "shipping", [key], [to], "died"))
+
+
+def raise_floor(node: Node, rows: int = 1_000) -> int:
+    with node.connection.transaction():
+        run(node.connection, raising_healthy_floor(SCHEMA, "shipping", rows))
+    return int(node.value("SELECT healthy_floor FROM mailroom.inbox_registry"))
+
+
+def claimed(node: Node, *, due_too: bool = False, total: int = 100) -> list[tuple[str, int]]:
+    """Reap as a worker does, or by hand."""
+    with node.connection.transaction():
+        messages = run(node.connection, Inbox("shipping").claiming(Share(100, 100, total, due_too))).messages
+    return [(each.key, each.clock) for each in messages]
+
+
+def tried(node: Node, limit: int = 1) -> list[tuple[str, int]]:
+    """Try a key in trouble, as a worker does, and succeed."""
+    with node.connection.transaction():
+        messages = run(node.connection, reaping_due(SCHEMA, "shipping", limit)).messages
+        if messages:
+            run(node.connection, healing(SCHEMA, "shipping", messages[-1]))
+    return [(each.key, each.clock) for each in messages]
+
+
+# -- What a claim costs -----------------------------------------------------------------------------------------------
+
+
+def rows_read(connection: psycopg.Connection[Any], share: Share) -> int:
+    """Return how many rows a claim reads of the tables."""
+    statement = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **share.names()).sql
+    with connection.transaction(force_rollback=True):
+        connection.execute(claim.PIN.at().sql.encode())
+        row = connection.execute(
+            b"EXPLAIN (ANALYZE, FORMAT json) " + statement.replace("%(cursor)s", "''").replace("%%", "%").encode()
+        ).fetchone()
+    assert row is not None
+    tables = ("inbox_shipping", "key_state", "inbox_registry")
+    return int(
+        sum(
+            (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+            for node in nodes(row[0][0]["Plan"])
+            if node.get("Relation Name") in tables
+        )
+    )
+
+
+@pytest.fixture(params=["now() + interval '1 h'", "'infinity'", "now() - interval '1 s'"])
+def many_in_trouble(request: pytest.FixtureRequest, node: Node) -> Node:
+    """50,000 keys wait, are parked, or are due, each with a message; of the latest one, and of a healthy key, one more.
+
+    Nothing is analyzed: what is planned while the tables are empty is kept.
+    """
+    message = "gen_random_uuid(), 'shipping', 'M', 'U', 'null'::jsonb, now()"
+    columns = "inbox, key, clock, sent_clock, origin, message_id, topic, kind, message_type, value_json, sent_at"
+    node.connection.execute(
+        f"INSERT INTO mailroom.inbox ({columns}) SELECT 'shipping', 'k' || nth, nth, nth, gen_random_uuid(), {message} "
+        "FROM generate_series(1, 50000) AS nth"
+    )
+    node.connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, alone_to) "
+        f"SELECT inbox, key, clock, 1, {request.param}, clock FROM mailroom.inbox"
+    )
+    node.connection.execute("SELECT setval('mailroom.clock', 50000)")
+    deliver(node, "k50000", "healthy")
+    return node
+
+
+def test_claim_reads_no_rows_of_keys_in_trouble(many_in_trouble: Node) -> None:
+    node = many_in_trouble
+    while raise_floor(node, 10_000) < 50_001:
+        pass
+    assert rows_read(node.connection, Share(100, 100, 100, due_too=False)) < 20
+    assert claimed(node) == [("healthy", 50_002)]
+    assert rows_read(node.connection, Share(100, 100, 100, due_too=False)) < 20
+
+
+def test_claim_reads_each_key_in_trouble_once_where_no_house_is_kept(many_in_trouble: Node) -> None:
+    node = many_in_trouble
+    assert rows_read(node.connection, Share(1, 1, 1, due_too=False)) < 2 * claim.MAX_STEPS + 2_000
+    assert claimed(node, total=1) == [("healthy", 50_002)]
+
+
+# -- Nothing is overtaken ---------------------------------------------------------------------------------------------
+
+
+def test_floor_stops_below_the_first_healthy_key(node: Node) -> None:
+    deliver(node, "bad", "bad", "good", "worse")
+    fail(node, "bad")
+    fail(node, "worse")
+    assert raise_floor(node) == 2
+    assert claimed(node) == [("good", 3)]
+    assert raise_floor(node) == 4
+
+
+def test_key_stays_in_trouble_until_it_is_through_with_what_lies_below_the_floor(node: Node) -> None:
+    deliver(node, "bad", "bad", "bad")
+    fail(node, "bad")
+    assert raise_floor(node) == 3
+    deliver(node, "bad")
+    assert tried(node) == [("bad", 1)]
+    assert claimed(node) == []  # 4 stands above the floor, 2 and 3 before it
+    assert tried(node) == [("bad", 2)]
+    assert tried(node) == [("bad", 3)]
+    assert node.rows("SELECT FROM mailroom.key_state") == []
+    assert claimed(node) == [("bad", 4)]
+
+
+def test_what_nobody_suspects_comes_in_batches(node: Node) -> None:
+    deliver(node, *["bad"] * 6)
+    suspect(node, "bad", 2)
+    assert raise_floor(node) == 6
+    assert [tried(node, limit=3) for _ in range(4)] == [
+        [("bad", 1)],
+        [("bad", 2)],
+        [("bad", 3), ("bad", 4), ("bad", 5)],
+        [("bad", 6)],
+    ]
+
+
+def test_batch_that_nobody_came_back_from_is_tried_one_by_one(node: Node) -> None:
+    deliver(node, *["bad"] * 4)
+    suspect(node, "bad", 1)
+    raise_floor(node)
+    assert tried(node, limit=3) == [("bad", 1)]
+    suspect(node, "bad", 4)  # by the note of a batch of three
+    assert [tried(node, limit=3) for _ in range(3)] == [[("bad", 2)], [("bad", 3)], [("bad", 4)]]
+
+
+def test_keys_that_are_not_through_take_turns(node: Node) -> None:
+    deliver(node, "a", "a", "b", "b")
+    suspect(node, "a", 2)
+    suspect(node, "b", 4)
+    assert [tried(node) for _ in range(4)] == [[("a", 1)], [("b", 3)], [("a", 2)], [("b", 4)]]
+
+
+def test_by_hand_due_keys_are_had_from_below_the_floor_beside_healthy_ones(node: Node) -> None:
+    deliver(node, "bad", "later", "bad")
+    fail(node, "bad")
+    fail(node, "later", after_s=3_600)
+    assert raise_floor(node) == 3
+    deliver(node, "good", "bad")
+    assert claimed(node, due_too=True) == [("bad", 1), ("bad", 3), ("good", 4), ("bad", 5)]
+    assert node.rows("SELECT key FROM mailroom.key_state") == [("later",)]
+
+
+def test_floor_stops_at_a_key_whose_note_is_being_taken_away(node: Node, connect: Connect) -> None:
+    """Who does so may not see what has come since; the floor must not pass that."""
+    deliver(node, "bad")
+    fail(node, "bad")
+    trying = connect()
+    [message] = run(trying, reaping_due(SCHEMA, "shipping")).messages
+    run(trying, healing(SCHEMA, "shipping", message))
+    deliver(node, "bad")
+    assert raise_floor(node) == 0
+    trying.commit()
+    assert raise_floor(node) == 0
+    assert claimed(node) == [("bad", 2)]
+
+
+def test_note_that_is_marked_while_somebody_waits_for_it_stays(node: Node, connect: Connect) -> None:
+    deliver(node, "bad")
+    fail(node, "bad")
+    trying, raising, observer = connect(), connect(), connect(autocommit=True)
+    [message] = run(trying, reaping_due(SCHEMA, "shipping")).messages
+    deliver(node, "bad")
+    run(raising, raising_healthy_floor(SCHEMA, "shipping"))
+    with ThreadPoolExecutor(1) as thread:
+        healed = thread.submit(run, trying, healing(SCHEMA, "shipping", message))
+        wait_until_blocked(observer, trying.info.backend_pid)
+        raising.commit()
+        healed.result(WITHIN_S)
+    trying.commit()
+    assert claimed(node) == []
+    assert tried(node) == [("bad", 2)]
+
+
+def test_replay_lowers_the_floor_to_what_the_key_has(node: Node) -> None:
+    deliver(node, "bad", "bad", "other")
+    [first, _] = Inbox("shipping").peek(node.connection, "bad")
+    run(node.connection, recording(SCHEMA, "shipping", first, Park("no")))
+    fail(node, "other", after_s=3_600)
+    with node.connection.transaction():
+        assert run(node.connection, reaping_due(SCHEMA, "shipping")).ended is not None
+    assert raise_floor(node) == 3
+    with node.connection.transaction():
+        Parked("shipping").discard(node.connection, "bad", actor="ada", limit=1)
+        Parked("shipping").replay(node.connection, "bad", actor="ada")
+    assert claimed(node) == [("bad", 2)]
+
+
+def test_floor_stays_where_it_is_while_a_replay_is_under_way(node: Node, connect: Connect) -> None:
+    deliver(node, "bad", "other")
+    [first] = Inbox("shipping").peek(node.connection, "bad")
+    run(node.connection, recording(SCHEMA, "shipping", first, Park("no")))
+    with node.connection.transaction():
+        assert run(node.connection, reaping_due(SCHEMA, "shipping")).ended is not None
+    fail(node, "other")
+    replaying = connect()
+    Parked("shipping").replay(replaying, "bad", actor="ada")
+    assert raise_floor(node) == 0
+    replaying.commit()
+    assert claimed(node) == [("bad", 1)]
+
+
+def test_note_of_what_lies_below_the_floor_is_not_swept(node: Node) -> None:
+    deliver(node, "bad", "bad")
+    fail(node, "bad")
+    raise_floor(node)
+    node.connection.execute("DELETE FROM mailroom.inbox WHERE clock = 1")  # as by a claim with an old snapshot
+    run(node.connection, sweeping_notes(SCHEMA, "shipping"))
+    assert claimed(node) == []
+    assert tried(node) == [("bad", 2)]
+    run(node.connection, sweeping_notes(SCHEMA, "shipping"))
+    assert node.rows("SELECT FROM mailroom.key_state") == []
+
+
+# -- Any order --------------------------------------------------------------------------------------------------------
+
+
+class Consumer:
+    """A session that claims, and later commits or rolls back: `taken` is what its transaction holds."""
+
+    def __init__(self, node: Node, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        self._node, self._connection, self._dice = node, connection, dice
+        self.taken: list[Message] = []
+        self._by_worker = self._due = False
+
+    def step(self, consumed: list[tuple[str, int]]) -> None:
+        if self.taken:
+            self._end(consumed)
+            return
+        self._due = self._dice.random() < 0.5
+        self._by_worker = self._due or self._dice.random() < 0.7
+        inbox = Inbox("shipping")
+        share = Share(3, 2, 4, due_too=not self._by_worker)
+        operation = inbox.claiming_due(2) if self._due else inbox.claiming(share)
+        self.taken = run(self._connection, operation).messages
+        if not self.taken:
+            self._connection.commit()
+
+    def _end(self, consumed: list[tuple[str, int]]) -> None:
+        way = self._dice.random()
+        if way < 0.4 and not self._by_worker:
+            pass
+        elif way < 0.3:
+            bad = self._dice.choice(self.taken)
+            error = self._dice.choice([Retry(after_s=0), Retry(after_s=0), Park("no")])
+            run(self._node.connection, recording(SCHEMA, "shipping", bad, error))
+        elif way < 0.4:
+            keys = {each.key: each.clock for each in self.taken}
+            operation = suspecting(SCHEMA, "shipping", list(keys), list(keys.values()), "died")
+            run(self._node.connection, operation)
+        else:
+            if self._due:
+                run(self._connection, healing(SCHEMA, "shipping", self.taken[-1]))
+            self._connection.commit()
+            consumed += [(each.key, each.clock) for each in self.taken]
+        self._connection.rollback()
+        self.taken = []
+
+
+def replay_all(node: Node) -> None:
+    with node.connection.transaction():
+        Parked("shipping").replay(node.connection, None, actor="ada")
+
+
+@pytest.mark.parametrize("nth", range(6))
+def test_whatever_happens_in_whatever_order_nothing_is_lost_or_overtaken(
+    node: Node, connect: Connect, nth: int, record_property: Any
+) -> None:
+    seed = random.randrange(2**32)
+    record_property("seed", seed)
+    dice = random.Random(seed)
+    consumers = [Consumer(node, connect(), dice) for _ in range(3)]
+    consumed: list[tuple[str, int]] = []
+    sent = 0
+
+    def step() -> None:
+        nonlocal sent
+        way = dice.random()
+        if way < 0.15 and sent < 60:
+            keys = [f"k{dice.randrange(6)}" for _ in range(dice.randrange(1, 6))]
+            sent += len(keys)
+            deliver(node, *keys)
+        elif way < 0.4:
+            raise_floor(node, dice.choice([1, 2, 5, 100]))
+        elif way < 0.45 and not any(each.taken for each in consumers):
+            replay_all(node)
+        else:
+            dice.choice(consumers).step(consumed)
+        below = """
+            SELECT key, clock FROM mailroom.inbox AS i, mailroom.inbox_registry AS r
+            WHERE clock <= healthy_floor
+              AND NOT EXISTS (SELECT FROM mailroom.key_state AS s WHERE s.key = i.key AND s.alone_to >= i.clock)"""
+        assert node.rows(below) == []
+
+    for _ in range(150):
+        step()
+    for each in consumers:
+        if each.taken:
+            each.step(consumed)
+    for _ in range(300):
+        if not node.rows("SELECT FROM mailroom.inbox UNION ALL SELECT FROM mailroom.parked"):
+            break
+        replay_all(node)
+        consumed += claimed(node)
+        consumed += tried(node, limit=2)
+    assert len(consumed) == len(set(consumed)) == sent, seed
+    for key in {key for key, _ in consumed}:
+        clocks = [clock for other, clock in consumed if other == key]
+        assert clocks == sorted(clocks), (seed, consumed)
