@@ -66,7 +66,8 @@ RETURNING (SELECT clock FROM stop) IS NULL AND (SELECT count(*) FROM oldest) = %
 
 def begins_with_trouble(schema: str, inbox: str) -> Operation[bool]:
     """Tell whether the first message above the healthy floor is of a key in trouble."""
-    return (yield BEGINS.at(schema=schema, inbox=inbox)()) == [(True,)]
+    rows = yield BEGINS.at(schema=schema, inbox=inbox)()
+    return bool(rows and rows[0][0])
 
 
 def raising_healthy_floor(schema: str, inbox: str, rows: int = PASSED_ROWS) -> Operation[bool]:
@@ -78,4 +79,5 @@ def raising_healthy_floor(schema: str, inbox: str, rows: int = PASSED_ROWS) -> O
     names = {"schema": schema, "inbox": inbox}
     if not (yield HOLD.at(**names)()):
         return False
-    return (yield PASS.at(**names)(rows=rows)) == [(True,)]
+    passed = yield PASS.at(**names)(rows=rows)
+    return bool(passed and passed[0][0])

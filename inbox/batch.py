@@ -46,13 +46,15 @@ class HandlerFailed(Exception):
 class Batch:
     """One batch, and how far it came.
 
-    `due` asks for one message of a key in trouble instead of a full batch. `claimed` is what a claim gave, at that
+    `due` asks for what is tried of a key in trouble instead of a batch of any keys, `size` for how many messages at
+    most. `claimed` is what a claim gave, at that
     monotonic time. `message` is the one that is to blame if the batch fails now; `passing` says that what its handler
     raised was the trouble of the batch's own connection. `open`: handlers have begun, and the batch may fail by what
     they did; `ends`: all have returned. `forgiven`: it failed by what passes; `recorded`: what follows is recorded.
     """
 
     due: bool = False
+    size: int = 1
     claimed: Claimed | None = None
     claimed_at: float = 0.0
     message: Message | None = None
@@ -73,6 +75,11 @@ class Batch:
     def messages(self) -> list[Message]:
         """What was claimed; nothing as long as nothing is."""
         return self.claimed.messages if self.claimed else []
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is one message of a key in trouble, which repeats no other."""
+        return self.due and len(self.messages) <= 1
 
     @contextlib.contextmanager
     def handling(self, message: Message, connection: Any) -> Iterator[None]:
@@ -148,6 +155,38 @@ def is_passing(error: Exception, batch: Batch) -> bool:
         # psycopg's own, not the server's: a session that ended right behind a BEGIN or COMMIT gave two answers to it.
         or (isinstance(cause, psycopg.InternalError) and not state)
     )
+
+
+REPEATED_OF = 10  # what is handled is this many times as much as what is handled twice
+
+
+class Size:
+    """How many messages the next batch of a lane may hold: `most`, but few after one that failed.
+
+    What was handled in a batch before the message that failed is rolled back and handled once more. So that a storm of
+    failures does not repeat a full batch for each of them, a batch holds no more than one message and a tenth of those
+    handled since the last failure: whatever fails when, a lane repeats at most a tenth of what it handles, and once a
+    full batch. Powers of two, since each size is a statement that has to be planned.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._handled = REPEATED_OF * most  # since the last failure
+
+    def next(self) -> int:
+        """Return the size of the next batch."""
+        bound = 1 + self._handled // REPEATED_OF
+        return self._most if bound >= self._most else 1 << (bound.bit_length() - 1)
+
+    def handled(self, batch: Batch) -> None:
+        """Take that a batch was committed."""
+        if not batch.is_alone:
+            self._handled = min(self._handled + len(batch.messages), REPEATED_OF * self._most)
+
+    def failed(self, batch: Batch) -> None:
+        """Take that a batch failed by its messages."""
+        if not batch.is_alone:
+            self._handled = 0
 
 
 class Patience:

@@ -12,7 +12,7 @@ from math import inf
 from typing import Protocol
 
 from inbox.arguments import NotAwaited
-from inbox.batch import Batch, Ended, Patience, blaming, is_passing
+from inbox.batch import Batch, Ended, Patience, Size, blaming, is_passing
 from inbox.claim import Claimed
 from inbox.failure import Recorded
 from inbox.frames import frames
@@ -78,6 +78,7 @@ class Service(Protocol):
 
     name: str
     schema: str
+    batch: int
     poll_interval_s: float
     fatal: tuple[type[BaseException], ...]
     stopping: asyncio.Event
@@ -106,6 +107,7 @@ class Lane:
         self._due = due
         self._note = Note()
         self._batch = Batch()
+        self._size = Size(service.batch)
         self._failures = 0
         self._is_drained = False
         self._was_due = False
@@ -152,13 +154,14 @@ class Lane:
         return min(self._service.poll_interval_s, self._due.in_s())
 
     async def _work(self, *, due: bool = False) -> None:
-        self._batch = batch = Batch(due)
+        self._batch = batch = Batch(due, self._size.next())
         self._was_due = due
         try:
             await self._service.work(batch, self._note)
         finally:
             if batch.claimed is not None:
                 self._learn(batch.claimed, batch)
+        self._size.handled(batch)
 
     def _learn(self, claimed: Claimed, batch: Batch) -> None:
         if not batch.due:
@@ -183,6 +186,7 @@ class Lane:
                 recorded = batch.recorded
                 if recorded is None:
                     recorded = await service.within(blaming(service.schema, service.name, batch, error, service.fatal))
+                self._size.failed(batch)
                 await self._tell(recorded, error)
         except Exception as trouble:
             if trouble is error or not is_passing(trouble, Batch()):

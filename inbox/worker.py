@@ -155,16 +155,14 @@ class _Service(ABC):
         if cancelled is not None:
             raise cancelled
 
-    def _share(self) -> Share:
-        return Share(keys=self.batch, per_key=self.batch, total=self.batch, due_too=False)
-
     def _start(self) -> Operation[None]:
         yield from encoding.checking()
         yield from node.checking(self.schema)
         yield from finding(self.schema, self.name)
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
-        claiming = inbox.claiming_due(self.batch) if batch.due else inbox.claiming(self._share())
+        share = Share(keys=batch.size, per_key=batch.size, total=batch.size, due_too=False)
+        claiming = inbox.claiming_due(batch.size) if batch.due else inbox.claiming(share)
         batch.had((yield from claiming), connection)
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:

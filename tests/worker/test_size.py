@@ -1,0 +1,92 @@
+"""How large batches are after one that failed, by counting calls: a storm of failures repeats little of the rest."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from inbox import Message, Worker
+from inbox.batch import REPEATED_OF, Batch, Size
+from inbox.claim import Claimed
+from tests.node import Node
+from tests.waiting import eventually
+from tests.working import NEVER_S, note, noted, working
+
+
+def batch_of(messages: int, *, due: bool = False) -> Batch:
+    claimed = Claimed(cast("list[Message]", [None] * messages), None, is_all=True)
+    return Batch(due, claimed=claimed)
+
+
+def test_first_batch_is_full() -> None:
+    assert Size(100).next() == 100
+
+
+def test_after_a_failure_batches_grow_with_what_is_handled() -> None:
+    size = Size(100)
+    size.failed(batch_of(100))
+    sizes = []
+    while (now := size.next()) < 100:
+        sizes.append(now)
+        size.handled(batch_of(now))
+    assert sorted(Counter(sizes)) == [1, 2, 4, 8, 16, 32, 64]
+    assert sizes == sorted(sizes)
+
+
+def test_what_is_tried_by_itself_says_nothing_of_batches() -> None:
+    size = Size(100)
+    size.failed(batch_of(1, due=True))
+    assert size.next() == 100
+    size.failed(batch_of(2, due=True))
+    assert size.next() == 1
+    for _ in range(1_000):
+        size.handled(batch_of(1, due=True))
+    assert size.next() == 1
+
+
+@pytest.mark.parametrize("nth", range(20))
+def test_no_more_than_a_tenth_is_repeated_whatever_fails_when(nth: int, record_property: Any) -> None:
+    seed = random.randrange(2**32)
+    record_property("seed", seed)
+    dice = random.Random(seed)
+    size = Size(most := dice.choice([1, 2, 7, 100, 1_000]))
+    handled = repeated = 0
+    for _ in range(500):
+        batch = batch_of(dice.randint(1, size.next()))
+        if dice.random() < 0.3:
+            size.failed(batch)
+            repeated += len(batch.messages) - 1
+        else:
+            size.handled(batch)
+            handled += len(batch.messages)
+        assert repeated <= handled / REPEATED_OF + most - 1, seed
+
+
+def test_storm_of_first_failures_repeats_little(node: Node) -> None:
+    """Of 1,000 keys in one lane, 100 fail once; each failure once repeated all that its batch had handled before."""
+    keys, bad = 1_000, {f"k{nth}" for nth in random.Random(13).sample(range(1_000), 100)}
+    with node.connection.transaction():
+        for nth in range(keys):
+            node.send("shipping", key=f"k{nth}")
+    node.drain()
+    calls: Counter[str] = Counter()
+    order: list[bool] = []
+
+    def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
+        calls[message.key] += 1
+        order.append(calls[message.key] == 1)
+        if message.key in bad and calls[message.key] == 1:
+            raise ValueError
+        note(message, connection)
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: len(noted(node)) == keys, 60)
+    healthy = [key for key in calls if key not in bad]
+    assert {calls[key] for key in bad} <= {2, 3}  # more than once, if it was before another in its batch
+    assert sum(calls[key] - 1 for key in healthy) <= keys / REPEATED_OF + 100
+    # What is tried again takes turns with what is new, and so holds up no healthy key for longer than one of its own.
+    new = [nth for nth, is_new in enumerate(order) if is_new]
+    assert max(after - before for before, after in pairwise(new)) <= 2
