@@ -10,14 +10,16 @@ from inbox.claim import HEALTHY
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
 
+STEP = 1_000  # clocks it may lag behind, where there is no trouble
 PASSED_ROWS = 1_000  # in one transaction: records of failures wait for it
 
-# Which is the first message above, and is its key in trouble: mostly it is not, and there is nothing to do.
-BEGINS = Sql(
+# Is the key of the first message above in trouble, or has much been reaped below it, which may lie dead in the index?
+# Mostly neither, and there is nothing to do.
+LAGS = Sql(
     f"""
-SELECT NOT {HEALTHY % "i.key"}
+SELECT NOT {HEALTHY % "i.key"} OR i.clock - greatest(r.floor, r.healthy_floor) > {STEP}
 FROM {{schema}}.inbox_registry AS r, LATERAL (
-    SELECT key FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > greatest(r.floor, r.healthy_floor)
+    SELECT key, clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > greatest(r.floor, r.healthy_floor)
     ORDER BY {BY_CLOCK} LIMIT 1) AS i
 WHERE name = '{{inbox}}'
 """,
@@ -55,22 +57,22 @@ passed AS MATERIALIZED (
 kept AS (
     UPDATE {{schema}}.key_state AS s SET alone_to = p.clock FROM passed AS p
     WHERE s.inbox = '{{inbox}}' AND s.key = p.key AND s.alone_to < p.clock)
-UPDATE {{schema}}.inbox_registry
-SET healthy_floor = coalesce((SELECT clock FROM stop) - 1, (SELECT max(clock) FROM oldest))
-WHERE name = '{{inbox}}' AND EXISTS (SELECT FROM passed)
+UPDATE {{schema}}.inbox_registry SET healthy_floor = reached.clock
+FROM (SELECT coalesce((SELECT clock FROM stop) - 1, (SELECT max(clock) FROM oldest)) AS clock) AS reached
+WHERE name = '{{inbox}}' AND healthy_floor < reached.clock
 RETURNING (SELECT clock FROM stop) IS NULL AND (SELECT count(*) FROM oldest) = %(rows)s::bigint
 """,
     columns=("boolean",),
 )
 
 
-def begins_with_trouble(schema: str, inbox: str) -> Operation[bool]:
-    """Tell whether the first message above the healthy floor is of a key in trouble."""
-    rows = yield BEGINS.at(schema=schema, inbox=inbox)()
+def lagging(schema: str, inbox: str) -> Operation[bool]:
+    """Tell whether the healthy floor is worth raising."""
+    rows = yield LAGS.at(schema=schema, inbox=inbox)()
     return bool(rows and rows[0][0])
 
 
-def raising_healthy_floor(schema: str, inbox: str, rows: int = PASSED_ROWS) -> Operation[bool]:
+def raising(schema: str, inbox: str, rows: int = PASSED_ROWS) -> Operation[bool]:
     """Raise the healthy floor past messages of keys in trouble, in a READ COMMITTED transaction of its own.
 
     Past as many as `rows`; tells whether it stopped for that alone. The registry's row is locked first, so that the

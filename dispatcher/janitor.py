@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import psycopg
 
+from dispatcher import healthy
 from dispatcher.deliver import releasing
 from dispatcher.portion import Portion
 from dispatcher.healthy import begins_with_trouble, raising_healthy_floor
@@ -116,11 +117,11 @@ class Janitor:
         return lags
 
     async def _raise_healthy_floor(self, connection: psycopg.AsyncConnection, inbox: str) -> bool:
-        if not await run_async(connection, begins_with_trouble(self._schema, inbox)):
+        if not await run_async(connection, healthy.lagging(self._schema, inbox)):
             return False
         for _ in range(STEPS):
             async with connection.transaction():
-                if not await run_async(connection, raising_healthy_floor(self._schema, inbox)):
+                if not await run_async(connection, healthy.raising(self._schema, inbox)):
                     return False
         return True
 

@@ -1,5 +1,6 @@
 """The healthy floor: claims begin above what waits for keys in trouble, and nothing is overtaken or forgotten below."""
 
+import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.healthy import raising_healthy_floor
-from dispatcher.janitor import sweeping_notes
-from inbox import Inbox, Parked, claim
+from dispatcher import healthy
+from dispatcher.janitor import Janitor, sweeping_notes
+from inbox import Inbox, Parked, claim, due
 from inbox.claim import Share
 from inbox.due import healing, reaping_due
 from inbox.failure import recording, suspecting
@@ -50,7 +51,7 @@ def suspect(node: Node, key: str, to: int) -> None:
 
 def raise_floor(node: Node, rows: int = 1_000) -> int:
     with node.connection.transaction():
-        run(node.connection, raising_healthy_floor(SCHEMA, "shipping", rows))
+        run(node.connection, healthy.raising(SCHEMA, "shipping", rows))
     return int(node.value("SELECT healthy_floor FROM mailroom.inbox_registry"))
 
 
@@ -73,22 +74,25 @@ def tried(node: Node, limit: int = 1) -> list[tuple[str, int]]:
 # -- What a claim costs -----------------------------------------------------------------------------------------------
 
 
-def rows_read(connection: psycopg.Connection[Any], share: Share) -> int:
-    """Return how many rows a claim reads of the tables."""
-    statement = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **share.names()).sql
+CLAIM = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(100, 100, 100, due_too=False).names()).sql
+CLAIM_OF_ONE = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 1).names()).sql
+LOCK_HEAD = due.LOCK_HEAD.at(schema=SCHEMA, inbox="shipping").sql
+TAKE_HEAD = due.TAKE_HEAD.at(schema=SCHEMA, inbox="shipping").sql
+VALUES = {"cursor": "''", "key": "'k1'", "clock": "1", "limit": "100"}
+
+
+def rows_read(connection: psycopg.Connection[Any], statement: str) -> int:
+    """Return how many rows a statement of a claim reads of the tables."""
+    for name, value in VALUES.items():
+        statement = statement.replace(f"%({name})s", value)
     with connection.transaction(force_rollback=True):
         connection.execute(claim.PIN.at().sql.encode())
-        row = connection.execute(
-            b"EXPLAIN (ANALYZE, FORMAT json) " + statement.replace("%(cursor)s", "''").replace("%%", "%").encode()
-        ).fetchone()
+        row = connection.execute(f"EXPLAIN (ANALYZE, FORMAT json) {statement.replace('%%', '%')}".encode()).fetchone()
     assert row is not None
     tables = ("inbox_shipping", "key_state", "inbox_registry")
+    scans = [node for node in nodes(row[0][0]["Plan"]) if node.get("Relation Name") in tables]
     return int(
-        sum(
-            (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-            for node in nodes(row[0][0]["Plan"])
-            if node.get("Relation Name") in tables
-        )
+        sum((scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)) * scan["Actual Loops"] for scan in scans)
     )
 
 
@@ -117,15 +121,28 @@ def test_claim_reads_no_rows_of_keys_in_trouble(many_in_trouble: Node) -> None:
     node = many_in_trouble
     while raise_floor(node, 10_000) < 50_001:
         pass
-    assert rows_read(node.connection, Share(100, 100, 100, due_too=False)) < 20
+    statements = (CLAIM, CLAIM_OF_ONE, LOCK_HEAD, TAKE_HEAD)
+    assert max(rows_read(node.connection, statement) for statement in statements) < 20
     assert claimed(node) == [("healthy", 50_002)]
-    assert rows_read(node.connection, Share(100, 100, 100, due_too=False)) < 20
+    assert max(rows_read(node.connection, statement) for statement in statements) < 20
 
 
 def test_claim_reads_each_key_in_trouble_once_where_no_house_is_kept(many_in_trouble: Node) -> None:
     node = many_in_trouble
-    assert rows_read(node.connection, Share(1, 1, 1, due_too=False)) < 2 * claim.MAX_STEPS + 2_000
+    assert rows_read(node.connection, CLAIM) < 2 * claim.MAX_STEPS + 2_000
     assert claimed(node, total=1) == [("healthy", 50_002)]
+
+
+def test_house_raises_the_floor(node: Node) -> None:
+    deliver(node, "bad", "bad", "good")
+    fail(node, "bad", after_s=3_600)
+
+    async def keep() -> None:
+        async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+            await Janitor(SCHEMA).keep_house(connection)
+
+    asyncio.run(keep())
+    assert node.value("SELECT healthy_floor FROM mailroom.inbox_registry") == 2
 
 
 # -- Nothing is overtaken ---------------------------------------------------------------------------------------------
@@ -201,7 +218,7 @@ def test_floor_stops_at_a_key_whose_note_is_being_taken_away(node: Node, connect
     deliver(node, "bad")
     assert raise_floor(node) == 0
     trying.commit()
-    assert raise_floor(node) == 0
+    assert raise_floor(node) == 1
     assert claimed(node) == [("bad", 2)]
 
 
@@ -211,7 +228,7 @@ def test_note_that_is_marked_while_somebody_waits_for_it_stays(node: Node, conne
     trying, raising, observer = connect(), connect(), connect(autocommit=True)
     [message] = run(trying, reaping_due(SCHEMA, "shipping")).messages
     deliver(node, "bad")
-    run(raising, raising_healthy_floor(SCHEMA, "shipping"))
+    run(raising, healthy.raising(SCHEMA, "shipping"))
     with ThreadPoolExecutor(1) as thread:
         healed = thread.submit(run, trying, healing(SCHEMA, "shipping", message))
         wait_until_blocked(observer, trying.info.backend_pid)
