@@ -157,36 +157,37 @@ def is_passing(error: Exception, batch: Batch) -> bool:
     )
 
 
-REPEATED_OF = 10  # what is handled is this many times as much as what is handled twice
+HANDLED_PER_REPEATED = 10
 
 
 class Size:
-    """How many messages the next batch of a lane may hold: `most`, but few after one that failed.
+    """How many messages the next batch of a lane may hold: `most`, unless too much had to be repeated lately.
 
     What was handled in a batch before the message that failed is rolled back and handled once more. So that a storm of
-    failures does not repeat a full batch for each of them, a batch holds no more than one message and a tenth of those
-    handled since the last failure: whatever fails when, a lane repeats at most a tenth of what it handles, and once a
-    full batch. Powers of two, since each size is a statement that has to be planned.
+    failures does not repeat a full batch for each of them, a lane has an allowance: of a tenth of what it handles, and
+    no more than a full batch is saved up. A batch holds one message, and as many more as the allowance can pay for. So
+    whatever fails when, a lane repeats at most a tenth of what it handles, and once a full batch.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._handled = REPEATED_OF * most  # since the last failure
+        self._saved = HANDLED_PER_REPEATED * (most - 1)  # counted in messages handled
 
     def next(self) -> int:
-        """Return the size of the next batch."""
-        bound = 1 + self._handled // REPEATED_OF
-        return self._most if bound >= self._most else 1 << (bound.bit_length() - 1)
+        """Return the size of the next batch; a power of two, since for each size a statement has to be planned."""
+        size = 1 + self._saved // HANDLED_PER_REPEATED
+        return size if size == self._most else 1 << (size.bit_length() - 1)
 
     def handled(self, batch: Batch) -> None:
         """Take that a batch was committed."""
         if not batch.is_alone:
-            self._handled = min(self._handled + len(batch.messages), REPEATED_OF * self._most)
+            self._saved = min(self._saved + len(batch.messages), HANDLED_PER_REPEATED * (self._most - 1))
 
     def failed(self, batch: Batch) -> None:
-        """Take that a batch failed by its messages."""
-        if not batch.is_alone:
-            self._handled = 0
+        """Take that a batch failed by its messages: those before the one to blame are repeated, or all the others."""
+        messages, blamed = batch.messages, batch.message
+        repeated = len(messages) - 1 if blamed is None else messages.index(blamed)
+        self._saved = max(0, self._saved - HANDLED_PER_REPEATED * repeated)
 
 
 class Patience:
