@@ -18,7 +18,6 @@ import psycopg
 from dispatcher import healthy
 from dispatcher.deliver import releasing
 from dispatcher.portion import Portion
-from dispatcher.healthy import begins_with_trouble, raising_healthy_floor
 from inbox.parked import Moved, moving_aside
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.operation import Operation, Sql
