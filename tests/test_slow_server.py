@@ -258,7 +258,6 @@ def test_worker_connects_soon_after_an_outage_however_long_that_was(
     # What the pauses of a pool have grown to after minutes.
     monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", NEVER_S)
     monkeypatch.setattr(source, "RECONNECT_S", 0.1)
-    monkeypatch.setattr(source, "ANSWER_S", 0.1)
     with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", note, poll_interval_s=0.1)) as worker:
         deliver(node, "a")
         eventually(lambda: noted(node) == ["a"], WITHIN_S)
