@@ -21,6 +21,7 @@ from . import (
     floors,
     flow,
     growth,
+    guarded,
     held,
     hot,
     inboxes,
@@ -54,6 +55,7 @@ MODULES = (
     inboxes,
     memory,
     executables,
+    guarded,
     drain,
     spark,
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psycopg
 
 from dispatcher.deliverer import MAX_BYTES, ROWS
-from dispatcher.execute import Execution, executing
+from dispatcher.execute import BOUND_S, Execution, executing
 from dispatcher.floor import Floor
 from dispatcher.guest import clearing_session
 from dispatcher.portion import Portion
@@ -17,8 +17,8 @@ from mailroom.transaction import run_async
 class Applier:
     """Executes over one autocommit connection of its own, one transaction per batch.
 
-    `rows` and `max_bytes` bound a full batch (one executable at least), of which `portion` says how much is tried;
-    `monotonic` is the clock of its `Floor`.
+    `rows` and `max_bytes` bound a full batch (one executable at least), of which `portion` says how much is tried, and
+    `bound_s` how long it may take, in seconds by `monotonic`, which is also the clock of its `Floor`.
     """
 
     def __init__(
@@ -29,13 +29,16 @@ class Applier:
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
         portion: Portion | None = None,
+        bound_s: float = BOUND_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
         self._schema = schema
-        self._rows = rows
+        self._rows = self._rows_next = rows
         self._max_bytes = max_bytes
         self._portion = portion or Portion()
+        self._bound_s = bound_s
+        self._ours = not is_pooled(connection)
         self._monotonic = monotonic
         self._floor = Floor("outbox_executable", monotonic)
 
@@ -53,17 +56,27 @@ class Applier:
     async def execute(self) -> Execution:
         """Execute one batch, or one step of a range."""
         floor = self._floor.start().position
-        rows, max_bytes = self._portion.of(self._rows), self._portion.of(self._max_bytes)
+        rows, max_bytes = self._portion.of(self._rows_next), self._portion.of(self._max_bytes)
         try:
             with self._portion.tried():
                 async with self._connection.transaction():
                     execution = await run_async(
-                        self._connection, executing(self._schema, floor=floor, rows=rows, max_bytes=max_bytes)
+                        self._connection,
+                        executing(
+                            self._schema,
+                            floor=floor,
+                            rows=rows,
+                            max_bytes=max_bytes,
+                            ours=self._ours,
+                            bound_s=self._bound_s,
+                            monotonic=self._monotonic,
+                        ),
                     )
         except psycopg.Error:
             self._floor = Floor("outbox_executable", self._monotonic)
             raise
-        if execution.guest and not is_pooled(self._connection):
+        self._rows_next = execution.rows(self._rows)
+        if execution.guest and self._ours:
             try:
                 await run_async(self._connection, clearing_session())
             except psycopg.Error:

@@ -246,7 +246,7 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
                     await applier.drain(count)
                     return totals
                 except psycopg.OperationalError as error:
-                    if sqlstate(error) not in HELD_UP:  # such as a deadlock with whoever holds rows of a target
+                    if sqlstate(error) not in PASSING:  # such as a deadlock with whoever holds rows of a target
                         raise
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None

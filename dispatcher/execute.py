@@ -1,24 +1,28 @@
-"""Execute: the oldest committed executables, taken and applied in one transaction, as if one after another.
+"""Execute: the oldest committed executables, applied and taken off in one transaction, as if one after another.
 
 Operations on one key come to one write per batch. What cannot be applied goes to `dead_letter`, and the others go on.
 What is here runs inside one transaction; `dispatcher.applier` says where transactions begin and end.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from dispatcher.accounts import finding_books, writing_books
-from dispatcher.fold import CompareFailed, Contents, Refused, Taken, applied, books_of, entered
-from dispatcher.function import Cancelled, Functions, calling, overrunning, reading_functions
-from dispatcher.guest import Host, noting_settings, putting_back_settings
-from dispatcher.outcome import Outcome, burying_executables, described, reason_of, telling
-from dispatcher.range import deleting, finding_progress, forgetting_progress, noting_progress
-from dispatcher.taking import locking_executables, looking_at_next, removing, taking
-from dispatcher.target import Targets, finding_contents, reading_targets, writing_contents
+from dispatcher.batch import Batch, applying, saved
+from dispatcher.fold import Refused, Taken
+from dispatcher.function import Functions, reading_functions
+from dispatcher.guest import IMMEDIATE, checking, noting_settings
+from dispatcher.outcome import Done, Outcome, burying_executables, reason_of, telling
+from dispatcher.range import Step, deleting, finding_progress, forgetting_progress, noting_progress
+from dispatcher.taking import locking_executables, looking_at_next, looking_at_oldest, removing
+from dispatcher.target import Targets, reading_targets
 from mailroom.executable import STORE, VERSION
-from mailroom.operation import Operation, Sql, T
+from mailroom.operation import Operation
 
 KEYED = ("put", "increment", "delete")
+# How long a batch goes on beginning things: rows of users that it has written are locked until its end, and users wait
+# for them as for each other. Long enough to make what each batch costs by itself (some 5 ms) small.
+BOUND_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class Execution:
     """What one transaction did. `taken` counts executables, of which `dead` could not be applied; `told` messages.
 
     `last` is the largest position of a batch; a range has none, for what commits late may stand before it. `more`:
-    there may be more to take. `deleted` counts keys of a range. `guest`: code of users ran, a function or a trigger.
+    there may be more to take. `is_cut`: others were looked at and left for the next batch. `deleted` counts keys of a
+    range. `guest`: code of users ran, a function or a trigger.
     """
 
     taken: int
@@ -35,51 +40,61 @@ class Execution:
     deleted: int = 0
     last: int | None = None
     more: bool = False
+    is_cut: bool = False
     guest: bool = False
     drawn: int = 0
     running: None = None
 
-
-@dataclass(slots=True)
-class Done:
-    """What applying executables came to."""
-
-    dead: list[tuple[Taken, str]] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-
-    def refuse(self, taken: Taken, reason: str) -> None:
-        """Note that one cannot be applied."""
-        self.dead.append((taken, reason))
-        if taken.fault is None:  # else there may be no topic that could be told
-            self.outcomes.append(Outcome(taken, 500, {"outcome": "refused", "reason": reason}))
-
-    def add(self, other: "Done") -> None:
-        """Take what else was done."""
-        self.dead += other.dead
-        self.outcomes += other.outcomes
+    def rows(self, most: int) -> int:
+        """Return how many executables the next batch is to look at: after one that was cut, twice what that did."""
+        return min(most, max(1, 2 * self.taken)) if self.is_cut else most
 
 
-def executing(schema: str, *, floor: int, rows: int, max_bytes: int) -> Operation[Execution]:
-    """Execute up to `rows` executables and `max_bytes` of values (at least one) above the position `floor`."""
+def executing(
+    schema: str,
+    *,
+    floor: int,
+    rows: int,
+    max_bytes: int,
+    ours: bool = False,
+    bound_s: float = BOUND_S,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Operation[Execution]:
+    """Execute up to `rows` executables and `max_bytes` of values (at least one) above the position `floor`.
+
+    Nothing more is begun once `bound_s` seconds are over by `monotonic`, a clock. `ours` says that the session is our
+    own and may be reset.
+    """
+    until = monotonic() + bound_s
     yield from locking_executables(schema)
-    taken, more = yield from taking(schema, floor=floor, rows=rows, max_bytes=max_bytes)
+    taken, more = yield from looking_at_oldest(schema, floor=floor, rows=rows, max_bytes=max_bytes)
     if not taken:
-        return (yield from _ranging(schema, floor))
-    done, known = Done(), []
+        return (yield from _ranging(schema, floor, ours=ours))
     targets = yield from reading_targets(schema, {each.target for each in taken if each.operation in KEYED})
     functions = yield from reading_functions(schema, {each.target for each in taken if each.operation == "call"})
     if functions or len(targets) > 1:
         yield IMMEDIATE.at()()
-    host = (yield from noting_settings()) if functions or _are_guarded(targets) else None
-    for each in taken:
-        reason = _unknown(each, targets, functions)
-        known.append(each) if reason is None else done.refuse(each, reason)
-    for group in _groups(known, targets):
-        done.add((yield from _applying(schema, group, targets, functions, host)))
-    told = yield from _ending(schema, done)
-    # A function, or a trigger, may have sent executables.
-    more = more or host is not None
-    return Execution(len(taken), len(done.dead), told, 0, taken[-1].position, more, guest=host is not None)
+    host = (yield from noting_settings(ours=ours)) if functions or _are_guarded(targets) else None
+    reasons = {each.position: _unknown(each, targets, functions) for each in taken}
+    known = [each for each in taken if reasons[each.position] is None]
+    batch = Batch(schema, targets, functions, host, ours, until, monotonic)
+    first_left = yield from applying(batch, [*_groups(known, targets)])
+    reached = [each for each in taken if first_left is None or each.position < first_left.position]
+    for each in reached:
+        if (reason := reasons[each.position]) is not None:
+            batch.done.refuse(each, reason)
+    yield from removing(schema, reached, may_be_gone=host is not None)
+    told = yield from _ending(schema, batch.done)
+    is_cut = len(reached) < len(taken)
+    return Execution(
+        len(reached),
+        len(batch.done.dead),
+        told,
+        last=reached[-1].position,
+        more=more or is_cut or host is not None,  # a function, or a trigger, may have sent executables
+        is_cut=is_cut,
+        guest=host is not None,
+    )
 
 
 def _are_guarded(targets: Targets) -> bool:
@@ -100,24 +115,23 @@ def _unknown(taken: Taken, targets: Targets, functions: Functions) -> str | None
 
 
 def _groups(taken: Sequence[Taken], targets: Targets) -> Iterator[list[Taken]]:
-    """Cut executables into those that come to one write, and those that must be applied alone.
+    """Cut executables into those that come to one write, calls, and those that one guarded table must see one by one.
 
     What is written is not hidden by a delete behind it: one by one it may be refused, by the default of a column say.
     """
     group: list[Taken] = []
+    kind: tuple[bool, str | None] = (False, None)
     written: set[tuple[str, str]] = set()
     for each in taken:
         target = targets[each.target] if each.operation in KEYED else None
+        guarded = each.target if target is not None and target.guarded else None
+        before, kind = kind, (each.operation == "call", guarded)
         key = (each.target, each.key if target is None else target.spelled(each.key))
-        is_alone = target is not None and target.guarded
-        if group and (is_alone or (each.operation == "delete" and key in written)):
+        if group and (kind != before or kind[0] or (each.operation == "delete" and key in written)):
             yield group
             group, written = [], set()
         group.append(each)
-        if is_alone:
-            yield group
-            group = []
-        elif target is not None and target.name != STORE and each.operation != "delete":
+        if target is not None and target.name != STORE and guarded is None and each.operation != "delete":
             written.add(key)
     if group:
         yield group
@@ -130,132 +144,10 @@ def _ending(schema: str, done: Done) -> Operation[int]:
     return (yield from telling(schema, outcomes))
 
 
-# -- Within a savepoint -----------------------------------------------------------------------------------------------
-
-SAVEPOINT = Sql("SAVEPOINT executable")
-RELEASE = Sql("RELEASE SAVEPOINT executable")
-ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT executable")
-# Constraints that are deferred would fail the COMMIT, and with it all the others of the batch. At its beginning, so
-# that each executable finds them alike; and after each, which may have deferred them again.
-IMMEDIATE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
-
-LOOKS = 5  # at rows that others write at the same time
-HIDDEN = (
-    "its row is neither to be seen nor to be inserted: a trigger, a rule, row security, or others write it all along"
-)
-
-
-class _Changed(Exception):
-    """Somebody has written what we had looked at."""
-
-
-def _applying(
-    schema: str, group: list[Taken], targets: Targets, functions: Functions, host: Host | None
-) -> Operation[Done]:
-    """Apply executables; one that the database refuses is found by halving, and the others are applied."""
-    reason: str | None = HIDDEN
-    is_call = group[0].operation == "call"
-    for _ in range(LOOKS):
-        try:
-            work = _call(group[0], functions) if is_call else _fold(schema, group, targets)
-            return (yield from _saved(work, host, is_call=is_call))
-        except _Changed:
-            continue
-        except Cancelled as cancelled:
-            if not (yield from overrunning(cancelled)):
-                raise cancelled.error from None
-            reason = described(cancelled.error)
-            break
-        except Exception as error:
-            reason = reason_of(error)
-            if reason is None:
-                raise
-            break
-    done = Done()
-    if len(group) == 1:
-        done.refuse(group[0], str(reason))
-        return done
-    for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-        done.add((yield from _applying(schema, half, targets, functions, host)))
-    return done
-
-
-def _saved(work: Operation[T], host: Host | None, *, is_call: bool = False) -> Operation[T]:
-    """Do work that leaves nothing if it fails, and no setting to the next if guests may have come: then to `host`."""
-    yield SAVEPOINT.at()()
-    try:
-        result = yield from work
-        yield IMMEDIATE.at()()
-        if host is not None:
-            yield from putting_back_settings(host, after_call=is_call)
-    except Exception as error:
-        # A lost connection has no savepoint to go back to.
-        if isinstance(error, _Changed | Cancelled | Refused) or reason_of(error) is not None:
-            yield ROLL_BACK.at()()
-            yield RELEASE.at()()
-        raise
-    yield RELEASE.at()()
-    return result
-
-
-def _call(taken: Taken, functions: Functions) -> Operation[Done]:
-    result = yield from calling(functions[taken.target], taken.arguments)
-    return Done(outcomes=[Outcome.of_call(taken, result)] if taken.notify else [])
-
-
-def _fold(schema: str, group: list[Taken], targets: Targets) -> Operation[Done]:
-    """Apply executables of which each can be applied with the others; raises `_Changed`."""
-    done = Done()
-    keys: dict[int, str] = {}  # by position
-    wanted: dict[str, list[str]] = {}
-    accounted = {}
-    for each in group:
-        if each.operation == "account":
-            accounted[each.position] = books_of(each)
-            continue
-        try:
-            keys[each.position] = targets[each.target].key_of(each.key)
-            wanted.setdefault(each.target, []).append(keys[each.position])
-        except Refused as refusal:
-            done.refuse(each, str(refusal))
-    before: dict[str, Contents] = {}
-    for name, found in wanted.items():
-        before[name] = yield from finding_contents(schema, targets[name], found)
-    books = yield from finding_books(schema, {book for entries in accounted.values() for book in entries})
-    after = {name: contents.copy() for name, contents in before.items()}
-    dropped: dict[str, set[str]] = {name: set() for name in before}
-    for each in group:
-        try:
-            if each.operation == "account":
-                entered(each, accounted[each.position], books)
-                if each.notify:
-                    done.outcomes.append(Outcome(each, 200, {"outcome": "applied"}, "U"))
-            elif (key := keys.get(each.position)) is not None:
-                contents = after[each.target]
-                held = contents[key]
-                contents[key] = now = applied(each, held, targets[each.target].rules)
-                if now is None:
-                    dropped[each.target].add(key)
-                if each.notify:
-                    done.outcomes.append(Outcome.of(each, held, now))
-        except CompareFailed as failed:
-            if each.notify is None:
-                done.refuse(each, str(failed))
-            else:
-                done.outcomes.append(Outcome(each, 409, {"outcome": "compare failed", "found": failed.found}))
-        except Refused as refusal:
-            done.refuse(each, str(refusal))
-    for name, contents in after.items():
-        if not (yield from writing_contents(schema, targets[name], before[name], contents, dropped[name])):
-            raise _Changed
-    yield from writing_books(schema, books)
-    return done
-
-
 # -- Ranges -----------------------------------------------------------------------------------------------------------
 
 
-def _ranging(schema: str, floor: int) -> Operation[Execution]:
+def _ranging(schema: str, floor: int, *, ours: bool) -> Operation[Execution]:
     """Delete what one transaction may of the range that comes next, if a range is what comes next."""
     taken = yield from looking_at_next(schema, floor)
     if taken is None or taken.version != VERSION or taken.operation != "delete_range":
@@ -264,10 +156,16 @@ def _ranging(schema: str, floor: int) -> Operation[Execution]:
     progress = yield from finding_progress(schema, taken.position)
     before, done, step = progress.deleted, Done(), None
     reason = _unknown(taken, targets, {})
-    host = (yield from noting_settings()) if _are_guarded(targets) else None
+    host = (yield from noting_settings(ours=ours)) if _are_guarded(targets) else None
+
+    def checked() -> Operation[Step]:
+        step = yield from deleting(schema, targets[taken.target], taken, progress)
+        yield from checking(schema, host)
+        return step
+
     if reason is None:
         try:
-            step = yield from _saved(deleting(schema, targets[taken.target], taken, progress), host)
+            step = yield from saved(checked())
         except Refused as refusal:
             reason = str(refusal)
         except Exception as error:
@@ -283,7 +181,7 @@ def _ranging(schema: str, floor: int) -> Operation[Execution]:
             return Execution(0, deleted=progress.deleted - before, more=True, guest=host is not None)
         details = {"outcome": "applied", "deleted": progress.deleted}
         done.outcomes.append(Outcome(taken, 200, details, "D" if progress.deleted else None))
-    yield from removing(schema, taken.position)
+    yield from removing(schema, [taken])
     yield from forgetting_progress(schema, taken.position)
     told = yield from _ending(schema, done)
     return Execution(1, len(done.dead), told, progress.deleted - before, more=True, guest=host is not None)

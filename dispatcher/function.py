@@ -67,12 +67,13 @@ class Cancelled(Exception):
         self.error = error
 
 
-def calling(function: Function, arguments: str | None) -> Operation[str | None]:
+def calling(function: Function, arguments: str | None, *, at_most_s: float) -> Operation[str | None]:
     """Call a function, and return its result as JSON text. Its errors come out as they are, but for `Cancelled`.
 
-    To be done within a savepoint: an error leaves its timeout.
+    To be done within a savepoint: an error leaves its timeout, which is that of the function or `at_most_s`.
     """
-    [(began, before, _)] = yield LIMIT.at()(timeout=f"{max(1, round(1000 * function.timeout_s))}ms")
+    timeout_s = min(function.timeout_s, at_most_s)
+    [(began, before, _)] = yield LIMIT.at()(timeout=f"{max(1, round(1000 * timeout_s))}ms")
     call = CALL_VOID if function.is_void else CALL
     try:
         [(result,)] = yield call.at(function=function.name)(arguments=arguments)

@@ -3,18 +3,18 @@
 import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import psycopg
 
-from dispatcher.fold import Content, Taken
+from dispatcher.fold import CompareFailed, Content, Refused, Rules, Taken, applied
 from mailroom.errors import DecodeError, InvalidMessage
 from mailroom.executable import NAMES as PARTS
 from mailroom.executable import wired
 from mailroom.message import parsed
 from mailroom.operation import Operation, Row, Sql
-from mailroom.sqlstate import LAST_WORDS, READ_ONLY, RETRIED, sqlstate
+from mailroom.sqlstate import CANCELLED, LAST_WORDS, READ_ONLY, RETRIED, sqlstate
 from outbox.outbox import sending_many
 from outbox.outgoing import EventType, Outgoing
 
@@ -81,6 +81,44 @@ class Outcome:
         )
 
 
+@dataclass(slots=True)
+class Done:
+    """What applying executables came to; `count` is how many that were."""
+
+    count: int = 0
+    dead: list[tuple[Taken, str]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def refuse(self, taken: Taken, reason: str) -> None:
+        """Note that one cannot be applied."""
+        self.dead.append((taken, reason))
+        if taken.fault is None:  # else there may be no topic that could be told
+            self.outcomes.append(Outcome(taken, 500, {"outcome": "refused", "reason": reason}))
+
+    def apply(self, taken: Taken, held: Content | None, rules: Rules) -> tuple[Content | None, bool]:
+        """Note what a put, an increment or a delete comes to; return what the key then holds, and if it was applied."""
+        try:
+            now = applied(taken, held, rules)
+        except CompareFailed as failed:
+            if taken.notify is None:
+                self.refuse(taken, str(failed))
+            else:
+                self.outcomes.append(Outcome(taken, 409, {"outcome": "compare failed", "found": failed.found}))
+        except Refused as refusal:
+            self.refuse(taken, str(refusal))
+        else:
+            if taken.notify:
+                self.outcomes.append(Outcome.of(taken, held, now))
+            return now, True
+        return held, False
+
+    def add(self, other: "Done") -> None:
+        """Take what else was done."""
+        self.count += other.count
+        self.dead += other.dead
+        self.outcomes += other.outcomes
+
+
 def telling(schema: str, outcomes: Sequence[Outcome]) -> Operation[int]:
     """Send the messages of outcomes that somebody is to be told; returns how many."""
     return (yield from sending_many(schema, [each.row() for each in outcomes if each.taken.notify]))
@@ -117,6 +155,8 @@ def burying_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Opera
     )
 
 
+# Nobody's fault, and over sooner or later; whoever has done something before it may keep that.
+PASSING = RETRIED | {CANCELLED}
 # An error of these classes says something of the server, or of the connection, and then all of it is tried again:
 # connection, transaction, resources, intervention, system. Any other one says something of the executable, or of what
 # it acts on: also XX000, which extensions raise for what they do not like, and 55000, a sequence not yet used.

@@ -1,5 +1,9 @@
 """Take: the oldest committed executables, off their outbox, by one executor at a time."""
 
+from collections.abc import Sequence
+
+import psycopg
+
 from dispatcher.fold import Taken
 from dispatcher.rules import FAULT
 from mailroom import locks
@@ -8,9 +12,12 @@ from mailroom.operation import Operation, Sql
 EXECUTABLE_KEY = locks.key("'{schema}.outbox_executable'::regclass")
 # In UTC, whatever the server's zone: in others the first year has times that Python cannot hold. And psycopg writes
 # arrays as text: with other settings nulls in them, and bytes, would become something else.
+OWN = (
+    "set_config('TimeZone', 'UTC', true), set_config('array_nulls', 'on', true), "
+    "set_config('standard_conforming_strings', 'on', true)"
+)
 LOCK = Sql(
-    f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {EXECUTABLE_KEY}) IS NULL, set_config('TimeZone', 'UTC', true), "
-    "set_config('array_nulls', 'on', true), set_config('standard_conforming_strings', 'on', true)",
+    f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {EXECUTABLE_KEY}) IS NULL, {OWN}",
     columns=("boolean", "text", "text", "text"),
 )
 
@@ -36,42 +43,40 @@ UNDER_WAY = """
     SELECT c.position FROM {schema}.executable_cursor AS c JOIN {schema}.outbox_executable AS o USING (position)
     ORDER BY c.position LIMIT 1
 """
-# Up to what has transactions of its own, a delete_range or a call: all before it is done, and nothing behind it begun.
-# A call that comes first is taken, alone. Nothing at all while a range is under way: a lower position may commit
-# meanwhile, and would see half of it. Nothing behind the barrier is read, or many of them would cost their square.
-# Deleted by range, in the snapshot that was looked at: what commits meanwhile with a lower position stays.
-TAKE = Sql(
+# Up to what has transactions of its own, a delete_range: all before it is done, and nothing behind it begun. Nothing at
+# all while a range is under way: a lower position may commit meanwhile, and would see half of it. Nothing behind the
+# barrier is read, or many of them would cost their square.
+OLDEST = Sql(
     f"""
 WITH barrier AS MATERIALIZED (
-    SELECT position, operation = 'call' AND nth = 1 AS is_taken FROM (
-        SELECT position, version, operation, row_number() OVER (ORDER BY position) AS nth
+    SELECT position FROM (
+        SELECT position, version, operation
         FROM {{schema}}.outbox_executable WHERE position > %(floor)s::bigint
         ORDER BY position LIMIT %(rows)s::bigint) AS s
-    WHERE version = 1 AND operation IN ('delete_range', 'call') ORDER BY position LIMIT 1),
+    WHERE version = 1 AND operation = 'delete_range' ORDER BY position LIMIT 1),
 head AS MATERIALIZED (
     SELECT position, coalesce(octet_length(value), 0) + coalesce(octet_length(expected), 0)
            + coalesce(octet_length(arguments::text), 0) AS bytes
     FROM {{schema}}.outbox_executable WHERE position > %(floor)s::bigint AND NOT EXISTS ({UNDER_WAY})
-      AND position <= coalesce((SELECT CASE WHEN is_taken THEN position ELSE position - 1 END FROM barrier),
-                               9223372036854775807)
+      AND position < coalesce((SELECT position FROM barrier), 9223372036854775807)
     ORDER BY position LIMIT %(rows)s::bigint),
 summed AS (
     SELECT position, sum(bytes) OVER (ORDER BY position) - bytes AS before FROM head),
 last AS MATERIALIZED (
-    SELECT max(position) AS position FROM summed WHERE before < %(bytes)s::bigint),
-gone AS (
-    DELETE FROM {{schema}}.outbox_executable
-    WHERE position > %(floor)s::bigint AND position <= (SELECT position FROM last)
-    RETURNING *)
-SELECT {COLUMNS}, (SELECT count(*) FROM head), EXISTS (SELECT FROM barrier) FROM gone ORDER BY position
+    SELECT max(position) AS position FROM summed WHERE before < %(bytes)s::bigint)
+SELECT {COLUMNS}, (SELECT count(*) FROM head), EXISTS (SELECT FROM barrier) FROM {{schema}}.outbox_executable
+WHERE position > %(floor)s::bigint AND position <= (SELECT position FROM last) ORDER BY position
 """,
     columns=(*TYPES, "bigint", "boolean"),
 )
 
 
-def taking(schema: str, *, floor: int, rows: int, max_bytes: int) -> Operation[tuple[list[Taken], bool]]:
-    """Take up to `rows` executables and `max_bytes` of values (at least one), and tell whether there may be more."""
-    found = yield TAKE.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes)
+def looking_at_oldest(schema: str, *, floor: int, rows: int, max_bytes: int) -> Operation[tuple[list[Taken], bool]]:
+    """Return up to `rows` executables and `max_bytes` of values (at least one), and whether there may be more.
+
+    They stay where they are: what is done of them is taken off by `removing`.
+    """
+    found = yield OLDEST.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes)
     taken = [Taken._make(row[:-2]) for row in found]
     return taken, bool(taken) and (len(taken) == rows or len(taken) < found[0][-2] or found[0][-1])
 
@@ -83,7 +88,14 @@ SELECT {COLUMNS} FROM {{schema}}.outbox_executable WHERE position = coalesce(({U
 """,
     columns=TYPES,
 )
-REMOVE = Sql("DELETE FROM {schema}.outbox_executable WHERE position = %(position)s::bigint")
+# By their positions, and not by range: one with a lower position may have committed since the look.
+REMOVE = Sql(
+    """
+WITH gone AS (DELETE FROM {schema}.outbox_executable WHERE position = ANY(%(positions)s::bigint[]) RETURNING 1)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+)
 
 
 def looking_at_next(schema: str, floor: int) -> Operation[Taken | None]:
@@ -92,6 +104,11 @@ def looking_at_next(schema: str, floor: int) -> Operation[Taken | None]:
     return Taken._make(rows[0]) if rows else None
 
 
-def removing(schema: str, position: int) -> Operation[None]:
-    """Take one executable off the outbox."""
-    yield REMOVE.at(schema=schema)(position=position)
+def removing(schema: str, taken: Sequence[Taken], *, may_be_gone: bool = False) -> Operation[None]:
+    """Take executables off the outbox, in the transaction of their effect.
+
+    Raises if one of them is gone meanwhile; one that a guest of the transaction has removed `may_be_gone`.
+    """
+    [(count,)] = yield REMOVE.at(schema=schema)(positions=[each.position for each in taken])
+    if count != len(taken) and not may_be_gone:  # no executor's doing: they lock each other out
+        raise psycopg.errors.SerializationFailure("somebody has removed an executable while it was executed")

@@ -159,15 +159,19 @@ def quoted(name: str) -> str:
 
 FIND = Sql(
     "SELECT t.{key}::text, {found_value}, {found_number} FROM {target} AS t "
-    "WHERE t.{key} = ANY(%(keys)s::text[]::{key_type}[]) ORDER BY t.{key} {locked}",
+    "WHERE t.{key} = ANY(%(keys)s::text[]::{key_type}[]) ORDER BY t.{key} {locked} {skipping}",
     columns=("text", "bytea", "bigint"),
 )
 
 
-def finding_contents(schema: str, target: Target, keys: Iterable[str]) -> Operation[Contents]:
-    """Return what the keys hold, absent ones too; rows of users are locked until the transaction ends."""
+def finding_contents(schema: str, target: Target, keys: Iterable[str], *, waits: bool = True) -> Operation[Contents]:
+    """Return what the keys hold, absent ones too; rows of users are locked until the transaction ends.
+
+    Without `waits` a row that somebody else has locked counts as absent.
+    """
     contents: Contents = dict.fromkeys(keys)
-    rows = yield FIND.at(**target.names(schema))(keys=sorted(contents))
+    find = FIND.at(**target.names(schema), skipping="" if waits else "SKIP LOCKED")
+    rows = yield find(keys=sorted(contents))
     contents.update((key, Content(value, number)) for key, value, number in rows)
     return contents
 

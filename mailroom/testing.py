@@ -291,9 +291,10 @@ def _delivering_all(schema: str, now: datetime | None) -> Operation[int]:
 
 def _executing_all(schema: str) -> Operation[int]:
     yield IN_TRANSACTION
-    taken = 0
+    taken, rows = 0, 1_000
     while True:
-        execution = yield from executing(schema, floor=0, rows=1_000, max_bytes=2**24)
+        execution = yield from executing(schema, floor=0, rows=rows, max_bytes=2**24)
+        rows = execution.rows(1_000)
         taken += execution.taken
         if not execution.more:
             return taken

@@ -250,7 +250,8 @@ def execute_all(
         connection.execute("BEGIN")
         try:
             execution = transaction.run(
-                connection, observed(executing(SCHEMA, floor=0, rows=rows, max_bytes=max_bytes), before)
+                connection,
+                observed(executing(SCHEMA, floor=0, rows=rows, max_bytes=max_bytes, bound_s=3_600), before),
             )
         except BaseException:
             if not connection.closed:

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import Any
 
 import psycopg
@@ -10,6 +9,8 @@ import pytest
 
 from dispatcher.applier import Applier
 from dispatcher.daemon import Executor
+from dispatcher.execute import Execution
+from dispatcher.taking import OLDEST
 from mailroom.operation import Operation, Sql
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable
@@ -33,8 +34,6 @@ from tests.node import Node
 from tests.test_executor import EXECUTOR, running, waits
 from tests.waiting import eventually_async, wait_until_blocked
 
-executor = import_module("dispatcher.execute")  # the package has a function of that name
-
 
 @pytest.fixture
 def node(dsn: str, connect: Connect) -> Node:
@@ -44,7 +43,7 @@ def node(dsn: str, connect: Connect) -> Node:
 @pytest.fixture
 async def applier(dsn: str) -> AsyncIterator[Applier]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        yield Applier(connection, SCHEMA)
+        yield Applier(connection, SCHEMA, monotonic=lambda: 0)
 
 
 # -- Settings ---------------------------------------------------------------------------------------------------------
@@ -108,8 +107,8 @@ async def test_call_leaves_the_session_as_it_found_it(node: Node, applier: Appli
     function(node, "looks", f"BEGIN RETURN {looks}; END", "text")
     function(node, "leaves", f"BEGIN {leaves}; RETURN 'left'; END", "text")
     for name in ("looks", "leaves", "looks"):
+        sent(node, STORE.increment, "n")  # the first of a batch has other timeouts
         sent(node, STORE.call, name, notify="outcomes")
-        sent(node, STORE.increment, "n")
         if asks == "asked":
             await applier.drain()
     await applier.drain()
@@ -195,27 +194,52 @@ async def test_session_that_could_not_be_cleared_is_closed(
     assert list(waiting(node.connection)) == []
 
 
-def test_call_has_a_transaction_of_its_own(node: Node) -> None:
-    function(node, "which", "BEGIN RETURN pg_current_xact_id()::text; END", "text")
-    for name in "abc":
-        sent(node, STORE.increment, name)
-        sent(node, STORE.increment, name)
-        sent(node, STORE.call, "which", notify="outcomes")
-        sent(node, STORE.call, "which", notify="outcomes")
-    executions = execute(node)
-    assert [each.taken for each in executions] == [2, 1, 1] * 3 + [0]
-    assert len({told["result"] for *_, told in told_of(node.connection)}) == 6
+async def executions_of(applier: Applier) -> list[int]:
+    """Execute all there is, and return how many executables each transaction took."""
+    executions: list[Execution] = []
+    await applier.drain(executions.append)
+    return [each.taken for each in executions if each.taken]
+
+
+async def test_calls_share_a_transaction_of_a_session_of_ours(node: Node, applier: Applier) -> None:
+    function(node, "nothing", "BEGIN END", "void")
+    for _ in range(3):
+        sent(node, STORE.increment, "n")
+        sent(node, STORE.call, "nothing")
+        sent(node, STORE.call, "nothing")
+    assert await executions_of(applier) == [9]
+    assert store_of(node.connection) == {"n": 3}
+
+
+async def test_call_is_the_last_of_its_transaction_in_a_session_that_may_not_be_reset(node: Node) -> None:
+    function(node, "nothing", "BEGIN END", "void")
+    for _ in range(2):
+        sent(node, STORE.increment, "n")
+        sent(node, STORE.call, "nothing")
+        sent(node, STORE.call, "nothing")
+    assert [each.taken for each in execute(node) if each.taken] == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("ends", ["pg_advisory_lock(-7)", "pg_advisory_xact_lock(-7)", "1 / 0"])
+async def test_call_is_the_last_of_its_transaction_if_it_leaves_a_lock_or_fails(
+    node: Node, applier: Applier, ends: str
+) -> None:
+    function(node, "nothing", "BEGIN END", "void")
+    function(node, "ends", f"BEGIN PERFORM pg_advisory_lock(-8), {ends}; END", "void")
+    for name in ("nothing", "ends", "nothing", "nothing"):
+        sent(node, STORE.call, name)
+    assert await executions_of(applier) == [2, 2]
+    assert node.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid IN (-7, -8)") == 0
 
 
 def test_taking_does_not_read_what_stands_behind_a_barrier(node: Node) -> None:
-    function(node, "nothing", "BEGIN END", "void")
     with node.connection.transaction():
-        STORE.send_many(node.connection, [Executable("call", target="nothing") for _ in range(200)])
+        STORE.send_many(node.connection, [Executable("delete_range") for _ in range(200)])
     node.connection.execute("VACUUM ANALYZE mailroom.outbox_executable")
-    taking = import_module("dispatcher.taking").TAKE.at(schema=SCHEMA)
+    oldest = OLDEST.at(schema=SCHEMA)
     with node.connection.transaction(force_rollback=True):
         node.connection.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
-        explained = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) " + taking.sql
+        explained = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) " + oldest.sql
         [(plan,)] = node.connection.execute(explained, {"floor": 0, "rows": 10_000, "bytes": 2**25}).fetchall()
     assert max(rows_of(plan[0]["Plan"])) <= 2
 

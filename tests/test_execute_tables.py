@@ -3,20 +3,22 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
+from dispatcher import batch as batches
 from dispatcher import target as targets
-from dispatcher.execute import HIDDEN
-from mailroom import codec
+from dispatcher.batch import HIDDEN, Batch
+from dispatcher.fold import Taken
+from mailroom import codec, transaction
 from outbox import Executable, Store
 from tests.databases import Connect
 from tests.executing import (
     LARGEST,
+    SCHEMA,
     SMALLEST,
     STORE,
     THINGS,
@@ -39,8 +41,6 @@ from tests.executing import (
 )
 from tests.node import Node
 from tests.waiting import wait_until_blocked
-
-executor = import_module("dispatcher.execute")  # the package has a function of that name
 
 
 @pytest.fixture
@@ -160,18 +160,22 @@ GUARDS = {
 def test_table_whose_constraints_could_tell_is_written_one_operation_at_a_time(node: Node, guard: str) -> None:
     make_things(node.connection)
     node.connection.execute(GUARDS[guard].encode())
-    for _ in range(3):
-        sent(node, THINGS.delete, "1")
-    assert groups_of(node) == [1, 1, 1]
+    assert is_guarded(node)
 
 
 def test_table_with_nothing_but_a_key_is_folded(node: Node) -> None:
     make_things(node.connection)
     node.connection.execute("ALTER TABLE app.thing ADD other text NOT NULL DEFAULT '', ALTER total SET NOT NULL")
     node.connection.execute("CREATE INDEX ON app.thing (total, other)")
+    assert not is_guarded(node)
     for _ in range(3):
         sent(node, THINGS.delete, "1")
     assert groups_of(node) == [3]
+
+
+def is_guarded(node: Node) -> bool:
+    """Tell whether the table must see every operation."""
+    return transaction.run(node.connection, targets.reading_targets(SCHEMA, {"things"}))["things"].guarded
 
 
 @pytest.mark.parametrize("rows", [1, 10])
@@ -231,14 +235,14 @@ def test_write_is_not_hidden_by_a_delete_behind_it(node: Node) -> None:
 def groups_of(node: Node) -> list[int]:
     """Execute, and return the sizes of the groups that were applied as one."""
     sizes = []
-    applying = executor._applying
+    applying = batches._applying
 
-    def noted(schema: str, group: Any, *rest: Any) -> Any:
+    def noted(batch: Batch, group: list[Taken], following: list[Taken]) -> Any:
         sizes.append(len(group))
-        return applying(schema, group, *rest)
+        return applying(batch, group, following)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "_applying", noted)
+        patch.setattr(batches, "_applying", noted)
         execute(node)
     return sizes
 
@@ -425,7 +429,7 @@ def test_row_that_somebody_inserts_between_the_look_and_the_write_is_not_overwri
 
 def executing_beside(node: Node, before_write: Callable[[], None]) -> None:
     """Execute, with a call each time after a look at the keys and before their write."""
-    finding = executor.finding_contents
+    finding = targets.finding_contents
 
     def found(*given: Any) -> Any:
         contents = yield from finding(*given)
@@ -433,7 +437,7 @@ def executing_beside(node: Node, before_write: Callable[[], None]) -> None:
         return contents
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "finding_contents", found)
+        patch.setattr(batches, "finding_contents", found)
         execute(node)
 
 

@@ -632,7 +632,7 @@ FILLED = {"schema": "mailroom", "inbox": "shipping", "table": "attempt", "left_o
 FILLED |= {"channel": "'x'", "node": "mailroom", "before": "(SELECT clock_timestamp())", "outbox": "outbox"}
 FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked": "FOR UPDATE", "bounds": ""}
 FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}
-FILLED |= {"function": "pg_catalog.jsonb_strip_nulls"}
+FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED"}
 
 OF_STATEMENT = {
     "dispatcher.target.INSERT": {"given": "g.value"},
