@@ -16,6 +16,8 @@ from dispatcher import guarded
 from dispatcher.applier import Applier
 from dispatcher.execute import Execution
 from dispatcher.taking import looking_at_oldest
+from dispatcher.target import reading_targets
+from mailroom import transaction
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable, Store
 from tests.databases import Connect
@@ -147,6 +149,18 @@ async def test_executable_before_what_is_not_known_is_not_taken_for_done(
     assert await taken_by(Applier(session, SCHEMA, bound_s=0)) == [4, 2]
     assert [id for id, _ in dead_of(node.connection)] == ids
     assert things_of(node.connection) == {1: [None, 1], 2: [None, 1]}
+
+
+@pytest.mark.parametrize(("left_s", "count"), [(0, 1), (-1, 1), (NEVER_S, 10)])
+def test_trip_does_nothing_more_once_the_time_is_over(node: Node, left_s: float, count: int) -> None:
+    guard(node)
+    send(node, increments(10))
+    with node.connection.transaction():
+        target = transaction.run(node.connection, reading_targets(SCHEMA, {"things"}))["things"]
+        taken, _ = transaction.run(node.connection, looking_at_oldest(SCHEMA, floor=0, rows=10, max_bytes=2**20))
+        done = transaction.run(node.connection, guarded.applying_in_turn(SCHEMA, target, taken, left_s))
+    assert done.count == count
+    assert things_of(node.connection) == {key: [None, 1] for key in range(count)}
 
 
 # -- Waiting for others -----------------------------------------------------------------------------------------------
