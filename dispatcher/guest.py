@@ -54,17 +54,16 @@ FROM (SELECT CASE WHEN current_setting('session_authorization') <> %(session)s::
     columns=("text",),
 )
 # What a call can leave that only the end of the transaction takes back: advisory locks. Those of the transaction look
-# the same, and are let go of as early as the others.
+# the same, and are let go of as early as the others. Not "awake", which a lane has between its transactions.
 HELD = f"""
     SELECT * FROM pg_catalog.pg_locks
-    WHERE locktype = 'advisory' AND pid = pg_backend_pid()
-      AND NOT (objsubid = 2 AND classid::bigint IN ({locks.AWAKE}, {locks.DISPATCH}))
+    WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND NOT (objsubid = 2 AND classid::bigint = {locks.AWAKE})
 """
 # Our own settings of the transaction went with the others. And a call may have removed what is to be executed after it.
 LOOK = Sql(
     f"""
 SELECT set_config('lock_timeout', %(lock_timeout)s::text, true), {OWN},
-       EXISTS ({HELD}) OR cardinality(%(next)s::bigint[])
+       EXISTS ({HELD} AND NOT (objsubid = 2 AND classid::bigint = {locks.DISPATCH})) OR pg_catalog.cardinality(%(next)s::bigint[])
            > (SELECT count(*) FROM {{schema}}.outbox_executable WHERE position = ANY(%(next)s::bigint[]))
 """,
     columns=(*("text",) * 4, "boolean"),
@@ -141,7 +140,7 @@ BEGIN
 END $clear$
 """
 )
-# All advisory locks but "awake", which a lane has between its transactions. One that was taken twice is one row here.
+# One that was taken twice is one row here.
 UNLOCK = Sql(
     f"""
 SELECT coalesce(bool_or(CASE WHEN is_pair AND is_shared THEN pg_advisory_unlock_shared(high, low)

@@ -11,6 +11,7 @@ from dispatcher.applier import Applier
 from dispatcher.daemon import Executor
 from dispatcher.execute import Execution
 from dispatcher.taking import OLDEST
+from mailroom import locks
 from mailroom.operation import Operation, Sql
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable
@@ -87,7 +88,10 @@ LEFT = {
     ),
     "listen": ("LISTEN left_behind", "(SELECT count(*) FROM pg_listening_channels())::text"),
     "locks": (
-        "PERFORM pg_advisory_lock(-7), pg_advisory_lock(-7), pg_advisory_lock_shared(-7, 2147483647)",
+        (
+            "PERFORM pg_advisory_lock(n), pg_advisory_lock(n), pg_advisory_lock_shared(-7, 2147483647), "
+            f"pg_advisory_lock({locks.DISPATCH}, 5) FROM (SELECT -7) AS l (n)"
+        ),
         "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())::text",
     ),
 }
