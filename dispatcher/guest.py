@@ -63,7 +63,8 @@ HELD = f"""
 LOOK = Sql(
     f"""
 SELECT set_config('lock_timeout', %(lock_timeout)s::text, true), {OWN},
-       EXISTS ({HELD} AND NOT (objsubid = 2 AND classid::bigint = {locks.DISPATCH})) OR pg_catalog.cardinality(%(next)s::bigint[])
+       EXISTS ({HELD} AND NOT (objsubid = 2 AND classid::bigint = {locks.DISPATCH}))
+       OR pg_catalog.cardinality(%(next)s::bigint[])
            > (SELECT count(*) FROM {{schema}}.outbox_executable WHERE position = ANY(%(next)s::bigint[]))
 """,
     columns=(*("text",) * 4, "boolean"),
