@@ -29,7 +29,7 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import schema_name
 from mailroom.pooler import is_pooled
 from mailroom.severing import answered, sever
-from mailroom.sqlstate import CANCELLED, RETRIED, sqlstate
+from mailroom.sqlstate import HELD_UP, sqlstate
 from mailroom.transaction import run_async
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
 FINISH_WITHIN_S = 3.0
 SEVER_AFTER_S = 2.0
-# Somebody has what a statement waits for, or it took too long, or was cancelled: nothing was done, and the session is
-# as good as it was. Made anew, it would take time and wait again.
-HELD_UP = RETRIED | {CANCELLED}
 LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError)
 
 

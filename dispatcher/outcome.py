@@ -14,7 +14,7 @@ from mailroom.executable import NAMES as PARTS
 from mailroom.executable import wired
 from mailroom.message import parsed
 from mailroom.operation import Operation, Row, Sql
-from mailroom.sqlstate import CANCELLED, LAST_WORDS, READ_ONLY, RETRIED, sqlstate
+from mailroom.sqlstate import LAST_WORDS, READ_ONLY, RETRIED, sqlstate
 from outbox.outbox import sending_many
 from outbox.outgoing import EventType, Outgoing
 
@@ -155,8 +155,6 @@ def burying_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Opera
     )
 
 
-# Nobody's fault, and over sooner or later; whoever has done something before it may keep that.
-PASSING = RETRIED | {CANCELLED}
 # An error of these classes says something of the server, or of the connection, and then all of it is tried again:
 # connection, transaction, resources, intervention, system. Any other one says something of the executable, or of what
 # it acts on: also XX000, which extensions raise for what they do not like, and 55000, a sequence not yet used.

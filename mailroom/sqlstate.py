@@ -5,6 +5,9 @@ from typing import Any
 # Nobody's fault, and gone when the transaction is tried again: serialization, deadlock, lock timeout.
 RETRIED = frozenset({"40001", "40P01", "55P03"})
 CANCELLED = "57014"  # a timeout for statements, or somebody who cancelled it
+# Somebody has what a statement waits for, or it took too long, or was cancelled. The session is as good as it was; made
+# anew, it would take time and wait again.
+HELD_UP = RETRIED | {CANCELLED}
 ABORTED = "25P02"  # an earlier statement of the transaction had failed
 READ_ONLY = "25006"  # the server is a standby: its sessions are of no use to us
 # The server's last words on a session: shut down, crashed, starting up, database dropped, idle for too long.
