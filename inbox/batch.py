@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -18,10 +17,11 @@ import psycopg
 from inbox.claim import Claimed
 from inbox.due import healing
 from inbox.failure import Recorded, last_clocks, recording, suspecting
+from inbox.hold import ENDED, mark, why_over
 from mailroom.message import Message
-from mailroom.operation import Operation
-from mailroom.sqlstate import ABORTED, READ_ONLY, RETRIED, sqlstate
-from mailroom.transaction import driver_of, is_aborted, is_closed, is_well, settling
+from mailroom.operation import Operation, Sql
+from mailroom.sqlstate import ABORTED, NO_CURSOR, NOT_YOURS, READ_ONLY, RETRIED, sqlstate
+from mailroom.transaction import driver_of, is_closed, is_well
 
 FORGIVEN = 2  # times in a row that a message may be in hand when passing trouble comes, and not be counted
 REMEMBERED = 10_000  # messages
@@ -39,7 +39,11 @@ class Ended(BaseException):
 
 
 class HandlerFailed(Exception):
-    """A handler caught an error of the database and returned, as if its transaction could still be committed."""
+    """A handler left its transaction so that it cannot be committed, or raised what would mean something else here."""
+
+
+# Has a deferred constraint fail now, and not at the COMMIT.
+SETTLE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 @dataclass(slots=True)
@@ -59,6 +63,7 @@ class Batch:
     claimed_at: float = 0.0
     message: Message | None = None
     driver: object = None
+    mark: object = None
     passing: bool = False
     open: bool = False
     ends: bool = False
@@ -70,6 +75,7 @@ class Batch:
         self.claimed, self.claimed_at = claimed, time.monotonic()
         # Now: of a session whose connection is lost it cannot be had any more.
         self.driver = driver_of(connection) if claimed.messages else None
+        self.mark = mark(self.driver)
 
     @property
     def messages(self) -> list[Message]:
@@ -82,13 +88,13 @@ class Batch:
         return self.due and len(self.messages) <= 1
 
     @contextlib.contextmanager
-    def handling(self, message: Message, connection: Any) -> Iterator[None]:
+    def handling(self, message: Message, connection: object) -> Iterator[None]:
         """Call the handler within."""
         self.message, self.open = message, True
         try:
             yield
-            if is_aborted(connection):
-                raise HandlerFailed("the handler returned, but a statement had failed in its transaction")
+            if why := why_over(connection, self.driver, self.mark):
+                raise HandlerFailed(why)
         except psycopg.Rollback as error:
             # It would end the transaction around it without a word, and be taken for success.
             raise HandlerFailed("the handler raised psycopg.Rollback") from error
@@ -98,6 +104,8 @@ class Batch:
             # Of something that the handler waited for; the worker itself goes on.
             raise HandlerFailed("the handler was cancelled") from error
         except Exception as error:
+            if sqlstate(error) == NOT_YOURS:
+                raise HandlerFailed(ENDED) from error
             # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
             self.passing = self._is_of_ours(error)
             if sqlstate(error) == ABORTED:
@@ -117,14 +125,24 @@ class Batch:
             closed = getattr(error, "connection_invalidated", False)
         return closed or (sqlstate(error) in RETRIED and not is_well(self.driver))
 
-    def ending(self, schema: str, inbox: str, connection: object) -> Operation[None]:
+    def ending(self, schema: str, inbox: str) -> Operation[None]:
         """Do what comes between the last handler and the COMMIT; what fails now may be the fault of any of them."""
         self.ends = True
         if len(self.messages) > 1:
             self.message = None
-        yield from settling(connection, always=self.due)
         if self.due:
+            yield SETTLE.at()()
             yield from healing(schema, inbox, self.messages[-1])
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """Commit within."""
+        try:
+            yield
+        except Exception as error:
+            if sqlstate(error) == NO_CURSOR:  # by a pooler, say, that does not pass on what the server reports
+                raise HandlerFailed(ENDED) from error
+            raise
 
     def committed(self) -> None:
         """Say that what fails from now on is no message's fault."""

@@ -206,7 +206,7 @@ SELECT {NULLS}, (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys <
                     WHEN coalesce(max(walk.found), 0) < m.keys AND coalesce(max(walk.step), 0) < {MAX_STEPS} THEN ''
                     ELSE max(walk.key) || chr(1) END
         FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys),
-       {DUE_IN_S.format("")}, {UNPINNED}
+       {DUE_IN_S.format("")}, {UNPINNED} OR ({{held}} AND {{schema}}.hold_batch())
 ORDER BY clock
 """,
     columns=(*COLUMNS, "boolean", "text", "float8", "boolean"),
@@ -221,6 +221,7 @@ class Share:
     per_key: int
     total: int
     due_too: bool = True  # keys in trouble that need not wait any more; a worker takes them by themselves
+    hold: bool = False  # have the transaction refuse to be ended by anybody but the worker (`inbox.hold`)
 
     def names(self) -> dict[str, str]:
         """Return the literals of the statement. As literals, the planner knows how few rows there are."""
@@ -231,6 +232,7 @@ class Share:
             "share": str(min(self.per_key, 10)),
             "window": str(min(4_000, max(400, 2 * self.total))),
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
+            "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
         }
 
 

@@ -43,6 +43,7 @@ OTHERS = (
     "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key) "
     "OR (SELECT max(clock) FROM gone) < greatest(key_state.clock, key_state.alone_to)"
 )
+HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome IN ('park', 'skip'))"
 TAKE_HEAD = Sql(
     f"""
 WITH last AS MATERIALIZED (
@@ -76,19 +77,21 @@ SELECT {SELECTED}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
 UNION ALL
 SELECT {NULLS}, NULL,
        (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state
-        WHERE inbox = '{{inbox}}' AND retry_at < 'infinity' AND ({OTHERS})), {UNPINNED}
+        WHERE inbox = '{{inbox}}' AND retry_at < 'infinity' AND ({OTHERS})),
+       {UNPINNED} OR ({{held}} AND {{schema}}.hold_batch())
 ORDER BY clock
 """,
     columns=(*COLUMNS, "text", "float8", "boolean"),
 )
 
 
-def reaping_due(schema: str, inbox: str, limit: int = 1) -> Operation[Claimed]:
+def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
     """Take one message of a key in trouble whose time has come, if one can be had; end it if it had its last attempt.
 
     Of a key of which nothing is suspected any more, up to `limit`. For a READ COMMITTED transaction. `healing` belongs
-    to it, once the messages are handled.
+    to it, once the messages are handled. `hold` is that of `Share`.
     """
+    held = HELD if hold else "false"
     names = {"schema": schema, "inbox": inbox}
     yield IN_TRANSACTION
     while True:
@@ -97,7 +100,7 @@ def reaping_due(schema: str, inbox: str, limit: int = 1) -> Operation[Claimed]:
         if not heads:
             return Claimed([], last[-2], is_all=True)
         [(key, clock, _, _)] = heads
-        *taken, last = yield TAKE_HEAD.at(**names)(key=key, clock=clock, limit=limit)
+        *taken, last = yield TAKE_HEAD.at(**names, held=held)(key=key, clock=clock, limit=limit)
         if taken:
             messages, end = [Message(*row[:-3]) for row in taken], taken[0][-3]
             return Claimed([] if end else messages, last[-2], is_all=True, ended=messages[0] if end else None)

@@ -35,9 +35,9 @@ class _Named:
         claimed, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
         return claimed
 
-    def claiming_due(self, limit: int = 1) -> Operation[Claimed]:
+    def claiming_due(self, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
         """Take one message of a key in trouble whose time has come, or end it; up to `limit` that nobody suspects."""
-        return self._known(reaping_due(self.schema, self.name, limit))
+        return self._known(reaping_due(self.schema, self.name, limit, hold=hold))
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
         return self._known(peeking(self.schema, self.name, _text(key), count(limit, "limit")))

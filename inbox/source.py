@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import psycopg
 from psycopg import conninfo
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import Engine
 from sqlalchemy.orm import sessionmaker
 
+from inbox.hold import COMMIT, releasing
 from mailroom import settings
 from mailroom.errors import ConfigurationError
 from mailroom.pooler import is_pooled
 from mailroom.sqlstate import READ_ONLY, sqlstate
+from mailroom.transaction import AsyncPlainCursor, PlainCursor, run, run_async
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
@@ -47,6 +50,10 @@ class Transactions(Protocol):
         """
         ...
 
+    def commit(self, connection: Any) -> None:
+        """Commit one that a claim holds (`inbox.hold`), or let it be committed on leaving."""
+        ...
+
     def close(self) -> None:
         """Close what was opened here, never what the user gave."""
         ...
@@ -62,6 +69,10 @@ class AsyncTransactions(Protocol):
 
     def begin(self, *, aside: bool = False) -> AbstractAsyncContextManager[Any]:
         """Begin one; what it gives is what the handler gets."""
+        ...
+
+    async def commit(self, connection: Any) -> None:
+        """Commit one that a claim holds, or let it be committed on leaving."""
         ...
 
     async def close(self) -> None:
@@ -154,14 +165,26 @@ class _Pool:
 
     @contextlib.contextmanager
     def begin(self, *, aside: bool = False) -> Iterator["psycopg.Connection[Any]"]:
+        # Not `connection.transaction()`, whose end sends a COMMIT of its own, behind the one that ends a batch.
         with ((aside and self._aside) or self._pool).connection() as connection:
+            if autocommit := connection.autocommit:
+                connection.autocommit = False
             try:
-                with connection.transaction():
-                    yield connection
-            except Exception as error:
+                yield connection
+                connection.commit()
+            except BaseException as error:
+                with contextlib.suppress(psycopg.Error):  # lost: the pool will see
+                    connection.rollback()
                 if sqlstate(error) == READ_ONLY:
                     connection.close()
                 raise
+            finally:
+                if autocommit and _is_idle(connection):
+                    connection.autocommit = True
+
+    def commit(self, connection: Any) -> None:
+        with PlainCursor(connection) as cursor:
+            cursor.execute(COMMIT)
 
     def close(self) -> None:
         if self._aside is not None:
@@ -184,13 +207,24 @@ class _AsyncPool:
     @contextlib.asynccontextmanager
     async def begin(self, *, aside: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
         async with ((aside and self._aside) or self._pool).connection() as connection:
+            if autocommit := connection.autocommit:
+                await connection.set_autocommit(False)
             try:
-                async with connection.transaction():
-                    yield connection
-            except Exception as error:
+                yield connection
+                await connection.commit()
+            except BaseException as error:
+                with contextlib.suppress(psycopg.Error):
+                    await connection.rollback()
                 if sqlstate(error) == READ_ONLY:
                     await connection.close()
                 raise
+            finally:
+                if autocommit and _is_idle(connection):
+                    await connection.set_autocommit(True)
+
+    async def commit(self, connection: Any) -> None:
+        async with AsyncPlainCursor(connection) as cursor:
+            await cursor.execute(COMMIT)
 
     async def close(self) -> None:
         if self._aside is not None:
@@ -198,6 +232,10 @@ class _AsyncPool:
                 await self._pool.close()
             finally:
                 await self._aside.close()
+
+
+def _is_idle(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    return connection.info.transaction_status is TransactionStatus.IDLE
 
 
 class _Factory:
@@ -217,6 +255,9 @@ class _Factory:
                 if sqlstate(error) == READ_ONLY:
                     connection.invalidate()
                 raise
+
+    def commit(self, connection: Any) -> None:
+        run(connection, releasing())
 
     def close(self) -> None:
         """Leave the user's engine alone."""
@@ -239,6 +280,9 @@ class _AsyncFactory:
                 if sqlstate(error) == READ_ONLY:
                     await connection.invalidate()
                 raise
+
+    async def commit(self, connection: Any) -> None:
+        await run_async(connection, releasing())
 
     async def close(self) -> None:
         """Leave the user's engine alone."""

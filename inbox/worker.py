@@ -161,8 +161,8 @@ class _Service(ABC):
         yield from finding(self.schema, self.name)
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
-        share = Share(keys=batch.size, per_key=batch.size, total=batch.size, due_too=False)
-        claiming = inbox.claiming_due(batch.size) if batch.due else inbox.claiming(share)
+        share = Share(keys=batch.size, per_key=batch.size, total=batch.size, due_too=False, hold=True)
+        claiming = inbox.claiming_due(batch.size, hold=True) if batch.due else inbox.claiming(share)
         batch.had((yield from claiming), connection)
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
@@ -256,7 +256,9 @@ class Worker(_Service):
                     for message in batch.messages:
                         with batch.handling(message, connection):
                             self._handler(message, connection)
-                    run(connection, batch.ending(self.schema, self.name, connection))
+                    run(connection, batch.ending(self.schema, self.name))
+                    with batch.committing():
+                        self._transactions.commit(connection)
                 except NotAwaited:
                     raise
                 except Exception as error:
@@ -332,7 +334,9 @@ class AsyncWorker(_Service):
                     for message in batch.messages:
                         with batch.handling(message, connection):
                             await self._handler(message, connection)
-                    await run_async(connection, batch.ending(self.schema, self.name, connection))
+                    await run_async(connection, batch.ending(self.schema, self.name))
+                    with batch.committing():
+                        await self._transactions.commit(connection)
                 except Exception as error:
                     if not self.patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):

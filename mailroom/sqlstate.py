@@ -9,6 +9,8 @@ CANCELLED = "57014"  # a timeout for statements, or somebody who cancelled it
 # anew, it would take time and wait again.
 HELD_UP = RETRIED | {CANCELLED}
 ABORTED = "25P02"  # an earlier statement of the transaction had failed
+NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK by somebody whose transaction it is not to end
+NO_CURSOR = "34000"
 READ_ONLY = "25006"  # the server is a standby: its sessions are of no use to us
 # The server's last words on a session: shut down, crashed, starting up, database dropped, idle for too long.
 LAST_WORDS = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})

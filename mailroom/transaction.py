@@ -23,7 +23,7 @@ from psycopg.types import array
 
 from mailroom.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.errors import NotInTransaction, UnsupportedConnection
-from mailroom.operation import Execute, Fill, Operation, Sql, Step
+from mailroom.operation import Execute, Fill, Operation, Step
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -77,17 +77,6 @@ async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> 
             resume, given = operation.throw, error
 
 
-def is_aborted(connection: object) -> bool:
-    """Tell whether a statement failed in the transaction of a psycopg connection; of others it is not known (false).
-
-    The COMMIT of such a transaction rolls back and reports success.
-    """
-    return (
-        isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
-        and connection.info.transaction_status is TransactionStatus.INERROR
-    )
-
-
 def driver_of(connection: object) -> object:
     """Return the driver's own connection below a connection or session on which something has run."""
     if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
@@ -101,6 +90,15 @@ def driver_of(connection: object) -> object:
     return found.connection.driver_connection if isinstance(found, Connection) else None
 
 
+def reported(driver: Any, name: str) -> object:
+    """Return what the server last reported of a setting, of those that it reports; asks nobody, so it costs no trip."""
+    if (info := getattr(driver, "info", None)) is not None:
+        return info.parameter_status(name)  # psycopg, psycopg2
+    if (settings := getattr(driver, "get_settings", None)) is not None:
+        return getattr(settings(), name, None)  # asyncpg
+    return getattr(driver, "parameter_statuses", {}).get(name)  # pg8000
+
+
 def is_closed(driver: Any) -> bool | None:
     """Tell whether a driver's connection is closed, also by its server; None for drivers that do not tell."""
     for name in ("is_closed", "closed"):
@@ -111,20 +109,20 @@ def is_closed(driver: Any) -> bool | None:
 
 def is_well(driver: object) -> bool:
     """Tell whether a driver's connection is in a transaction in which nothing failed; false if it does not tell."""
-    status: Any = getattr(getattr(driver, "info", None), "transaction_status", None)
-    return status is not None and int(status) == TransactionStatus.INTRANS
+    return _status(driver) == TransactionStatus.INTRANS
 
 
-SETTLE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
+def is_aborted(driver: object) -> bool:
+    """Tell whether a statement failed in the transaction of a driver's connection; false if it does not tell.
 
-
-def settling(connection: object, *, always: bool) -> Operation[None]:
-    """Have fail now what would fail at the COMMIT: a deferred constraint, or with 25P02 a statement that had failed.
-
-    Costs a trip. Without `always` only for connections that do not tell whether a statement had failed (`is_aborted`).
+    The COMMIT of such a transaction rolls back and reports success.
     """
-    if always or not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
-        yield SETTLE.at()()
+    return _status(driver) == TransactionStatus.INERROR
+
+
+def _status(driver: object) -> int | None:
+    found: int | None = getattr(getattr(driver, "info", None), "transaction_status", None)  # of psycopg and psycopg2
+    return found
 
 
 class _PsycopgOwn:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 T = TypeVar("T")
 
 # A simple query, or the Parse of drivers that send no simple ones; and the server's word that it is done.
-COMMIT = re.compile(rb"(?:Q.{4}|P.{4}[^\0]*\0)commit;?\0", re.S | re.I)
+COMMIT = re.compile(rb"(?:Q.{4}|P.{4}[^\0]*\0)(?:close mailroom_batch; )?commit;?\0", re.S | re.I)
 TERMINATED = b"E\0\0\0\x1fSFATAL\0VFATAL\0C57P01\0Mbye\0\0"
 DONE = b"Z\0\0\0\x05I"  # the server is ready again, and in no transaction
 

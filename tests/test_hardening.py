@@ -629,6 +629,7 @@ def shadow(connection: psycopg.Connection[TupleRow], used: Iterable[Sql]) -> Non
 
 # Names of identifiers that stand for numbers, conditions or tables of a statement.
 FILLED = {"schema": "mailroom", "inbox": "shipping", "table": "attempt", "left_out": "s.retry_at > now()"}
+FILLED |= {"held": "EXISTS (SELECT FROM gone)"}
 FILLED |= {"channel": "'x'", "node": "mailroom", "before": "(SELECT clock_timestamp())", "outbox": "outbox"}
 FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked": "FOR UPDATE", "bounds": ""}
 FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}

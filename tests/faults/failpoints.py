@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 from psycopg.waiting import Wait
 
-from inbox import posting
+from inbox import hold, posting
 from mailroom import transaction
 from mailroom.operation import Execute, Fill, Sql, Statement, Step
 from tests.faults import awaits
@@ -227,6 +227,7 @@ class Failpoints:
     def _wrap_commands(self) -> None:
         command, execute = psycopg.BaseConnection._exec_command, psycopg.AsyncConnection.execute
         wait, async_wait = psycopg.Connection.wait, psycopg.AsyncConnection.wait
+        plain, async_plain = transaction.PlainCursor.execute, transaction.AsyncPlainCursor.execute
 
         def wrapped_command(connection: Any, text: Any, *rest: Any, **options: Any) -> Any:
             word = bytes(text).split()[0].decode().upper() if isinstance(text, bytes) else ""
@@ -249,6 +250,22 @@ class Failpoints:
             self.at(connection, name, "after")
             return result
 
+        def wrapped_plain(cursor: Any, query: Any, *rest: Any, **options: Any) -> Any:
+            if query != hold.COMMIT:
+                return plain(cursor, query, *rest, **options)
+            self.at(cursor.connection, "COMMIT", "before")
+            result = plain(cursor, query, *rest, **options)
+            self.at(cursor.connection, "COMMIT", "after")
+            return result
+
+        async def wrapped_async_plain(cursor: Any, query: Any, *rest: Any, **options: Any) -> Any:
+            if query != hold.COMMIT:
+                return await async_plain(cursor, query, *rest, **options)
+            self.at(cursor.connection, "COMMIT", "before")
+            result = await async_plain(cursor, query, *rest, **options)
+            self.at(cursor.connection, "COMMIT", "after")
+            return result
+
         def wrapped_wait(connection: Any, work: Any, *rest: Any, **options: Any) -> Any:
             return wait(connection, self.cutting(connection, work), *rest, **options)
 
@@ -258,6 +275,8 @@ class Failpoints:
         _replace(
             (psycopg.BaseConnection, "_exec_command", wrapped_command),
             (psycopg.AsyncConnection, "execute", wrapped_execute),
+            (transaction.PlainCursor, "execute", wrapped_plain),
+            (transaction.AsyncPlainCursor, "execute", wrapped_async_plain),
             (psycopg.Connection, "wait", wrapped_wait),
             (psycopg.AsyncConnection, "wait", wrapped_async_wait),
         )

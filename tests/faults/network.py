@@ -1,12 +1,13 @@
 """A TCP proxy that knows COMMIT: it can cut before forwarding it, swallow its answer, hold it up, or lose everything.
 
-`tests.proxy` takes the network away as a whole; this one picks its moment. psycopg sends COMMIT as a simple query of
-its own, so it arrives in one piece.
+`tests.proxy` takes the network away as a whole; this one picks its moment. COMMIT comes as a simple query of its own,
+or with what lets go of a worker's batch, so it arrives in one piece.
 """
 
 import asyncio
 import contextlib
 import random
+import re
 import socket
 import struct
 import threading
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 T = TypeVar("T")
-COMMIT = b"Q\x00\x00\x00\x0bCOMMIT\x00"
+COMMIT = re.compile(rb"Q.{4}(?:CLOSE mailroom_batch; )?COMMIT\0", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ class Network:
             case "latency":
                 self.done[trouble.kind] += 1
                 await asyncio.sleep(self._random.uniform(0, 2 * trouble.delay_s))
-        if COMMIT not in data or self._random.random() >= trouble.share:
+        commit = COMMIT.search(data)
+        if commit is None or self._random.random() >= trouble.share:
             return False
         match trouble.kind:
             case "cut before COMMIT":
@@ -135,7 +137,7 @@ class Network:
             case "COMMIT answer lost":
                 lost.set()
             case "half of COMMIT":
-                forth.write(data[: data.index(COMMIT) + 7])
+                forth.write(data[: commit.start() + 7])
                 await forth.drain()
                 self._cut(pair)
             case "COMMIT delayed":

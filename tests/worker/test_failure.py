@@ -372,14 +372,14 @@ def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
 def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Node, connect: Connect) -> None:
     """It is tried by a claim of its own, one message at a time."""
     deliver(node, "bad", "a", "bad")
-    connection = connect()
     with node.connection.transaction():
         [head] = Inbox("shipping").peek(node.connection, "bad", limit=1)
         run(node.connection, recording("mailroom", "shipping", head, ValueError()))
     worker = Worker(node.dsn, "shipping", note)
     batch, due = Batch(), Batch(due=True)
-    run(connection, worker._claiming(batch, Inbox("shipping"), connection))
-    run(connection, worker._claiming(due, Inbox("shipping"), connection))
+    for each in (batch, due):
+        connection = connect()
+        run(connection, worker._claiming(each, Inbox("shipping"), connection))
     assert [message.key for message in batch.messages] == ["a"]
     assert [message.clock for message in due.messages] == [head.clock]
 

@@ -1,0 +1,205 @@
+"""Holding: a handler that ends the transaction of its batch fails by that, and nothing else is lost or doubled."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy import NullPool, create_engine, exc, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from inbox import AsyncWorker, Message, Worker
+from tests.drivers import url
+from tests.node import Node
+from tests.waiting import eventually, eventually_async
+from tests.working import WITHIN_S, deliver, note, note_async, noted, trouble, working, working_async
+
+KEYS = ["a", "b", "bad", "c", "d", "e"]
+ATTEMPTS = 2
+SQLALCHEMY = [f"{kind} {driver}" for kind in ("engine", "sessionmaker") for driver in ("psycopg", "psycopg2", "pg8000")]
+ASYNC_SQLALCHEMY = [f"{kind} {driver}" for kind in ("engine", "sessionmaker") for driver in ("psycopg", "asyncpg")]
+COMMITS = ["COMMIT", "End", "commit and chain", "/* done */ COMMIT WORK", "PREPARE TRANSACTION 'mine'"]
+ROLLBACKS = ["ROLLBACK", "abort", "ROLLBACK AND CHAIN"]
+
+
+@contextlib.contextmanager
+def opened(dsn: str, kind: str) -> Iterator[Any]:
+    """Give a source of this kind."""
+    if kind == "dsn":
+        yield dsn
+    elif "pool" in kind:
+        with ConnectionPool(
+            dsn, kwargs={"autocommit": "autocommit" in kind}, max_size=2, min_size=1, open=True
+        ) as pool:
+            yield pool
+    else:
+        made, driver = kind.split()
+        engine = create_engine(url(dsn, driver))
+        yield engine if made == "engine" else sessionmaker(engine)
+        engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def opened_async(dsn: str, kind: str) -> AsyncIterator[Any]:
+    if kind == "dsn":
+        yield dsn
+    elif "pool" in kind:
+        autocommit = {"autocommit": "autocommit" in kind}
+        async with AsyncConnectionPool(dsn, kwargs=autocommit, max_size=2, min_size=1, open=False) as pool:
+            yield pool
+    else:
+        made, driver = kind.split()
+        engine = create_async_engine(url(dsn, driver), poolclass=NullPool)
+        yield engine if made == "engine" else async_sessionmaker(engine)
+        await engine.dispose()
+
+
+def execute(connection: Any, statement: str) -> None:
+    connection.execute(statement if isinstance(connection, psycopg.Connection) else text(statement))
+
+
+async def execute_async(connection: Any, statement: str) -> None:
+    await connection.execute(statement if isinstance(connection, psycopg.AsyncConnection) else text(statement))
+
+
+def driver_of(connection: Any) -> Any:
+    """Return the driver's connection, as users get at it."""
+    if isinstance(connection, Session):
+        connection = connection.connection()
+    return connection.connection.driver_connection
+
+
+def run_raw(statement: bytes) -> Callable[[Any], None]:
+    def run(connection: Any) -> None:
+        if isinstance(connection, psycopg.Connection):
+            connection.pgconn.exec_(statement)
+        else:
+            cursor = driver_of(connection).cursor()
+            cursor.execute(statement.decode())
+
+    return run
+
+
+def swallowing(connection: Any) -> None:
+    with contextlib.suppress(psycopg.Error, exc.SQLAlchemyError):
+        execute(connection, "COMMIT")
+
+
+def going_on(connection: Any) -> None:
+    """End it where SQLAlchemy does not see, and work on."""
+    run_raw(b"ROLLBACK")(connection)
+    execute(connection, "SELECT 1")
+
+
+def behind_another_statement(connection: Any) -> None:
+    run_raw(b"SELECT 1; COMMIT; BEGIN; SELECT 2")(connection)
+
+
+WAYS: dict[str, Callable[[Any], None]] = {
+    "commit()": lambda connection: connection.commit(),
+    "rollback()": lambda connection: connection.rollback(),
+    **{statement: partial(execute, statement=statement) for statement in COMMITS + ROLLBACKS},
+    "raw COMMIT": run_raw(b"COMMIT"),
+    "raw ROLLBACK": run_raw(b"ROLLBACK"),
+    "swallowed": swallowing,
+    "going on": going_on,
+}
+OF_DRIVERS: dict[str, Callable[[Any], None]] = {
+    "commit() of the driver": lambda connection: driver_of(connection).commit(),
+    "rollback() of the driver": lambda connection: driver_of(connection).rollback(),
+}
+SYNC = [(kind, way) for kind in ("dsn", "pool", "autocommit pool", *SQLALCHEMY) for way in WAYS]
+SYNC += [(kind, way) for kind in SQLALCHEMY for way in OF_DRIVERS]
+
+
+def assert_only_the_ender_failed(node: Node, way: str) -> None:
+    assert sorted(noted(node)) == sorted({*KEYS} - {"bad"})
+    assert node.delivered() == []
+    assert node.rows("SELECT key FROM mailroom.parked") == [("bad",)]
+    assert trouble(node) == [("bad", ATTEMPTS)]
+    history = node.rows("SELECT key, attempt, error FROM mailroom.attempt ORDER BY id")
+    assert [row[:2] for row in history] == [("bad", nth) for nth in range(1, 1 + ATTEMPTS)]
+    if not way.startswith("PREPARE"):  # the server has its own words for that
+        assert {"leave COMMIT and ROLLBACK to the worker" in error for _, _, error in history} == {True}, history
+    assert node.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()") == []
+
+
+def is_over(node: Node) -> bool:
+    return len(noted(node)) >= len(KEYS) - 1 and bool(node.rows("SELECT FROM mailroom.parked"))
+
+
+@pytest.mark.parametrize(("kind", "way"), SYNC)
+def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, way: str) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
+    deliver(node, *KEYS)
+    ends = (WAYS | OF_DRIVERS)[way]
+
+    def handle(message: Message, connection: Any) -> None:
+        note(message, connection)
+        if message.key == "bad":
+            ends(connection)
+
+    with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
+        eventually(lambda: is_over(node), WITHIN_S)
+    assert_only_the_ender_failed(node, way)
+
+
+@pytest.mark.parametrize("kind", ["dsn", "engine psycopg2"])
+def test_handler_that_ends_it_behind_another_statement_fails_alone(node: Node, kind: str) -> None:
+    """And begins another one in the same breath, so that the driver sees no end of it."""
+    node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
+    deliver(node, *KEYS)
+
+    def handle(message: Message, connection: Any) -> None:
+        note(message, connection)
+        if message.key == "bad":
+            behind_another_statement(connection)
+
+    with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
+        eventually(lambda: is_over(node), WITHIN_S)
+    assert_only_the_ender_failed(node, "")
+
+
+AsyncWay = Callable[[Any], Awaitable[object]]
+
+
+async def raw_async(connection: Any, word: str) -> None:
+    if isinstance(connection, psycopg.AsyncConnection):
+        connection.pgconn.exec_(word.encode())
+        return
+    if isinstance(connection, AsyncSession):
+        connection = await connection.connection()
+    driver = (await connection.get_raw_connection()).driver_connection
+    await driver.execute(word)
+
+
+ASYNC_WAYS: dict[str, AsyncWay] = {
+    "commit()": lambda connection: connection.commit(),
+    "rollback()": lambda connection: connection.rollback(),
+    **{statement: partial(execute_async, statement=statement) for statement in COMMITS + ROLLBACKS},
+    "raw COMMIT": lambda connection: raw_async(connection, "COMMIT"),
+    "raw ROLLBACK": lambda connection: raw_async(connection, "ROLLBACK"),
+}
+
+
+@pytest.mark.parametrize("way", ASYNC_WAYS)
+@pytest.mark.parametrize("kind", ["dsn", "pool", "autocommit pool", *ASYNC_SQLALCHEMY])
+async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, way: str) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
+    deliver(node, *KEYS)
+
+    async def handle(message: Message, connection: Any) -> None:
+        await note_async(message, connection)
+        if message.key == "bad":
+            await ASYNC_WAYS[way](connection)
+
+    async with (
+        opened_async(node.dsn, kind) as source,
+        working_async(AsyncWorker(source, "shipping", handle, poll_interval_s=0.02)),
+    ):
+        await eventually_async(lambda: is_over(node), WITHIN_S)
+    assert_only_the_ender_failed(node, way)
