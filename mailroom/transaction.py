@@ -241,11 +241,16 @@ def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None =
         )
 
 
+# A connection of the user's may stream, by a cursor on the server, which no DELETE can be read through. Its own schemas
+# and logging stay.
+WHOLE = {"stream_results": False, "yield_per": None}
+
+
 def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
             with in_utf8_sqlalchemy(connection):
-                result = connection.execute(statement.text, values)
+                result = connection.execute(statement.text, values, execution_options=WHOLE)
                 return [tuple(row) for row in result] if result.returns_rows else []
         case Fill(_, unnest, columns, rows):
             driver = connection.connection.driver_connection

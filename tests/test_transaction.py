@@ -128,6 +128,37 @@ async def test_message_goes_all_the_way_on_every_async_connection(
     assert rows(connect()) == expected
 
 
+STREAMING: list[dict[str, Any]] = [{"stream_results": True}, {"yield_per": 2}]
+
+
+@pytest.mark.parametrize("options", STREAMING, ids=str)
+@pytest.mark.parametrize("kind", SYNC[1:])
+def test_connection_that_streams_is_taken(dsn: str, connect: Connect, kind: str, options: dict[str, Any]) -> None:
+    """A cursor on the server, which it asks for, cannot read what a DELETE returns."""
+    unexpired = [message.key for message in MANY if message.expires_at is None]
+    with connect() as plain:
+        create_inbox(plain, "shipping")
+    with opened(dsn, kind, execution_options=options) as connection:
+        OUTBOX.send_many(connection, MANY)
+        assert deliver(connection) == len(MANY)
+        assert [message.key for message in Inbox("shipping").reap_any(connection)] == unexpired
+        assert Inbox("shipping").backlog(connection) == 0
+
+
+@pytest.mark.parametrize("options", STREAMING, ids=str)
+@pytest.mark.parametrize("kind", ASYNC[1:])
+async def test_async_connection_that_streams_is_taken(
+    dsn: str, connect: Connect, kind: str, options: dict[str, Any]
+) -> None:
+    unexpired = [message.key for message in MANY if message.expires_at is None]
+    with connect() as plain:
+        create_inbox(plain, "shipping")
+    async with opened_async(dsn, kind, execution_options=options) as connection:
+        await ASYNC_OUTBOX.send_many(connection, MANY)
+        assert await deliver_async(connection) == len(MANY)
+        assert [message.key for message in await AsyncInbox("shipping").reap_any(connection)] == unexpired
+
+
 @pytest.mark.parametrize("kind", SYNC)
 def test_rolled_back_savepoint_takes_its_messages_along(dsn: str, connect: Connect, kind: str) -> None:
     with opened(dsn, kind) as connection:
