@@ -19,6 +19,7 @@ from psycopg import sql
 from tests.faults.misuse import (
     cancel_executors,
     come_and_go,
+    end_batches,
     odd_executables,
     poison_corpus,
     replay_parked,
@@ -342,4 +343,5 @@ FAULTS: dict[str, Fault] = {
     "F29": lose_doorbells, "F32": rolling_restart, "F34": replay_parked,
     "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
     "F39": rude_handlers, "F40": cancel_executors, "F41": come_and_go,
+    "F42": end_batches,
 }  # fmt: skip

@@ -14,6 +14,7 @@ HOT_SHARE = 0.3
 POISON = "poison-"
 RUDE = "rude-"  # of these the handler is in trouble that looks like the database's
 DEADLY = "deadly-"  # of these the worker dies
+ENDING = "ending-"  # with these the handler ends the transaction of its batch
 POISON_SHARE = 0.01
 POISON_KEYS = 10
 REFUSED_SHARE = 0.000_2

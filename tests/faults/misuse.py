@@ -13,8 +13,8 @@ from mailroom.errors import InvalidName, SchemaError
 from mailroom.schema import create_inbox
 from outbox import Outbox, Store
 from tests.faults.invariants import Violation
-from tests.faults.ledger import SENT
-from tests.faults.load import DEADLY, EVENT, RUDE
+from tests.faults.ledger import PROBE, SENT
+from tests.faults.load import DEADLY, ENDING, EVENT, RUDE
 from tests.faults.role_worker import RUDENESS
 from tests.faults.stage import Stage
 
@@ -27,11 +27,11 @@ class Violated(Exception):
         self.violation = Violation(invariant, promise, ())
 
 
-def send(session: psycopg.Connection[Any], topic: str, key: str) -> None:
+def send(session: psycopg.Connection[Any], topic: str, key: str, position: int = 0) -> None:
     """Send a message of the campaign's own, and note it."""
     number = uuid4()
     Outbox().send(session, topic, {"id": str(number)}, key=key, id=number)
-    session.execute(SENT, [[number], [topic], [key], [0]])
+    session.execute(SENT, [[number], [topic], [key], [position]])
 
 
 # Bytes that are no value, and keys at the edge of what is allowed.
@@ -62,6 +62,18 @@ def poison_corpus(stage: Stage, dice: random.Random) -> str:
             )
             rows.append((number, topic, key))
         session.execute(SENT, [*map(list, zip(*rows, strict=True)), list(range(1, 1 + len(rows)))])
+    return "messages"
+
+
+ENDING_SHARE = 0.2
+
+
+def end_batches(stage: Stage, dice: random.Random) -> str:
+    """F42: messages whose handler ends the transaction, among others that are sent with them."""
+    with stage.host.session() as session, session.transaction():
+        for position in range(dice.randint(5, 20)):
+            key = f"{ENDING}{uuid4()}" if dice.random() < ENDING_SHARE else f"{PROBE}{uuid4()}"
+            send(session, dice.choice(("alpha", "beta")), key, position)
     return "messages"
 
 

@@ -153,21 +153,33 @@ def _ack_before_deliver() -> None:
 
 @_mutant("a worker consumes its messages before it handles them", "F1", "F3")
 def _ack_before_handling() -> None:
+    from inbox import hold
     from inbox.worker import Worker
     from mailroom.transaction import run
 
     def batch_of(self: Any, batch: Any, note: Any) -> None:
         with self._transactions.begin() as connection:
             run(connection, self._claiming(batch, self._inbox, connection))
-        if not batch.messages:
-            return
+            if not batch.messages:
+                return
+            self._transactions.commit(connection)
         with self._transactions.begin() as connection:
+            batch.driver, batch.mark = connection, hold.mark(connection)
             for message in batch.messages:
                 with batch.handling(message, connection):
                     self._handler(message, connection)
             batch.ends = True
 
     _put(Worker, "_batch_of", batch_of)
+
+
+@_mutant("whoever works in a batch may end its transaction", "F42")
+def _batch_not_held() -> None:
+    from inbox import claim, due, source
+
+    for sql in (claim.REAP_ANY, due.TAKE_HEAD):
+        _rewrite(sql, "{schema}.hold_batch()", "true")
+    _put(source, "COMMIT", "COMMIT")
 
 
 @_mutant("the clock's ceiling is raised without waiting for the disk", "F6", lossy=True, habits=Habits(ceiling_step=20))

@@ -13,12 +13,13 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from inbox import AsyncWorker, Message, Park, Retry, Skip, Worker
 from tests.faults.ledger import ONE_REAPED, PROBE, SEEN
-from tests.faults.load import DEADLY, POISON, RUDE
+from tests.faults.load import DEADLY, ENDING, POISON, RUDE
 from tests.faults.role import Control
 from tests.faults.task import READ_COMMITTED, Task
 
 BATCH = 40
 LANES = 2
+ENDS = (b"COMMIT", b"ROLLBACK", b"COMMIT AND CHAIN", b"ROLLBACK AND CHAIN", b"PREPARE TRANSACTION 'faults'")
 
 
 class Refused(Exception):
@@ -94,6 +95,8 @@ class Handler:
             connection.execute(SEEN, [message.id])
         if message.key.startswith(RUDE):
             connection.execute(RUDENESS[message.key.split("-")[1]].encode())
+        if message.key.startswith(ENDING):
+            connection.execute(self._random.choice(ENDS))
         if self._fate(message) == "swallow":
             # As a careless handler does: its transaction is lost, and it returns as if it were not.
             with contextlib.suppress(psycopg.errors.DivisionByZero):
@@ -107,6 +110,8 @@ class Handler:
             await connection.execute(SEEN, [message.id])
         if message.key.startswith(RUDE):
             await connection.execute(RUDENESS[message.key.split("-")[1]].encode())
+        if message.key.startswith(ENDING):
+            await connection.execute(self._random.choice(ENDS))
         if self._fate(message) == "swallow":
             with contextlib.suppress(psycopg.errors.DivisionByZero):
                 await connection.execute("SELECT 1 / 0")
