@@ -320,7 +320,9 @@ def test_key_in_trouble_is_tried_alone_when_its_time_has_come_without_any_poll(n
     assert trouble(node) == []
 
 
-def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(node: Node, source: Any) -> None:
+def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(
+    node: Node, source: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """COMMIT of a transaction in which a statement failed rolls back and reports success."""
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "a", "b", "bad")  # none behind it that would meet the error
@@ -335,6 +337,7 @@ def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(node:
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
         eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+    assert "one by one" not in caplog.text  # it was known at once
 
 
 async def test_error_that_an_async_handler_swallows_is_its_own(node: Node, async_source: Any) -> None:

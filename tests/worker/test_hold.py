@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,9 +13,10 @@ from sqlalchemy import NullPool, create_engine, exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import AsyncWorker, Message, Worker
+from inbox import AsyncWorker, Message, Worker, hold
 from tests.drivers import url
 from tests.node import Node
+from tests.pgbouncer import pgbouncer
 from tests.waiting import eventually, eventually_async
 from tests.working import WITHIN_S, deliver, note, note_async, noted, trouble, working, working_async
 
@@ -203,3 +205,76 @@ async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, k
     ):
         await eventually_async(lambda: is_over(node), WITHIN_S)
     assert_only_the_ender_failed(node, way)
+
+
+# -- Where less is told -----------------------------------------------------------------------------------------------
+
+
+def end_by(statement: str) -> Callable[[Message, Any], None]:
+    def handle(message: Message, connection: Any) -> None:
+        note(message, connection)
+        if message.key == "bad":
+            execute(connection, statement)
+
+    return handle
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "ROLLBACK AND CHAIN"])
+def test_end_of_the_transaction_is_found_behind_a_pooler(node: Node, server_home: Path, statement: str) -> None:
+    node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
+    deliver(node, *KEYS)
+    with (
+        pgbouncer(node.dsn, server_home) as pooled,
+        working(Worker(pooled, "shipping", end_by(statement), poll_interval_s=0.02)),
+    ):
+        eventually(lambda: is_over(node), WITHIN_S)
+    assert_only_the_ender_failed(node, statement)
+
+
+@pytest.mark.parametrize("kind", ["dsn", "engine psycopg2", "engine pg8000"])
+def test_end_that_is_not_reported_is_found_before_anything_is_committed(
+    node: Node, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A pooler may keep the reports of the server to itself; then nobody knows who it was until all are tried alone."""
+    monkeypatch.setattr(hold, "reported", lambda *_: "off")
+    node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
+    deliver(node, *KEYS)
+    handle = end_by("ROLLBACK AND CHAIN")
+    with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
+        eventually(lambda: is_over(node), WITHIN_S)
+    assert_only_the_ender_failed(node, "")
+
+
+# -- What may go on ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dsn", *SQLALCHEMY])
+def test_handler_may_use_savepoints(node: Node, kind: str) -> None:
+    deliver(node, *KEYS)
+
+    def handle(message: Message, connection: Any) -> None:
+        if isinstance(connection, psycopg.Connection):
+            with connection.transaction(force_rollback=True):
+                note(message, connection)
+        else:
+            connection.begin_nested().rollback()
+        for statement in ("SAVEPOINT mine", "SELECT 1", "ROLLBACK TO mine", "RELEASE mine", "SET LOCAL jit = on"):
+            execute(connection, statement)
+        note(message, connection)
+
+    with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
+        eventually(lambda: len(noted(node)) == len(KEYS), WITHIN_S)
+    assert noted(node) == KEYS
+    assert len(node.rows("SELECT DISTINCT xact FROM ledger")) == 1
+    assert node.rows("SELECT FROM mailroom.attempt") == []
+
+
+def test_connections_of_the_user_s_pool_are_as_they_were(node: Node) -> None:
+    deliver(node, *KEYS)
+    with opened(node.dsn, "autocommit pool") as pool:
+        with working(Worker(pool, "shipping", end_by("COMMIT"), poll_interval_s=0.02)):
+            eventually(lambda: len(noted(node)) == len(KEYS) - 1, WITHIN_S)
+        with pool.connection() as one, pool.connection() as other:
+            assert (one.autocommit, other.autocommit) == (True, True)
+            found = "SELECT current_setting('default_transaction_read_only'), (SELECT count(*) FROM pg_cursors)"
+            assert one.execute(found).fetchone() == other.execute(found).fetchone() == ("off", 0)
