@@ -7,7 +7,7 @@ says where transactions begin and end.
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from dispatcher.floor import START, Start
+from dispatcher.floor import FIRST, START, Start
 from mailroom import locks
 from mailroom.message import MESSAGE
 from mailroom.operation import Operation, Sql
@@ -130,7 +130,7 @@ class Delivery:
 
 
 def delivering(
-    schema: str, *, start: Start, rows: int, max_bytes: int, now: datetime | None = None
+    schema: str, *, start: Start = FIRST, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on."""
     yield LOCK.at(schema=schema)()

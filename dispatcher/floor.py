@@ -42,6 +42,8 @@ class Start:
         }
 
 
+FIRST = Start()
+
 # The scan's own snapshot is asked: with any other one, a transaction that ended between the two would be overtaken by
 # what was sent after its commit.
 START = """

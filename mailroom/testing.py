@@ -16,7 +16,6 @@ import psycopg
 
 from dispatcher.deliver import delivering, releasing
 from dispatcher.execute import executing
-from dispatcher.floor import Start
 from inbox import AsyncInbox, Inbox
 from inbox.claim import Claimed, Share
 from inbox.due import healing
@@ -281,7 +280,7 @@ def _delivering_all(schema: str, now: datetime | None) -> Operation[int]:
     yield from releasing(schema, now=now)
     taken = 0
     while True:
-        delivery = yield from delivering(schema, start=Start(), rows=1_000, max_bytes=2**24, now=now)
+        delivery = yield from delivering(schema, rows=1_000, max_bytes=2**24, now=now)
         if delivery.ceiling is not None:
             yield from raising_ceiling(schema, delivery.ceiling)
         elif not delivery.taken:

@@ -10,7 +10,7 @@ from psycopg.rows import Row, TupleRow
 
 from dispatcher import Totals, drain
 from dispatcher.deliver import Delivery, delivering
-from dispatcher.floor import Start
+from dispatcher.floor import FIRST, Start
 from inbox.due import reaping_due
 from inbox.failure import Recorded, recording
 from mailroom.message import Message
@@ -45,10 +45,10 @@ class Node:
         with ThreadPoolExecutor(1) as thread:  # an async test's own thread has a loop already
             return thread.submit(drain, self.dsn, now=now).result()
 
-    def deliver(self, *, start: Start | None = None, rows: int = 10_000, max_bytes: int = 2**25) -> Delivery:
+    def deliver(self, *, start: Start = FIRST, rows: int = 10_000, max_bytes: int = 2**25) -> Delivery:
         """Run the delivery's statements once, in a transaction."""
         with self.connection.transaction():
-            return run(self.connection, delivering(SCHEMA, start=start or Start(), rows=rows, max_bytes=max_bytes))
+            return run(self.connection, delivering(SCHEMA, start=start, rows=rows, max_bytes=max_bytes))
 
     def allow_clocks(self, ceiling: int = 1_000_000) -> None:
         """Raise the clock's ceiling, which is 0 in a new node."""

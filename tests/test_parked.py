@@ -13,7 +13,6 @@ import pytest
 import sqlalchemy
 
 from dispatcher.deliver import delivering
-from dispatcher.floor import Start
 from dispatcher.janitor import raising_floor
 from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked, Retry, Skip, parked
@@ -492,7 +491,7 @@ class Actor:
 
     def deliver(self, connection: Session) -> None:
         send(connection, "shipping", 5, key="k")
-        run(connection, delivering(SCHEMA, start=Start(), rows=100, max_bytes=2**20))
+        run(connection, delivering(SCHEMA, rows=100, max_bytes=2**20))
 
     def reap(self, connection: Session) -> None:
         self._taken = [message.value for message in INBOX.reap(connection, "k", limit=2)]

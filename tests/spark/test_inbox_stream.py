@@ -11,7 +11,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import spark_jobs.node
 from dispatcher.deliver import delivering
-from dispatcher.floor import Start
 from inbox import Inbox, Worker
 from mailroom import codec
 from mailroom.errors import ConfigurationError, UnknownInbox
@@ -404,7 +403,7 @@ def test_a_delivery_under_way_is_waited_for(
     restore(node, 2)
     node.send("shipping", 10)
     with psycopg.connect(node.dsn) as dispatcher:
-        run(dispatcher, delivering("mailroom", start=Start(), rows=10, max_bytes=1_000))
+        run(dispatcher, delivering("mailroom", rows=10, max_bytes=1_000))
         node.connection.execute("SELECT setval('mailroom.clock', 5)")
         monkeypatch.setitem(spark_jobs.node.SESSION, "lock_timeout", "10ms")
         with pytest.raises(psycopg.errors.LockNotAvailable):
