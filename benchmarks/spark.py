@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import psycopg
 from psycopg import conninfo
 
 from mailroom.errors import ConfigurationError
@@ -50,14 +51,12 @@ def _missing() -> str | None:
 
 @cache
 def _session(dsn: str) -> "SparkSession":
-    from spark_jobs.jdbc import check_driver
     from spark_jobs.session import spark_session
 
     # The processes of Spark have the environment of the one that starts them; no option has the password.
     os.environ["PGPASSWORD"] = str(conninfo.conninfo_to_dict(dsn).get("password") or "")
     session = spark_session("mailroom bench", f"local[{PARTITIONS}]")
     session.sparkContext.setLogLevel("ERROR")
-    check_driver(session)
     return session
 
 
@@ -72,11 +71,19 @@ def _rows(session: "SparkSession", count: int) -> "DataFrame":
 
 
 def _jdbc(rows: "DataFrame", node: Node, table: str, columns: tuple[str, ...]) -> float:
-    from spark_jobs.jdbc import jdbc_options
+    from spark_jobs.jdbc import DRIVER
 
-    options = jdbc_options(node.dsn) | {"dbtable": f"{node.schema}.{table}", "batchsize": "10000"}
-    options["url"] += "&" if "?" in options["url"] else "?"
-    options["url"] += "reWriteBatchedInserts=true&stringtype=unspecified"
+    with psycopg.connect(node.dsn) as connection:
+        at = connection.info
+        server, user, password = f"{at.host}:{at.port}/{at.dbname}", at.user, at.password
+    options = {
+        "driver": DRIVER,
+        "url": f"jdbc:postgresql://{server}?reWriteBatchedInserts=true&stringtype=unspecified",
+        "user": user,
+        "password": password,
+        "dbtable": f"{node.schema}.{table}",
+        "batchsize": "10000",
+    }
     began = time.perf_counter()
     rows.selectExpr(*columns).write.format("jdbc").options(**options).mode("append").save()
     return time.perf_counter() - began

@@ -17,11 +17,12 @@ from pyspark.sql import types as spark
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, topic_name
 from outbox.outgoing import EARLIEST, LATEST, headers_json
+from spark_jobs.business import BusinessColumn
 from spark_jobs.cbor import encoded
 from spark_jobs.cbor_types import check_spark_type
+from spark_jobs.checks import demand, without_nul
 
 INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
-NUL = "\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,10 @@ def _message_ids(ids: pa.Array) -> pa.Array:
 
 def _topics(topics: pa.Array) -> pa.Array:
     matches = pc.match_substring_regex(without_nul(topics, "topic"), "^" + TOPIC.pattern.replace(r"\Z", "$"))
-    _demand(
+    demand(
         matches, "topic", "is null or no topic: a letter, then up to 199 letters, digits, dots, hyphens, underscores"
     )
-    _demand(pc.equal(pc.count_substring(topics, "\n"), 0), "topic", "holds a line break")
+    demand(pc.equal(pc.count_substring(topics, "\n"), 0), "topic", "holds a line break")
     return topics
 
 
@@ -56,7 +57,7 @@ def _keys(keys: pa.Array) -> pa.Array:
     text = pc.cast(keys, pa.large_string())
     size = pc.binary_length(text)
     fits = pc.and_(pc.greater_equal(size, 1), pc.less_equal(size, MAX_KEY_BYTES))
-    _demand(
+    demand(
         pc.fill_null(fits, True),
         "key",
         f"has not 1 to {MAX_KEY_BYTES} bytes: use a digest of it, or null for a message without order",
@@ -67,7 +68,7 @@ def _keys(keys: pa.Array) -> pa.Array:
 def _codes(name: str, allowed: str) -> Callable[[pa.Array], pa.Array]:
     def prepared(codes: pa.Array) -> pa.Array:
         known = pc.is_in(codes, value_set=pa.array([*allowed, None], codes.type))
-        _demand(known, name, f"is none of {', '.join(allowed)}")
+        demand(known, name, f"is none of {', '.join(allowed)}")
         return codes
 
     return prepared
@@ -88,7 +89,7 @@ def _moments(name: str) -> Callable[[pa.Array], pa.Array]:
         low, high = (pa.scalar(moment, pa.timestamp("us", "UTC")) for moment in (EARLIEST, LATEST))
         at = pc.cast(moments, pa.timestamp("us", "UTC"))
         fits = pc.and_(pc.greater_equal(at, low), pc.less(at, high))
-        _demand(pc.fill_null(fits, True), name, "lies outside the years 1 to 9998 of UTC")
+        demand(pc.fill_null(fits, True), name, "lies outside the years 1 to 9998 of UTC")
         return at
 
     return prepared
@@ -97,26 +98,8 @@ def _moments(name: str) -> Callable[[pa.Array], pa.Array]:
 def _clocks(clocks: pa.Array) -> pa.Array:
     numbers = pc.cast(clocks, pa.int64())
     fits = pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, MAX_AFTER_CLOCK))
-    _demand(pc.fill_null(fits, True), "after_clock", "is no clock: from 0 to 2**62")
+    demand(pc.fill_null(fits, True), "after_clock", "is no clock: from 0 to 2**62")
     return numbers
-
-
-def without_nul(text: pa.Array, name: str) -> pa.Array:
-    """Return the text of a column, or raise `InvalidMessage`: PostgreSQL's is UTF-8 without NUL."""
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        raise InvalidMessage(
-            f"Column {name} has a row that is not UTF-8: send it as binary, or in the value."
-        ) from None
-    clean = pc.equal(pc.count_substring(pc.cast(text, pa.large_binary()), NUL.encode()), 0)
-    _demand(pc.fill_null(clean, True), name, "holds a NUL character, which PostgreSQL's text cannot")
-    return text
-
-
-def _demand(holds: pa.Array, name: str, fault: str) -> None:
-    if not pc.all(pc.fill_null(holds, False), min_count=0).as_py():
-        raise InvalidMessage(f"Column {name} has a row that {fault}. Nothing of this batch was sent.")
 
 
 TEXT = (spark.StringType,)
@@ -141,20 +124,21 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which columns rows have, and what is the same for all of them."""
+    """Which columns rows have, what is the same for all of them, and which columns are no message's."""
 
     names: tuple[str, ...]
     constants: tuple[tuple[str, str], ...]
+    business: tuple[BusinessColumn, ...] = ()
 
     @classmethod
-    def of(cls, schema: spark.StructType, constants: Mapping[str, str], *, others: bool = False) -> "Shape":
-        """Check a DataFrame's schema; `others` lets columns be that no message has.
+    def of(cls, schema: spark.StructType, constants: Mapping[str, str], *, business: bool = False) -> "Shape":
+        """Check a DataFrame's schema; `business` lets columns be that no message has.
 
-        Raises `InvalidMessage` for columns that are missing, unknown or of another type, and says what to do.
+        Raises `InvalidMessage` for columns that are missing, unknown, of a wrong name or type, and says what to do.
         """
         names = schema.fieldNames()
         unknown = [name for name in names if name not in COLUMNS]
-        if unknown and not others:
+        if unknown and not business:
             raise InvalidMessage(
                 f"A message has no column {unknown[0]!r}; the columns are {', '.join(COLUMNS)}. "
                 f"Put data into the value: df.select(..., struct({unknown[0]!r}, ...).alias('value'))."
@@ -170,21 +154,29 @@ class Shape:
             if field.name in COLUMNS:
                 _check_field(field)
         return cls(
-            tuple(name for name in names if name in COLUMNS),
-            tuple((name, _constant(name, text)) for name, text in constants.items()),
+            tuple(name for name in COLUMNS if name in names),
+            tuple(sorted((name, _constant(name, text)) for name, text in constants.items())),
+            tuple(
+                BusinessColumn.of(field, names, tuple(COLUMNS)) for field in schema.fields if field.name not in COLUMNS
+            ),
         )
 
-    def staged(self) -> tuple[tuple[str, str], ...]:
-        """Return the columns of staging with their types in PostgreSQL: the message's id first, which every row has."""
-        others = [name for name in self.names if name != "message_id"]
-        return tuple((name, COLUMNS[name].staged) for name in ["message_id", *others])
+    def messages(self) -> list[str]:
+        """Return the columns of staging that a message has, its id first, which every row has."""
+        return ["message_id", *(name for name in self.names if name != "message_id")]
+
+    def staged(self) -> list[tuple[str, str]]:
+        """Return the columns of staging, as SQL has them, with their types in PostgreSQL; the message's id first."""
+        messages = [(name, COLUMNS[name].staged) for name in self.messages()]
+        return [*messages, *((column.quoted, column.staged) for column in self.business)]
 
     def prepared(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return the arrays of `staged` for a batch of rows, checked. Raises `InvalidMessage`."""
         given = {name: COLUMNS[name].prepared(batch.column(name)) for name in self.names}
         fresh = _fresh_ids(batch.num_rows)
         given["message_id"] = pc.coalesce(given["message_id"], fresh) if "message_id" in given else fresh
-        return [given[name] for name, _ in self.staged()]
+        business = (column.prepared(batch.column(column.name)) for column in self.business)
+        return [*(given[name] for name in self.messages()), *business]
 
 
 def _fresh_ids(count: int) -> pa.Array:

@@ -10,31 +10,54 @@ import pyarrow.compute as pc
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 TRAILER = struct.pack("!h", -1)
-EPOCH_US = 946_684_800_000_000  # 2000-01-01 in microseconds of Unix: PostgreSQL's timestamps count from there
+# PostgreSQL's days and timestamps count from 2000-01-01, Arrow's from 1970-01-01.
+EPOCH_DAYS = 10_957
+EPOCH_US = EPOCH_DAYS * 86_400_000_000
+# Types of one width: what Arrow's numbers are read as, what they become, and from where they count.
+NUMBERS = {
+    "boolean": (pa.int8(), ">i1", 0),
+    "smallint": (pa.int16(), ">i2", 0),
+    "integer": (pa.int32(), ">i4", 0),
+    "bigint": (pa.int64(), ">i8", 0),
+    "real": (pa.float32(), ">f4", 0),
+    "double precision": (pa.float64(), ">f8", 0),
+    "date": (pa.int32(), ">i4", EPOCH_DAYS),
+    "timestamp": (pa.int64(), ">i8", EPOCH_US),
+    "timestamptz": (pa.int64(), ">i8", EPOCH_US),
+}
 JSONB_VERSION = b"\x01"
+# An array tells the type of its elements (pg_type.oid).
+OIDS = {
+    "boolean": 16, "bytea": 17, "bigint": 20, "smallint": 21, "integer": 23, "text": 25, "real": 700,
+    "double precision": 701, "date": 1082, "timestamp": 1114, "timestamptz": 1184,
+}  # fmt: skip
 
 
-def rows(arrays: Sequence[pa.Array], kinds: Sequence[str]) -> memoryview:
-    """Return the rows of arrays of one length as COPY wants them, for columns of PostgreSQL's types `kinds`."""
-    pieces: list[Any] = [struct.pack("!h", len(arrays))]
+def fields(arrays: Sequence[pa.Array], kinds: Sequence[str]) -> pa.LargeBinaryArray:
+    """Return, for each row of arrays of one length, its fields as COPY wants them: columns of the types `kinds`."""
+    pieces: list[Any] = []
     for array, kind in zip(arrays, kinds, strict=True):
         pieces += _field(array, kind)
-    joined = _joined(*pieces)
-    _, offsets, data = joined.buffers()
-    return memoryview(data)[: int(np.frombuffer(offsets, np.int64)[len(joined)])]
+    return _joined(*pieces)
+
+
+def rows(columns: int, *parts: pa.LargeBinaryArray) -> memoryview:
+    """Return rows of so many columns as COPY wants them: each is its `fields`, part by part."""
+    joined = _joined(struct.pack("!h", columns), *parts)
+    data, offsets = _data(joined)
+    return data[: int(offsets[-1])]
 
 
 def _field(array: pa.Array, kind: str) -> list[pa.Array]:
     """Return for each row the length of its field, -1 for a null, and then the field's bytes."""
-    match kind:
-        case "bigint":
-            data = _of_one_width(_numbers(array, 0).astype(">i8"))
-        case "timestamptz":
-            data = _of_one_width((_numbers(array, EPOCH_US) - EPOCH_US).astype(">i8"))
-        case "jsonb":
-            data = _joined(JSONB_VERSION, pc.fill_null(pc.cast(array, pa.large_binary()), b""))
-        case _:
-            data = pc.fill_null(pc.cast(array, pa.large_binary()), b"")
+    if kind.endswith("[]"):
+        data = _arrays(array, kind.removesuffix("[]"))
+    elif kind in NUMBERS:
+        data = _numbers(array, kind)
+    elif kind == "jsonb":
+        data = _joined(JSONB_VERSION, pc.fill_null(pc.cast(array, pa.large_binary()), b""))
+    else:
+        data = pc.fill_null(pc.cast(array, pa.large_binary()), b"")
     if array.null_count:
         valid = array.is_valid()
         lengths = pc.if_else(valid, pc.binary_length(data), -1)
@@ -42,8 +65,25 @@ def _field(array: pa.Array, kind: str) -> list[pa.Array]:
     return [_lengths(pc.binary_length(data)), data]
 
 
-def _numbers(array: pa.Array, instead_of_null: int) -> Any:
-    return pc.fill_null(pc.cast(array, pa.int64()), instead_of_null).to_numpy()
+def _numbers(array: pa.Array, kind: str) -> pa.Array:
+    arrow, wire, epoch = NUMBERS[kind]
+    numbers = pc.fill_null(pc.cast(array, arrow), pa.scalar(0).cast(arrow)).to_numpy(zero_copy_only=False)
+    if epoch:
+        # What lies that far back would come out as a time to come: PostgreSQL refuses what it becomes here.
+        numbers = np.maximum(numbers, np.iinfo(numbers.dtype).min + epoch + 1) - epoch
+    return _of_one_width(numbers.astype(wire))
+
+
+def _arrays(array: pa.Array, kind: str) -> pa.Array:
+    """Return for each list, a null as an empty one, PostgreSQL's array: dimensions, type, length, and its elements."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy().astype(np.int64)
+    heads = np.zeros(len(array), [(name, ">i4") for name in ("dimensions", "nulls", "type", "length", "from")])
+    heads["dimensions"], heads["nulls"], heads["type"], heads["length"], heads["from"] = 1, 1, OIDS[kind], lengths, 1
+    # The elements of a list stand one behind the other already: only the offsets are new.
+    data, offsets = _data(_joined(*_field(array.flatten(), kind)))
+    starts = offsets[np.concatenate(([0], np.cumsum(lengths)))]
+    elements = pa.Array.from_buffers(pa.large_binary(), len(array), [None, pa.py_buffer(starts), pa.py_buffer(data)])
+    return _joined(_of_one_width(heads), elements)
 
 
 def _lengths(lengths: pa.Array) -> pa.Array:
@@ -58,6 +98,12 @@ def _of_one_width(numbers: Any) -> pa.Array:
     )
 
 
-def _joined(*pieces: Any) -> pa.Array:
+def _joined(*pieces: Any) -> pa.LargeBinaryArray:
     scalars = [pa.scalar(piece, pa.large_binary()) if isinstance(piece, bytes) else piece for piece in pieces]
     return pc.binary_join_element_wise(*scalars, pa.scalar(b"", pa.large_binary()))
+
+
+def _data(rows: pa.LargeBinaryArray) -> tuple[memoryview, Any]:
+    """Return the bytes of all rows and where each begins; the array is one of ours, which begins at its beginning."""
+    _, offsets, data = rows.buffers()
+    return memoryview(data or b""), np.frombuffer(offsets, np.int64)[: len(rows) + 1]

@@ -8,7 +8,6 @@ nothing but what its options say. What has happened stands in the database.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -20,7 +19,7 @@ from spark_jobs.columns import Shape
 from spark_jobs.ledger import Batch
 from spark_jobs.moving import commit
 from spark_jobs.node import Node
-from spark_jobs.options import demand_known
+from spark_jobs.options import demand_known, is_compared
 from spark_jobs.staging import Staged, drop, stage
 
 if TYPE_CHECKING:
@@ -28,12 +27,7 @@ if TYPE_CHECKING:
 
 # As Spark spells options, and the column each stands for.
 FOR_ALL_ROWS = {"topic": "topic", "kind": "kind", "messageType": "message_type", "eventType": "event_type"}
-OPTIONS = (*FOR_ALL_ROWS, *Node.OPTIONS)
-
-
-@dataclass(frozen=True)
-class Nothing(WriterCommitMessage):
-    """A task had no rows."""
+OPTIONS = (*FOR_ALL_ROWS, "onKnownBatch", *Node.OPTIONS)
 
 
 class OutboxSource(DataSource):
@@ -58,7 +52,9 @@ class OutboxSource(DataSource):
                 "Give the option idempotencyKey: a name for these rows, such as 'flights-2026-11-21'. Run again with "
                 "the same one, the job sends nothing twice."
             )
-        return JobWriter(_node(self.options), _shape(schema, self.options), Batch(key))
+        return JobWriter(
+            _node(self.options), _shape(schema, self.options), Batch(key, compared=_compared(self.options))
+        )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Return the writer of a stream. Raises `ConfigurationError` or `InvalidMessage` before anything runs."""
@@ -67,7 +63,9 @@ class OutboxSource(DataSource):
         stream, continues = self.options.get("streamName"), self.options.get("continuesQuery")
         if continues and not stream:
             raise ConfigurationError("Give streamName too: continuesQuery says whose stream of that name goes on.")
-        return StreamWriter(_node(self.options), _shape(schema, self.options), stream, continues)
+        return StreamWriter(
+            _node(self.options), _shape(schema, self.options), stream, continues, _compared(self.options)
+        )
 
 
 def _node(options: Mapping[str, str]) -> Node:
@@ -75,6 +73,10 @@ def _node(options: Mapping[str, str]) -> Node:
     node = Node.of(options)
     node.check()
     return node
+
+
+def _compared(options: Mapping[str, str]) -> bool:
+    return is_compared(options.get("onKnownBatch", "compare"))
 
 
 def _shape(schema: StructType, options: Mapping[str, str]) -> Shape:
@@ -96,7 +98,7 @@ class JobWriter(DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage the rows of a partition."""
-        return stage(self.node, self.batch, self.shape, iterator) or Nothing()
+        return stage(self.node, self.batch, self.shape, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send what the successful tasks have staged."""
@@ -110,17 +112,20 @@ class JobWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream: each micro-batch once, whole, in order."""
 
-    def __init__(self, node: Node, shape: Shape, stream: str | None, continues: str | None = None) -> None:
+    def __init__(
+        self, node: Node, shape: Shape, stream: str | None, continues: str | None = None, compared: bool = True
+    ) -> None:
         self.node = node
         self.shape = shape
         self.stream = stream
         self.continues = continues
+        self.compared = compared
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage the rows of a partition. The query's id is known here and not where it is committed."""
         query, number = _property("sql.streaming.queryId"), int(_property("streaming.sql.batchId"))
-        batch = Batch(self.stream or query, number, query, self.continues)
-        return stage(self.node, batch, self.shape, iterator) or Nothing()
+        batch = Batch(self.stream or query, number, query, self.continues, self.compared)
+        return stage(self.node, batch, self.shape, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send what the successful tasks of the micro-batch have staged."""

@@ -48,12 +48,19 @@ FORMATS = ("csv", "json", "parquet", "orc")
 @click.option(
     "--option", "reading", metavar="NAME=VALUE", multiple=True, help="An option of Spark's reader, e.g. sep=;"
 )
+@click.option(
+    "--on-known-batch",
+    type=click.Choice(("compare", "pass")),
+    default="compare",
+    show_default=True,
+    help="What to do about rows under a name that the ledger has: make sure that they are the same, or nothing.",
+)
 @dsn_variable
 @pass_call
 def command(
     call: Call, paths: tuple[str, ...], topic: str, name: str, key: str | None, value: str, where: str | None,
     order_by: tuple[str, ...], kind: str, kind_of_file: str | None, columns: str | None, reading: tuple[str, ...],
-    dsn_variable: str | None,
+    on_known_batch: str, dsn_variable: str | None,
 ) -> None:  # fmt: skip
     """Send each row of the files at PATH... as a message, all of them once or none.
 
@@ -75,12 +82,15 @@ def command(
             rows = rows.orderBy("_metadata.file_path", "_metadata.file_block_start", monotonically_increasing_id())
         messages = rows.selectExpr(*([] if key is None else [f"string({key}) AS key"]), f"{value} AS value")
         options = {"schema": node.schema, "dsn": node.dsn, "dsnVariable": dsn_variable}
-        options |= {"topic": topic, "kind": kind, "idempotencyKey": name}
+        options |= {"topic": topic, "kind": kind, "idempotencyKey": name, "onKnownBatch": on_known_batch}
+        before, _ = _told(node, batch)
         writer = messages.write.format("outbox").mode("append")
         writer.options(**{option: text for option, text in options.items() if text is not None}).save()
     count, at = _told(node, batch)
     if call.json:
-        document({"name": name, "messages": count, "at": at})
+        document({"name": name, "messages": count, "at": at, "passed_over": before})
+    elif before:
+        say(f"{count:,} messages of {name} are in the outbox since {at}: the same rows, passed over now.")
     else:
         say(f"{count:,} messages of {name} are in the outbox since {at}." if count else "There were no rows to send.")
 

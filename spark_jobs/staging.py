@@ -21,6 +21,7 @@ from mailroom.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.transaction import end_of_copy, run
 from spark_jobs import copying
 from spark_jobs.columns import Shape
+from spark_jobs.content import Content
 from spark_jobs.ledger import Batch
 from spark_jobs.node import Node
 
@@ -31,11 +32,11 @@ ABANDONED_AFTER_H = 24.0
 
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one task attempt has staged: the token that names its table, how many messages, and for which batch."""
+    """What one task attempt has staged: for which batch, in the table of which token, None without rows, and what."""
 
     batch: Batch
-    token: UUID
-    messages: int
+    token: UUID | None
+    content: Content
 
 
 def table(token: UUID) -> str:
@@ -55,27 +56,31 @@ NOTE = Sql(
 )
 
 
-def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged | None:
-    """Put the rows of Arrow record batches into a new staging table and commit it; None if there are no rows.
+def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged:
+    """Put the rows of Arrow record batches into a new staging table and commit it; no rows make no table.
 
     Raises `InvalidMessage` for a row over a limit. After an error there is no table.
     """
     filled = (some for some in rows if some.num_rows)
     first = next(filled, None)
+    content = Content()
     if first is None:
-        return None
-    kinds = [kind for _, kind in shape.staged()]
+        return Staged(batch, None, content)
+    columns = shape.staged()
+    names, kinds = zip(*columns, strict=True)
     with node.connect("task") as connection, connection.transaction():
-        token = run(connection, creating(node.schema, batch, shape.staged()))
-        copy = COPY.at(schema=node.schema, table=table(token), names=", ".join(name for name, _ in shape.staged()))
-        messages = 0
+        token = run(connection, creating(node.schema, batch, columns))
+        copy = COPY.at(schema=node.schema, table=table(token), names=", ".join(names))
         with end_of_copy(connection), connection.cursor() as cursor, cursor.copy(copy.sql) as stream:
             stream.write(copying.HEADER)
             for some in chain([first], filled):
-                stream.write(copying.rows(shape.prepared(some), kinds))
-                messages += some.num_rows
+                arrays = shape.prepared(some)
+                # The ids are no content: those that are made here, or by Spark's uuid(), are others in each run.
+                ids, others = copying.fields(arrays[:1], kinds[:1]), copying.fields(arrays[1:], kinds[1:])
+                content += Content.of(others)
+                stream.write(copying.rows(len(kinds), ids, others))
             stream.write(copying.TRAILER)
-    return Staged(batch, token, messages)
+    return Staged(batch, token, content)
 
 
 def creating(schema: str, batch: Batch, columns: Iterable[tuple[str, str]]) -> Operation[UUID]:
@@ -91,22 +96,13 @@ def creating(schema: str, batch: Batch, columns: Iterable[tuple[str, str]]) -> O
 # -- Sweeping ---------------------------------------------------------------------------------------------------------
 
 # Those of other roles are left to them: only the owner may drop a table. One that is still being filled by COPY is not
-# visible yet; its token begins with the time, for one that nobody has noted: Spark's JDBC makes tables that are gone.
+# visible yet, nor is its note.
 ORPHANS = Sql(
     """
-WITH limits AS MATERIALIZED (SELECT clock_timestamp() - %(hours)s::float8 * interval '1 hour' AS abandoned),
-noted AS MATERIALIZED (
-    SELECT token FROM {schema}.spark_staging AS s, limits
-    WHERE at < abandoned
-       OR EXISTS (SELECT FROM {schema}.spark_batch AS b WHERE b.name = s.name AND b.batch = s.batch)),
-unnoted AS MATERIALIZED (
-    SELECT substr(relname::text, 9)::uuid AS token FROM pg_catalog.pg_class, limits
-    WHERE relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.outbox'::regclass::oid)
-      AND relkind = 'r' AND relname::text ~ '^staging_[0-9a-f]{32}$'
-      AND to_timestamp(('x' || substr(relname::text, 9, 12))::bit(48)::bigint::float8 / 1000::float8) < abandoned
-      AND NOT EXISTS (SELECT FROM {schema}.spark_staging AS s WHERE s.token = substr(relname::text, 9)::uuid))
-SELECT token FROM (SELECT token FROM noted UNION ALL SELECT token FROM unnoted) AS o
-WHERE pg_has_role((SELECT relowner FROM pg_catalog.pg_class WHERE oid = to_regclass(
+SELECT token FROM {schema}.spark_staging AS s
+WHERE (at < clock_timestamp() - %(hours)s::float8 * interval '1 hour'
+       OR EXISTS (SELECT FROM {schema}.spark_batch AS b WHERE b.name = s.name AND b.batch = s.batch))
+  AND pg_has_role((SELECT relowner FROM pg_catalog.pg_class WHERE oid = to_regclass(
           '{schema}.staging_' || replace(token::text, '-', ''))::oid), 'USAGE') IS NOT FALSE
 ORDER BY token
 """,
@@ -140,7 +136,7 @@ def finding_orphans(schema: str, hours: float) -> Operation[list[UUID]]:
 
 def drop(node: Node, staged: Iterable[Staged]) -> None:
     """Drop the staging tables of these attempts, as far as they are there and nobody has them locked."""
-    tokens = [one.token for one in staged]
+    tokens = [one.token for one in staged if one.token]
     if tokens:
         with node.connect("abort", autocommit=True) as connection:
             for token in tokens:

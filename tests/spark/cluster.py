@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import psutil
 import pyspark
+from psycopg.conninfo import conninfo_to_dict
 from pyspark import TaskContext
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import WriterCommitMessage
@@ -24,6 +26,8 @@ from pyspark.sql.types import StructType
 from spark_jobs.node import Node
 from spark_jobs.outbox_source import JobWriter, OutboxSource
 from spark_jobs.session import spark_session
+from spark_jobs.sink import OutboxSink
+from tests.proxy import CommitFault, proxied
 from tests.spark.faulty import take
 from tests.spark.frames import frame, message
 from tests.spark.quick import JAVA
@@ -89,6 +93,28 @@ def lose_an_executor(dsn: str, directory: Path) -> None:
     """Write while the executor that runs one of the tasks is killed."""
     session = spark_session("mailroom tests", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g", **CLUSTER})
     write(session, dsn, directory, "kill-executor")
+    session.stop()
+
+
+def lose_all_executors(dsn: str, directory: Path) -> None:
+    """Send what a shuffle spreads by a key that does not repeat, while all executors die behind a task's COMMIT."""
+    session = spark_session("mailroom tests", "local-cluster[2,1,1024]", {"spark.executor.memory": "1g", **CLUSTER})
+    spread = f.udf(lambda: str(uuid4()), "string").asNondeterministic()
+    rows = frame(session, ROWS).withColumn("spread", spread()).repartition(4, "spread").drop("spread")
+    with proxied(f"postgresql://{conninfo_to_dict(dsn)['host']}:{conninfo_to_dict(dsn)['port']}") as (proxy, _):
+
+        def at_commit() -> CommitFault:
+            if not take(str(directory / "kill-all")):
+                return CommitFault.NONE
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # Spark runs many that live for a moment
+                    if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                        process.kill()
+            return CommitFault.HOLD  # until the task is gone; then it passes
+
+        (directory / "kill-all").touch()
+        proxy.at_commits(at_commit, held_s=0.0)
+        OutboxSink("numbers", topic="numbers", dsn=f"{dsn} port={proxy.port}")(rows, 0)
     session.stop()
 
 
@@ -167,5 +193,5 @@ def stream(dsn: str, directory: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    scenarios = {"lose_an_executor": lose_an_executor, "speculate": speculate, "stream": stream}
-    scenarios[sys.argv[3]](sys.argv[1], Path(sys.argv[2]))
+    scenarios = (lose_an_executor, lose_all_executors, speculate, stream)
+    {each.__name__: each for each in scenarios}[sys.argv[3]](sys.argv[1], Path(sys.argv[2]))

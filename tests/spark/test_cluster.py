@@ -61,6 +61,19 @@ def test_executor_killed_and_task_run_twice(
 
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
+def test_all_executors_killed_and_shuffled_otherwise(
+    password: None, spark_dsn: str, connect: Connect, tmp_path: Path
+) -> None:
+    """A task's COMMIT landed and nobody heard of it; when all is computed anew, its rows are spread over all tasks."""
+    finish(start(spark_dsn, tmp_path, "lose_all_executors"))
+    assert not (tmp_path / "kill-all").exists()
+    assert sorted(sent(connect)) == list(range(ROWS))
+    assert ledger(connect) == [("numbers", 0, ROWS)]
+    sweep(Node(dsn=spark_dsn))
+    assert staging_tables(connect) == 0
+
+
+@pytest.mark.timeout(2 * TIMEOUT_S)
 def test_driver_killed_and_started_again(password: None, spark_dsn: str, connect: Connect, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

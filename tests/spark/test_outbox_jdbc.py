@@ -8,7 +8,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from spark_jobs.jdbc import HOW_TO_GET_IT, has_driver, jdbc_options
+from spark_jobs.jdbc import DRIVER, HOW_TO_GET_IT, jdbc_jar
 from tests.databases import Connect
 from tests.proxy import CommitFault, proxied
 from tests.waiting import eventually
@@ -21,6 +21,14 @@ TABLE = "mailroom.outbox_jdbc"
 Write = Callable[..., None]
 
 
+def jdbc_options(dsn: str) -> dict[str, str]:
+    """What Spark's `format("jdbc")` needs to reach the database."""
+    with psycopg.connect(dsn) as connection:
+        at = connection.info
+        url = f"jdbc:postgresql://{at.host}:{at.port}/{at.dbname}?ApplicationName=orders"
+        return {"driver": DRIVER, "url": url, "user": at.user, "password": at.password}
+
+
 @pytest.fixture
 def session(connect: Connect) -> psycopg.Connection[Any]:
     return connect(autocommit=True)
@@ -29,7 +37,7 @@ def session(connect: Connect) -> psycopg.Connection[Any]:
 @pytest.fixture
 def orders(spark: "SparkSession") -> "DataFrame":
     """The orders: the same rows in the same tasks whenever they are computed, with ids from what they are."""
-    if not has_driver(spark):
+    if jdbc_jar() is None:
         pytest.skip(f"Spark has no JDBC driver for PostgreSQL. {HOW_TO_GET_IT}")
     return spark.range(0, ROWS, 1, TASKS).selectExpr(
         "md5(concat('order-', id)) AS message_id",
@@ -90,7 +98,7 @@ def test_job_that_runs_twice_sends_each_row_once(
     for _ in range(2):
         write(orders)
     check_sent(session)
-    assert session.execute("SELECT DISTINCT source FROM mailroom.outbox").fetchall() == [("mailroom spark jdbc",)]
+    assert session.execute("SELECT DISTINCT source FROM mailroom.outbox").fetchall() == [("orders",)]
 
 
 def test_append_by_one_call_does(orders: "DataFrame", dsn: str, session: psycopg.Connection[Any]) -> None:
