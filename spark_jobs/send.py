@@ -90,7 +90,7 @@ def command(
     if call.json:
         document({"name": name, "messages": count, "at": at, "passed_over": before})
     elif before:
-        say(f"{count:,} messages of {name} are in the outbox since {at}: the same rows, passed over now.")
+        say(f"{count:,} messages of {name} are in the outbox since {at}: passed over now.")
     else:
         say(f"{count:,} messages of {name} are in the outbox since {at}." if count else "There were no rows to send.")
 

@@ -24,7 +24,7 @@ from spark_jobs.ledger import Batch
 from spark_jobs.moving import Sent, commit
 from spark_jobs.node import Node
 from spark_jobs.options import is_compared
-from spark_jobs.staging import Staged, drop, stage
+from spark_jobs.staging import Staged, abandon, stage
 from spark_jobs.user_sql import Transact, UserSql
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ class OutboxSink:
         """Send a micro-batch, unless the ledger has it; called by Spark, in the driver."""
         batch = self._batch(frame, batch_id)
         shape = Shape.of(frame.schema, self._for_all_rows, business=self._user_sql is not None)
-        # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
-        staged = _staged(frame, self._node, batch, shape)
         try:
+            # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
+            staged = _staged(frame, self._node, batch, shape)
             return commit(self._node, batch, shape, staged, self._user_sql)
         except BaseException:
-            _abandon(self._node, staged)
+            _abandon(self._node, batch)
             raise
 
     def _batch(self, frame: "DataFrame", number: int) -> Batch:
@@ -127,9 +127,9 @@ def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[
     return [Staged(batch, UUID(row.token), Content(row.messages, bytes(row.digest))) for row in rows]
 
 
-def _abandon(node: Node, staged: Sequence[Staged]) -> None:
-    # It must not hide how the batch ended; a later sweep drops what is left.
+def _abandon(node: Node, batch: Batch) -> None:
+    # A query that fails at each start would fill the disk. It must not hide how the batch ended; a sweep does the rest.
     try:
-        drop(node, staged)
+        abandon(node, batch)
     except (psycopg.Error, ConnectionFailed) as error:
         log.info("staging tables are left for a later sweep: %s", type(error).__name__)

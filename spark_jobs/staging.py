@@ -143,6 +143,24 @@ def drop(node: Node, staged: Iterable[Staged]) -> None:
                 _is_dropped(connection, node.schema, token)
 
 
+OF_BATCH = Sql(
+    "SELECT token FROM {schema}.spark_staging WHERE name = %(name)s::text AND batch = %(number)s::bigint",
+    columns=("uuid",),
+)
+
+
+def abandon(node: Node, batch: Batch) -> None:
+    """Drop a batch's staging tables that nobody has locked; another driver at work on it has to begin anew then."""
+    with node.connect("abort", autocommit=True) as connection:
+        for token in run(connection, _finding(node.schema, batch)):
+            _is_dropped(connection, node.schema, token)
+
+
+def _finding(schema: str, batch: Batch) -> Operation[list[UUID]]:
+    rows = yield OF_BATCH.at(schema=schema)(name=batch.name, number=batch.number)
+    return [UUID(str(token)) for (token,) in rows]
+
+
 def _is_dropped(connection: psycopg.Connection, schema: str, token: UUID) -> bool:
     # Each by itself, so that one that is locked keeps none of the others.
     try:

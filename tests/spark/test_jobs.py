@@ -63,7 +63,8 @@ def test_csv_is_sent_once(
     ]
     columns = ["--columns", "number int, tail_number string, day date"]
     assert run(send.command, *arguments, *columns, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["messages"] == 3
+    told = json.loads(capsys.readouterr().out)
+    assert (told["messages"], told["passed_over"]) == (3, 0)
     first, second, third = messages(connect)
     assert first[:3] == ("flights", "N14", "M")
     assert first[3]["number"] == 1
@@ -72,7 +73,13 @@ def test_csv_is_sent_once(
     assert third[3]["tail_number"] is None
     assert len(third[1]) == 36  # no key: the message's id
     assert run(send.command, *arguments, *columns) == 0
-    assert "3 messages of flights-2013 are in the outbox since" in capsys.readouterr().out
+    again = capsys.readouterr().out
+    assert again.startswith("3 messages of flights-2013 are in the outbox since")
+    assert again.endswith(": passed over now.\n")
+    flights.write_text(CSV.replace("N24", "N25"))
+    assert run(send.command, *arguments, *columns) == 1
+    assert run(send.command, *arguments, *columns, "--on-known-batch", "pass", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["passed_over"] == 3
     assert len(messages(connect)) == 3
 
 

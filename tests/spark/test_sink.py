@@ -26,6 +26,7 @@ from spark_jobs.user_sql import Staging
 from tests.databases import Connect, Databases
 from tests.proxy import CommitFault, proxied
 from tests.spark.frames import ledger, staging_tables, values
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -444,6 +445,28 @@ def test_task_that_fails_behind_its_rows_is_tried_again(stream: Stream, sink: Ou
 
     stream.run(lambda frame, batch: sink(frame.mapInArrow(failing, frame.schema) if batch == 1 else frame, batch))
     stream.check()
+
+
+def test_tasks_of_a_job_that_fails_leave_nothing_staged(
+    spark: "SparkSession", sink: OutboxSink, spark_dsn: str, connect: Connect
+) -> None:
+    from pyspark import TaskContext
+    from pyspark.errors import PythonException
+
+    def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() == 0:
+            yield from batches
+        else:
+            with psycopg.connect(spark_dsn, autocommit=True) as watcher:
+                eventually(lambda: watcher.execute("SELECT FROM mailroom.spark_staging").rowcount == 1, 60)
+            raise RuntimeError("this task fails when the other one has staged")
+
+    frame = spark.range(0, 10, 1, 2).selectExpr("id AS value")
+    with pytest.raises(PythonException, match="this task fails"):
+        sink(frame.mapInArrow(failing, frame.schema), 0)
+    assert (staging_tables(connect), values(connect)) == (0, [])
 
 
 def test_task_whose_commit_had_no_answer_stages_twice_and_sends_once(
