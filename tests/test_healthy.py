@@ -77,7 +77,7 @@ def tried(node: Node, limit: int = 1) -> list[tuple[str, int]]:
 CLAIM = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(100, 100, 100, due_too=False).names()).sql
 CLAIM_OF_ONE = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 1).names()).sql
 LOCK_HEAD = due.LOCK_HEAD.at(schema=SCHEMA, inbox="shipping").sql
-TAKE_HEAD = due.TAKE_HEAD.at(schema=SCHEMA, inbox="shipping").sql
+TAKE_HEAD = due.TAKE_HEAD.at(schema=SCHEMA, inbox="shipping", held=due.HELD).sql
 VALUES = {"cursor": "''", "key": "'k1'", "clock": "1", "limit": "100"}
 
 
