@@ -2,12 +2,12 @@
 
 from alembic import op
 
-revision = "0113"
+revision = "0112"
 down_revision = "0111"
 branch_labels = None
 depends_on = None
 
-ABOUT = "The sum of its rows'' hashes, their ids left out, whatever their order; null if entered before revision 0113."
+ABOUT = "The sum of its rows'' hashes, their ids left out, whatever their order; null if entered before revision 0112."
 
 
 def upgrade() -> None:
