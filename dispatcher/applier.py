@@ -55,7 +55,7 @@ class Applier:
 
     async def execute(self) -> Execution:
         """Execute one batch, or one step of a range."""
-        floor = self._floor.start().position
+        start = self._floor.start()
         rows, max_bytes = self._portion.of(self._rows_next), self._portion.of(self._max_bytes)
         try:
             with self._portion.tried():
@@ -64,7 +64,7 @@ class Applier:
                         self._connection,
                         executing(
                             self._schema,
-                            floor=floor,
+                            start=start,
                             rows=rows,
                             max_bytes=max_bytes,
                             ours=self._ours,

@@ -6,15 +6,16 @@ What is here runs inside one transaction; `dispatcher.applier` says where transa
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from dispatcher.batch import Batch, applying, saved
+from dispatcher.floor import FIRST, Start
 from dispatcher.fold import Refused, Taken
 from dispatcher.function import Functions, reading_functions
 from dispatcher.guest import IMMEDIATE, checking, noting_settings
 from dispatcher.outcome import Done, Outcome, burying_executables, reason_of, telling
 from dispatcher.range import Step, deleting, finding_progress, forgetting_progress, noting_progress
-from dispatcher.taking import locking_executables, looking_at_next, looking_at_oldest, removing
+from dispatcher.taking import Look, locking_executables, looking_at_next, looking_at_oldest, removing
 from dispatcher.target import Targets, reading_targets
 from mailroom.executable import STORE, VERSION
 from mailroom.operation import Operation
@@ -31,7 +32,7 @@ class Execution:
 
     `last` is the largest position of a batch; a range has none, for what commits late may stand before it. `more`:
     there may be more to take. `is_cut`: others were looked at and left for the next batch. `deleted` counts keys of a
-    range. `guest`: code of users ran, a function or a trigger.
+    range. `guest`: code of users ran, a function or a trigger. `drawn` and `running` are for the floor.
     """
 
     taken: int
@@ -43,7 +44,7 @@ class Execution:
     is_cut: bool = False
     guest: bool = False
     drawn: int = 0
-    running: None = None
+    running: list[str] = field(default_factory=list)
 
     def rows(self, most: int) -> int:
         """Return how many executables the next batch is to look at: after one that was cut, twice what that did."""
@@ -53,23 +54,32 @@ class Execution:
 def executing(
     schema: str,
     *,
-    floor: int,
+    start: Start = FIRST,
     rows: int,
     max_bytes: int,
     ours: bool = False,
     bound_s: float = BOUND_S,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Operation[Execution]:
-    """Execute up to `rows` executables and `max_bytes` of values (at least one) above the position `floor`.
+    """Execute up to `rows` executables and `max_bytes` of values (at least one) from `start` on.
 
     Nothing more is begun once `bound_s` seconds are over by `monotonic`, a clock. `ours` says that the session is our
     own and may be reset.
     """
     until = monotonic() + bound_s
     yield from locking_executables(schema)
-    taken, more = yield from looking_at_oldest(schema, floor=floor, rows=rows, max_bytes=max_bytes)
-    if not taken:
-        return (yield from _ranging(schema, floor, ours=ours))
+    look = yield from looking_at_oldest(schema, start=start, rows=rows, max_bytes=max_bytes)
+    if look.taken:
+        execution = yield from _executing(schema, look, ours, until, monotonic)
+    else:
+        execution = yield from _ranging(schema, start, ours=ours)
+    return replace(execution, drawn=look.drawn, running=look.running)
+
+
+def _executing(
+    schema: str, look: Look, ours: bool, until: float, monotonic: Callable[[], float]
+) -> Operation[Execution]:
+    taken = look.taken
     targets = yield from reading_targets(schema, {each.target for each in taken if each.operation in KEYED})
     functions = yield from reading_functions(schema, {each.target for each in taken if each.operation == "call"})
     if functions or len(targets) > 1:
@@ -91,7 +101,7 @@ def executing(
         len(batch.done.dead),
         told,
         last=reached[-1].position,
-        more=more or is_cut or host is not None,  # a function, or a trigger, may have sent executables
+        more=look.more or is_cut or host is not None,  # a function, or a trigger, may have sent executables
         is_cut=is_cut,
         guest=host is not None,
     )
@@ -147,9 +157,9 @@ def _ending(schema: str, done: Done) -> Operation[int]:
 # -- Ranges -----------------------------------------------------------------------------------------------------------
 
 
-def _ranging(schema: str, floor: int, *, ours: bool) -> Operation[Execution]:
+def _ranging(schema: str, start: Start, *, ours: bool) -> Operation[Execution]:
     """Delete what one transaction may of the range that comes next, if a range is what comes next."""
-    taken = yield from looking_at_next(schema, floor)
+    taken = yield from looking_at_next(schema, start)
     if taken is None or taken.version != VERSION or taken.operation != "delete_range":
         return Execution(0, more=taken is not None)  # it came after the look that found nothing
     targets = yield from reading_targets(schema, {taken.target})

@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dispatcher.writers import Writers, reading_writers, remaining
-from mailroom.operation import Operation, Sql
+from mailroom.operation import Operation
 
 FULL_SCAN_S = 60.0
 STEP = 1_000  # positions between two raises: about what a scan may pass over for nothing
-
-LAST_POSITION = Sql(
-    "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.{outbox}_position_seq", columns=("bigint",)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +70,12 @@ class Batch(Protocol):
 
     @property
     def drawn(self) -> int:
-        """The last position that was drawn, as far as the batch knows."""
+        """The last position that was drawn before its scan."""
         ...
 
     @property
-    def running(self) -> Sequence[str] | None:
-        """Which transactions of its `Start` had not ended for its scan; None if it did not look."""
+    def running(self) -> Sequence[str]:
+        """Which transactions of its `Start` had not ended for its scan."""
         ...
 
 
@@ -95,11 +91,11 @@ class Gap:
 class Floor:
     """Of one outbox, `table`. Raised in steps, after batches: never past a position that may still turn up.
 
-    (1) Read the last position drawn, the goal; (2) in a later statement read the writers. A position up to the goal was
-    drawn under the lock that (2) looks at, so it belongs to a transaction that had ended or to one of those writers.
-    (3) A batch that began afterwards and took everything up to the goal raises the start of the next scans to it. What
-    can still turn up below belongs to those writers that had not ended for that batch: if there are any, a gap stays
-    behind. Raised without (3), rows were stuck.
+    (1) The last position that a batch saw drawn is the goal; (2) in a later statement read the writers. A position up
+    to the goal was drawn under the lock that (2) looks at, so it belongs to a transaction that had ended or to one of
+    those writers. (3) A batch that began afterwards and took everything up to the goal raises the start of the next
+    scans to it. What can still turn up below belongs to those writers that had not ended for that batch: if there are
+    any, a gap stays behind. Raised without (3), rows were stuck.
 
     A gap is scanned again, with all above it, by the batch for which one of its writers has ended. So a batch takes the
     very rows that a scan of everything would.
@@ -114,7 +110,6 @@ class Floor:
         self._scanned = monotonic()
         self._start = 0
         self._gaps: list[Gap] = []
-        self._taken = 0
         self._goal: int | None = None
         self._writers: Writers = {}
 
@@ -134,23 +129,19 @@ class Floor:
 
     def raising(self, schema: str, batch: Batch) -> Operation[None]:
         """Take one step, after `batch` has committed."""
-        self._taken += batch.taken
+        running = set(map(int, batch.running))
         reached = (batch.last or 0) if batch.more else math.inf
-        if batch.running is not None:
-            self._close(set(map(int, batch.running)), reached)
+        self._close(running, reached)
         if self._goal is None:
-            if self._taken >= STEP or batch.drawn - self._start >= STEP:
-                self._taken = 0
-                [(goal,)] = yield LAST_POSITION.at(schema=schema, outbox=self._table)()
+            if batch.drawn - self._start >= STEP:
                 self._writers = yield from reading_writers(schema, self._table)
-                self._goal = goal
+                self._goal = batch.drawn
         # One without an id may have drawn a position, and get its id later.
-        elif self._writers and (batch.running is None or None in self._writers.values()):
+        elif None in self._writers.values():
             self._writers = remaining(self._writers, (yield from reading_writers(schema, self._table)))
         elif reached >= self._goal:
-            self._gaps.append(
-                Gap(self._start, self._goal, set(map(int, batch.running or ())) & {*self._writers.values()})
-            )
+            writers = running & {id for id in self._writers.values() if id is not None}
+            self._gaps.append(Gap(self._start, self._goal, writers))
             self._start, self._goal, self._writers = self._goal, None, {}
             self._join()
 

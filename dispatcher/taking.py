@@ -1,9 +1,11 @@
 """Take: the oldest committed executables, off their outbox, by one executor at a time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psycopg
 
+from dispatcher.floor import START, Start
 from dispatcher.fold import Taken
 from dispatcher.rules import FAULT
 from mailroom import locks
@@ -48,43 +50,60 @@ UNDER_WAY = """
 # barrier is read, or many of them would cost their square.
 OLDEST = Sql(
     f"""
-WITH barrier AS MATERIALIZED (
+WITH {START},
+barrier AS MATERIALIZED (
     SELECT position FROM (
         SELECT position, version, operation
-        FROM {{schema}}.outbox_executable WHERE position > %(floor)s::bigint
+        FROM {{schema}}.outbox_executable WHERE position > (SELECT position FROM start)
         ORDER BY position LIMIT %(rows)s::bigint) AS s
     WHERE version = 1 AND operation = 'delete_range' ORDER BY position LIMIT 1),
 head AS MATERIALIZED (
     SELECT position, coalesce(octet_length(value), 0) + coalesce(octet_length(expected), 0)
            + coalesce(octet_length(arguments::text), 0) AS bytes
-    FROM {{schema}}.outbox_executable WHERE position > %(floor)s::bigint AND NOT EXISTS ({UNDER_WAY})
+    FROM {{schema}}.outbox_executable WHERE position > (SELECT position FROM start) AND NOT EXISTS ({UNDER_WAY})
       AND position < coalesce((SELECT position FROM barrier), 9223372036854775807)
     ORDER BY position LIMIT %(rows)s::bigint),
 summed AS (
     SELECT position, sum(bytes) OVER (ORDER BY position) - bytes AS before FROM head),
 last AS MATERIALIZED (
     SELECT max(position) AS position FROM summed WHERE before < %(bytes)s::bigint)
-SELECT {COLUMNS}, (SELECT count(*) FROM head), EXISTS (SELECT FROM barrier) FROM {{schema}}.outbox_executable
-WHERE position > %(floor)s::bigint AND position <= (SELECT position FROM last) ORDER BY position
+SELECT o.*, (SELECT count(*) FROM head), EXISTS (SELECT FROM barrier),
+       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {{schema}}.outbox_executable_position_seq), running
+FROM start LEFT JOIN LATERAL (
+    SELECT {COLUMNS} FROM {{schema}}.outbox_executable
+    WHERE position > start.position AND position <= (SELECT position FROM last) ORDER BY position) AS o ON true
 """,
-    columns=(*TYPES, "bigint", "boolean"),
+    columns=(*TYPES, "bigint", "boolean", "bigint", "text[]"),
 )
 
 
-def looking_at_oldest(schema: str, *, floor: int, rows: int, max_bytes: int) -> Operation[tuple[list[Taken], bool]]:
-    """Return up to `rows` executables and `max_bytes` of values (at least one), and whether there may be more.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Executables in their order, and whether there may be more. `drawn` and `running` are for the floor."""
+
+    taken: list[Taken]
+    more: bool
+    drawn: int
+    running: list[str]
+
+
+def looking_at_oldest(schema: str, *, start: Start, rows: int, max_bytes: int) -> Operation[Look]:
+    """Look at up to `rows` executables and `max_bytes` of values (at least one), from `start` on.
 
     They stay where they are: what is done of them is taken off by `removing`.
     """
-    found = yield OLDEST.at(schema=schema)(floor=floor, rows=rows, bytes=max_bytes)
-    taken = [Taken._make(row[:-2]) for row in found]
-    return taken, bool(taken) and (len(taken) == rows or len(taken) < found[0][-2] or found[0][-1])
+    found = yield OLDEST.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes)
+    *_, heads, is_barred, drawn, running = found[0]
+    taken = [Taken._make(row[:-4]) for row in found if row[0] is not None]
+    return Look(taken, bool(taken) and (len(taken) == rows or len(taken) < heads or is_barred), drawn, running)
 
 
 NEXT = Sql(
     f"""
+WITH {START}
 SELECT {COLUMNS} FROM {{schema}}.outbox_executable WHERE position = coalesce(({UNDER_WAY}), (
-    SELECT position FROM {{schema}}.outbox_executable WHERE position > %(floor)s::bigint ORDER BY position LIMIT 1))
+    SELECT position FROM {{schema}}.outbox_executable WHERE position > (SELECT position FROM start)
+    ORDER BY position LIMIT 1))
 """,
     columns=TYPES,
 )
@@ -98,9 +117,9 @@ SELECT count(*) FROM gone
 )
 
 
-def looking_at_next(schema: str, floor: int) -> Operation[Taken | None]:
+def looking_at_next(schema: str, start: Start) -> Operation[Taken | None]:
     """Return the range that is under way, else the oldest executable, and leave it where it is."""
-    rows = yield NEXT.at(schema=schema)(floor=floor)
+    rows = yield NEXT.at(schema=schema)(**start.values())
     return Taken._make(rows[0]) if rows else None
 
 

@@ -292,7 +292,7 @@ def _executing_all(schema: str) -> Operation[int]:
     yield IN_TRANSACTION
     taken, rows = 0, 1_000
     while True:
-        execution = yield from executing(schema, floor=0, rows=rows, max_bytes=2**24)
+        execution = yield from executing(schema, rows=rows, max_bytes=2**24)
         rows = execution.rows(1_000)
         taken += execution.taken
         if not execution.more:

@@ -251,7 +251,7 @@ def execute_all(
         try:
             execution = transaction.run(
                 connection,
-                observed(executing(SCHEMA, floor=0, rows=rows, max_bytes=max_bytes, bound_s=3_600), before),
+                observed(executing(SCHEMA, rows=rows, max_bytes=max_bytes, bound_s=3_600), before),
             )
         except BaseException:
             if not connection.closed:

@@ -15,6 +15,7 @@ from dispatcher import batch as batches
 from dispatcher import guarded
 from dispatcher.applier import Applier
 from dispatcher.execute import Execution
+from dispatcher.floor import FIRST, Start
 from dispatcher.taking import looking_at_oldest
 from dispatcher.target import reading_targets
 from mailroom import transaction
@@ -125,9 +126,9 @@ async def test_batch_after_one_that_was_cut_looks_at_no_more_than_it_will_do(
     send(node, [Executable("call", target="nothing") for _ in range(20)])
     looked_at = []
 
-    def noted(schema: str, *, floor: int, rows: int, max_bytes: int) -> Any:
+    def noted(schema: str, *, start: Start, rows: int, max_bytes: int) -> Any:
         looked_at.append(rows)
-        return looking_at_oldest(schema, floor=floor, rows=rows, max_bytes=max_bytes)
+        return looking_at_oldest(schema, start=start, rows=rows, max_bytes=max_bytes)
 
     # The package has a function of the module's name.
     monkeypatch.setattr(import_module("dispatcher.execute"), "looking_at_oldest", noted)
@@ -157,8 +158,8 @@ def test_trip_does_nothing_more_once_the_time_is_over(node: Node, left_s: float,
     send(node, increments(10))
     with node.connection.transaction():
         target = transaction.run(node.connection, reading_targets(SCHEMA, {"things"}))["things"]
-        taken, _ = transaction.run(node.connection, looking_at_oldest(SCHEMA, floor=0, rows=10, max_bytes=2**20))
-        done = transaction.run(node.connection, guarded.applying_in_turn(SCHEMA, target, taken, left_s))
+        look = transaction.run(node.connection, looking_at_oldest(SCHEMA, start=FIRST, rows=10, max_bytes=2**20))
+        done = transaction.run(node.connection, guarded.applying_in_turn(SCHEMA, target, look.taken, left_s))
     assert done.count == count
     assert things_of(node.connection) == {key: [None, 1] for key in range(count)}
 

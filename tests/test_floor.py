@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
 
+from dispatcher import applier
 from dispatcher import floor as floors
 from dispatcher.deliver import OLDEST_FITTING, SESSION, Delivery
 from dispatcher.deliverer import Deliverer
@@ -13,6 +15,7 @@ from dispatcher.floor import FULL_SCAN_S, START, Floor, Start
 from dispatcher.writers import reading_writers, remaining
 from mailroom.operation import Operation, Sql
 from mailroom.transaction import run
+from outbox import Store
 from tests.databases import Connect
 from tests.node import SCHEMA, Node, send
 
@@ -145,6 +148,29 @@ def test_what_a_scan_reads_does_not_depend_on_the_rows_of_a_long_transaction(nod
 
     assert pages(Start()) > 200
     assert pages(lane.floor.start()) < 20
+
+
+async def test_executor_passes_over_a_long_transaction_and_comes_back_for_it(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Floor] = []
+
+    def noted(*arguments: Any) -> Floor:
+        made.append(Floor(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(applier, "Floor", noted)
+    bulk, store = connect(), Store()
+    for _ in range(5):
+        store.increment(bulk, "a")
+    with node.connection.transaction():
+        store.increment(node.connection, "b")
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        executor = applier.Applier(connection, SCHEMA)
+        assert [(await executor.execute()).taken for _ in range(2)] == [1, 0]
+        assert made[0].start().position == 6
+        bulk.commit()
+        assert (await executor.execute()).taken == 5
 
 
 def test_gaps_that_wait_for_the_same_are_one(node: Node, connect: Connect) -> None:
