@@ -10,6 +10,7 @@ import pytest
 from dispatcher.applier import Applier
 from dispatcher.daemon import Executor
 from dispatcher.execute import Execution
+from dispatcher.floor import FIRST
 from dispatcher.taking import OLDEST
 from mailroom import locks
 from mailroom.operation import Operation, Sql
@@ -130,6 +131,7 @@ async def test_call_without_the_right_to_set_it_back_leaves_nothing_either(node:
     node.connection.execute("ALTER FUNCTION app.leaves SECURITY DEFINER")
     node.connection.execute("GRANT USAGE ON SCHEMA mailroom, app TO guest")
     node.connection.execute("GRANT ALL ON ALL TABLES IN SCHEMA mailroom TO guest")
+    node.connection.execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA mailroom TO guest")
     for name in ("leaves", "looks"):
         sent(node, STORE.call, name, notify="outcomes")
     async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True, options="-c role=guest") as connection:
@@ -244,7 +246,7 @@ def test_taking_does_not_read_what_stands_behind_a_barrier(node: Node) -> None:
     with node.connection.transaction(force_rollback=True):
         node.connection.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
         explained = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) " + oldest.sql
-        [(plan,)] = node.connection.execute(explained, {"floor": 0, "rows": 10_000, "bytes": 2**25}).fetchall()
+        [(plan,)] = node.connection.execute(explained, {**FIRST.values(), "rows": 10_000, "bytes": 2**25}).fetchall()
     assert max(rows_of(plan[0]["Plan"])) <= 2
 
 
