@@ -15,7 +15,7 @@ from psycopg.pq import TransactionStatus
 from inbox import AsyncWorker, Inbox, Message, Skip, Worker, lane
 from inbox import note as notes
 from inbox.note import DIED, REMOVE, Note, Notes
-from mailroom import bell
+from mailroom import backoff, bell
 from mailroom.operation import Operation
 from mailroom.transaction import run
 from tests.databases import Connect
@@ -92,26 +92,28 @@ def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
     assert keys == [[(["k"],)]]
 
 
-def test_note_of_a_batch_that_failed_is_gone_before_the_failure_is_recorded(
+def test_note_of_a_batch_that_was_rolled_back_is_gone_while_its_lane_pauses(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That may take its time, and the message is there, held by nobody: as if its worker had died with it."""
+    """Of what is recorded the note goes with the record; but a conflict is not recorded, and its lane may pause long."""
     monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)
-    node.inbox("shipping", backoff_s=3_600)
+    pauses = threading.Event()
+
+    def pause_s(failures: int, longest_s: float) -> float:
+        pauses.set()
+        return NEVER_S
+
+    monkeypatch.setattr(backoff, "pause_s", pause_s)
     deliver(node, "k")
-    record = Worker.within
 
     def handle(message: Message, connection: Any) -> None:
         eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
-        raise ValueError
+        connection.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
 
-    async def within(self: Worker, operation: Operation[Any]) -> Any:
-        await eventually_async(lambda: not node.rows("SELECT FROM mailroom.worker"))
-        return await record(self, operation)
-
-    monkeypatch.setattr(Worker, "within", within)
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: trouble(node) == [("k", 1)], WITHIN_S)
+        assert pauses.wait(WITHIN_S)
+        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
+    assert trouble(node) == []
 
 
 async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
@@ -295,10 +297,15 @@ def test_what_a_handler_says_counts_also_when_its_note_cannot_be_removed(
     def handle(message: Message, connection: Any) -> None:
         raise Skip("too old")
 
+    said: list[type[Exception]] = []
     monkeypatch.setattr(Notes, "clear", cannot)
     deliver(node, "k")
-    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+    worker = Worker(
+        node.dsn, "shipping", handle, poll_interval_s=NEVER_S, on_error=lambda _, error: said.append(type(error))
+    )
+    with working(worker):
         eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter"), WITHIN_S)
+    assert said == [Skip]
 
 
 def test_dead_worker_s_batch_is_taken_up_at_once(node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
