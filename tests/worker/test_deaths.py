@@ -95,7 +95,7 @@ def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
 def test_note_of_a_batch_that_was_rolled_back_is_gone_while_its_lane_pauses(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what is recorded the note goes with the record; but a conflict is not recorded, and its lane may pause long."""
+    """A note goes with the record of a failure; but a conflict is not recorded, and its lane may pause for long."""
     monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)
     pauses = threading.Event()
 
