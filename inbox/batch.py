@@ -39,7 +39,10 @@ class Ended(BaseException):
 
 
 class HandlerFailed(Exception):
-    """A handler left its transaction so that it cannot be committed, or raised what would mean something else here."""
+    """A handler left its transaction so that it cannot be committed, or raised what would mean something else here.
+
+    What it says is logged, so it holds no values.
+    """
 
 
 # Has a deferred constraint fail now, and not at the COMMIT.

@@ -12,7 +12,7 @@ from math import inf
 from typing import Protocol
 
 from inbox.arguments import NotAwaited
-from inbox.batch import Batch, Ended, Patience, Size, blaming, is_passing
+from inbox.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_passing
 from inbox.claim import Claimed
 from inbox.failure import Recorded
 from inbox.frames import frames
@@ -204,8 +204,8 @@ class Lane:
     async def _tell(self, recorded: Recorded, error: Exception) -> None:
         service, batch = self._service, self._batch
         self._due.recorded(recorded.due_in_s)
-        # Not the error's text: it may hold what the message holds.
-        what = type(error).__name__
+        # Not the text of any other error: it may hold what the message holds.
+        what = str(error) if isinstance(error, HandlerFailed) else type(error).__name__
         if batch.message is None:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one by one"
         else:

@@ -20,7 +20,7 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *argume
         try:
             return work(*arguments)
         except MISTAKEN as error:
-            raise HandlerFailed(f"{type(error).__name__}: {error}") from error
+            raise HandlerFailed(f"the handler raised {type(error).__name__}") from error
         except Exception:
             raise
         except BaseException as error:

@@ -104,6 +104,29 @@ def test_log_of_a_failure_names_the_message_and_not_what_it_holds(node: Node, ca
     assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (StopIteration("secret"), "the handler raised StopIteration"),
+        (psycopg.Rollback(), "the handler raised psycopg.Rollback"),
+        (None, "leave COMMIT and ROLLBACK to the worker"),
+    ],
+    ids=["StopIteration", "Rollback", "commit"],
+)
+def test_log_tells_what_a_handler_must_not_do(
+    node: Node, caplog: pytest.LogCaptureFixture, raised: BaseException | None, said: str
+) -> None:
+    def handle(_: Message, connection: psycopg.Connection[Any]) -> None:
+        if raised is not None:
+            raise raised
+        connection.execute("COMMIT")
+
+    deliver(node, "k")
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: said in caplog.text, WITHIN_S)
+    assert "secret" not in caplog.text
+
+
 def test_value_that_cannot_be_decoded_fails_only_its_own_message(node: Node) -> None:
     node.inbox("shipping", backoff_s=3_600)
     node.connection.execute("INSERT INTO mailroom.outbox (topic, key, value) VALUES ('shipping', 'bad', '\\xff')")
