@@ -1,5 +1,6 @@
 """Which database, and how every session of ours is opened and set up, directly or through a pooler."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -148,8 +149,12 @@ def _pooled(text: str, role: str, settings: Mapping[str, str], autocommit: bool)
 
 async def connect_async(text: str, role: str, settings: Mapping[str, str] = SESSION) -> psycopg.AsyncConnection:
     """Open an autocommit session of our own; psycopg's errors come as they are."""
-    with CONNECT_TIMES.measured(text):
-        return await _direct_async(text, role, settings) or await _pooled_async(text, role, settings)
+    try:
+        with CONNECT_TIMES.measured(text):
+            return await _direct_async(text, role, settings) or await _pooled_async(text, role, settings)
+    except asyncio.CancelledError as error:
+        # Its frames hold the connection that was being made, and whoever keeps the cancellation would keep that open.
+        raise error.with_traceback(None) from None
 
 
 async def _direct_async(text: str, role: str, settings: Mapping[str, str]) -> psycopg.AsyncConnection | None:

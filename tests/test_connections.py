@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import subprocess
 import sys
@@ -414,3 +415,29 @@ def test_failure_is_logged_at_once_and_then_before_long_pauses_only() -> None:
     assert backoff.is_worth_a_line(1, 0.01)
     assert not backoff.is_worth_a_line(2, 0.99)
     assert backoff.is_worth_a_line(3, 1.0)
+
+
+async def test_connection_that_is_given_up_while_it_is_made_is_closed_at_once() -> None:
+    """Also as long as somebody keeps the cancellation, such as the task of a worker that has ended by an error."""
+    came, closed = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1_024):
+            came.set()
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        dsn = f"host=127.0.0.1 port={port} sslmode=disable gssencmode=disable"
+        task = asyncio.create_task(settings.connect_async(dsn, "test"))
+        await asyncio.wait_for(came.wait(), 10)
+        gc.disable()
+        try:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as kept:
+                await task
+            await asyncio.wait_for(closed.wait(), 10)
+        finally:
+            gc.enable()
+        assert kept.value is not None
