@@ -82,7 +82,7 @@ def lanes_session(node: Node) -> int:
 # -- What takes too long ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", TOO_LONG)
+@pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.slow)])
 async def test_messages_of_which_a_full_batch_takes_too_long_are_delivered(node: Node, how: str) -> None:
     with node.connection.transaction():
         for nth in range(MANY):
@@ -94,6 +94,7 @@ async def test_messages_of_which_a_full_batch_takes_too_long_are_delivered(node:
     assert node.dead() == []
 
 
+@pytest.mark.slow
 async def test_scheduled_messages_that_take_too_long_all_at_once_are_delivered(node: Node) -> None:
     with node.connection.transaction():
         for nth in range(MANY):
@@ -105,7 +106,7 @@ async def test_scheduled_messages_that_take_too_long_all_at_once_are_delivered(n
         await eventually_async(lambda: len(node.delivered("key")) == MANY, WITHIN_S)
 
 
-@pytest.mark.parametrize("how", TOO_LONG)
+@pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.slow)])
 async def test_executables_of_which_a_full_batch_takes_too_long_are_executed(node: Node, how: str) -> None:
     with node.connection.transaction():
         for _ in range(MANY):

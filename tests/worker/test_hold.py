@@ -1,8 +1,9 @@
 """Holding: a handler that ends the transaction of its batch fails by that, and nothing else is lost or doubled."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,14 @@ SYNC = [(kind, way) for kind in ("dsn", "pool", "autocommit pool", *SQLALCHEMY) 
 SYNC += [(kind, way) for kind in SQLALCHEMY for way in OF_DRIVERS]
 
 
+def cases(pairs: Sequence[tuple[str, str]]) -> list[Any]:
+    """Every way with one kind, and the two main ways with all of them, are usual; the others are many, and alike."""
+    return [
+        pytest.param(kind, way, marks=[] if kind == "dsn" or way in ("COMMIT", "ROLLBACK") else [pytest.mark.slow])
+        for kind, way in pairs
+    ]
+
+
 def assert_only_the_ender_failed(node: Node, way: str) -> None:
     assert sorted(noted(node)) == sorted({*KEYS} - {"bad"})
     assert node.delivered() == []
@@ -134,7 +143,7 @@ def is_over(node: Node) -> bool:
     return len(noted(node)) >= len(KEYS) - 1 and bool(node.rows("SELECT FROM mailroom.parked"))
 
 
-@pytest.mark.parametrize(("kind", "way"), SYNC)
+@pytest.mark.parametrize(("kind", "way"), cases(SYNC))
 def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, way: str) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
     deliver(node, *KEYS)
@@ -188,8 +197,10 @@ ASYNC_WAYS: dict[str, AsyncWay] = {
 }
 
 
-@pytest.mark.parametrize("way", ASYNC_WAYS)
-@pytest.mark.parametrize("kind", ["dsn", "pool", "autocommit pool", *ASYNC_SQLALCHEMY])
+ASYNC = list(product(["dsn", "pool", "autocommit pool", *ASYNC_SQLALCHEMY], ASYNC_WAYS))
+
+
+@pytest.mark.parametrize(("kind", "way"), cases(ASYNC))
 async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, way: str) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
     deliver(node, *KEYS)
