@@ -45,7 +45,7 @@ FIRST = Start()
 START = """
 start AS MATERIALIZED (
     SELECT coalesce(min(gap) FILTER (WHERE has_ended), %(start)s::bigint) AS position,
-           coalesce(pg_catalog.array_agg(writer) FILTER (WHERE NOT has_ended), '{{}}'::text[]) AS running
+           coalesce(pg_catalog.array_agg(writer) FILTER (WHERE NOT has_ended), '{}'::text[]) AS running
     FROM (SELECT gap, writer, pg_visible_in_snapshot(writer::xid8, pg_current_snapshot()) AS has_ended
           FROM unnest(%(gaps)s::bigint[], %(writers)s::text[]) AS g (gap, writer)) AS g)"""
 
