@@ -234,8 +234,11 @@ class Worker(_Service):
         with self._signals():
             self._transactions = transactions(self._source, self.name, self._parallel)
             try:
-                with self._transactions.begin() as connection:
-                    run(connection, self._start())
+                try:
+                    with self._transactions.begin() as connection:
+                        run(connection, self._start())
+                except psycopg.OperationalError as error:  # lost right behind the first connection that was made
+                    raise settings.connection_failed(error) from None
                 with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
                     asyncio.run(self._serve(self._listen_dsn or self._transactions.dsn))
             finally:
@@ -316,8 +319,11 @@ class AsyncWorker(_Service):
         with self._signals():
             self._transactions = await async_transactions(self._source, self.name, self._parallel)
             try:
-                async with self._transactions.begin() as connection:
-                    await run_async(connection, self._start())
+                try:
+                    async with self._transactions.begin() as connection:
+                        await run_async(connection, self._start())
+                except psycopg.OperationalError as error:
+                    raise settings.connection_failed(error) from None
                 await self._serve(self._listen_dsn or self._transactions.dsn)
             finally:
                 await self._transactions.close()

@@ -167,7 +167,7 @@ SELECT * FROM (
     SELECT s.inbox, s.key, s.clock, s.attempts, count(*) OVER () AS "all" FROM mailroom.key_state s
     WHERE NOT EXISTS (SELECT FROM mailroom.inbox i WHERE i.inbox = s.inbox AND i.key = s.key)
       AND NOT EXISTS (SELECT FROM mailroom.parked p WHERE p.inbox = s.inbox AND p.key = s.key)) AS k
-WHERE "all" > 20""",
+WHERE "all" > 60""",
     ),
     Invariant(
         "I9",
