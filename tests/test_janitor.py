@@ -291,6 +291,21 @@ async def test_notes_of_messages_that_are_gone_are_swept_and_no_others(
     assert troubled(node) == ["alive", "parked", "waits"]
 
 
+async def test_notes_of_a_batch_that_was_suspected_while_another_worker_had_it_are_swept(
+    node: Node, keeper: psycopg.AsyncConnection, connect: Connect
+) -> None:
+    deliver(node, "a", "b")
+    claiming = connect()
+    for key in ("a", "b"):
+        INBOX.reap(claiming, key)
+    suspect(node, "a", 1)
+    suspect(node, "b", 2)
+    claiming.commit()
+    assert troubled(node) == ["a", "b"]
+    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
+    assert troubled(node) == []
+
+
 async def test_note_of_a_message_that_is_being_reaped_is_left(
     node: Node, keeper: psycopg.AsyncConnection, connect: Connect
 ) -> None:

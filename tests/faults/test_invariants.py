@@ -127,6 +127,30 @@ def test_transactions_side_by_side_may_have_their_clocks_either_way(node: Node) 
     assert broken(node, history=[Sent(sent.wtx, 0, 10 - sent.invoked) for sent in HISTORY]) == set()
 
 
+def noted(node: Node, keys: int, attempts: int, retry_at: str = "2020-01-01") -> None:
+    node.connection.execute(
+        "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) "
+        "SELECT 'alpha', 'idle ' || n, 1, %s, %s FROM generate_series(1, %s) AS n",
+        [attempts, retry_at, keys],
+    )
+
+
+def test_notes_that_the_janitor_takes_away_are_no_violation(node: Node) -> None:
+    noted(node, 100, attempts=0)
+    assert broken(node) == set()
+
+
+def test_notes_of_keys_that_failed_and_are_through_are_noticed(node: Node) -> None:
+    noted(node, invariants.RACES + 1, attempts=1)
+    assert broken(node) == {"I12"}
+
+
+def test_notes_that_the_janitor_leaves_are_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted(node, 1, attempts=0)
+    monkeypatch.setattr(invariants, "LISTED", "SELECT name FROM mailroom.inbox_registry LIMIT 0")  # nothing is swept
+    assert broken(node) == {"I12"}
+
+
 def test_what_is_parked_or_dead_is_not_lost(node: Node) -> None:
     node.connection.execute("DELETE FROM mailroom.inbox")
     assert broken(node) == {"I1"}
