@@ -104,7 +104,7 @@ faults: $(STAMP) pgbouncer ## Break a node under load for some minutes, and hold
 SOAK_S ?= 1800
 .PHONY: soak
 soak: $(STAMP) pgbouncer ## The same for SOAK_S=1800, with every kind of fault
-	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 20
+	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 34
 
 .PHONY: fault-mutants
 fault-mutants: $(STAMP) ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each
