@@ -1,8 +1,9 @@
 """The janitor: what is done beside delivering, so that claims stay fast and tables small.
 
 Often: scheduled messages that are due are sent on, inboxes' floors are raised, what stands behind parked messages is
-moved aside. Once a minute: what nobody needs any more is deleted. It waits for no transaction of users: what they hold
-is passed over and comes next time. So is an inbox that is in trouble, such as one that is being removed.
+moved aside, large batches of Spark go on whose drivers have left them. Once a minute: what nobody needs any more is
+deleted. It waits for no transaction of users: what they hold is passed over and comes next time. So is an inbox that is
+in trouble, such as one that is being removed.
 
 It costs per change and not per inbox: floors are looked at where something was delivered, and as long as something is
 reaped there. A few others are looked at in turn, for what nobody tells of: deliveries and replays of other processes.
@@ -20,11 +21,13 @@ from dispatcher.deliver import releasing
 from dispatcher.portion import Portion
 from inbox.parked import Moved, moving_aside
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
+from mailroom.names import shown
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
 from mailroom.sqlstate import READ_ONLY, is_lost
 from mailroom.stamping import LOCK
 from mailroom.transaction import run_async
+from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -39,17 +42,27 @@ BATCHES_KEPT_DAYS = 400
 
 
 class Janitor:
-    """Keeps the house of one node over a connection in autocommit; `monotonic` is its clock, in seconds."""
+    """Keeps the house of one node over a connection in autocommit; `monotonic` is its clock, in seconds.
 
-    def __init__(self, schema: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    A large batch of Spark that was not moved for `abandoned_after_s`, by the database's clock, goes on.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        abandoned_after_s: float = ABANDONED_AFTER_S,
+    ) -> None:
         self._schema = schema
         self._monotonic = monotonic
+        self._abandoned_after_s = abandoned_after_s
         self._portion = Portion()
         self._swept = float("-inf")
         self._cursors: dict[str, str] = {}
         self._turn = ""
         self._watched: dict[str, int | None] = {}  # the oldest clock seen in an inbox whose floor is about to move
         self._faulty: set[str] = set()
+        self._left: list[str] = []  # names of batches that are moved on
 
     def watch(self, inboxes: Iterable[str]) -> None:
         """Look at the floors of these, since something was delivered to them."""
@@ -64,6 +77,8 @@ class Janitor:
         unfinished = 0
         with self._passing(connection, "scheduled messages"), self._portion.tried():
             await run_async(connection, releasing(self._schema, rows=self._portion.of(RELEASED_ROWS)))
+        with self._passing(connection, "large batches of Spark"):
+            unfinished += await self._move_on(connection)
         in_trouble: dict[str, bool] = {}
         with self._passing(connection, "keys in trouble"):
             in_trouble = await run_async(connection, listing_troubled(self._schema))
@@ -87,6 +102,17 @@ class Janitor:
             with self._passing(connection, f"the floor of {inbox}"):
                 unfinished += await self._raise_floor(connection, inbox)
         return unfinished
+
+    async def _move_on(self, connection: psycopg.AsyncConnection) -> int:
+        """Move the next chunk of each batch that its driver has left, once its last one was taken."""
+        left = await run_async(connection, listing_left(self._schema, self._left, self._abandoned_after_s))
+        self._left = [each.name for each in left]
+        for each in left:
+            if not each.waits:
+                with self._passing(connection, f"the batch {shown(each.name)}"):
+                    async with connection.transaction():
+                        await run_async(connection, advancing(self._schema, each.name))
+        return len(left)
 
     def _choosing(self) -> Operation[list[str]]:
         watched = list(self._watched)  # others are added meanwhile
@@ -150,6 +176,10 @@ class Janitor:
                 raise
             if what not in self._faulty:
                 log.warning("%s: not looked after for now: %s (%s)", what, type(error).__name__, error.sqlstate)
+            self._faulty.add(what)
+        except BulkLost as error:
+            if what not in self._faulty:
+                log.error("%s", error)
             self._faulty.add(what)
         else:
             self._faulty.discard(what)
@@ -313,6 +343,7 @@ BATCHES = Sql(
 WITH old AS MATERIALIZED (
     SELECT name, batch FROM {schema}.spark_batch AS b
     WHERE at < clock_timestamp() - %(days)s::float8 * interval '1 day'
+      AND NOT EXISTS (SELECT FROM {schema}.spark_bulk AS u WHERE u.name = b.name AND u.batch = b.batch)
       AND (batch < 0 OR EXISTS (SELECT FROM {schema}.spark_batch AS n WHERE n.name = b.name AND n.batch > b.batch))
     ORDER BY at LIMIT %(rows)s::bigint),
 gone AS (

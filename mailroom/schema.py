@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0112"
+HEAD = "0113"
 
 
 def migrate(

@@ -54,6 +54,7 @@ class DispatcherStatus:
 class Status:
     """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
 
+    `bulk_backlog` counts messages of large batches of Spark that are decided and still to be moved into the outbox.
     `outbox_lag_s` is the age in seconds of the oldest one in the outbox, 0 if it is empty; `executable_backlog` and
     `executable_lag_s` say the same of the other outbox, which waits for the executor. The clock stands at `clock` and
     may go up to `clock_ceiling` before that is raised. `dispatcher` and `executor` are None if there has never been
@@ -65,6 +66,7 @@ class Status:
     clock_ceiling: int
     outbox_backlog: int
     outbox_lag_s: float
+    bulk_backlog: int
     executable_backlog: int
     executable_lag_s: float
     scheduled: int
@@ -137,14 +139,15 @@ def _counting(schema: str, outbox: str) -> Operation[int]:
 NODE = Sql(
     """
 SELECT c.last_value, n.clock_ceiling, o.messages, o.lag_s, e.executables, e.lag_s,
-       (SELECT count(*) FROM {schema}.scheduled), (SELECT count(*) FROM {schema}.dead_letter)
+       (SELECT count(*) FROM {schema}.scheduled), (SELECT count(*) FROM {schema}.dead_letter),
+       (SELECT coalesce(pg_catalog.sum(messages - moved), 0::numeric)::bigint FROM {schema}.spark_bulk)
 FROM {schema}.node AS n, {schema}.clock AS c,
      (SELECT count(*) AS messages, extract(epoch FROM clock_timestamp() - min(sent_at))::float8 AS lag_s
       FROM {schema}.outbox) AS o,
      (SELECT count(*) AS executables, extract(epoch FROM clock_timestamp() - min(sent_at))::float8 AS lag_s
       FROM {schema}.outbox_executable) AS e
 """,
-    columns=("bigint", "bigint", "bigint", "float8", "bigint", "float8", "bigint", "bigint"),
+    columns=("bigint", "bigint", "bigint", "float8", "bigint", "float8", "bigint", "bigint", "bigint"),
 )
 # Who gets what is the rule of the deliver statement: subscribers, and for all but events the inbox of the topic's name.
 # The floor lets the counts begin above dead rows; with the oldest found by clock, an index is all that is read of it.
@@ -186,12 +189,12 @@ def reading_status(schema: str) -> Operation[Status]:
     """`status` as an operation."""
     dispatcher = yield from reading_dispatcher(schema)
     executor = yield from _reading_leader(schema, "executor")
-    [(clock, ceiling, *waiting, scheduled, dead_letters)] = yield NODE.at(schema=schema)()
+    [(clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog)] = yield NODE.at(schema=schema)()
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
     inboxes = yield INBOXES.at(schema=schema)()
     return Status(
-        schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), executable_backlog, _lag(executable_lag_s),
-        scheduled, dead_letters, dispatcher, executor,
+        schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), bulk_backlog, executable_backlog,
+        _lag(executable_lag_s), scheduled, dead_letters, dispatcher, executor,
         tuple(
             InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *troubles)
             for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, *troubles in inboxes

@@ -51,8 +51,8 @@ UNION ALL
 SELECT 'dead_letter', inbox, key, clock, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.dead_letter
 UNION ALL
 SELECT 'batch', NULL::text, {NO_MESSAGE}, pg_catalog.format('mailroom spark %s %s', name, batch),
-       messages, NULL::integer, NULL::bigint, {NO_TIME}
-FROM {{schema}}.spark_batch
+       b.messages - coalesce(u.messages - u.moved, 0::bigint), NULL::integer, NULL::bigint, {NO_TIME}
+FROM {{schema}}.spark_batch AS b LEFT JOIN {{schema}}.spark_bulk AS u USING (name, batch)
 UNION ALL
 SELECT 'lane', inbox, {NO_MESSAGE}, NULL::text, messages, lane, epoch, {NO_TIME} FROM {{schema}}.spark_drain
 UNION ALL

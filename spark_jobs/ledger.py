@@ -132,3 +132,8 @@ def comparing(schema: str, batch: Batch, content: Content) -> Operation[None]:
                 "only come out otherwise (by a random value, the time of day, or a change of the job), say so: "
                 "onKnownBatch=pass (OutboxSink: on_known_batch)."
             )
+
+
+def is_known(schema: str, batch: Batch) -> Operation[bool]:
+    """Tell whether the ledger has a batch of that name and number."""
+    return bool((yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)))

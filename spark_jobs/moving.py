@@ -1,8 +1,13 @@
-"""Moving: what tasks have staged becomes messages, once, in one transaction with the batch's row in the ledger."""
+"""Moving: what tasks have staged becomes messages, once, by the transaction that enters the batch into the ledger.
+
+That transaction moves a small batch itself. A large one it decides (`outbox.bulk`): chunks of it are moved afterwards,
+so that nobody else's messages queue behind all of it.
+"""
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -10,14 +15,15 @@ import psycopg
 
 from mailroom import atomically, settings
 from mailroom.errors import MailroomError
-from mailroom.operation import Operation, Sql
-from mailroom.sqlstate import sqlstate
+from mailroom.operation import Operation
 from mailroom.transaction import run
+from outbox.bulk import BulkLost, deciding, is_unfinished, keeping, moving, table
 from spark_jobs.columns import Shape
 from spark_jobs.content import Content
-from spark_jobs.ledger import Batch, comparing, entering, owning
+from spark_jobs.finishing import PACE, Pace, described, finish
+from spark_jobs.ledger import Batch, comparing, entering, is_known, owning
 from spark_jobs.node import SESSION, Node
-from spark_jobs.staging import Staged, sweep_afterwards, table
+from spark_jobs.staging import Staged, sweep_afterwards
 from spark_jobs.user_sql import Staging, UserSql, hiding, showing
 
 log = logging.getLogger("mailroom.spark")
@@ -42,11 +48,16 @@ class Sent:
     passed_over: int = 0
 
 
-def commit(node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged], user_sql: UserSql | None = None) -> Sent:
+def commit(
+    node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged], user_sql: UserSql | None = None,
+    *, pace: Pace = PACE,
+) -> Sent:  # fmt: skip
     """Send what these attempts have staged, in their order, and enter the batch into the ledger; nothing if it has it.
 
-    Raises `StagingLost`, `BatchDiffers`, `StreamTaken` or `SendFailed`, which repeats the notes of psycopg's error;
-    after these nothing was sent. `CommitUnknown` if nobody can tell, after which the batch is simply run again.
+    What is more than a chunk of `pace` is decided in one transaction and moved in others, before this returns. Raises
+    `StagingLost`, `BatchDiffers`, `StreamTaken` or `SendFailed`, which repeats the notes of psycopg's error; after
+    these nothing was sent. `CommitUnknown` if nobody can tell, after which the batch is simply run again.
+    `BulkUnfinished` if it was decided and not all of it was moved.
     """
     schema = node.schema
     tables = {one.token: one.content.messages for one in staged if one.token}
@@ -56,12 +67,18 @@ def commit(node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged], use
         with node.connect("commit", autocommit=True) as connection:
             run(connection, owning(schema, batch))
             run(connection, comparing(schema, batch, content))
+            unfinished = run(connection, is_unfinished(schema, batch.name))
+        if unfinished:
+            finish(node, batch.name, pace)
         return Sent(0)
+    sending = _Sending(node.schema, batch, shape, tables, user_sql, is_large=content.messages > pace.rows)
 
     def work(connection: psycopg.Connection) -> bool:
         entered = run(connection, entering(schema, batch, content))
         if entered:
-            _send(connection, schema, batch, shape, tables, user_sql)
+            if run(connection, is_unfinished(schema, batch.name)):
+                raise _Behind
+            sending.send(connection)
         return entered
 
     def connect() -> psycopg.Connection:
@@ -69,20 +86,32 @@ def commit(node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged], use
         return settings.connect(node.connection_string(), "spark commit", session)
 
     try:
-        entered = atomically(connect, work, schema=schema)
+        if sending.is_large:
+            with node.connect("commit", autocommit=True) as connection:
+                if not run(connection, is_known(schema, batch)):
+                    sending.keep(connection)
+        while True:
+            try:
+                entered = atomically(connect, work, schema=schema)
+                break
+            except _Behind:
+                finish(node, batch.name, pace)
     except psycopg.Error as error:
-        # Not the error's own text: it may repeat a row.
-        known = (error.diag.constraint_name, *getattr(error, "__notes__", ()))
-        where = "".join(f", {part}" for part in known if part)
         raise SendFailed(
-            f"The batch {batch} was not sent: {type(error).__name__} ({sqlstate(error)}{where}). Nothing "
-            "of it is in the outbox."
+            f"The batch {batch} was not sent: {described(error)}. Nothing of it is in the outbox."
         ) from None
+    if sending.is_large or not entered:
+        # Before it is said to be done. What the ledger has may be what a driver has left, or is at work on.
+        finish(node, batch.name, pace)
     sweep_afterwards(node)
     if entered:
         return Sent(content.messages)
     log.warning("the batch %s was sent before: %s messages are passed over", batch, content.messages)
     return Sent(0, passed_over=content.messages)
+
+
+class _Behind(Exception):
+    """An earlier batch of the same name was decided and is not wholly in the outbox."""
 
 
 def _heading(shape: Shape, user_sql: UserSql | None) -> str:
@@ -91,64 +120,53 @@ def _heading(shape: Shape, user_sql: UserSql | None) -> str:
     return json.dumps([columns, shape.constants, user_sql.text if user_sql else ""])
 
 
-def _send(
-    connection: psycopg.Connection, schema: str, batch: Batch, shape: Shape, tables: Mapping[UUID, int],
-    user_sql: UserSql | None,
-) -> None:  # fmt: skip
-    if user_sql:
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """What a new batch becomes: messages, or where it is large, what is noted down for `finish`."""
+
+    schema: str
+    batch: Batch
+    shape: Shape
+    tables: Mapping[UUID, int]
+    user_sql: UserSql | None
+    is_large: bool
+
+    def keep(self, connection: psycopg.Connection) -> None:
+        """Have what was staged outlive a crash of the server."""
+        with self._losing():
+            for token in self.tables:
+                with connection.transaction():
+                    run(connection, keeping(self.schema, table(token)))
+
+    def send(self, connection: psycopg.Connection) -> None:
+        """Run the user's SQL, and send the batch or decide that it is sent."""
+        with self._losing():
+            view = run(connection, showing(self.schema, self.shape, list(self.tables))) if self.user_sql else ""
+        if self.user_sql:
+            self.user_sql.transact(connection, Staging(view, sum(self.tables.values()), self.batch.number))
+        with self._losing():
+            run(connection, self._deciding() if self.is_large else self._moving())
+        if self.user_sql:
+            run(connection, hiding(self.schema, list(self.tables)))
+
+    def _deciding(self) -> Operation[None]:
+        batch = self.batch
+        yield from deciding(
+            self.schema, batch.name, batch.number, self.tables, dict(self.shape.constants), batch.source
+        )
+
+    def _moving(self) -> Operation[None]:
+        for token, messages in self.tables.items():
+            moved = yield from moving(self.schema, table(token), dict(self.shape.constants), self.batch.source)
+            if moved.messages != messages:
+                raise BulkLost("rows of a table are gone")
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
         try:
-            view = run(connection, showing(schema, shape, list(tables)))
-        except psycopg.errors.UndefinedTable:
-            raise _lost(batch) from None
-        user_sql.transact(connection, Staging(view, sum(tables.values()), batch.number))
-    run(connection, _reading_in_order())
-    for token, messages in tables.items():
-        try:
-            moved = move(connection, schema, table(token), batch, shape)
-        except psycopg.errors.UndefinedTable:
-            raise _lost(batch) from None
-        if moved != messages:
-            raise _lost(batch)
-    if user_sql:
-        run(connection, hiding(schema, list(tables)))
-
-
-def _lost(batch: Batch) -> StagingLost:
-    return StagingLost(
-        f"What was staged for the batch {batch} is not all there: the server crashed, it was abandoned for a day, or "
-        "SQL of yours or a trigger took messages away. Nothing was sent: run it again."
-    )
-
-
-# The messages of a task keep its order: its table was filled by one COPY and never changed, so that a scan which begins
-# at its beginning meets the rows as they came. A scan that joins another one would not.
-IN_ORDER = Sql(
-    "SELECT set_config('synchronize_seqscans', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
-    columns=("text", "text"),
-)
-MOVE = Sql("INSERT INTO {schema}.outbox ({names}, source) SELECT {expressions}, %(source)s::text FROM {schema}.{table}")
-# What a null in a column, or the column's absence, stands for where the outbox's own default is not it.
-EXPRESSIONS = {
-    "key": "coalesce(key, message_id::text)",
-    "kind": "coalesce(kind, 'M')::\"char\"",
-    "message_type": "coalesce(message_type, 'U')::\"char\"",
-    "event_type": 'event_type::"char"',
-}
-
-
-def _reading_in_order() -> Operation[None]:
-    yield IN_ORDER.at()()
-
-
-def move(connection: psycopg.Connection, schema: str, table: str, batch: Batch, shape: Shape) -> int:
-    """Copy the rows of a staging table into the outbox; returns how many."""
-    constants = dict(shape.constants)
-    names = list(dict.fromkeys([*shape.messages(), "key", *constants]))
-    expressions = {name: EXPRESSIONS.get(name, name) for name in names}
-    expressions["key"] = EXPRESSIONS["key"] if "key" in shape.names else "message_id::text"
-    expressions |= {name: f"%({name})s::text" + ("" if name == "topic" else '::"char"') for name in constants}
-    statement = MOVE.at(
-        schema=schema, table=table, names=", ".join(names), expressions=", ".join(expressions[name] for name in names)
-    )
-    # Not by `run`, which does not tell how many rows there were; counting them by RETURNING would hold them all.
-    return connection.execute(statement.sql, {**constants, "source": batch.source}).rowcount
+            yield
+        except (BulkLost, psycopg.errors.UndefinedTable):
+            raise StagingLost(
+                f"What was staged for the batch {self.batch} is not all there: the server crashed, it was abandoned "
+                "for a day, or SQL of yours or a trigger took messages away. Nothing was sent: run it again."
+            ) from None

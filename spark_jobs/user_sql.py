@@ -10,9 +10,9 @@ import psycopg
 
 from mailroom.errors import ConfigurationError
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
+from outbox.bulk import table
 from spark_jobs.business import NTH, PARTITION
 from spark_jobs.columns import Shape
-from spark_jobs.staging import table
 
 ENDS_TRANSACTION = re.compile(r"\s*(commit|rollback|end|abort|prepare\s+transaction)\b", re.I)
 

@@ -39,6 +39,7 @@ from mailroom.schema import create_inbox
 from mailroom.testing import deliver, deliver_async
 from mailroom.transaction import run
 from outbox import AsyncOutbox, Outbox, Outgoing
+from outbox.bulk import EXPRESSIONS as BULK
 from outbox.store import VALUES
 from tests.command import error_of, mailroom
 from tests.databases import Connect
@@ -637,6 +638,8 @@ FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED"
 
 OF_STATEMENT = {
     "dispatcher.target.INSERT": {"given": "g.value"},
+    "outbox.bulk.MOVE": {"table": "dead_letter", "names": ", ".join(BULK), "expressions": ", ".join(BULK.values())},
+    "outbox.bulk.CHUNK": {"table": "dead_letter"},
     "outbox.store.INSERT": {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())},
 }
 

@@ -39,6 +39,10 @@ def _show(found: Status) -> None:
         ("Dispatcher", _leader(found.dispatcher)),
         ("Executor", _leader(found.executor)),
         ("Outbox", f"{_waiting(found.outbox_backlog, found.outbox_lag_s)}; {found.scheduled:,} scheduled for later"),
+        *(
+            [("Large batches", f"{found.bulk_backlog:,} messages still to be moved into the outbox")]
+            * bool(found.bulk_backlog)
+        ),
         ("Executables", _waiting(found.executable_backlog, found.executable_lag_s)),
         ("Dead", f"{found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}"),
     ]

@@ -17,10 +17,11 @@ from mailroom.embedded import Server
 from mailroom.errors import CommitUnknown, ConnectionFailed
 from mailroom.schema import migrate
 from mailroom.transaction import run
+from outbox.bulk import table
 from spark_jobs.ledger import Batch, BatchDiffers, StreamTaken
 from spark_jobs.moving import SendFailed, Sent, StagingLost, commit
 from spark_jobs.node import Node
-from spark_jobs.staging import Staged, drop, finding_orphans, stage, sweep, table
+from spark_jobs.staging import Staged, drop, finding_orphans, stage, sweep
 from tests.databases import Connect
 from tests.proxy import CommitFault, proxied
 from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables, values

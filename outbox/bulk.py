@@ -1,0 +1,333 @@
+"""Bulk: a large batch that stands ready in tables of the node's schema, and moves into the outbox in chunks.
+
+Moved at once, it would have everybody else's messages queue behind all of it. So it is decided first: one transaction
+notes which tables are to be moved, in which order. Then each chunk moves in a transaction of its own, which notes how
+far it came. So whoever moves may die at any time, and another one goes on: each message is moved once, and in order.
+Two that move at once take turns.
+
+What is moved keeps its order. A table was filled by one COPY and never changed, so its rows stand in the order of their
+ctid; and a chunk is a range of these, which a TID range scan reads without looking at the others.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from mailroom.errors import MailroomError
+from mailroom.names import shown
+from mailroom.operation import IN_TRANSACTION, Operation, Sql
+
+# Others queue behind about as much: what a dispatcher takes in a fraction of a second, as it does with its own batches.
+CHUNK_ROWS = 10_000
+CHUNK_BYTES = 32 * 1024 * 1024
+
+# The columns of a message that such a table may have, and their types; others are no message's.
+STAGED = {
+    "message_id": "uuid",
+    "topic": "text",
+    "key": "text",
+    "kind": "text",
+    "message_type": "text",
+    "event_type": "text",
+    "value": "bytea",
+    "headers": "jsonb",
+    "deliver_at": "timestamptz",
+    "expires_at": "timestamptz",
+    "after_clock": "int8",
+}
+# What a null in a column, or the column's absence, stands for where the outbox's own default is not it.
+EXPRESSIONS = {
+    "key": "coalesce(key, message_id::text)",
+    "kind": "coalesce(kind, 'M')::\"char\"",
+    "message_type": "coalesce(message_type, 'U')::\"char\"",
+    "event_type": 'event_type::"char"',
+}
+
+
+class BulkLost(MailroomError):
+    """What a table held is not all there any more, or it is no plain table of messages. Nothing of it was moved."""
+
+
+def table(token: UUID) -> str:
+    """Return the name of the table that a token stands for."""
+    return f"staging_{token.hex}"
+
+
+# -- Moving -----------------------------------------------------------------------------------------------------------
+
+# For the transaction: a range of ctids is read by a TID range scan, whatever a table that nobody has analyzed seems to
+# hold. A scan of the whole table could begin anywhere, where another one is or was.
+BY_TID = Sql(
+    "SELECT set_config('enable_seqscan', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
+    columns=("text", "text"),
+)
+# Locked first, so that it stays what the next statement finds. It may belong to a role that may do less than whoever
+# moves it: nothing that this role has thought up must run here, as it would in a view, a policy or a type.
+HOLD = Sql("LOCK TABLE {schema}.{table} IN ACCESS SHARE MODE")
+OF_MESSAGES = ", ".join(f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in STAGED.items())
+COLUMNS = Sql(
+    f"""
+SELECT a.attname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+WHERE c.oid = to_regclass('{{schema}}.{{table}}')::oid AND c.relkind = 'r' AND NOT c.relrowsecurity
+  AND NOT c.relhassubclass AND a.attnum > 0 AND a.attgenerated = ''
+  AND (a.attname, a.atttypid) IN ({OF_MESSAGES})
+""",
+    columns=("text",),
+)
+FIRST, LAST = "(0,0)", "(4294967295,65535)"
+MOVE = Sql(
+    """
+WITH moved AS (
+    INSERT INTO {schema}.outbox ({names}, source)
+    SELECT {expressions}, %(source)s::text FROM {schema}.{table}
+    WHERE ctid > %(after)s::text::tid AND ctid <= %(upto)s::text::tid
+    RETURNING position)
+SELECT count(*), min(position), max(position) FROM moved
+""",
+    columns=("bigint", "bigint", "bigint"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How many messages were moved, and the positions of the first and the last of them."""
+
+    messages: int = 0
+    first: int | None = None
+    last: int | None = None
+
+    def __add__(self, other: "Moved") -> "Moved":
+        found = [position for each in (self, other) for position in (each.first, each.last) if position is not None]
+        return Moved(self.messages + other.messages, min(found, default=None), max(found, default=None))
+
+
+def moving(
+    schema: str, table: str, constants: Mapping[str, str], source: str, after: str = FIRST, upto: str = LAST
+) -> Operation[Moved]:
+    """Copy the rows behind the ctid `after` and up to `upto` into the outbox, in their order.
+
+    `constants` go for all of them: topic, kind, message_type, event_type. Raises `BulkLost` for a table that is none of
+    messages; psycopg's `UndefinedTable` if there is none.
+    """
+    yield IN_TRANSACTION
+    yield BY_TID.at()()
+    yield HOLD.at(schema=schema, table=table)()
+    staged = [name for (name,) in (yield COLUMNS.at(schema=schema, table=table)())]
+    if not {"message_id", "value"} <= set(staged):
+        raise BulkLost(f"{table} is no plain table of messages.")
+    expressions = {name: EXPRESSIONS.get(name, name) for name in staged}
+    expressions["key"] = EXPRESSIONS["key"] if "key" in staged else "message_id::text"
+    expressions |= {name: f"%({name})s::text" + ("" if name == "topic" else '::"char"') for name in constants}
+    statement = MOVE.at(
+        schema=schema, table=table, names=", ".join(expressions), expressions=", ".join(expressions.values())
+    )
+    [(messages, first, last)] = yield statement(**constants, source=source, after=after, upto=upto)
+    return Moved(messages, first, last)
+
+
+# -- Deciding ---------------------------------------------------------------------------------------------------------
+
+# From then on it outlives a crash of the server. In a transaction of its own for each table, since each takes several
+# of the server's locks; the one that decides makes it durable. Rows are copied, from the first one on.
+AS_FILLED = Sql(
+    "SELECT set_config('synchronize_seqscans', 'off', true), set_config('synchronous_commit', 'off', true)",
+    columns=("text", "text"),
+)
+KEEP = Sql("ALTER TABLE {schema}.{table} SET LOGGED")
+# Who keeps the node's house goes on where its owner died.
+HOUSE = Sql(
+    "SELECT quote_ident(pg_get_userbyid(relowner)::text) FROM pg_catalog.pg_class "
+    "WHERE oid = to_regclass('{schema}.outbox')::oid",
+    columns=("text",),
+)
+LET_READ = Sql("GRANT SELECT ON {schema}.{table} TO {role}")
+
+
+def keeping(schema: str, table: str) -> Operation[None]:
+    """Have a table outlive a crash, as its owner, in a transaction of its own; raises psycopg's `UndefinedTable`."""
+    yield IN_TRANSACTION
+    yield AS_FILLED.at()()
+    yield KEEP.at(schema=schema, table=table)()
+    [(role,)] = yield HOUSE.at(schema=schema)()
+    yield LET_READ.at(schema=schema, table=table, role=role.replace("%", "%%"))()
+
+
+# Waits for who drops one of them, and then does not find it.
+TAKE = Sql(
+    """
+WITH taken AS (
+    UPDATE {schema}.spark_staging AS s SET part = p.part, messages = p.messages
+    FROM unnest(%(tokens)s::uuid[], %(parts)s::bigint[], %(messages)s::bigint[]) AS p (token, part, messages)
+    WHERE s.token = p.token RETURNING true)
+SELECT count(*) FROM taken
+""",
+    columns=("bigint",),
+)
+COUNT = Sql("SELECT count(*) FROM {schema}.{table}", columns=("bigint",))
+DECIDE = Sql(
+    "INSERT INTO {schema}.spark_bulk (name, batch, source, constants, messages) VALUES (%(name)s::text, "
+    "%(number)s::bigint, %(source)s::text, %(constants)s::text::jsonb, %(messages)s::bigint)"
+)
+
+
+def deciding(
+    schema: str, name: str, number: int, tables: Mapping[UUID, int], constants: Mapping[str, str], source: str
+) -> Operation[None]:
+    """Note that these tables are to be moved in this order, each with so many messages, as `keeping` has left them.
+
+    Raises `BulkLost`, or psycopg's `UndefinedTable`, if one of them is not all there.
+    """
+    yield IN_TRANSACTION
+    tokens, messages = list(tables), list(tables.values())
+    [(taken,)] = yield TAKE.at(schema=schema)(tokens=tokens, parts=list(range(len(tokens))), messages=messages)
+    if taken != len(tokens):
+        raise BulkLost("a table is gone")
+    for token in tokens:
+        [(found,)] = yield COUNT.at(schema=schema, table=table(token))()
+        if found != tables[token]:
+            raise BulkLost("rows of a table are gone")
+    yield DECIDE.at(schema=schema)(
+        name=name, number=number, source=source, constants=json.dumps(dict(constants)), messages=sum(messages)
+    )
+
+
+# -- Going on ---------------------------------------------------------------------------------------------------------
+
+UNFINISHED = Sql("SELECT EXISTS (SELECT FROM {schema}.spark_bulk WHERE name = %(name)s::text)", columns=("boolean",))
+NEXT = Sql(
+    """
+SELECT batch, source, constants::text FROM {schema}.spark_bulk
+WHERE name = %(name)s::text ORDER BY batch LIMIT 1 FOR UPDATE
+""",
+    columns=("bigint", "text", "text"),
+)
+PART = Sql(
+    """
+SELECT token, messages, moved, moved_to FROM {schema}.spark_staging
+WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL ORDER BY part LIMIT 1
+""",
+    columns=("uuid", "bigint", "bigint", "text"),
+)
+# The rows of a chunk, and how many bytes of values they have; at least one. A value's size stands beside the value.
+CHUNK = Sql(
+    """
+SELECT pg_catalog.max(place)::text, count(*), coalesce(pg_catalog.max(bytes), 0::numeric)::bigint
+FROM (SELECT ctid AS place, row_number() OVER staged AS nth,
+             pg_catalog.sum(coalesce(octet_length(value), 0)) OVER staged AS bytes
+      FROM {schema}.{table} WHERE ctid > %(after)s::text::tid
+      WINDOW staged AS (ROWS UNBOUNDED PRECEDING) LIMIT %(rows)s::bigint) AS s
+WHERE nth = 1 OR bytes <= %(bytes)s::bigint
+""",
+    columns=("text", "bigint", "bigint"),
+)
+# With no part any more it is swept like any other table whose batch the ledger has.
+ADVANCE = Sql(
+    """
+UPDATE {schema}.spark_staging SET moved = %(moved)s::bigint, moved_to = %(upto)s::text,
+       part = CASE WHEN messages > %(moved)s::bigint THEN part END
+WHERE token = %(token)s::uuid
+"""
+)
+NOTE = Sql(
+    """
+UPDATE {schema}.spark_bulk SET moved = moved + %(moved)s::bigint, first = %(first)s::bigint, last = %(last)s::bigint,
+       at = clock_timestamp()
+WHERE name = %(name)s::text AND batch = %(number)s::bigint
+"""
+)
+FINISH = Sql("DELETE FROM {schema}.spark_bulk WHERE name = %(name)s::text AND batch = %(number)s::bigint")
+
+
+def is_unfinished(schema: str, name: str) -> Operation[bool]:
+    """Tell whether a batch of that name is decided and not wholly moved."""
+    [(unfinished,)] = yield UNFINISHED.at(schema=schema)(name=name)
+    return bool(unfinished)
+
+
+def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES) -> Operation[Moved | None]:
+    """Move the next chunk of the batch of that name: so many messages and bytes of values, at least one message.
+
+    In a READ COMMITTED transaction of its own. Returns what was moved; None if nothing is left. Of several batches of a
+    name the first comes first. Raises `BulkLost` where a table is not what it was.
+    """
+    yield IN_TRANSACTION
+    yield BY_TID.at()()
+    found = yield NEXT.at(schema=schema)(name=name)
+    if not found:
+        return None
+    [(number, source, constants)] = found
+    moved, bytes_left = Moved(), max_bytes
+    while moved.messages < rows and bytes_left > 0:
+        parts = yield PART.at(schema=schema)(name=name, number=number)
+        if not parts:
+            yield FINISH.at(schema=schema)(name=name, number=number)
+            return moved
+        [(token, messages, before, after)] = parts
+        staged = table(UUID(str(token)))
+        [(upto, count, size)] = yield CHUNK.at(schema=schema, table=staged)(
+            after=after, rows=rows - moved.messages, bytes=bytes_left
+        )
+        if not count or before + count > messages:
+            raise BulkLost(
+                f"The batch {shown(name)} cannot go on: {staged} has {before + count} messages, and was staged with "
+                f"{messages}."
+            )
+        part = yield from moving(schema, staged, json.loads(constants), source, after, upto)
+        if part.messages != count:
+            raise BulkLost(
+                f"The batch {shown(name)} cannot go on: a trigger or rule on the outbox takes messages away."
+            )
+        yield ADVANCE.at(schema=schema)(token=token, moved=before + count, upto=upto)
+        moved, bytes_left = moved + part, bytes_left - size
+        if before + count < messages:
+            break
+    yield NOTE.at(schema=schema)(moved=moved.messages, first=moved.first, last=moved.last, name=name, number=number)
+    return moved
+
+
+# -- Pacing -----------------------------------------------------------------------------------------------------------
+
+OLDEST = Sql(
+    """
+SELECT position FROM {schema}.outbox WHERE position >= %(first)s::bigint AND position <= %(last)s::bigint
+ORDER BY position LIMIT 1
+""",
+    columns=("bigint",),
+)
+
+
+def oldest(schema: str, first: int, last: int) -> Operation[int | None]:
+    """Return the position of the oldest message between these that no dispatcher has taken yet; None if all are."""
+    found = yield OLDEST.at(schema=schema)(first=first, last=last)
+    return int(found[0][0]) if found else None
+
+
+ABANDONED = Sql(
+    """
+SELECT DISTINCT ON (name) name, first, last FROM {schema}.spark_bulk
+WHERE name = ANY (%(names)s::text[]) OR at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'
+ORDER BY name, batch
+""",
+    columns=("text", "bigint", "bigint"),
+)
+ABANDONED_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The name of a batch that its driver has left, and whether its last chunk still waits for a dispatcher."""
+
+    name: str
+    waits: bool
+
+
+def listing_left(
+    schema: str, names: Collection[str], abandoned_after_s: float = ABANDONED_AFTER_S
+) -> Operation[list[Left]]:
+    """Return the unfinished batches of these names, and those of which nothing was moved for so many seconds."""
+    left = []
+    for name, first, last in (yield ABANDONED.at(schema=schema)(names=list(names), seconds=abandoned_after_s)):
+        waits = last is not None and (yield from oldest(schema, first, last)) is not None
+        left.append(Left(str(name), waits))
+    return left
