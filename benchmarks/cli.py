@@ -14,6 +14,7 @@ from mailroom.cli.output import document, note
 from mailroom.errors import ConfigurationError
 
 from . import (
+    bulk,
     deliver,
     doorbell,
     drain,
@@ -58,6 +59,7 @@ MODULES = (
     guarded,
     drain,
     spark,
+    bulk,
 )
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
 FEWEST_MESSAGES = 300

@@ -10,7 +10,7 @@ ctid; and a chunk is a range of these, which a TID range scan reads without look
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -102,22 +102,30 @@ class Moved:
         return Moved(self.messages + other.messages, min(found, default=None), max(found, default=None))
 
 
-def moving(
-    schema: str, table: str, constants: Mapping[str, str], source: str, after: str = FIRST, upto: str = LAST
-) -> Operation[Moved]:
-    """Copy the rows behind the ctid `after` and up to `upto` into the outbox, in their order.
+def holding(schema: str, table: str) -> Operation[list[str]]:
+    """Hold a table as it is until the transaction ends, and return which columns of messages it has.
 
-    `constants` go for all of them: topic, kind, message_type, event_type. Raises `BulkLost` for a table that is none of
-    messages; psycopg's `UndefinedTable` if there is none.
+    Raises `BulkLost` for a table that is none of messages; psycopg's `UndefinedTable` if there is none.
     """
     yield IN_TRANSACTION
     yield BY_TID.at()()
     yield HOLD.at(schema=schema, table=table)()
-    staged = [name for (name,) in (yield COLUMNS.at(schema=schema, table=table)())]
-    if not {"message_id", "value"} <= set(staged):
+    columns = [name for (name,) in (yield COLUMNS.at(schema=schema, table=table)())]
+    if not {"message_id", "value"} <= set(columns):
         raise BulkLost(f"{table} is no plain table of messages.")
-    expressions = {name: EXPRESSIONS.get(name, name) for name in staged}
-    expressions["key"] = EXPRESSIONS["key"] if "key" in staged else "message_id::text"
+    return columns
+
+
+def moving(
+    schema: str, table: str, columns: Sequence[str], constants: Mapping[str, str], source: str,
+    after: str = FIRST, upto: str = LAST,
+) -> Operation[Moved]:  # fmt: skip
+    """Copy the rows of a table that is held into the outbox, in their order: behind the ctid `after`, up to `upto`.
+
+    `constants` go for all of them: topic, kind, message_type, event_type.
+    """
+    expressions = {name: EXPRESSIONS.get(name, name) for name in columns}
+    expressions["key"] = EXPRESSIONS["key"] if "key" in columns else "message_id::text"
     expressions |= {name: f"%({name})s::text" + ("" if name == "topic" else '::"char"') for name in constants}
     statement = MOVE.at(
         schema=schema, table=table, names=", ".join(expressions), expressions=", ".join(expressions.values())
@@ -252,7 +260,6 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
     name the first comes first. Raises `BulkLost` where a table is not what it was.
     """
     yield IN_TRANSACTION
-    yield BY_TID.at()()
     found = yield NEXT.at(schema=schema)(name=name)
     if not found:
         return None
@@ -265,6 +272,7 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
             return moved
         [(token, messages, before, after)] = parts
         staged = table(UUID(str(token)))
+        columns = yield from holding(schema, staged)
         [(upto, count, size)] = yield CHUNK.at(schema=schema, table=staged)(
             after=after, rows=rows - moved.messages, bytes=bytes_left
         )
@@ -273,7 +281,7 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
                 f"The batch {shown(name)} cannot go on: {staged} has {before + count} messages, and was staged with "
                 f"{messages}."
             )
-        part = yield from moving(schema, staged, json.loads(constants), source, after, upto)
+        part = yield from moving(schema, staged, columns, json.loads(constants), source, after, upto)
         if part.messages != count:
             raise BulkLost(
                 f"The batch {shown(name)} cannot go on: a trigger or rule on the outbox takes messages away."

@@ -17,7 +17,7 @@ from mailroom import atomically, settings
 from mailroom.errors import MailroomError
 from mailroom.operation import Operation
 from mailroom.transaction import run
-from outbox.bulk import BulkLost, deciding, is_unfinished, keeping, moving, table
+from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving, table
 from spark_jobs.columns import Shape
 from spark_jobs.content import Content
 from spark_jobs.finishing import PACE, Pace, described, finish
@@ -157,7 +157,9 @@ class _Sending:
 
     def _moving(self) -> Operation[None]:
         for token, messages in self.tables.items():
-            moved = yield from moving(self.schema, table(token), dict(self.shape.constants), self.batch.source)
+            columns = yield from holding(self.schema, table(token))
+            constants = dict(self.shape.constants)
+            moved = yield from moving(self.schema, table(token), columns, constants, self.batch.source)
             if moved.messages != messages:
                 raise BulkLost("rows of a table are gone")
 

@@ -1,7 +1,6 @@
 """Spark: a large batch is decided in one transaction, and moves into the outbox in chunks."""
 
 from alembic import op
-
 from mailroom.schema import refuse_to_drop_messages
 
 revision = "0113"
@@ -25,7 +24,8 @@ CREATE TABLE spark_bulk (
 """
 PARTS = """
 ALTER TABLE spark_staging
-    ADD part integer, ADD messages bigint, ADD moved bigint NOT NULL DEFAULT 0, ADD moved_to text NOT NULL DEFAULT '(0,0)'
+    ADD part integer, ADD messages bigint,
+    ADD moved bigint NOT NULL DEFAULT 0, ADD moved_to text NOT NULL DEFAULT '(0,0)'
 """
 
 COMMENTS = {

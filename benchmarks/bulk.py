@@ -1,0 +1,170 @@
+"""Bulk: how long others' messages take beside a large batch of Spark, of five times `--messages`, and behind it.
+
+Others send 50 messages/s by a timetable, as `latency` does, before the batch, while it moves, and until the last of it
+was delivered. Measured is the time from their COMMIT to their handler. Without Spark: what its tasks would have staged
+is made by SQL, and the driver's part is run: once in chunks, and once with a chunk as large as the batch, which is
+one transaction, as the move was once. The rates are those of the move, and of the batch from there into its inbox.
+"""
+
+import time
+from contextlib import ExitStack
+from ctypes import c_double
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawArray
+from typing import TYPE_CHECKING, Any
+
+from mailroom.schema import create_inbox
+from mailroom.transaction import run
+from outbox import Outbox
+
+from .clients import PROCESSES
+from .latency import noting, percentile
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Count, Pipeline
+from .spark import missing_extra
+from .workload import INBOX, KEY, KEYS, VALUE, outgoing
+
+if TYPE_CHECKING:
+    from spark_jobs.staging import Staged
+
+TIMES = 5
+PER_SECOND = 50
+AT_MOST = 60 * 60 * PER_SECOND
+WARM_UP = 50
+BEFORE = 250
+TABLES = 2
+BULK = "bulk"  # its topic and its inbox; others have that of all measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one batch did: how long others waited before it and from its begin on, and how long it took itself."""
+
+    before_ms: list[float]
+    beside_ms: list[float]
+    moved_s: float
+    delivered_s: float
+
+
+def _write(node: Node, sent: Count, stop: Count, committed: "Any") -> None:
+    outbox = Outbox(node.schema)
+    with node.connect() as connection:
+        start = time.monotonic()
+        for nth, message in enumerate(outgoing(AT_MOST)):
+            time.sleep(max(0.0, start + nth / PER_SECOND - time.monotonic()))
+            if stop.value:
+                return
+            outbox.send(connection, INBOX, message.value, key=message.key)
+            committed[nth] = time.monotonic()
+            connection.commit()
+            sent.add(1)
+
+
+def _staged(node: Node, messages: int) -> "list[Staged]":
+    from outbox.bulk import table
+    from spark_jobs.content import Content
+    from spark_jobs.ledger import Batch
+    from spark_jobs.staging import Staged, creating
+
+    staged = []
+    columns = (("message_id", "uuid"), ("key", "text"), ("value", "bytea"))
+    for _ in range(TABLES):
+        with node.connect() as connection:
+            token = run(connection, creating(node.schema, Batch(BULK), columns))
+            connection.execute(
+                f"INSERT INTO {node.schema}.{table(token)} SELECT gen_random_uuid(), {KEY}, %(value)s::bytea "
+                "FROM generate_series(1, %(messages)s) AS nth".encode(),
+                {"keys": KEYS, "value": VALUE, "messages": messages // TABLES},
+            )
+        staged.append(Staged(Batch(BULK), token, Content(messages // TABLES)))
+    return staged
+
+
+def _is_taken(node: Node, last: int) -> bool:
+    with node.connect(autocommit=True) as connection:
+        connection.execute("SET enable_seqscan = off")
+        look = f"SELECT NOT EXISTS (SELECT FROM {node.outbox} WHERE position <= %s)".encode()
+        return connection.execute(look, [last]).fetchone() == (True,)
+
+
+def beside(dsn: str, messages: int, *, chunks: bool) -> Run:
+    """Move a batch of so many messages beside others', in chunks or in one transaction."""
+    from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+    from spark_jobs.columns import Shape
+    from spark_jobs.finishing import PACE, Pace
+    from spark_jobs.ledger import Batch
+    from spark_jobs.moving import commit
+    from spark_jobs.node import Node as SparkNode
+
+    shape = Shape.of(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())]), {"topic": BULK}
+    )
+    committed, handled = RawArray(c_double, AT_MOST), RawArray(c_double, AT_MOST)
+    sent, stop = Count(), Count()
+    with fresh_node(dsn) as node, Pipeline(node) as pipeline, ExitStack() as ending:
+        with node.connect() as connection:
+            create_inbox(connection, BULK, schema=node.schema)
+        staged = _staged(node, messages)
+        pipeline.dispatch()
+        pipeline.work(1, noting, handled, frozenset())
+        writer = PROCESSES.Process(target=_write, args=(node, sent, stop, committed), daemon=True)
+        writer.start()
+        ending.callback(writer.kill)
+        pipeline.wait_handled(WARM_UP + BEFORE)
+        began = time.monotonic()
+        commit(
+            SparkNode(node.schema, node.dsn), Batch(BULK), shape, staged, pace=PACE if chunks else Pace(rows=messages)
+        )
+        moved = time.monotonic()
+        with node.connect() as connection:
+            [(last,)] = connection.execute(f"SELECT last_value FROM {node.outbox}_position_seq".encode()).fetchall()
+        while not _is_taken(node, last):
+            time.sleep(0.05)
+        delivered = time.monotonic()
+        stop.add(1)
+        writer.join()
+        pipeline.wait_handled(sent.value)
+        waits = [(committed[nth], 1_000 * (handled[nth] - committed[nth])) for nth in range(WARM_UP, sent.value)]
+    return Run(
+        [wait for at, wait in waits if at < began],
+        [wait for at, wait in waits if began <= at < delivered],
+        moved - began,
+        delivered - began,
+    )
+
+
+def _run(setup: Setup) -> Values:
+    messages = TIMES * setup.messages
+    chunks, whole = (beside(setup.dsn, messages, chunks=chunks) for chunks in (True, False))
+    return {
+        "others, p50 before": percentile(chunks.before_ms, 50),
+        "others, p99 before": percentile(chunks.before_ms, 99),
+        "others, p50 beside": percentile(chunks.beside_ms, 50),
+        "others, p99 beside": percentile(chunks.beside_ms, 99),
+        "others, p99 beside one transaction": percentile(whole.beside_ms, 99),
+        "moved, one transaction": messages / whole.moved_s,
+        "moved": messages / chunks.moved_s,
+        "delivered, one transaction": messages / whole.delivered_s,
+        "delivered": messages / chunks.delivered_s,
+    }
+
+
+MEASUREMENT = Measurement(
+    "bulk",
+    "others' messages beside a large batch of Spark, five times the messages",
+    (
+        Line("others, p50 before", unit="ms"),
+        Line("others, p99 before", unit="ms"),
+        Line("others, p50 beside", unit="ms", beside="others, p50 before"),
+        Line("others, p99 beside", unit="ms", bar=Bar(at_most=1_000)),
+        Line("others, p99 beside one transaction", unit="ms"),
+        Line("moved, one transaction"),
+        Line("moved", beside="moved, one transaction"),
+        Line("delivered, one transaction"),
+        Line("delivered", beside="delivered, one transaction"),
+    ),
+    _run,
+    missing_extra,
+)
