@@ -66,7 +66,6 @@ def finish(node: Node, name: str, pace: Pace = PACE) -> None:
                     f"The batch {shown(name)} is decided, and not all of it is in the outbox yet: {described(error)}. "
                     "Nothing of it is lost. Mend that and run it again, which goes on from there; or a dispatcher does."
                 ) from None
-        # Outside of the handler: what is sent so far stays sent, and the next one begins behind it.
         time.sleep(pause_s(failures, LONGEST_PAUSE_S))
 
 

@@ -54,8 +54,8 @@ class OutboxSink:
     The database is named as in `format("outbox")`: `dsn` without a password, `dsn_variable`, or neither. Raises
     `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost`, `BatchDiffers` or `StreamTaken`,
     after which nothing of the batch was sent, or an error of Spark, of which the same is true; after `CommitUnknown` it
-    may have been. Spark then fails the query; started again from its checkpoint it repeats the batch, and what was sent
-    is not sent twice.
+    may have been, and after `BulkUnfinished` a part of it was. Spark then fails the query; started again from its
+    checkpoint it repeats the batch, and what was sent is not sent twice.
     """
 
     def __init__(

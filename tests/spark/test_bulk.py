@@ -578,6 +578,30 @@ def test_nobody_is_waited_for_where_nothing_is_taken_until_something_is(connect:
     assert time.now_s == 5 + 11
 
 
+def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    mailroom = Mailroom(dsn, connect(autocommit=True))
+    mailroom.allow_clocks()
+    attempts = staged(node)
+    looks = [0]
+
+    def look(*arguments: Any) -> Any:
+        looks[0] += 1
+        return oldest(*arguments)
+
+    with mock.patch("spark_jobs.finishing.oldest", look):
+        patient = Pace(rows=4, patience_s=600, look_s=0.001)
+        driver = threading.Thread(target=commit, args=(node, JOB, SHAPE, attempts), kwargs={"pace": patient})
+        driver.start()
+        eventually(lambda: looks[0] > 3)
+        assert len(mailroom.waiting()) == 4
+        while driver.is_alive():
+            mailroom.deliver()
+            assert len(mailroom.waiting()) <= 2 * 4
+    driver.join()
+    assert unfinished(connect) == []
+
+
 def test_batch_ends_though_nobody_dispatches(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
     commit(node, JOB, SHAPE, staged(node), pace=Pace(rows=4, patience_s=0.05, look_s=0.01))
