@@ -4,6 +4,7 @@ The pace is a dispatcher's: the next chunk moves when about half of the one befo
 messages queue behind a chunk or so, and not behind a batch of millions.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from mailroom.errors import ConnectionFailed, MailroomError
 from mailroom.names import shown
 from mailroom.sqlstate import RETRIED, is_lost, sqlstate
 from mailroom.transaction import run
-from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, Moved, advancing, oldest
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, Moved, advancing, is_dispatched, oldest
 from spark_jobs.node import Node
 
 ATTEMPTS = 10
@@ -32,8 +33,8 @@ class BulkUnfinished(MailroomError):
 class Pace:
     """How a large batch is moved: in chunks of so many rows and bytes of values, as a dispatcher takes them.
 
-    If no dispatcher takes anything for `patience_s`, it goes on all the same, until one does again. `look_s` lies
-    between two looks.
+    If no dispatcher takes anything for `patience_s`, it goes on all the same, until one does again; it does at once if
+    none leads when it begins. `look_s` lies between two looks.
     """
 
     rows: int = CHUNK_ROWS
@@ -105,16 +106,20 @@ class Queue:
         # Where to look from: others' messages stand before ours, and that they are taken is progress too. Not again
         # below what was found once: dead rows stand there.
         self._first = 0
-        self._taken_at = monotonic()
+        self._taken_at: float | None = None
 
     def wait(self, connection: psycopg.Connection, moved: Moved) -> None:
         """Wait until about half of a chunk was taken, and all before it, or nothing is taken any more."""
         if moved.first is None or moved.last is None:
             return
+        if self._taken_at is None:
+            self._taken_at = self._monotonic() if run(connection, is_dispatched(self._schema)) else -math.inf
         half = (moved.first + moved.last) // 2
         while (found := run(connection, oldest(self._schema, self._first, half))) is not None:
-            if found != self._first:
-                self._first, self._taken_at = found, self._monotonic()
+            has_moved = found > self._first > 0  # the first look tells nothing
+            self._first = found
+            if has_moved:
+                self._taken_at = self._monotonic()
             elif self._monotonic() - self._taken_at >= self._pace.patience_s:
                 return
             self._sleep(self._pace.look_s)

@@ -542,6 +542,13 @@ def chunk(connection: psycopg.Connection[Any], messages: int = 10) -> Moved:
     return Moved(messages, rows[0][0], rows[-1][0])
 
 
+def lead(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(
+        "INSERT INTO mailroom.lease VALUES "
+        "('dispatcher', gen_random_uuid(), 1, now() + interval '1 hour', 'h', 1, 1, now(), 'awake', '{}')"
+    )
+
+
 def take(connection: psycopg.Connection[Any], messages: int) -> None:
     connection.execute(
         "DELETE FROM mailroom.outbox WHERE position = ANY (ARRAY("
@@ -552,6 +559,7 @@ def take(connection: psycopg.Connection[Any], messages: int) -> None:
 
 def test_next_chunk_waits_until_others_messages_and_half_of_the_last_chunk_are_taken(connect: Connect) -> None:
     connection = connect(autocommit=True)
+    lead(connection)
     chunk(connection, 20)  # of others
     time = Time(lambda _: take(connection, 1))
     queue = Queue(SCHEMA, Pace(patience_s=5, look_s=1), time.monotonic, time.sleep)
@@ -563,6 +571,7 @@ def test_next_chunk_waits_until_others_messages_and_half_of_the_last_chunk_are_t
 
 def test_nobody_is_waited_for_where_nothing_is_taken_until_something_is(connect: Connect) -> None:
     connection = connect(autocommit=True)
+    lead(connection)
     taken = [0]
     time = Time(lambda _: take(connection, taken[0]))
     queue = Queue(SCHEMA, Pace(patience_s=5, look_s=1), time.monotonic, time.sleep)
@@ -582,6 +591,7 @@ def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connec
     node = Node(dsn=dsn)
     mailroom = Mailroom(dsn, connect(autocommit=True))
     mailroom.allow_clocks()
+    lead(mailroom.connection)
     attempts = staged(node)
     looks = [0]
 
@@ -602,8 +612,20 @@ def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connec
     assert unfinished(connect) == []
 
 
-def test_batch_ends_though_nobody_dispatches(dsn: str, connect: Connect) -> None:
+def test_nobody_is_waited_for_where_nobody_leads(connect: Connect) -> None:
+    connection = connect(autocommit=True)
+    time = Time()
+    queue = Queue(SCHEMA, Pace(patience_s=5, look_s=1), time.monotonic, time.sleep)
+    queue.wait(connection, chunk(connection))
+    assert time.now_s == 0
+    take(connection, 1)  # by somebody who does not lead
+    queue.wait(connection, chunk(connection))
+    assert time.now_s == 5
+
+
+def test_batch_ends_though_a_dispatcher_takes_nothing(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
+    lead(connect(autocommit=True))
     commit(node, JOB, SHAPE, staged(node), pace=Pace(rows=4, patience_s=0.05, look_s=0.01))
     assert sent(connect) == list(range(ROWS))
 
