@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from mailroom import atomically, settings
+from mailroom import atomically
 from mailroom.errors import MailroomError
 from mailroom.operation import Operation
 from mailroom.transaction import run
@@ -22,14 +22,11 @@ from spark_jobs.columns import Shape
 from spark_jobs.content import Content
 from spark_jobs.finishing import PACE, Pace, described, finish
 from spark_jobs.ledger import Batch, comparing, entering, is_known, owning
-from spark_jobs.node import SESSION, Node
+from spark_jobs.node import AS_THE_ROLE, SESSION, Node
 from spark_jobs.staging import Staged, sweep_afterwards
 from spark_jobs.user_sql import Staging, UserSql, hiding, showing
 
 log = logging.getLogger("mailroom.spark")
-
-# The statements of users mean what they mean to their role elsewhere; ours are written for any search_path.
-AS_THE_ROLE = {name: value for name, value in SESSION.items() if name != "search_path"}
 
 
 class StagingLost(MailroomError):
@@ -82,8 +79,7 @@ def commit(
         return entered
 
     def connect() -> psycopg.Connection:
-        session = AS_THE_ROLE if user_sql else SESSION
-        return settings.connect(node.connection_string(), "spark commit", session)
+        return node.connect("commit", session=AS_THE_ROLE if user_sql else SESSION)
 
     try:
         if sending.is_large:

@@ -11,9 +11,20 @@ from psycopg import conninfo
 from mailroom import schema, settings
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.pooler import PooledConnection
 
-# What a task does by itself: a statement may take as long as its data is large, but nobody waits for locks for ever.
-SESSION = settings.SESSION | {"lock_timeout": "60s", "idle_in_transaction_session_timeout": "10min"}
+# A statement takes as long as its data is large, and a session of a stream idles as long as nothing comes, whatever the
+# role or the database has as its limit; but nobody waits for locks for ever.
+SESSION = settings.SESSION | {
+    "statement_timeout": "0",
+    "idle_session_timeout": "0",
+    "lock_timeout": "60s",
+    "idle_in_transaction_session_timeout": "10min",
+}
+# The same, of PostgreSQL 17 and later: an older server would refuse a session that begins with it.
+TRANSACTION_TIMEOUT = ("transaction_timeout", "0")
+# The statements of users mean what they mean to their role elsewhere; ours are written for any search_path.
+AS_THE_ROLE = {name: value for name, value in SESSION.items() if name != "search_path"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +69,18 @@ class Node:
             )
         return settings.dsn(text)
 
-    def connect(self, role: str, *, autocommit: bool = False) -> psycopg.Connection:
+    def connect(
+        self, role: str, *, autocommit: bool = False, session: Mapping[str, str] = SESSION
+    ) -> psycopg.Connection:
         """Open a session for `role`, shown as application_name. Raises `ConnectionFailed`."""
-        return settings.connect(self.connection_string(), f"spark {role}", SESSION, autocommit=autocommit)
+        connection = settings.connect(self.connection_string(), f"spark {role}", session, autocommit=True)
+        if connection.info.server_version >= 170_000:
+            if isinstance(connection, PooledConnection):
+                connection.settings = {**session, **dict([TRANSACTION_TIMEOUT])}
+            else:
+                connection.execute("SELECT set_config(%s, %s, false)", TRANSACTION_TIMEOUT)
+        connection.autocommit = autocommit
+        return connection
 
     def check(self) -> None:
         """Raise `ConfigurationError`, `ConnectionFailed` or `SchemaError` unless the node is there and fits."""

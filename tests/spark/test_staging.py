@@ -4,9 +4,10 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,11 +19,14 @@ from mailroom.errors import CommitUnknown, ConnectionFailed
 from mailroom.schema import migrate
 from mailroom.transaction import run
 from outbox.bulk import table
+from spark_jobs import staging
 from spark_jobs.ledger import Batch, BatchDiffers, StreamTaken
 from spark_jobs.moving import SendFailed, Sent, StagingLost, commit
 from spark_jobs.node import Node
 from spark_jobs.staging import Staged, drop, finding_orphans, stage, sweep
+from spark_jobs.user_sql import UserSql
 from tests.databases import Connect
+from tests.pgbouncer import pgbouncer
 from tests.proxy import CommitFault, proxied
 from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables, values
 from tests.waiting import eventually
@@ -310,6 +314,48 @@ def test_unreachable_server_is_told(dsn: str) -> None:
             commit(Node(dsn=through), JOB, SHAPE, [one])
 
 
+LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
+
+
+def test_no_limit_of_the_role_or_the_database_ends_a_session(
+    dsn: str, connect: Connect, server_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a staging COPY nor a move, in which SQL of the user's finds the same; nor through a pooler."""
+    node = Node(dsn=dsn)
+    with connect(autocommit=True) as connection:
+        limits = [*LIMITS, *(["transaction_timeout"] if connection.info.server_version >= 170_000 else [])]
+        for name in limits:
+            connection.execute(f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET {name} = 7777', "
+                               "current_database()); END $$".encode())  # fmt: skip
+    ours = dict.fromkeys(limits, "0") | {"lock_timeout": "1min", "idle_in_transaction_session_timeout": "10min"}
+    found: list[dict[str, str]] = []
+
+    def shown(connection: psycopg.Connection) -> dict[str, str]:
+        rows = connection.execute("SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (%s)", [limits])
+        return dict(rows.fetchall())
+
+    def tell(connection: psycopg.Connection, _: object) -> None:
+        found.append(shown(connection))
+
+    with psycopg.connect(dsn) as another:
+        assert shown(another) == dict.fromkeys(limits, "7777ms")
+
+    @contextmanager
+    def of_copy(connection: psycopg.Connection) -> Iterator[None]:
+        found.append(shown(connection))
+        yield
+
+    monkeypatch.setattr(staging, "end_of_copy", of_copy)
+    commit(node, JOB, SHAPE, [staged(node, 0, 10)], UserSql(tell, ""))
+    with (
+        pgbouncer(dsn, server_home) as pooled,
+        Node(dsn=pooled).connect("test", autocommit=True) as connection,
+        connection.transaction(),
+    ):
+        found.append(shown(connection))
+    assert found == [ours, ours, ours]
+
+
 # -- The sweeper ------------------------------------------------------------------------------------------------------
 
 
@@ -333,10 +379,10 @@ def test_commit_is_a_success_whatever_becomes_of_the_sweep(
     one = staged(node, 0, 10)
     open_session = Node.connect
 
-    def full(self: Node, role: str, *, autocommit: bool = False) -> psycopg.Connection:
+    def full(self: Node, role: str, **options: Any) -> psycopg.Connection:
         if role == "sweep":
             raise ConnectionFailed("too many clients")
-        return open_session(self, role, autocommit=autocommit)
+        return open_session(self, role, **options)
 
     monkeypatch.setattr(Node, "connect", full)
     commit(node, JOB, SHAPE, [one])
