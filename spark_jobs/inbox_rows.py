@@ -39,6 +39,7 @@ FIELDS: dict[str, tuple[DataType, pa.DataType]] = {
 SCHEMA = StructType([StructField(name, kind) for name, (kind, _) in FIELDS.items()])
 ARROW = pa.schema([(name, kind) for name, (_, kind) in FIELDS.items()])
 
+IN_ONE = 50_000  # messages, where the number of ranges is not given
 FIRST_ROWS = 100  # that the first page looks at; each later one at twice as many as came before, at most
 PAGE_ROWS = 10_000
 PAGE_BYTES = 8 * 1024 * 1024  # of values and headers, as they are sent; the message that reaches it is the page's last
@@ -50,17 +51,6 @@ class Range(InputPartition):
 
     above: int
     upto: int
-
-
-def ranges(above: int, upto: int, number: int | None) -> list[Range]:
-    """Cut the clocks above `above` and up to `upto` into at most `number` ranges, none of them empty.
-
-    None stands for one range in 50,000 clocks, and 8 at most: a range costs a task and a connection.
-    """
-    width = upto - above
-    number = min(number or min(8, 1 + width // 50_000), width)
-    edges = [above + width * nth // number for nth in range(number + 1)] if number > 0 else []
-    return [Range(low, high) for low, high in pairwise(edges)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +86,47 @@ BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
 OF_ALL = Sql(PAGE % (BY_CLOCK, BY_RANGE, BY_CLOCK), columns=COLUMNS)
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
 OF_KEY = Sql(PAGE % ("clock", BY_KEY, "clock"), columns=COLUMNS)
+
+
+WALKED = 20_000  # messages that are counted one by one
+SAMPLED_BYTES = 8 * 1024 * 1024
+# Each n-th message, by its clock. The width of a range says nothing: between two clocks may lie those of other inboxes,
+# or of a backlog that is gone. Few messages are counted one by one, which is exact; of many some blocks are looked at.
+CUT = Sql(
+    f"""
+WITH walked AS MATERIALIZED (
+    SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_RANGE} ORDER BY {BY_CLOCK} LIMIT {WALKED}),
+sample AS MATERIALIZED (
+    SELECT least(100, {SAMPLED_BYTES} * 100.0 / pg_relation_size('{{schema}}.inbox_{{inbox}}'))::float4 AS percent
+    FROM walked HAVING count(*) = {WALKED}),
+chosen AS (
+    SELECT clock FROM walked WHERE NOT EXISTS (SELECT FROM sample)
+    UNION ALL
+    SELECT clock FROM {{schema}}.inbox_{{inbox}}
+        TABLESAMPLE SYSTEM (coalesce((SELECT percent FROM sample), 0)) REPEATABLE (0)
+    WHERE clock > %(above)s::bigint AND clock <= %(upto)s::bigint),
+numbered AS MATERIALIZED (
+    SELECT clock, row_number() OVER (ORDER BY clock) AS nth, count(*) OVER () AS total FROM chosen)
+SELECT clock FROM numbered, LATERAL (
+    SELECT coalesce(%(number)s::bigint, least(8, 1 + floor(
+        total * 100.0 / coalesce((SELECT percent FROM sample), 100) / {IN_ONE})::bigint)) AS number) AS n
+WHERE nth * number / total > (nth - 1) * number / total ORDER BY nth
+""",
+    columns=("bigint",),
+)
+
+
+def cutting(schema: str, inbox: str, above: int, upto: int, number: int | None) -> Operation[list[Range]]:
+    """Cut the clocks above `above` and up to `upto` into at most `number` ranges of about as many messages each.
+
+    None stands for one range in 50,000 messages, and 8 at most: a range costs a task and a connection.
+    """
+    if upto <= above:
+        return []
+    yield PIN.at()()
+    rows = yield CUT.at(schema=schema, inbox=inbox)(above=above, upto=upto, number=number)
+    edges = [above, *(clock for (clock,) in rows[:-1]), upto]
+    return [Range(low, high) for low, high in pairwise(edges)]
 
 
 def paging(schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int) -> Operation[list[Row]]:

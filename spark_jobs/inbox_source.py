@@ -17,7 +17,7 @@ from mailroom.names import inbox_name, shown, topic_name
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
 from mailroom.transaction import run
-from spark_jobs.inbox_rows import SCHEMA, Chosen, Range, batches, ranges
+from spark_jobs.inbox_rows import SCHEMA, Chosen, Range, batches, cutting
 from spark_jobs.inbox_stream import InboxStreamReader
 from spark_jobs.node import Node
 from spark_jobs.options import demand_known
@@ -138,11 +138,13 @@ class InboxReader(DataSourceReader):
         """Freeze the clock and cut what is there into ranges; raises `UnknownInbox`."""
         with self._node.connect(f"read {self._inbox}", autocommit=True) as connection:
             bounds = run(connection, bounding(self._node.schema, self._inbox))
-        if bounds is None:
-            return [NOTHING]
-        above, upto = max(bounds[0] - 1, self._above), min(bounds[1], self._upto)
-        # The messages of one key are few, and are found by the key.
-        return ranges(above, upto, self._number if self._chosen.key is None else 1) or [NOTHING]
+            if bounds is None:
+                return [NOTHING]
+            above, upto = max(bounds[0] - 1, self._above), min(bounds[1], self._upto)
+            # The messages of one key are few, and are found by the key.
+            number = self._number if self._chosen.key is None else 1
+            with connection.transaction():
+                return run(connection, cutting(self._node.schema, self._inbox, above, upto, number)) or [NOTHING]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""

@@ -13,6 +13,8 @@ nothing is deleted unread rests on this:
   the message that has its clock, and one that this session did not give out itself is compared (`comparing`).
 - Replayed messages of parked keys come back with their clocks. No batch is planned while a key is parked, and when
   messages are parked that the stream has passed, the way on is another checkpoint.
+- A session that is lost takes the lock along. The next one takes it again, and goes on if of all that was given out and
+  not committed the first message and the last of each batch are there: whoever reaps begins with the oldest.
 - What somebody inserts by hand with a clock of his own choice, or another consumer parks and somebody replays between
   the plan of one batch and that of the next, is not seen. The stream is to have its inbox alone.
 """
@@ -20,9 +22,12 @@ nothing is deleted unread rests on this:
 # ruff: noqa: N802 - names of pyspark's
 
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import wraps
+from time import sleep
+from typing import Any, Concatenate, ParamSpec, TypeAlias, cast
 
 import psycopg
 import pyarrow as pa
@@ -32,12 +37,15 @@ from inbox.claim import PIN
 from inbox.look import finding
 from inbox.sleeping import PARTITION_KEY
 from mailroom import locks, stamping
-from mailroom.errors import ConfigurationError
+from mailroom.backoff import pause_s
+from mailroom.commit import ATTEMPTS, LONGEST_PAUSE_S
+from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.operation import Operation, Sql, T
 from mailroom.pooler import PooledConnection
 from mailroom.schema import BY_CLOCK
+from mailroom.sqlstate import is_lost, sqlstate
 from mailroom.transaction import run
-from spark_jobs.inbox_rows import Range, batches, ranges
+from spark_jobs.inbox_rows import Range, batches, cutting
 from spark_jobs.node import Node
 
 try:
@@ -45,8 +53,12 @@ try:
 except ImportError:  # 4.1, which asks for the latest offset without a start and a limit
     SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]
 
+log = logging.getLogger("mailroom.spark")
+
+P = ParamSpec("P")
+
 REAPED_ROWS = 10_000  # in one transaction
-PATIENCE_MS = 10_000  # for the lock: the server may not yet have noticed that the driver of before is gone
+PATIENCE_MS = 30_000  # for the lock: so long may the server take to notice that the session of before is gone
 
 Offset = dict[str, Any]
 
@@ -59,11 +71,20 @@ LOCK = (
 HISTORY = Sql("SELECT pg_catalog.concat(id, '/', incarnation) FROM {schema}.node", columns=("text",))
 
 
-def entering(schema: str, inbox: str) -> Operation[str]:
-    """Take the inbox for this session, and return what its clocks are of: they mean nothing in another history."""
+def entering(schema: str, inbox: str, above: int, first: int | None) -> Operation[str]:
+    """Take the inbox for this session, and return what its clocks are of: they mean nothing in another history.
+
+    Raises `ConfigurationError` if `first`, the clock of the first message above another, is that no more.
+    """
     yield from finding(schema, inbox)
     for statement in LOCK:
         yield statement.at(schema=schema, inbox=inbox, patience=str(PATIENCE_MS))()
+    if first is not None and (yield from finding_lowest(schema, inbox, above)) != first:
+        raise ConfigurationError(
+            f"Another consumer took messages of inbox {inbox!r} while the stream's connection was lost, and the batch "
+            "under way may lack them. Stop it; then name another checkpointLocation, which has the stream read all "
+            "that is in the inbox, also what it may have read before."
+        )
     [(history,)] = yield HISTORY.at(schema=schema)()
     return f"{inbox}@{history}"
 
@@ -156,22 +177,23 @@ SELECT (SELECT last_value FROM {{schema}}.clock) >= %(clock)s::bigint,
 )
 
 
-def comparing(schema: str, inbox: str, place: Place) -> Operation[None]:
+def comparing(schema: str, inbox: str, place: Place, is_there: bool) -> Operation[None]:
     """Raise `ConfigurationError` if the checkpoint is of a time that this database lacks.
 
     Either its clock has yet to be given out here. Or it has been given to another message: what was read up to there is
-    deleted in clock order, so as long as anything is left of it, its last message is. After this, no message can turn
-    up at that clock or below.
+    deleted in clock order, so as long as anything is left of it, its last message is; and in any case if it `is_there`,
+    since nothing was deleted. After this, no message can turn up at that clock or below.
     """
     yield PIN.at()()
     yield stamping.LOCK.at(schema=schema)()
     compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
     [(given_out, is_left, is_last)] = compared
-    if not given_out or (is_left and not is_last):
+    if not given_out or ((is_left or is_there) and not is_last):
         raise ConfigurationError(
-            f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has others up to there: the "
-            "database was restored to an earlier time, or another consumer took messages of the stream. Name another "
-            "checkpointLocation; the stream then reads all that is in the inbox, also what it may have read before."
+            f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has not what it had up to "
+            "there: the database was restored to an earlier time, or another consumer took messages of the stream. "
+            "Name another checkpointLocation; the stream then reads all that is in the inbox, also what it may have "
+            "read before."
         )
 
 
@@ -215,12 +237,36 @@ def reaping(schema: str, inbox: str, above: int, upto: int) -> Operation[int | N
     return None if reached is None else int(reached)
 
 
+Method: TypeAlias = "Callable[Concatenate[InboxStreamReader, P], T]"
+
+
+def _resumed(method: "Method[P, T]") -> "Method[P, T]":
+    """Have a method that was cut off with its session begin anew on another one: none does harm when it runs twice."""
+
+    @wraps(method)
+    def resumed(self: "InboxStreamReader", /, *arguments: P.args, **named: P.kwargs) -> T:
+        failures = 0
+        while True:
+            try:
+                return method(self, *arguments, **named)
+            except (psycopg.OperationalError, ConnectionFailed) as error:
+                failures += 1
+                # A first connection that cannot be made is the user's to know of, a later one is not.
+                if failures == ATTEMPTS or not (self._identity and self._is_lost(error)):
+                    raise
+                log.info("stream %s: %s, connecting anew", self._inbox, type(error).__name__)
+            self.stop()
+            sleep(pause_s(failures, LONGEST_PAUSE_S))
+
+    return resumed
+
+
 class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The sole consumer of an inbox: every message that is delivered is in exactly one batch, and then reaped.
 
     Raises `UnknownInbox`; `ConfigurationError` while another stream or a worker reads the inbox, or keys of it are
     parked, or when the checkpoint is of another inbox, or of a time that the database lacks. A connection that is lost
-    ends the query; started again from its checkpoint it goes on as if nothing had happened.
+    is made anew, ten times at most; `ConfigurationError` if somebody has taken messages meanwhile.
     """
 
     def __init__(self, node: Node, inbox: str, partitions: int | None, max_messages: int) -> None:
@@ -231,11 +277,14 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connection: psycopg.Connection | None = None
         self._identity = ""
         self._known: set[Place] = set()  # given out or compared by this session, and not below the last commit
+        self._open: set[Place] = set()  # where batches end that were given out and not committed
+        self._first: tuple[int, int | None] = (0, None)  # above which clock the last of them begins, and with which
         self._reached: Place | None = None  # where the next batch starts, for 4.1, which does not tell
         self._target: Place | None = None
 
     # -- in the driver ------------------------------------------------------------------------------------------------
 
+    @_resumed
     def initialOffset(self) -> Offset:
         """Start before the first message."""
         return self._offset(Place())
@@ -244,40 +293,52 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Take `maxMessages` in a batch."""
         return ReadMaxRows(self._max_messages)
 
+    @_resumed
     def prepareForTriggerAvailableNow(self) -> None:
         """Stop at what there is now."""
-        self._target = self._run(finding_last(self._node.schema, self._inbox))
+        self._target = self._run(finding_last)
 
+    @_resumed
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
         """Return the last message of the next batch, or where it starts if there is none."""
         # 4.1 does not tell where to start; if no other call of it has, nothing can be counted from there.
         reached = (self._reached or Place()) if start is None else self._place(start)
         limited = self._reached is not None if start is None else isinstance(limit, ReadMaxRows)
         number = self._max_messages if limited else None
-        end = self._run(planning(self._node.schema, self._inbox, reached.clock, number)) or reached
+        end = self._run(planning, reached.clock, number) or reached
         if self._target is not None and self._target.clock < end.clock:
             end = max(reached, self._target, key=lambda place: place.clock)
+        if end != reached:
+            self._open.add(end)
         return self._offset(end)
 
+    @_resumed
     def partitions(self, start: Offset, end: Offset) -> list[Range]:
         """Cut the clocks of a batch into ranges."""
         above, upto = self._place(start).clock, self._place(end)
-        lowest = self._run(finding_lowest(self._node.schema, self._inbox, above))
-        self._reached = upto
-        return ranges(above if lowest is None else lowest - 1, upto.clock, self._number)
+        lowest = self._run(finding_lowest, above)
+        self._first, self._reached = (above, lowest), upto
+        return self._run(cutting, above if lowest is None else lowest - 1, upto.clock, self._number)
 
+    @_resumed
     def commit(self, end: Offset) -> None:
         """Reap everything up to `end`: it has been read, and what was made of it is durable."""
         upto, above = self._place(end).clock, 0
-        while (reached := self._run(reaping(self._node.schema, self._inbox, above, upto))) is not None:
+        self._open, self._first = {place for place in self._open if place.clock > upto}, (0, None)
+        while (reached := self._run(reaping, above, upto)) is not None:
             above = reached
         self._known = {place for place in self._known if place.clock >= upto}
 
     def stop(self) -> None:
         """Let the inbox go."""
+        self._known = set()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _is_lost(self, error: Exception) -> bool:
+        # psycopg gives up some sessions without a word of the server's, and does not call them broken.
+        return is_lost(error, self._connection) or not sqlstate(error)
 
     def _offset(self, place: Place) -> Offset:
         self._session()
@@ -294,14 +355,14 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         place = Place(int(offset["clock"]), offset["message_id"])
         if place.clock and place not in self._known:
-            self._run(comparing(self._node.schema, self._inbox, place))
+            self._run(comparing, place, place in self._open)
             self._known.add(place)
         return place
 
-    def _run(self, operation: Operation[T]) -> T:
+    def _run(self, operation: Callable[..., Operation[T]], *values: object) -> T:
         connection = self._session()
         with connection.transaction():
-            return run(connection, operation)
+            return run(connection, operation(self._node.schema, self._inbox, *values))
 
     def _session(self) -> psycopg.Connection:
         if self._connection is None:
@@ -321,7 +382,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         try:
             with connection.transaction():
-                return run(connection, entering(self._node.schema, self._inbox))
+                return run(connection, entering(self._node.schema, self._inbox, *self._first))
         except psycopg.errors.LockNotAvailable:
             raise ConfigurationError(
                 f"Another stream reads inbox {self._inbox!r}, and each would have a part of the messages. Stop it, or "

@@ -16,8 +16,9 @@ from pyspark.sql.functions import unix_micros
 from inbox import Inbox
 from mailroom import codec
 from mailroom.operation import Sql
+from mailroom.transaction import run
 from spark_jobs import inbox_rows
-from spark_jobs.inbox_rows import SCHEMA, Chosen, Range, batches, paging, ranges
+from spark_jobs.inbox_rows import SCHEMA, Chosen, Range, batches, cutting, paging
 from spark_jobs.inbox_source import InboxReader
 from spark_jobs.node import Node as SparkNode
 from tests.node import Node
@@ -269,15 +270,74 @@ def test_options_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn: 
     assert spark.read.format("inbox").options(INBOX="shipping", NUMPARTITIONS="2", DSN=spark_dsn).load().count() == 1
 
 
-def test_ranges_cover_everything_and_overlap_nowhere() -> None:
-    for above, upto, number in ((0, 1, 1), (0, 10, 3), (5, 6, 10), (7, 1_000_003, None), (0, 10_000, 10_000)):
-        cut = ranges(above, upto, number)
-        assert [one.above for one in cut] == [above, *(one.upto for one in cut[:-1])]
-        assert cut[-1].upto == upto
-        assert all(one.above < one.upto for one in cut)
-        assert len(cut) == min(number or 8, upto - above)
-    assert ranges(5, 5, 3) == ranges(6, 5, 3) == ranges(5, 5, None) == []
-    assert len(ranges(0, 49_999, None)) == 1
+def cut(node: Node, *bounds: int | None) -> list[Range]:
+    with node.connection.transaction():
+        return run(node.connection, cutting("mailroom", "shipping", *bounds))  # type: ignore[arg-type]  # three of them
+
+
+def demand_covered(found: list[Range], above: int, upto: int) -> None:
+    """Everything once, whatever the cuts rest on."""
+    assert [one.above for one in found] == [above, *(one.upto for one in found[:-1])]
+    assert found[-1].upto == upto
+    assert all(one.above < one.upto for one in found)
+
+
+def shares(node: Node, found: list[Range]) -> list[int]:
+    count = "SELECT count(*) FROM mailroom.inbox_shipping WHERE clock > %s AND clock <= %s"
+    return [node.value(count, one.above, one.upto) for one in found]
+
+
+def test_ranges_cover_everything_and_overlap_nowhere(node: Node) -> None:
+    fill(node, 100)
+    for above, upto, number, ranges in ((0, 1, 1, 1), (0, 10, 3, 3), (5, 6, 10, 1), (7, 10**9, 4, 4), (0, 99, 500, 99)):
+        found = cut(node, above, upto, number)
+        demand_covered(found, above, upto)
+        assert len(found) == ranges
+    assert cut(node, 5, 5, 3) == cut(node, 6, 5, 3) == cut(node, 5, 5, None) == []
+    assert cut(node, 200, 300, 4) == [Range(200, 300)]
+    assert cut(node, 0, 100, None) == [Range(0, 100)]
+
+
+def test_ranges_have_as_many_messages_wherever_their_clocks_lie(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One old message, some behind it, and most of them at the end."""
+    node.connection.execute(
+        "INSERT INTO mailroom.inbox (inbox, clock, sent_clock, origin, message_id, topic, key, kind, message_type, "
+        "value, sent_at) SELECT 'shipping', clock, clock, gen_random_uuid(), gen_random_uuid(), 't', 'k', 'M', 'U', "
+        "'\\x01', now() FROM (SELECT 1 UNION ALL SELECT generate_series(300001, 300400) "
+        "UNION ALL SELECT generate_series(600001, 612000)) AS c (clock)"
+    )
+    half = node.value("SELECT pg_relation_size('mailroom.inbox_shipping') / 2")
+    # Counted one by one; all blocks looked at, and half of them.
+    for walked, sampled, largest in ((20_000, half, 4_134), (100, 3 * half, 4_134), (100, half, 6_200)):
+        monkeypatch.setattr(inbox_rows, "CUT", recut(walked, sampled))
+        found = cut(node, 0, 612_000, 3)
+        demand_covered(found, 0, 612_000)
+        assert len(found) == 3
+        assert max(shares(node, found)) <= largest
+    monkeypatch.setattr(inbox_rows, "CUT", recut(100, 2**23, 4_000))
+    assert len(cut(node, 0, 612_000, None)) == 4
+
+
+CUT = inbox_rows.CUT
+
+
+def recut(walked: int, sampled_bytes: int, in_one: int = inbox_rows.IN_ONE) -> Sql:
+    """The statement with other bounds."""
+    changed = CUT.template
+    for before, after in ((20_000, walked), (2**23, sampled_bytes), (50_000, in_one)):
+        assert str(before) in changed
+        changed = changed.replace(str(before), str(after))
+    return Sql(changed, CUT.columns)
+
+
+def test_ranges_are_cut_without_reading_the_inbox(node: Node) -> None:
+    fill(node, 50)
+    steps = cutting("mailroom", "shipping", 0, 40, 3)
+    with node.connection.transaction():
+        plan = explained(node.connection, next(steps), steps.send([]))
+    assert "clock_of_shipping" in plan
+    assert "Sample Scan" in plan
+    assert "Seq Scan" not in plan
 
 
 def test_the_page_is_true(spark: "SparkSession", spark_dsn: str, node: Node, tmp_path: Path) -> None:

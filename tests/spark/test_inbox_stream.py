@@ -13,7 +13,8 @@ import spark_jobs.node
 from dispatcher.deliver import delivering
 from inbox import Inbox, Worker
 from mailroom import codec
-from mailroom.errors import ConfigurationError, UnknownInbox
+from mailroom.commit import ATTEMPTS
+from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
 from mailroom.operation import Sql
 from mailroom.pooler import PooledConnection
 from mailroom.transaction import run
@@ -21,6 +22,7 @@ from spark_jobs import inbox_stream
 from spark_jobs.inbox_stream import InboxStreamReader
 from spark_jobs.node import Node as SparkNode
 from tests.node import Node, failing
+from tests.proxy import proxied
 from tests.waiting import eventually
 from tests.working import working
 
@@ -328,6 +330,95 @@ def test_a_checkpoint_of_another_history_is_refused(reader: InboxStreamReader, n
         with pytest.raises(ConfigurationError, match="The checkpoint is of shipping@"):
             use()
     assert waiting(node) == list(range(5))
+
+
+# -- a session that is lost -------------------------------------------------------------------------------------------
+
+NAME = "mailroom spark stream shipping"
+
+
+def test_a_query_goes_on_after_a_lost_session(stream: Stream, node: Node) -> None:
+    batches: dict[int, list[Any]] = {}
+
+    def sink(frame: "DataFrame", batch: int) -> None:
+        node.end_sessions(NAME)
+        batches[batch] = values(frame)
+
+    query = stream.writer(maxMessages=5).foreachBatch(sink).start()
+    try:
+        for first in (0, 10):
+            send(node, *range(first, first + 10))
+            query.processAllAvailable()
+            node.end_sessions(NAME)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert [number for _, batch in sorted(batches.items()) for number in batch] == list(range(20))
+    assert waiting(node) == list(range(15, 20))
+
+
+def test_each_step_is_taken_once_more_on_another_session(reader: InboxStreamReader, node: Node) -> None:
+    send(node, *range(25))
+    start = reader.initialOffset()
+    node.end_sessions(NAME)
+    reader.prepareForTriggerAvailableNow()
+    node.end_sessions(NAME)
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    node.end_sessions(NAME)
+    assert reader.partitions(start, end)
+    node.end_sessions(NAME)
+    last = reader.latestOffset(end, ReadMaxRows(10))
+    node.end_sessions(NAME)
+    reader.commit(end)
+    assert waiting(node) == list(range(10, 25))
+    node.end_sessions(NAME)
+    reader.commit(last)
+    assert waiting(node) == list(range(20, 25))
+    assert len(node.sessions(NAME)) == 1
+
+
+@pytest.mark.parametrize("taken", ["clock = 1", "clock > 9", "true"])
+def test_what_another_took_meanwhile_ends_the_stream(reader: InboxStreamReader, node: Node, taken: str) -> None:
+    """Its tasks may not have read it, and nobody would know."""
+    send(node, *range(10))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    reader.partitions(start, end)
+    node.end_sessions(NAME)
+    node.connection.execute(f"DELETE FROM mailroom.inbox_shipping WHERE {taken}".encode())
+    with pytest.raises(ConfigurationError, match=r"nother consumer took messages.* another checkpointLocation"):
+        reader.latestOffset(end, ReadMaxRows(10))
+
+
+def test_another_stream_that_came_meanwhile_ends_it(
+    reader: InboxStreamReader, node: Node, spark_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = reader.initialOffset()
+    node.end_sessions(NAME)
+    other = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    other.initialOffset()
+    monkeypatch.setattr(inbox_stream, "PATIENCE_MS", 10)
+    with pytest.raises(ConfigurationError, match="Another stream reads inbox 'shipping'"):
+        reader.latestOffset(start, ReadMaxRows(10))
+    other.stop()
+
+
+def test_a_server_that_stays_away_ends_it(
+    node: Node, spark_dsn: str, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr(inbox_stream, "sleep", lambda _: pauses.append(1))
+    with proxied(dsn) as (proxy, through):
+        reader = InboxStreamReader(SparkNode(dsn=through), "shipping", None, 10)
+        start = reader.initialOffset()
+        proxy.cut()
+        with pytest.raises((ConnectionFailed, psycopg.OperationalError)):
+            reader.latestOffset(start, ReadMaxRows(10))
+        assert len(pauses) == ATTEMPTS - 1
+        first = InboxStreamReader(SparkNode(dsn=through), "shipping", None, 10)
+        with pytest.raises(ConnectionFailed):  # at once
+            first.initialOffset()
+    assert len(pauses) == ATTEMPTS - 1
 
 
 # -- a database restored to an earlier time ---------------------------------------------------------------------------
