@@ -1,6 +1,5 @@
 """Columns that no message has: rows of the user's own, which are staged beside the messages for the user's SQL."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -39,15 +38,9 @@ class BusinessColumn:
     shown: str
 
     @classmethod
-    def of(cls, field: spark.StructField, names: Sequence[str], of_messages: Sequence[str]) -> "BusinessColumn":
-        """Check a field beside all names of its DataFrame and those of messages. Raises `InvalidMessage`."""
+    def of(cls, field: spark.StructField) -> "BusinessColumn":
+        """Check a field that no message has. Raises `InvalidMessage`."""
         name = field.name
-        if [other.lower() for other in names].count(name.lower()) > 1:
-            raise InvalidMessage(f"There are 2 columns {shown(name)}: rename them (upper and lower case are one).")
-        if name.lower() in of_messages:
-            raise InvalidMessage(
-                f"Column {shown(name)} is nearly {name.lower()} of messages: spell it so, or rename it."
-            )
         if name.lower() in OURS:
             raise InvalidMessage(f"Mailroom keeps the name {name}: rename the column.")
         if name.lower() in SYSTEM_COLUMNS:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from mailroom.errors import InvalidMessage
-from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, topic_name
+from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown, topic_name
 from outbox.outgoing import EARLIEST, LATEST, headers_json
 from spark_jobs.business import BusinessColumn
 from spark_jobs.cbor import encoded
@@ -132,33 +132,36 @@ class Shape:
 
     @classmethod
     def of(cls, schema: spark.StructType, constants: Mapping[str, str], *, business: bool = False) -> "Shape":
-        """Check a DataFrame's schema; `business` lets columns be that no message has.
+        """Check a DataFrame's schema; `business` lets columns be that no message has. Case does not tell names apart.
 
         Raises `InvalidMessage` for columns that are missing, unknown, of a wrong name or type, and says what to do.
         """
-        names = schema.fieldNames()
-        unknown = [name for name in names if name not in COLUMNS]
+        names = [name.lower() for name in schema.fieldNames()]
+        unknown = [field for field in schema.fields if field.name.lower() not in COLUMNS]
         if unknown and not business:
             raise InvalidMessage(
-                f"A message has no column {unknown[0]!r}; the columns are {', '.join(COLUMNS)}. "
-                f"Put data into the value: df.select(..., struct({unknown[0]!r}, ...).alias('value'))."
+                f"A message has no column {unknown[0].name!r}; the columns are {', '.join(COLUMNS)}. "
+                f"Put data into the value: df.select(..., struct({unknown[0].name!r}, ...).alias('value'))."
             )
         if "value" not in names:
             raise InvalidMessage("There is no column value: df.select(..., struct('a', 'b').alias('value')).")
-        twice = [name for name in constants if name in names] + [name for name in COLUMNS if names.count(name) > 1]
+        twice = [name for name in constants if name in names]
         if twice:
             raise InvalidMessage(f"{twice[0]} is given twice: as a column, or for all rows, but not both.")
+        twice = [name for name in schema.fieldNames() if names.count(name.lower()) > 1]
+        if twice:
+            raise InvalidMessage(
+                f"Columns {', '.join(map(shown, twice))} are one (case is no difference): rename them."
+            )
         if "topic" not in (*names, *constants):
             raise InvalidMessage("There is no topic: give one for all rows, or a column topic.")
         for field in schema.fields:
-            if field.name in COLUMNS:
-                _check_field(field)
+            if field.name.lower() in COLUMNS:
+                _check_field(COLUMNS[field.name.lower()], field.dataType)
         return cls(
             tuple(name for name in COLUMNS if name in names),
             tuple(sorted((name, _constant(name, text)) for name, text in constants.items())),
-            tuple(
-                BusinessColumn.of(field, names, tuple(COLUMNS)) for field in schema.fields if field.name not in COLUMNS
-            ),
+            tuple(map(BusinessColumn.of, unknown)),
         )
 
     def messages(self) -> list[str]:
@@ -172,7 +175,8 @@ class Shape:
 
     def prepared(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return the arrays of `staged` for a batch of rows, checked. Raises `InvalidMessage`."""
-        given = {name: COLUMNS[name].prepared(batch.column(name)) for name in self.names}
+        columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        given = {name: COLUMNS[name].prepared(columns[name]) for name in self.names}
         fresh = _fresh_ids(batch.num_rows)
         given["message_id"] = pc.coalesce(given["message_id"], fresh) if "message_id" in given else fresh
         business = (column.prepared(batch.column(column.name)) for column in self.business)
@@ -188,16 +192,13 @@ def _fresh_ids(count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(ids.tobytes())])
 
 
-def _check_field(field: spark.StructField) -> None:
-    kind = field.dataType
-    fits = isinstance(kind, COLUMNS[field.name].takes)
-    if fits and isinstance(kind, spark.MapType) and field.name == "headers":
+def _check_field(column: Column, kind: spark.DataType) -> None:
+    fits = isinstance(kind, column.takes)
+    if fits and isinstance(kind, spark.MapType) and column.name == "headers":
         fits = isinstance(kind.keyType, spark.StringType) and isinstance(kind.valueType, spark.StringType)
     if not fits:
-        raise InvalidMessage(
-            f"Column {field.name} is {kind.simpleString()}; it has to be {COLUMNS[field.name].wanted}: cast it."
-        )
-    if field.name == "value":
+        raise InvalidMessage(f"Column {column.name} is {kind.simpleString()}; it has to be {column.wanted}: cast it.")
+    if column.name == "value":
         check_spark_type(kind, "value")
 
 

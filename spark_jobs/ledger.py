@@ -112,7 +112,8 @@ def owning(schema: str, batch: Batch) -> Operation[None]:
     for (owner,) in (yield OWNER.at(schema=schema)(name=batch.name)):
         if owner not in (None, batch.query, batch.continues):
             raise StreamTaken(
-                f"The stream {shown(batch.name)} belongs to the query {owner}, and this is the query {batch.query}. "
+                f"The stream {shown(batch.name)} belongs to the query {owner}, and this is "
+                f"{'no thread of a query' if batch.query is None else f'the query {batch.query}'}. "
                 "Nothing was sent. Start a query from its own checkpoint, and give another query a stream name of its "
                 f"own. If this one goes on with that stream on a new checkpoint, say so: continuesQuery={owner} "
                 "(OutboxSink: continues_query)."

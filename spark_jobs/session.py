@@ -100,9 +100,16 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def register(session: "SparkSession") -> None:
-    """Make `format("outbox")` and `format("inbox")` known to a session."""
+    """Make `format("outbox")` and `format("inbox")` known to a session, and the session to this thread.
+
+    Spark finds the format of a batch write in the session that is active in the calling thread, and a thread of your
+    own has none. There call this too, with the session; otherwise Spark tells DATA_SOURCE_NOT_FOUND.
+    """
     from spark_jobs.inbox_source import InboxSource
     from spark_jobs.outbox_source import OutboxSource
 
     session.dataSource.register(OutboxSource)
     session.dataSource.register(InboxSource)
+    jvm = getattr(session, "_jvm", None)  # none of Spark Connect, whose server looks
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(session._jsparkSession)

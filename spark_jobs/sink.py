@@ -104,7 +104,8 @@ class OutboxSink:
         name = self._stream or query
         if name is None:
             raise ConfigurationError(
-                "No streaming query runs this: give it to writeStream.foreachBatch, or name a stream."
+                "No streaming query runs this in this thread: give it to writeStream.foreachBatch, whose thread alone "
+                "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream."
             )
         return Batch(name, number, query, self._continues, self._compared)
 

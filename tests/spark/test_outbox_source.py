@@ -119,6 +119,23 @@ def test_every_column(spark: "SparkSession", spark_dsn: str, connect: Connect) -
     assert second == (fresh, "flights", str(fresh), "M", "U", None, None, None, None, None, None)
 
 
+def test_columns_match_in_any_case(spark: "SparkSession", spark_dsn: str, connect: Connect) -> None:
+    rows = frame(spark, 10).withColumnsRenamed({"key": "KEY", "value": "Value"})
+    write(rows, spark_dsn)
+    assert sent(connect) == list(range(10))
+    with connect() as connection:
+        keys = connection.execute("SELECT key FROM mailroom.outbox ORDER BY position").fetchall()
+    assert keys == [(f"key-{number}",) for number in range(10)]
+
+
+def test_save_mode_that_is_left_out_is_told(spark: "SparkSession", spark_dsn: str) -> None:
+    rows = frame(spark, 3).write.format("outbox").options(topic="t", idempotencyKey="job", dsn=spark_dsn)
+    with pytest.raises(
+        CapturedException, match=r'cannot be written in the "ErrorIfExists" mode.* use either the "Append"'
+    ):
+        rows.save()
+
+
 def test_options_stand_for_all_rows(spark: "SparkSession", spark_dsn: str, connect: Connect) -> None:
     write(frame(spark, 10), spark_dsn, kind="E", messageType="D", eventType="U")
     with connect() as connection:
@@ -135,6 +152,8 @@ def test_options_stand_for_all_rows(spark: "SparkSession", spark_dsn: str, conne
         ("id value | cast(id as double) key", {}, "Column key is double; it has to be string or an integer: cast it"),
         ("id value | map('a', 1) headers", {}, "Column headers is map<string,int>; it has to be map<string,string>"),
         ("id value | 't' topic", {}, "topic is given twice"),
+        ("id value | 't' TOPIC", {}, "topic is given twice"),
+        ("id value | 'a' key | 'b' Key", {}, r"Columns 'key', 'Key' are one \(case is no difference\): rename them"),
         ("struct(timestamp_ntz'2020-01-01 00:00:00' at) value", {}, r"value\.at"),
         ("id value", {"kind": "X"}, "Column kind has a row that is none of M, E, C, R"),
         ("id value", {"idempotencyKey": ""}, "Give the option idempotencyKey"),

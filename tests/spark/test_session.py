@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mailroom.errors import ConfigurationError
-from spark_jobs.session import java_version, spark_session
+from spark_jobs.session import java_version, register, spark_session
+from tests.databases import Connect
+from tests.spark.frames import frame, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,6 +21,20 @@ if TYPE_CHECKING:
 
 def test_session_runs(spark: "SparkSession") -> None:
     assert spark.range(5).count() == 5
+
+
+def test_thread_of_its_own_writes_after_register(spark: "SparkSession", spark_dsn: str, connect: Connect) -> None:
+    """Spark looks for the format in the session of the calling thread; a new one has none."""
+
+    def write() -> None:
+        register(spark)
+        rows = frame(spark, 10).write.format("outbox").options(topic="numbers", idempotencyKey="job", dsn=spark_dsn)
+        rows.mode("append").save()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert sent(connect) == list(range(10))
 
 
 def test_java_that_is_missing_is_told(tmp_path: Path) -> None:
