@@ -54,7 +54,7 @@ def java_version(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def spark_session(name: str, master: str | None = None, config: Mapping[str, str] | None = None) -> "SparkSession":
-    """Start the session `name`, or return the one there is, with Mailroom's sources registered.
+    """Start the session `name`, or return the one there is, with Mailroom's sources registered; active in this thread.
 
     Under spark-submit the cluster is its own business. Elsewhere it runs in this process, on `local[*]`, unless
     `master` names another. `config` goes over our settings, among which is PostgreSQL's JDBC driver where one is found.
@@ -77,6 +77,10 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
     with _interrupts_held():
         session = builder.getOrCreate()
     register(session)
+    jvm = getattr(session, "_jvm", None)  # none of Spark Connect, whose server looks
+    if jvm is not None:
+        # A batch write looks for its format in the session that is active in its thread, and a new thread has none.
+        jvm.SparkSession.setActiveSession(session._jsparkSession)
     return session
 
 
@@ -100,16 +104,9 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def register(session: "SparkSession") -> None:
-    """Make `format("outbox")` and `format("inbox")` known to a session, and the session to this thread.
-
-    Spark finds the format of a batch write in the session that is active in the calling thread, and a thread of your
-    own has none. There call this too, with the session; otherwise Spark tells DATA_SOURCE_NOT_FOUND.
-    """
+    """Make `format("outbox")` and `format("inbox")` known to a session."""
     from spark_jobs.inbox_source import InboxSource
     from spark_jobs.outbox_source import OutboxSource
 
     session.dataSource.register(OutboxSource)
     session.dataSource.register(InboxSource)
-    jvm = getattr(session, "_jvm", None)  # none of Spark Connect, whose server looks
-    if jvm is not None:
-        jvm.SparkSession.setActiveSession(session._jsparkSession)

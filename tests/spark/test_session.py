@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mailroom.errors import ConfigurationError
-from spark_jobs.session import java_version, register, spark_session
+from spark_jobs.session import java_version, spark_session
 from tests.databases import Connect
 from tests.spark.frames import frame, sent
 
@@ -23,12 +23,17 @@ def test_session_runs(spark: "SparkSession") -> None:
     assert spark.range(5).count() == 5
 
 
-def test_thread_of_its_own_writes_after_register(spark: "SparkSession", spark_dsn: str, connect: Connect) -> None:
+def test_thread_of_its_own_writes_by_the_session_there_is(
+    spark: "SparkSession", spark_dsn: str, connect: Connect
+) -> None:
     """Spark looks for the format in the session of the calling thread; a new one has none."""
 
     def write() -> None:
-        register(spark)
-        rows = frame(spark, 10).write.format("outbox").options(topic="numbers", idempotencyKey="job", dsn=spark_dsn)
+        rows = (
+            frame(spark_session("another"), 10)
+            .write.format("outbox")
+            .options(topic="numbers", idempotencyKey="job", dsn=spark_dsn)
+        )
         rows.mode("append").save()
 
     thread = threading.Thread(target=write)
