@@ -1,8 +1,9 @@
-"""The audit: proves from drained files and the node's tables that nothing was lost, doubled or put out of order."""
+"""The audit: what drained files and the node's tables prove of what was lost, doubled, changed or put out of order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,14 @@ MAX_TOPICS = 1_000  # in the report
 class Report:
     """What an audit found.
 
-    `files` describes the messages in the files: how many, the first and last clock and time of delivery, and how many
-    of each inbox and topic (the 1,000 largest). `under_way` tells how many stand in each table of the node.
+    `proven` and `not_proven` say in words what follows, and what does not even if all `holds`. `files` describes the
+    messages in the files: how many, the first and last clock and time of delivery, and how many of each inbox and topic
+    (the 1,000 largest). `under_way` tells how many stand in each table of the node.
     """
 
     holds: bool
+    proven: list[str]
+    not_proven: list[str]
     at: datetime
     schema: str
     drained: list[str]
@@ -61,8 +65,56 @@ def audit(
     checks = [check(name, evidence) for name in (*CHECKS, *(CHECKS_OF_SENT if sent is not None else ()))]
     places = {row.place: row["count"] for row in evidence.tables.groupBy("place").count().collect()}
     under_way = {place: places.get(place, 0) for place in UNDER_WAY}
+    files = _described(evidence.files)
     holds = all(found.holds for found in checks)
-    return Report(holds, at, node.schema, directories, checks, _described(evidence.files), under_way)
+    proven = [PROVES[found.name].format(found.looked_at) for found in checks if found.holds and found.looked_at]
+    unproven = _unproven(evidence, sent=sent is not None)
+    return Report(holds, proven, unproven, at, node.schema, directories, checks, files, under_way)
+
+
+PROVES = {
+    "files complete": "the files of {:,} lanes hold as many messages as their drains took",
+    "batches complete": "each of {:,} batches of Spark's ledger is there with as many messages as it sent",
+    "values as sent": "the topics, keys and values of {:,} batches of Spark's ledger are those that were sent",
+    "copies agree": "{:,} messages say the same wherever they are: topic, key and value",
+    "copies complete": "{:,} times a topic and a drained inbox: it got what any other inbox got of that topic",
+    "delivered once": "each of {:,} messages is in its inbox's files once",
+    "drained is gone": "none of {:,} messages that wait in an inbox was drained before",
+    "clocks differ": "{:,} clocks were each given to one message of an inbox",
+    "epochs in order": "no message overtook another of its key into an earlier epoch of its lane ({:,} looked at)",
+    "origins in order": "{:,} messages stand behind what their node had sent to the key before them",
+    "effects follow causes": "{:,} effects stand behind their causes",
+    "sent is there": "each of {:,} messages that the sender has noted is there",
+    "there is sent": "each of {:,} messages of Spark's batches is one that the sender has noted",
+}
+NEVER_PROVEN = (
+    "headers, kinds and times: they are not compared with what was sent",
+    "which of the messages of one batch, topic and key has which value: the ledger has a sum of hashes",
+)
+
+
+def _unproven(evidence: "Evidence", *, sent: bool) -> list[str]:
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as f
+
+    from spark_jobs.audit_checks import UNDER_WAY
+
+    found = list(NEVER_PROVEN)
+    batches = evidence.at("batch").select("source")
+    there = (place.select("message_id", "source") for place in (evidence.files, evidence.at(*UNDER_WAY)))
+    others = reduce(DataFrame.unionByName, there).join(f.broadcast(batches), "source", "left_anti")
+    messages = others.agg(f.count_distinct("message_id")).collect()[0][0]
+    what = f"{messages:,} messages of others than Spark's batches are there"
+    if sent:
+        found.append(f"{what}: that their values are those that were sent")
+    else:
+        found.append(f"{what}: whether that is all they sent, and with these values; give --sent what they noted")
+    drained = evidence.at("lane").select("inbox")
+    inboxes = evidence.at("route").select("inbox").distinct().join(drained, "inbox", "left_anti")
+    names = [row.inbox for row in inboxes.orderBy("inbox").limit(MAX_TOPICS).collect()]
+    if names:
+        found.append(f"what these inboxes got, which no drain reaps: {', '.join(names)}")
+    return found
 
 
 def gather(
@@ -134,9 +186,10 @@ def command(
     report: Path | None,
     dsn_variable: str | None,
 ) -> None:
-    """Prove from drained files and the node's tables: nothing lost, nothing twice, everything in order.
+    """Compare drained files with the node's tables: nothing lost, nothing twice, nothing changed, all in order.
 
-    Give the directories of all drains of the node. It may run meanwhile. A DSN in --dsn holds no password.
+    The first lines say what is proven, and what is not. Give the directories of all drains of the node. It may run
+    meanwhile. A DSN in --dsn holds no password.
 
     \b
     Examples:
@@ -163,6 +216,9 @@ def command(
 
 def _tell(report: Report) -> None:
     rows = ((found.name, found.holds, found.looked_at, found.wrong) for found in report.checks)
+    for what, sentences in (("Proven", report.proven), ("Not proven", report.not_proven)):
+        for sentence in sentences:
+            say(f"{what}: {sentence}.")
     table(("check", "holds", "looked at", "wrong"), rows, numbers=("looked at", "wrong"))
     for found in report.checks:
         for example in found.examples:

@@ -1,7 +1,7 @@
 """The checks of the audit, as DataFrames: a row for each thing looked at, and whether it is wrong.
 
-Each groups by ids, keys or clocks, so that Spark spreads it over the cluster, and none reads a value. The columns
-beside `wrong` say where to look.
+Each groups by ids, keys or clocks, so that Spark spreads it over the cluster, and compares hashes of values. The
+columns beside `wrong` say where to look.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
+
+from spark_jobs.content import TOLD_IN_SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -36,6 +38,12 @@ class Evidence:
         """Return what the tables have in these places."""
         return self.tables.filter(f.col("place").isin(*places))
 
+    def hashed(self) -> DataFrame:
+        """Return each message's hashes: one, if it says the same wherever it is."""
+        files = self.files.withColumn("hash", f.expr(TOLD_IN_SPARK))
+        columns = ("message_id", "source", "hash")
+        return _union(files.select(*columns), self.at(*UNDER_WAY).select(*columns)).distinct()
+
     def drained_before(self) -> DataFrame:
         """Return the messages of files that were committed when the tables were read."""
         lanes = self.at("lane").select("inbox", "lane", f.col("epoch").alias("last"))
@@ -60,6 +68,55 @@ def batches_complete(evidence: Evidence) -> DataFrame:
     found = seen.groupBy("source").agg(f.count_distinct("message_id").alias("found"))
     differs = f.col("found") > f.col("sent") if evidence.may_drop else f.col("found") != f.col("sent")
     return _counted(batches.join(found, "source", "left"), differs)
+
+
+def values_as_sent(evidence: Evidence) -> DataFrame:
+    """What is there of a whole batch of the ledger has the topics, keys and values that were sent, by their hashes."""
+    digests = evidence.at("batch").select("source", f.col("messages").alias("sent"), f.col("hash").alias("digest"))
+    halves = [f.conv(f.substring("hash", start, 8), 16, 10).cast("bigint") for start in (1, 9)]
+    found = evidence.hashed().filter(f.col("source").startswith(SOURCE)).groupBy("source").agg(
+        f.count_distinct("message_id").alias("found"), *(f.sum(half).alias(f"sum_{n}") for n, half in enumerate(halves))
+    )  # fmt: skip
+    # Without carry out of 64 bits. What a batch lacks, or has twice as much of, is told by its number.
+    total = f.expr("lpad(lower(concat(lpad(hex((sum_0 + shiftright(sum_1, 32)) & 4294967295L), 8, '0'), "
+                   "lpad(hex(sum_1 & 4294967295L), 8, '0'))), 16, '0')")  # fmt: skip
+    whole = digests.filter("digest IS NOT NULL").join(found, "source").filter("sent = found")
+    return whole.select("source", "sent", (total != f.col("digest")).alias("wrong"))
+
+
+def copies_agree(evidence: Evidence) -> DataFrame:
+    """A message says the same in all inboxes that got it."""
+    found = evidence.hashed().groupBy("message_id").agg(f.count("*").alias("contents"))
+    return found.withColumn("wrong", f.col("contents") > 1)
+
+
+def copies_complete(evidence: Evidence) -> DataFrame:
+    """A drained inbox has, or had, what other inboxes got of the topics that it subscribes to.
+
+    A subscription counts from the first of its messages that the inbox got, and if there is none, from the making of
+    the inbox. As many may be missing as somebody discarded there.
+    """
+    columns = ("inbox", "topic", "kind", "message_id", "clock")
+    of_files = (*columns, f.col("delivered_at").alias("at"))
+    held = evidence.at("inbox", "parked").select(*columns, "at")
+    skipped = evidence.at("dead_letter").filter("inbox IS NOT NULL").select(*columns, "at")
+    got = _union(evidence.files.select(*of_files), held, skipped)
+    # Not of all files: an inbox has yet to be drained of what another one was after the tables were read.
+    seen = _union(evidence.drained_before().select(*of_files), held).groupBy("topic", "kind", "message_id")
+    first = got.groupBy("inbox", "topic").agg(f.min("clock").alias("first"))
+    routes = evidence.at("route").select("inbox", "topic", f.col("at").alias("made"), f.col("kind").alias("of"))
+    routes = routes.join(evidence.at("lane").select("inbox").distinct(), "inbox").join(
+        first, ["inbox", "topic"], "left"
+    )
+    due = (
+        seen.agg(f.min("clock").alias("clock"), f.min("at").alias("at")).join(f.broadcast(routes), "topic")
+        .filter("coalesce(clock >= first, at >= made) AND (of IS NULL OR kind <> 'E')")
+        .join(got.select("inbox", "message_id", f.lit(1).alias("got")).distinct(), ["inbox", "message_id"], "left")
+    )  # fmt: skip
+    found = due.groupBy("inbox", "topic").agg(f.count("*").alias("due"), f.count("got").alias("found"))
+    discarded = evidence.at("discard").groupBy("inbox").agg(f.sum("messages").alias("discarded"))
+    found = found.join(discarded, "inbox", "left").fillna(0, "discarded")
+    return found.withColumn("wrong", f.col("due") - f.col("found") > f.col("discarded"))
 
 
 def sent_is_there(evidence: Evidence) -> DataFrame:
@@ -162,6 +219,9 @@ def _came_back(requeue: "Column", copy: "Column", sent_at: "Column") -> "Column"
 CHECKS: dict[str, Callable[[Evidence], DataFrame]] = {
     "files complete": files_complete,
     "batches complete": batches_complete,
+    "values as sent": values_as_sent,
+    "copies agree": copies_agree,
+    "copies complete": copies_complete,
     "delivered once": delivered_once,
     "drained is gone": drained_is_gone,
     "clocks differ": clocks_differ,

@@ -14,6 +14,7 @@ from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
 from mailroom.transaction import PlainCursor, run
 from spark_jobs.archive import Series
+from spark_jobs.content import SENT_BYTES, TOLD
 from spark_jobs.folder import folder, shown
 from spark_jobs.node import Node
 
@@ -27,11 +28,16 @@ LOOK_S = 0.1
 
 COLUMNS = (
     "place string, inbox string, key string, clock bigint, message_id string, source string, messages bigint, "
-    "lane int, epoch bigint, at timestamp"
+    "lane int, epoch bigint, at timestamp, topic string, kind string, hash string"
 )
 NO_MESSAGE = "NULL::text, NULL::bigint, NULL::text"
 NO_TIME = "NULL::timestamptz"
-ONLY_MESSAGE = f"NULL::bigint, NULL::integer, NULL::bigint, {NO_TIME}"
+NO_CONTENT = "NULL::text, NULL::text, NULL::text"
+NO_COUNT = "NULL::bigint, NULL::integer, NULL::bigint"
+NOT_DELIVERED = (
+    f"NULL::text, key, NULL::bigint, message_id::text, source, {NO_COUNT}, {NO_TIME}, topic, kind::text, {TOLD}"
+)
+DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic, kind::text, {TOLD}"
 
 # One statement, so one snapshot, and the files are listed only after it. Messages move in circles (outbox, scheduled
 # and back; inbox, parked and back; dead_letter and back), so no order of reading table after table would see all of
@@ -40,29 +46,40 @@ ONLY_MESSAGE = f"NULL::bigint, NULL::integer, NULL::bigint, {NO_TIME}"
 # together, and so are a sender's rows and its messages: a snapshot has both or neither.
 SNAPSHOT = Sql(
     f"""
-SELECT 'outbox', NULL::text, key, NULL::bigint, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.outbox
+SELECT 'outbox', {NOT_DELIVERED} FROM {{schema}}.outbox
 UNION ALL
-SELECT 'scheduled', NULL::text, key, NULL::bigint, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.scheduled
+SELECT 'scheduled', {NOT_DELIVERED} FROM {{schema}}.scheduled
 UNION ALL
-SELECT 'inbox', inbox, key, clock, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.inbox
+SELECT 'inbox', {DELIVERED % "delivered_at"} FROM {{schema}}.inbox
 UNION ALL
-SELECT 'parked', inbox, key, clock, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.parked
+SELECT 'parked', {DELIVERED % "delivered_at"} FROM {{schema}}.parked
 UNION ALL
-SELECT 'dead_letter', inbox, key, clock, message_id::text, source, {ONLY_MESSAGE} FROM {{schema}}.dead_letter
+SELECT 'dead_letter', {DELIVERED % NO_TIME} FROM {{schema}}.dead_letter
 UNION ALL
 SELECT 'batch', NULL::text, {NO_MESSAGE}, pg_catalog.format('mailroom spark %s %s', name, batch),
-       b.messages - coalesce(u.messages - u.moved, 0::bigint), NULL::integer, NULL::bigint, {NO_TIME}
+       b.messages - coalesce(u.messages - u.moved, 0::bigint), NULL::integer, NULL::bigint, {NO_TIME},
+       NULL::text, NULL::text,
+       CASE WHEN u.name IS NULL THEN pg_catalog.encode(pg_catalog.substr(digest, 1, {SENT_BYTES}), 'hex') END
 FROM {{schema}}.spark_batch AS b LEFT JOIN {{schema}}.spark_bulk AS u USING (name, batch)
 UNION ALL
-SELECT 'lane', inbox, {NO_MESSAGE}, NULL::text, messages, lane, epoch, {NO_TIME} FROM {{schema}}.spark_drain
+SELECT 'lane', inbox, {NO_MESSAGE}, NULL::text, messages, lane, epoch, {NO_TIME}, {NO_CONTENT}
+FROM {{schema}}.spark_drain
 UNION ALL
-SELECT 'requeue', inbox, {NO_MESSAGE}, NULL::text, messages, NULL::integer, NULL::bigint, at FROM {{schema}}.audit
-WHERE action = 'requeue dead letters'
+SELECT 'route', inbox, {NO_MESSAGE}, NULL::text, {NO_COUNT}, r.created_at, topic, of, NULL::text
+FROM (SELECT inbox, topic, NULL::text FROM {{schema}}.subscription
+      UNION ALL SELECT name, name, 'no event' FROM {{schema}}.inbox_registry
+      WHERE NOT EXISTS (SELECT FROM {{schema}}.subscription WHERE inbox = name AND topic = name)
+     ) AS s (inbox, topic, of) JOIN {{schema}}.inbox_registry AS r ON r.name = s.inbox
+UNION ALL
+SELECT CASE WHEN action = 'requeue dead letters' THEN 'requeue' ELSE 'discard' END, inbox, {NO_MESSAGE}, NULL::text,
+       messages, NULL::integer, NULL::bigint, at, {NO_CONTENT}
+FROM {{schema}}.audit WHERE action IN ('requeue dead letters', 'discard', 'discard dead letters')
 """
 )
 SENT = (
     "UNION ALL SELECT 'sent', NULL::text, {key}, NULL::bigint, message_id::uuid::text, NULL::text, {none} FROM {rows}"
 )
+NONE_OF_SENT = f"{NO_COUNT}, {NO_TIME}, {NO_CONTENT}"
 
 
 def looking_at(connection: psycopg.Connection, node: Node, sent: str | None) -> str:
@@ -82,7 +99,7 @@ def looking_at(connection: psycopg.Connection, node: Node, sent: str | None) -> 
     if "message_id" not in columns:
         raise ConfigurationError("What --sent names has no column message_id. Give a SELECT that names it so.")
     key = "key::text" if "key" in columns else "NULL::text"
-    return f"{statement}\n{SENT.format(key=key, none=ONLY_MESSAGE, rows=rows)}"
+    return f"{statement}\n{SENT.format(key=key, none=NONE_OF_SENT, rows=rows)}"
 
 
 def read(spark: "SparkSession", node: Node, sent: str | None) -> "DataFrame":

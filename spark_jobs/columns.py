@@ -5,7 +5,7 @@ limit, and never what a row holds.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -17,10 +17,12 @@ from pyspark.sql import types as spark
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown, topic_name
 from outbox.outgoing import EARLIEST, LATEST, headers_json
+from spark_jobs import copying
 from spark_jobs.business import BusinessColumn
 from spark_jobs.cbor import encoded
 from spark_jobs.cbor_types import check_spark_type
 from spark_jobs.checks import demand, without_nul
+from spark_jobs.content import Content
 
 INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 
@@ -181,6 +183,19 @@ class Shape:
         given["message_id"] = pc.coalesce(given["message_id"], fresh) if "message_id" in given else fresh
         business = (column.prepared(batch.column(column.name)) for column in self.business)
         return [*(given[name] for name in self.messages()), *business]
+
+    def content(self, arrays: Sequence[pa.Array]) -> Content:
+        """Return what the arrays of `prepared` hold. Ids are no content: those made here, or by uuid(), are new."""
+        columns = list(zip(self.staged(), arrays, strict=True))
+        given = {name: array for (name, _), array in columns}
+        topic, key = given.get("topic", dict(self.constants).get("topic")), given.get("key", "")
+        if "key" in given:
+            key = pc.fill_null(key, "")
+            if "message_id" in self.names:
+                own = [str(UUID(bytes=id)) for id in given["message_id"].to_pylist()]
+                key = pc.if_else(pc.equal(key, pa.array(own, key.type)), "", key)
+        rest = [(array, kind) for (name, kind), array in columns if name not in ("message_id", "topic", "key", "value")]
+        return Content.of(topic, key, given["value"], copying.fields(*zip(*rest, strict=True)) if rest else None)
 
 
 def _fresh_ids(count: int) -> pa.Array:

@@ -1,35 +1,64 @@
-"""What a batch holds, as a number and 16 bytes: the same for the same rows, whatever tasks have them in what order."""
+"""What a batch holds, as a number and 24 bytes: the same for the same rows, whatever tasks have them in what order.
+
+The first 8 bytes are of what was sent, so that an audit can make them anew from delivered messages: the sum, without
+carry, of the first 8 bytes of each message's SHA-256 (`TOLD`). The others are of that and of all else that rows have.
+"""
 
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-BYTES = 16
+SUMS = 3  # of 64 bits each
+SENT_BYTES = 8
+
+# What of a message is hashed: topic, key, value. A key that only repeats the message's id is none: ids are made anew in
+# each run. The same in SQL of PostgreSQL and of Spark; no text holds a NUL.
+SEPARATOR = b"\0"
+TOLD = (
+    "pg_catalog.left(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(topic, 'UTF8') || '\\x00'::bytea"
+    " || CASE WHEN key = message_id::text THEN '\\x'::bytea ELSE pg_catalog.convert_to(key, 'UTF8') END"
+    " || '\\x00'::bytea || coalesce(value, pg_catalog.convert_to(value_json::text, 'UTF8'))), 'hex'), 16)"
+)
+TOLD_IN_SPARK = (
+    "left(sha2(concat(encode(topic, 'UTF-8'), X'00', encode(if(key = message_id, '', key), 'UTF-8'), X'00', "
+    "coalesce(value, encode(value_json, 'UTF-8'))), 256), 16)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """How many rows, and the sum of their hashes, which no order changes: two sums of 64 bits each, without carry."""
+    """How many rows, and the sums of their hashes, which no order changes."""
 
     messages: int = 0
-    digest: bytes = bytes(BYTES)
+    digest: bytes = bytes(8 * SUMS)
 
     @classmethod
-    def of(cls, rows: pa.LargeBinaryArray) -> "Content":
-        """Return the content of rows, each given as its bytes."""
-        hashes = b"".join([blake2b(row, digest_size=BYTES).digest() for row in rows.to_pylist()])
-        return cls(len(rows), _sum(hashes))
+    def of(cls, topic: "pa.Array | str", key: "pa.Array | str", value: pa.Array, rest: "pa.Array | None") -> "Content":
+        """Return the content of rows, each with a topic, a key ("" for none), a value and the bytes of all else."""
+        told = [sha256(row).digest()[: 8 * SUMS] for row in _told(topic, key, value).to_pylist()]
+        if rest is not None:
+            pairs = zip(told, rest.to_pylist(), strict=True)
+            told = [hash[:SENT_BYTES] + blake2b(hash + row, digest_size=16).digest() for hash, row in pairs]
+        return cls(len(value), _sum(b"".join(told)))
 
     def __add__(self, other: "Content") -> "Content":
         return Content(self.messages + other.messages, _sum(self.digest + other.digest))
 
     def under(self, heading: str) -> "Content":
-        """Return the content of these rows under a heading: what they are called, and what goes for all of them."""
-        return Content(self.messages, blake2b(heading.encode() + self.digest, digest_size=BYTES).digest())
+        """Return the content, in 16 bytes, of these rows under a heading: what they are called, and what is for all."""
+        rest = blake2b(heading.encode() + self.digest, digest_size=8).digest()
+        return Content(self.messages, self.digest[:SENT_BYTES] + rest)
+
+
+def _told(topic: "pa.Array | str", key: "pa.Array | str", value: pa.Array) -> pa.Array:
+    bytes_of = [pa.scalar(x.encode(), pa.large_binary()) if isinstance(x, str) else pc.cast(x, pa.large_binary())
+                for x in (topic, key, value)]  # fmt: skip
+    return pc.binary_join_element_wise(*bytes_of, pa.scalar(SEPARATOR, pa.large_binary()))
 
 
 def _sum(hashes: bytes) -> bytes:
-    halves = np.frombuffer(hashes, "<u8").reshape(-1, 2)
-    return bytes(halves.sum(axis=0, dtype="<u8").tobytes())
+    sums = np.frombuffer(hashes, ">u8").reshape(-1, SUMS)
+    return bytes(sums.sum(axis=0, dtype="u8").astype(">u8").tobytes())

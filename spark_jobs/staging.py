@@ -71,10 +71,8 @@ def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged
             stream.write(copying.HEADER)
             for some in chain([first], filled):
                 arrays = shape.prepared(some)
-                # The ids are no content: those that are made here, or by Spark's uuid(), are others in each run.
-                ids, others = copying.fields(arrays[:1], kinds[:1]), copying.fields(arrays[1:], kinds[1:])
-                content += Content.of(others)
-                stream.write(copying.rows(len(kinds), ids, others))
+                content += shape.content(arrays)
+                stream.write(copying.rows(len(kinds), copying.fields(arrays, kinds)))
             stream.write(copying.TRAILER)
     return Staged(batch, token, content)
 

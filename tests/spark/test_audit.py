@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,6 +24,7 @@ from spark_jobs.audit_checks import CHECKS, CHECKS_OF_SENT, Evidence, Found, che
 from spark_jobs.audit_tables import COLUMNS
 from spark_jobs.drain import drain
 from spark_jobs.node import Node as SparkNode
+from spark_jobs.sink import OutboxSink
 from tests.node import Node, failing
 from tests.spark.frames import frame
 
@@ -49,7 +51,10 @@ class Case:
         self.files[11] |= {"headers": {"correlation": self.id(12)}}  # no reply, so the header says nothing
         places = ("inbox", "inbox", "parked", "dead_letter", "outbox", "scheduled")
         self.under_way = {number: self.row(place, number) for number, place in enumerate(places, start=13)}
-        self.batch: dict[str, Any] = {"place": "batch", "source": self.source, "messages": 18}
+        self.batch: dict[str, Any] = {
+            "place": "batch", "source": self.source, "messages": 18,
+            "hash": f"{sum(int(self.hash(number), 16) for number in range(1, 19)) % 2**64:016x}",
+        }  # fmt: skip
         self.lane: dict[str, Any] = {"place": "lane", "inbox": f"inbox_{nth}", "lane": 0, "epoch": 2, "messages": 12}
         self.sent = {number: {"place": "sent", "message_id": self.id(number)} for number in range(1, 19)}
         self.more: list[dict[str, Any]] = []
@@ -60,8 +65,12 @@ class Case:
     def at(self, second: float) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=self.nth, seconds=second)
 
+    def hash(self, number: int) -> str:
+        return sha256(b"topic_%d\0key-%d\0%d" % (self.nth, number % 3, number)).hexdigest()[:16]
+
     def file(self, number: int, epoch: int) -> dict[str, Any]:
         return {
+            "topic": f"topic_{self.nth}", "value": b"%d" % number,
             "inbox": f"inbox_{self.nth}", "key": f"key-{number % 3}", "clock": number, "sent_clock": number,
             "origin": "here", "message_id": self.id(number), "kind": "M", "source": self.source, "epoch": epoch,
             "lane": 0, "sent_at": self.at(number), "delivered_at": self.at(number + 0.5),
@@ -74,7 +83,25 @@ class Case:
             "key": f"key-{number % 3}",
             "message_id": self.id(number),
             "source": self.source,
+            "topic": f"topic_{self.nth}",
+            "kind": "M",
+            "hash": self.hash(number),
+            "at": self.at(number + 0.5),
         } | known
+
+    def copy_all(self, *left_out: int) -> None:
+        """Have another inbox that subscribes to the topic got everything that this one has, in a lane of its own."""
+        files = {100 + number: row for number, row in self.files.items() if number not in left_out}
+        self.files |= {number: row | {"inbox": f"billing_{self.nth}"} for number, row in files.items()}
+        self.more += [self.row(place, number) | {"inbox": f"billing_{self.nth}"}
+                      for place, number in (("inbox", 13), ("parked", 14), ("dead_letter", 15))]  # fmt: skip
+        self.more.append(self.lane | {"inbox": f"billing_{self.nth}", "messages": len(files)})
+        self.subscribe()
+
+    def subscribe(self, second: float = 0, kind: str | None = None) -> None:
+        """Have the other inbox, made at that second, subscribe to the topic."""
+        row = {"place": "route", "inbox": f"billing_{self.nth}", "topic": f"topic_{self.nth}", "kind": kind}
+        self.more.append(row | {"at": self.at(second)})
 
     def tables(self) -> list[dict[str, Any]]:
         return [self.batch, self.lane, *self.under_way.values(), *self.sent.values(), *self.more]
@@ -194,6 +221,35 @@ def one_was_never_sent(case: Case) -> None:
     del case.sent[5]
 
 
+def two_values_are_swapped(case: Case) -> None:
+    case.files[1]["value"], case.files[2]["value"] = case.files[2]["value"], case.files[1]["value"]
+
+
+def a_value_under_way_is_another(case: Case) -> None:
+    case.under_way[17]["hash"] = case.hash(1)
+
+
+def two_copies_differ(case: Case) -> None:
+    copy = case.file(20, 2) | {"source": "psql"}
+    case.files |= {20: copy, 21: copy | {"inbox": f"billing_{case.nth}", "value": b"another"}}
+    case.lane["messages"] = 13
+    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 1})
+
+
+def a_copy_is_lost(case: Case) -> None:
+    case.copy_all(7)
+
+
+def a_whole_inbox_is_gone(case: Case) -> None:
+    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.subscribe()
+
+
+def more_copies_are_lost_than_were_discarded(case: Case) -> None:
+    case.copy_all(7, 8)
+    case.more.append({"place": "discard", "inbox": f"billing_{case.nth}", "messages": 1})
+
+
 BROKEN: dict[Callable[[Case], None], str] = {
     a_file_is_lost: "files complete",
     all_files_of_a_lane_are_lost: "files complete",
@@ -217,6 +273,12 @@ BROKEN: dict[Callable[[Case], None], str] = {
     a_cause_was_there_before_and_has_a_late_clock: "effects follow causes",
     one_of_the_senders_is_lost: "sent is there",
     one_was_never_sent: "there is sent",
+    two_values_are_swapped: "values as sent",
+    a_value_under_way_is_another: "values as sent",
+    two_copies_differ: "copies agree",
+    a_copy_is_lost: "copies complete",
+    a_whole_inbox_is_gone: "copies complete",
+    more_copies_are_lost_than_were_discarded: "copies complete",
 }
 
 
@@ -269,7 +331,43 @@ def a_cause_was_requeued_and_drained_after_the_look(case: Case) -> None:
     case.files[12]["headers"] = {"causation": case.id(13)}
 
 
+def all_copies_are_there(case: Case) -> None:
+    case.copy_all()
+
+
+def a_copy_was_discarded(case: Case) -> None:
+    case.copy_all(7)
+    case.more.append({"place": "discard", "inbox": f"billing_{case.nth}", "messages": 1})
+
+
+def an_inbox_subscribed_later(case: Case) -> None:
+    case.copy_all(*range(1, 7))
+
+
+def an_inbox_was_made_later(case: Case) -> None:
+    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.subscribe(1_000)
+
+
+def an_inbox_that_no_drain_reaps_has_none(case: Case) -> None:
+    case.subscribe()
+
+
+def events_do_not_go_by_the_topic_s_name(case: Case) -> None:
+    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    for row in (*case.files.values(), *case.under_way.values()):
+        row["kind"] = "E"
+    case.subscribe(0, "no event")
+
+
+def a_copy_was_drained_after_the_look(case: Case) -> None:
+    case.copy_all()
+    case.files[200] = case.file(20, 3) | {"source": "psql"}
+
+
 SOUND = [
+    all_copies_are_there, a_copy_was_discarded, an_inbox_subscribed_later, an_inbox_was_made_later,
+    an_inbox_that_no_drain_reaps_has_none, events_do_not_go_by_the_topic_s_name, a_copy_was_drained_after_the_look,
     a_skipped_cause_was_requeued, an_undelivered_cause_was_requeued, a_cause_was_requeued_and_drained_after_the_look,
     as_it_is, messages_were_drained_after_the_look, a_batch_was_sent_and_drained_after_the_look, others_send_too,
     two_inboxes_get_one, lanes_drain_beside_each_other, another_node_counts_otherwise,
@@ -397,8 +495,12 @@ def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> Non
     assert looked_at == {
         "files complete": 1, "batches complete": 4, "delivered once": 40, "drained is gone": 6, "clocks differ": 40,
         "epochs in order": looked_at["epochs in order"], "origins in order": 40, "effects follow causes": 0,
-        "sent is there": 55, "there is sent": 55,
+        "sent is there": 55, "there is sent": 55, "values as sent": 4, "copies agree": 56, "copies complete": 1,
     }  # fmt: skip
+    assert "the topics, keys and values of 4 batches of Spark's ledger are those that were sent" in report.proven
+    assert "1 messages of others than Spark's batches are there: that their values are those that were sent" in (
+        report.not_proven
+    )
     assert report.files["messages"] == 40
     assert report.files["topics"] == [{"inbox": "numbers", "topic": "numbers", "messages": 40}]
     [moments] = node_run.node.rows("SELECT min(clock), max(clock) FROM (SELECT clock FROM mailroom.inbox_numbers) AS i")
@@ -422,6 +524,87 @@ def test_lost_message_and_lost_file_are_found(node_run: Run) -> None:
     ]
     next(iter(node_run.directory.glob("*.parquet"))).unlink()
     assert [found.name for found in node_run.wrong(*names)] == list(names)
+
+
+def test_values_that_were_changed_are_found(node_run: Run) -> None:
+    node, names = node_run.node, ("values as sent", "copies agree")
+    node.inbox("others", "numbers")
+    node_run.send(20)
+    node.drain()
+    swap = """WITH two AS (SELECT key, value FROM mailroom.inbox_%s WHERE key IN ('key-1', 'key-2') AND clock < 11)
+              UPDATE mailroom.inbox_%s AS i SET value = two.value FROM two WHERE clock < 11 AND two.key <> i.key
+              AND i.key IN ('key-1', 'key-2')"""
+    node.connection.execute((swap % ("numbers", "numbers")).encode())
+    node_run.drain()
+    assert [(found.name, found.wrong) for found in node_run.wrong(*names)] == [(names[0], 1), (names[1], 2)]
+    node.connection.execute((swap % ("others", "others")).encode())
+    assert [(found.name, found.wrong) for found in node_run.wrong(*names)] == [(names[0], 1)]
+
+
+def test_values_of_every_shape_are_those_that_were_sent(node_run: Run) -> None:
+    """Whatever of a message is a column, an option, or made up: the audit hashes it as the tasks did."""
+    rows = node_run.spark.range(0, 30, 1, 3)
+    options = {"dsn": str(node_run.job.dsn), "topic": "numbers"}
+    own = "concat('00000000-0000-4000-8000-0000000000', lpad(string(id), 2, '0'))"
+    late = "timestamp'2100-01-01 00:00:00Z' AS deliver_at"
+    shapes: dict[str, list[str]] = {
+        "plain": ["id AS value"],
+        "topics": ["'numbers' AS topic", "id AS value"],
+        "some keys": ["if(id % 2 = 0, string(id), NULL) AS key", "struct(id, 'ä' AS text) AS value"],
+        "own ids": [f"{own} AS message_id", f"{own} AS key", "id AS value"],
+        "all": ["id AS key", "map('user', 'ada') AS headers", "id AS value", "2L AS after_clock", late],
+    }
+    for name, columns in shapes.items():
+        mine = options if name != "topics" else {"dsn": options["dsn"]}
+        rows.selectExpr(*columns).write.format("outbox").options(idempotencyKey=name, **mine).mode("append").save()
+    sink = OutboxSink("sink", topic="numbers", dsn=options["dsn"], commit_sql="SELECT count(number) FROM {staging}")
+    sink(rows.selectExpr("id AS number", "string(id) AS key", "id AS value"), 0)
+    for _ in range(2):
+        evidence = audit_job.gather(node_run.spark, node_run.job, [str(node_run.directory)])
+        found = check("values as sent", evidence)
+        assert (found.looked_at, found.wrong, found.examples) == (6, 0, [])
+        node_run.node.drain()
+        node_run.drain()
+    assert node_run.drained() == 150
+
+
+def test_inbox_that_was_emptied_is_found(node_run: Run) -> None:
+    """Of its messages there are copies in another inbox, so none of them is lost altogether."""
+    node = node_run.node
+    node.inbox("others", "numbers")
+    node.send("numbers", {"by": "another"})
+    node_run.send(5)
+    node.drain()
+    drain(node_run.job, "others", str(node_run.directory), max_messages=1)
+    node_run.send(5, "more")
+    node.drain()
+    node.connection.execute("DELETE FROM mailroom.inbox_others")
+    node_run.drain()
+    assert node_run.wrong("files complete", "batches complete", "sent is there") == []
+    assert node_run.wrong("copies complete") == [
+        Found("copies complete", False, 2, 1, [
+            {"inbox": "others", "topic": "numbers", "due": 11, "found": 6, "discarded": 0}
+        ])
+    ]  # fmt: skip
+
+
+def test_what_no_ledger_tells_is_said_not_to_be_proven(node_run: Run) -> None:
+    """A row of a plain sender's that somebody removed: with his own note it is found, without it nobody can know."""
+    node = node_run.node
+    node.inbox("reaped", "orders")
+    ids = [node.send("numbers", number) for number in range(3)]
+    node.drain()
+    node.connection.execute("DELETE FROM mailroom.inbox_numbers WHERE message_id = %s", [ids[1]])
+    node_run.drain()
+    report = audit(node_run.spark, node_run.job, [str(node_run.directory)])
+    assert report.holds
+    said = (
+        "2 messages of others than Spark's batches are there: whether that is all they sent, and with these values; "
+        "give --sent what they noted"
+    )
+    assert report.not_proven[-2:] == [said, "what these inboxes got, which no drain reaps: reaped"]
+    node.connection.execute("INSERT INTO public.sent SELECT unnest(%s::uuid[])", [ids])
+    assert [found.name for found in node_run.wrong("sent is there")] == ["sent is there"]
 
 
 def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,6 +755,8 @@ def test_command_prints_a_verdict_and_writes_a_report(
     result = command("--report", str(tmp_path / "audit.json"), "--sent", "public.sent")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
+    assert lines[0] == "Proven: the files of 1 lanes hold as many messages as their drains took."
+    assert lines[[line.split(":")[0] for line in lines].index("Not proven")].startswith("Not proven: headers, kinds")
     assert lines[-1] == "Everything holds; 12 messages in files, 0 rows under way or dead letters."
     assert ["delivered", "once", "yes", "12", "0"] in [line.split() for line in lines]
     report = json.loads((tmp_path / "audit.json").read_text())
