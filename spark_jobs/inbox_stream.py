@@ -13,8 +13,8 @@ nothing is deleted unread rests on this:
   the message that has its clock, and one that this session did not give out itself is compared (`comparing`).
 - Replayed messages of parked keys come back with their clocks. No batch is planned while a key is parked, and when
   messages are parked that the stream has passed, the way on is another checkpoint.
-- A session that is lost takes the lock along. The next one takes it again, and goes on if of all that was given out and
-  not committed the first message and the last of each batch are there: whoever reaps begins with the oldest.
+- A session that is lost takes the lock along. The next one takes it again, and goes on if the first message of the
+  batch under way is there, and its last: whoever reaps begins with the oldest.
 - What somebody inserts by hand with a clock of his own choice, or another consumer parks and somebody replays between
   the plan of one batch and that of the next, is not seen. The stream is to have its inbox alone.
 """
@@ -177,18 +177,18 @@ SELECT (SELECT last_value FROM {{schema}}.clock) >= %(clock)s::bigint,
 )
 
 
-def comparing(schema: str, inbox: str, place: Place, is_there: bool) -> Operation[None]:
+def comparing(schema: str, inbox: str, place: Place) -> Operation[None]:
     """Raise `ConfigurationError` if the checkpoint is of a time that this database lacks.
 
     Either its clock has yet to be given out here. Or it has been given to another message: what was read up to there is
-    deleted in clock order, so as long as anything is left of it, its last message is; and in any case if it `is_there`,
-    since nothing was deleted. After this, no message can turn up at that clock or below.
+    deleted in clock order, so as long as anything is left of it, its last message is. After this, no message can turn
+    up at that clock or below.
     """
     yield PIN.at()()
     yield stamping.LOCK.at(schema=schema)()
     compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
     [(given_out, is_left, is_last)] = compared
-    if not given_out or ((is_left or is_there) and not is_last):
+    if not given_out or (is_left and not is_last):
         raise ConfigurationError(
             f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has not what it had up to "
             "there: the database was restored to an earlier time, or another consumer took messages of the stream. "
@@ -277,8 +277,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connection: psycopg.Connection | None = None
         self._identity = ""
         self._known: set[Place] = set()  # given out or compared by this session, and not below the last commit
-        self._open: set[Place] = set()  # where batches end that were given out and not committed
-        self._first: tuple[int, int | None] = (0, None)  # above which clock the last of them begins, and with which
+        self._first: tuple[int, int | None] = (0, None)  # above which clock the last batch begins, and with which
         self._reached: Place | None = None  # where the next batch starts, for 4.1, which does not tell
         self._target: Place | None = None
 
@@ -309,7 +308,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None and self._target.clock < end.clock:
             end = max(reached, self._target, key=lambda place: place.clock)
         if end != reached:
-            self._open.add(end)
+            self._first = reached.clock, self._run(finding_lowest, reached.clock)
         return self._offset(end)
 
     @_resumed
@@ -324,7 +323,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """Reap everything up to `end`: it has been read, and what was made of it is durable."""
         upto, above = self._place(end).clock, 0
-        self._open, self._first = {place for place in self._open if place.clock > upto}, (0, None)
+        if self._first[0] < upto:
+            self._first = (0, None)
         while (reached := self._run(reaping, above, upto)) is not None:
             above = reached
         self._known = {place for place in self._known if place.clock >= upto}
@@ -355,7 +355,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         place = Place(int(offset["clock"]), offset["message_id"])
         if place.clock and place not in self._known:
-            self._run(comparing, place, place in self._open)
+            self._run(comparing, place)
             self._known.add(place)
         return place
 

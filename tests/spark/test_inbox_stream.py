@@ -383,11 +383,15 @@ def test_what_another_took_meanwhile_ends_the_stream(reader: InboxStreamReader, 
     send(node, *range(10))
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadMaxRows(10))
-    reader.partitions(start, end)
     node.end_sessions(NAME)
     node.connection.execute(f"DELETE FROM mailroom.inbox_shipping WHERE {taken}".encode())
-    with pytest.raises(ConfigurationError, match=r"nother consumer took messages.* another checkpointLocation"):
-        reader.latestOffset(end, ReadMaxRows(10))
+    for use in (
+        lambda: reader.partitions(start, end),
+        lambda: reader.latestOffset(end, ReadMaxRows(10)),
+        lambda: reader.commit(end),
+    ):
+        with pytest.raises(ConfigurationError, match=r"nother consumer took messages.* another checkpointLocation"):
+            use()
 
 
 def test_another_stream_that_came_meanwhile_ends_it(
