@@ -54,7 +54,7 @@ def java_version(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def spark_session(name: str, master: str | None = None, config: Mapping[str, str] | None = None) -> "SparkSession":
-    """Start the session `name`, or return the one there is, with Mailroom's sources registered; active in this thread.
+    """Start the session `name`, or return the one there is.
 
     Under spark-submit the cluster is its own business. Elsewhere it runs in this process, on `local[*]`, unless
     `master` names another. `config` goes over our settings, among which is PostgreSQL's JDBC driver where one is found.
@@ -75,13 +75,7 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
     for key, value in (config or {}).items():
         builder = builder.config(key, value)
     with _interrupts_held():
-        session = builder.getOrCreate()
-    register(session)
-    jvm = getattr(session, "_jvm", None)  # none of Spark Connect, whose server looks
-    if jvm is not None:
-        # A batch write looks for its format in the session that is active in its thread, and a new thread has none.
-        jvm.SparkSession.setActiveSession(session._jsparkSession)
-    return session
+        return builder.getOrCreate()
 
 
 @contextmanager
@@ -101,12 +95,3 @@ def _interrupts_held() -> Iterator[None]:
             signal.signal(each, handler)
         for number in came:
             signal.raise_signal(number)
-
-
-def register(session: "SparkSession") -> None:
-    """Make `format("outbox")` and `format("inbox")` known to a session."""
-    from spark_jobs.inbox_source import InboxSource
-    from spark_jobs.outbox_source import OutboxSource
-
-    session.dataSource.register(OutboxSource)
-    session.dataSource.register(InboxSource)

@@ -32,6 +32,16 @@ for file in sorted(map(str, files("pg-mailroom"))):
         print(file)
 """
 
+# As Spark's own look-up does it.
+FORMATS = """
+from importlib import import_module
+from pkgutil import iter_modules
+
+for found in iter_modules():
+    if found.name.startswith("pyspark_"):
+        print(import_module(found.name).DefaultSource.name())
+"""
+
 
 def imported(environment: Environment, *left_out: str) -> list[str]:
     return environment.run("python", "-c", IMPORT_ALL, *left_out).splitlines()
@@ -87,7 +97,9 @@ def test_with_demo_the_flights_arrive(installed: Installed, versions: str) -> No
 
 
 def test_with_spark_all_of_it_imports(installed: Installed) -> None:
-    assert "spark_jobs/drain.py" in imported(installed("spark"))
+    environment = installed("spark")
+    assert "spark_jobs/drain.py" in imported(environment)
+    assert environment.run("python", "-c", FORMATS).split() == ["inbox", "outbox"]
 
 
 @both
