@@ -17,28 +17,28 @@ from spark_jobs.cbor_types import check_type, refused
 NULL, TRUE, FALSE = b"\xf6", b"\xf5", b"\xf4"
 
 
-def encoded(array: pa.Array, path: str = "value") -> pa.LargeBinaryArray:
+def encoded(array: pa.Array, path: str = "value", *, nan_as_null: bool = False) -> pa.LargeBinaryArray:
     """Encode each element of an Arrow array, as Spark hands it over, as one CBOR item; null as CBOR's null.
 
     `mailroom.codec.decode` gives back an equal value: a struct or map as dict, a timestamp as datetime in UTC. The
     limits are the codec's: 16 MiB and 250,000 items each, nested 32 deep. Raises `EncodeError`, which names the part
     by its `path` and never shows content, for a type that cannot be sent before it looks at any row, else for the
-    first fault: NaN, a time outside of the years 1 to 9999, text that is not UTF-8, a
+    first fault: NaN unless it is to be null, a time outside of the years 1 to 9999, text that is not UTF-8, a
     map with the same key twice.
     """
     check_type(array.type, path)
-    items = _without_nulls(_items(array, path))
+    items = _without_nulls(_items(array, path, nan_as_null))
     _check_sizes(items, path)
     return items
 
 
-def _items(array: pa.Array, path: str) -> pa.LargeBinaryArray:
+def _items(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray:
     """Encode each element; null stays null."""
     kind = array.type
     if types.is_struct(kind):
-        return _structs(array, path)
+        return _structs(array, path, nan_as_null)
     if types.is_list(kind) or types.is_map(kind):
-        return _lists(array, path)
+        return _lists(array, path, nan_as_null)
     if types.is_null(kind):
         return pa.nulls(len(array), pa.large_binary())
     if types.is_boolean(kind):
@@ -58,14 +58,18 @@ def _items(array: pa.Array, path: str) -> pa.LargeBinaryArray:
         _check_years(microseconds, leaves.DAY_US, path)
         return leaves.timestamps(microseconds, _validity(array))
     if types.is_floating(kind):
+        if nan_as_null:
+            array = pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
         numbers = _numbers(array, np.float64)
         if np.isnan(numbers).any():
-            raise refused(path, "is NaN, which equals nothing, not even itself: send null, such as nanvl(x, null)")
+            raise refused(
+                path, "is NaN, which equals nothing, not even itself: send null, with onNaN=null or nanvl(x, null)"
+            )
         return leaves.floats(numbers, _validity(array))
     return leaves.integers(_numbers(array, np.int64), _validity(array))
 
 
-def _structs(array: pa.Array, path: str) -> pa.LargeBinaryArray:
+def _structs(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray:
     fields = list(array.type)
     head = leaves.head(leaves.MAP, len(fields))
     if not fields:
@@ -74,13 +78,14 @@ def _structs(array: pa.Array, path: str) -> pa.LargeBinaryArray:
     # flatten() makes the fields of a null struct null: what stands behind them is nobody's value, and not checked.
     for field, column in zip(fields, array.flatten(), strict=True):
         name = field.name.encode()
-        pieces += [_constant(head + leaves.head(leaves.TEXT, len(name)) + name), _items(column, f"{path}.{field.name}")]
+        named = _constant(head + leaves.head(leaves.TEXT, len(name)) + name)
+        pieces += [named, _items(column, f"{path}.{field.name}", nan_as_null)]
         head = b""
     joined = pc.binary_join_element_wise(*pieces, _constant(b""), null_handling="replace", null_replacement=NULL)
     return _masked(joined, array)
 
 
-def _lists(array: pa.Array, path: str) -> pa.LargeBinaryArray:
+def _lists(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray:
     # Not array.flatten() and list_value_length(), which maps do not have.
     offsets = array.offsets.to_numpy().astype(np.int64)
     lengths = np.diff(offsets)
@@ -102,15 +107,15 @@ def _lists(array: pa.Array, path: str) -> pa.LargeBinaryArray:
         _check_keys(keys, lengths, path)
         major = leaves.MAP
         items = pc.binary_join_element_wise(
-            _items(keys, f"a key of {path}"),
-            _items(flat(array.items), f"{path}[]"),
+            _items(keys, f"a key of {path}", nan_as_null),
+            _items(flat(array.items), f"{path}[]", nan_as_null),
             _constant(b""),
             null_handling="replace",
             null_replacement=NULL,
         )
     else:
         major = leaves.LIST
-        items = _without_nulls(_items(flat(array.values), f"{path}[]"))
+        items = _without_nulls(_items(flat(array.values), f"{path}[]", nan_as_null))
     starts = np.concatenate(([0], np.cumsum(lengths)))
     # The items of a list stand one behind the other already: only the offsets are new.
     joined = leaves.binary(_data(items), _offsets(items)[starts])

@@ -7,6 +7,7 @@ limit, and never what a row holds.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 import numpy as np
@@ -126,14 +127,18 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which columns rows have, what is the same for all of them, and which columns are no message's."""
+    """Which columns rows have, what is the same for all of them, which columns are no message's, and what NaN is."""
 
     names: tuple[str, ...]
     constants: tuple[tuple[str, str], ...]
     business: tuple[BusinessColumn, ...] = ()
+    nan_as_null: bool = False
 
     @classmethod
-    def of(cls, schema: spark.StructType, constants: Mapping[str, str], *, business: bool = False) -> "Shape":
+    def of(
+        cls, schema: spark.StructType, constants: Mapping[str, str], *, business: bool = False,
+        nan_as_null: bool = False,
+    ) -> "Shape":  # fmt: skip
         """Check a DataFrame's schema; `business` lets columns be that no message has. Case does not tell names apart.
 
         Raises `InvalidMessage` for columns that are missing, unknown, of a wrong name or type, and says what to do.
@@ -164,6 +169,7 @@ class Shape:
             tuple(name for name in COLUMNS if name in names),
             tuple(sorted((name, _constant(name, text)) for name, text in constants.items())),
             tuple(map(BusinessColumn.of, unknown)),
+            nan_as_null,
         )
 
     def messages(self) -> list[str]:
@@ -178,7 +184,9 @@ class Shape:
     def prepared(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return the arrays of `staged` for a batch of rows, checked. Raises `InvalidMessage`."""
         columns = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-        given = {name: COLUMNS[name].prepared(columns[name]) for name in self.names}
+        prepared = {name: COLUMNS[name].prepared for name in self.names}
+        prepared["value"] = partial(encoded, nan_as_null=self.nan_as_null)
+        given = {name: prepared[name](columns[name]) for name in self.names}
         fresh = _fresh_ids(batch.num_rows)
         given["message_id"] = pc.coalesce(given["message_id"], fresh) if "message_id" in given else fresh
         business = (column.prepared(batch.column(column.name)) for column in self.business)

@@ -163,6 +163,26 @@ def planning(schema: str, inbox: str, start: int, number: int | None) -> Operati
     return Place(int(end), message_id)
 
 
+LEFT = Sql(
+    f"""
+SELECT last.clock, last.message_id::text, extract(epoch FROM clock_timestamp() - first.delivered_at)::float8
+FROM (SELECT delivered_at FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(above)s::bigint
+      ORDER BY {BY_CLOCK} LIMIT 1) AS first,
+     (SELECT clock, message_id FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(above)s::bigint
+      ORDER BY {BY_CLOCK} DESC LIMIT 1) AS last
+""",
+    columns=("bigint", "text", "float8"),
+)
+
+
+def finding_left(schema: str, inbox: str, above: Place) -> Operation[tuple[Place, float]]:
+    """Return where the inbox ends, and how many seconds ago the first message above a place was delivered."""
+    yield PIN.at()()
+    for clock, message_id, waiting_s in (yield LEFT.at(schema=schema, inbox=inbox)(above=above.clock)):
+        return Place(int(clock), message_id), max(0.0, waiting_s)
+    return above, 0.0
+
+
 # After the dispatch lock: a clock given out by a delivery that has yet to commit is one whose messages are not seen.
 COMPARE = Sql(
     f"""
@@ -310,6 +330,18 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != reached:
             self._first = reached.clock, self._run(finding_lowest, reached.clock)
         return self._offset(end)
+
+    @_resumed
+    def reportLatestOffset(self) -> Offset:
+        """Tell Spark's progress where the inbox ends, and how far the batch just planned is behind that.
+
+        `lag_clocks` is at most how many messages are left: other inboxes' have clocks too. `lag_s` is how long ago the
+        first of them was delivered.
+        """
+        reached = self._reached or Place()
+        end, waiting_s = self._run(finding_left, reached)
+        lag = {"lag_clocks": end.clock - reached.clock, "lag_s": waiting_s}
+        return {"inbox": self._identity, "clock": end.clock, "message_id": end.message_id, **lag}
 
     @_resumed
     def partitions(self, start: Offset, end: Offset) -> list[Range]:

@@ -17,6 +17,15 @@ def demand_known(options: Mapping[str, str], known: Iterable[str]) -> None:
 
 def is_compared(on_known_batch: str) -> bool:
     """Tell whether a batch that the ledger has is compared with what it was, by the option's value."""
-    if on_known_batch not in ("compare", "pass"):
-        raise ConfigurationError(f"onKnownBatch is {shown(on_known_batch)}: it is compare, or pass.")
-    return on_known_batch == "compare"
+    return _is_first("onKnownBatch", on_known_batch, "compare", "pass")
+
+
+def is_nan_null(on_nan: str) -> bool:
+    """Tell whether NaN in a value is sent as null, by the option's value."""
+    return not _is_first("onNaN", on_nan, "refuse", "null")
+
+
+def _is_first(name: str, text: str, first: str, second: str) -> bool:
+    if text not in (first, second):
+        raise ConfigurationError(f"{name} is {shown(text)}: it is {first}, or {second}.")
+    return text == first

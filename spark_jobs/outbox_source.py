@@ -19,15 +19,16 @@ from spark_jobs.columns import Shape
 from spark_jobs.ledger import Batch
 from spark_jobs.moving import commit
 from spark_jobs.node import Node
-from spark_jobs.options import demand_known, is_compared
+from spark_jobs.options import demand_known, is_compared, is_nan_null
 from spark_jobs.staging import Staged, drop, stage
+from spark_jobs.user_sql import UserSql
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 # As Spark spells options, and the column each stands for.
 FOR_ALL_ROWS = {"topic": "topic", "kind": "kind", "messageType": "message_type", "eventType": "event_type"}
-OPTIONS = (*FOR_ALL_ROWS, "onKnownBatch", *Node.OPTIONS)
+OPTIONS = (*FOR_ALL_ROWS, "commitSql", "onKnownBatch", "onNaN", *Node.OPTIONS)
 
 
 class OutboxSource(DataSource):
@@ -52,9 +53,8 @@ class OutboxSource(DataSource):
                 "Give the option idempotencyKey: a name for these rows, such as 'flights-2026-11-21'. Run again with "
                 "the same one, the job sends nothing twice."
             )
-        return JobWriter(
-            _node(self.options), _shape(schema, self.options), Batch(key, compared=_compared(self.options))
-        )
+        batch = Batch(key, compared=_compared(self.options))
+        return JobWriter(_node(self.options), _shape(schema, self.options), batch, _user_sql(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Return the writer of a stream. Raises `ConfigurationError` or `InvalidMessage` before anything runs."""
@@ -64,8 +64,9 @@ class OutboxSource(DataSource):
         if continues and not stream:
             raise ConfigurationError("Give streamName too: continuesQuery says whose stream of that name goes on.")
         return StreamWriter(
-            _node(self.options), _shape(schema, self.options), stream, continues, _compared(self.options)
-        )
+            _node(self.options), _shape(schema, self.options), stream, continues, _compared(self.options),
+            _user_sql(self.options),
+        )  # fmt: skip
 
 
 def _node(options: Mapping[str, str]) -> Node:
@@ -80,7 +81,16 @@ def _compared(options: Mapping[str, str]) -> bool:
 
 
 def _shape(schema: StructType, options: Mapping[str, str]) -> Shape:
-    return Shape.of(schema, {column: options[name] for name, column in FOR_ALL_ROWS.items() if name in options})
+    return Shape.of(
+        schema,
+        {column: options[name] for name, column in FOR_ALL_ROWS.items() if name in options},
+        business="commitSql" in options,
+        nan_as_null=is_nan_null(options.get("onNaN", "refuse")),
+    )
+
+
+def _user_sql(options: Mapping[str, str]) -> UserSql | None:
+    return UserSql.of(options.get("commitSql", ()), None)
 
 
 def _demand_append(overwrite: bool) -> None:
@@ -91,10 +101,11 @@ def _demand_append(overwrite: bool) -> None:
 class JobWriter(DataSourceArrowWriter):
     """Writes a DataFrame: all of it once, or nothing."""
 
-    def __init__(self, node: Node, shape: Shape, batch: Batch) -> None:
+    def __init__(self, node: Node, shape: Shape, batch: Batch, user_sql: UserSql | None = None) -> None:
         self.node = node
         self.shape = shape
         self.batch = batch
+        self.user_sql = user_sql
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage the rows of a partition."""
@@ -102,7 +113,7 @@ class JobWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Send what the successful tasks have staged."""
-        commit(self.node, self.batch, self.shape, _staged(messages))
+        commit(self.node, self.batch, self.shape, _staged(messages), self.user_sql)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what was staged. Spark calls it after a failed commit too, which may have happened: so no more."""
@@ -113,13 +124,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream: each micro-batch once, whole, in order."""
 
     def __init__(
-        self, node: Node, shape: Shape, stream: str | None, continues: str | None = None, compared: bool = True
-    ) -> None:
+        self, node: Node, shape: Shape, stream: str | None, continues: str | None = None, compared: bool = True,
+        user_sql: UserSql | None = None,
+    ) -> None:  # fmt: skip
         self.node = node
         self.shape = shape
         self.stream = stream
         self.continues = continues
         self.compared = compared
+        self.user_sql = user_sql
 
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage the rows of a partition. The query's id is known here and not where it is committed."""
@@ -131,7 +144,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Send what the successful tasks of the micro-batch have staged."""
         staged = _staged(messages)
         if staged:
-            commit(self.node, staged[0].batch, self.shape, staged)
+            commit(self.node, staged[0].batch, self.shape, staged, self.user_sql)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop what was staged; see `JobWriter.abort`."""

@@ -3,6 +3,7 @@
     insert = "INSERT INTO orders SELECT number, total FROM {staging}"
     sink = OutboxSink("orders", topic="order.placed", commit_sql=insert)
     frame.writeStream.foreachBatch(sink).option("checkpointLocation", ...).start()
+    OutboxSink("orders-2026-11-21", topic="order.placed", commit_sql=insert)(frame)  # a DataFrame
 
 Each task stages its rows as `format("outbox")` does, and tells the driver so by the one row that it returns. Then one
 transaction of the driver does the rest: the batch's row in the ledger, the business rows, the messages.
@@ -20,10 +21,10 @@ from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.names import DEFAULT_SCHEMA
 from spark_jobs.columns import Shape
 from spark_jobs.content import Content
-from spark_jobs.ledger import Batch
+from spark_jobs.ledger import JOB, Batch
 from spark_jobs.moving import Sent, commit
 from spark_jobs.node import Node
-from spark_jobs.options import is_compared
+from spark_jobs.options import is_compared, is_nan_null
 from spark_jobs.staging import Staged, abandon, stage
 from spark_jobs.user_sql import Transact, UserSql
 
@@ -34,7 +35,7 @@ log = logging.getLogger("mailroom.spark")
 
 
 class OutboxSink:
-    """Sends each micro-batch once, whole and in order; give it to `writeStream.foreachBatch`.
+    """Sends each micro-batch once, whole and in order; give it to `writeStream.foreachBatch`, or call it.
 
     `stream` names the stream in the ledger. Without it the query's id does, and a query with a new checkpoint sends
     everything again. The name belongs to the query that sent its last batch. Another one, such as a new checkpoint
@@ -50,6 +51,7 @@ class OutboxSink:
     The ledger knows a batch by the stream's name, its number and its content. One that it has is computed and compared,
     and not sent: if its content is another one, that is `BatchDiffers`. `on_known_batch="pass"` leaves the comparison
     out, for rows that come out otherwise each time. So no other sink has that name, in this query or another one.
+    `on_nan="null"` sends NaN in a value as null; otherwise it is refused.
 
     The database is named as in `format("outbox")`: `dsn` without a password, `dsn_variable`, or neither. Raises
     `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost`, `BatchDiffers` or `StreamTaken`,
@@ -73,6 +75,7 @@ class OutboxSink:
         transact: Transact | None = None,
         continues_query: str | None = None,
         on_known_batch: str = "compare",
+        on_nan: str = "refuse",
     ) -> None:
         if stream is not None:
             Batch(stream)
@@ -83,14 +86,16 @@ class OutboxSink:
         self._stream = stream
         self._continues = continues_query
         self._compared = is_compared(on_known_batch)
+        self._nan_as_null = is_nan_null(on_nan)
         self._for_all_rows = {name: text for name, text in given.items() if text is not None}
         self._node = Node.of({name: text for name, text in options.items() if text is not None})
         self._user_sql = UserSql.of(commit_sql, transact)
 
-    def __call__(self, frame: "DataFrame", batch_id: int) -> Sent:
-        """Send a micro-batch, unless the ledger has it; called by Spark, in the driver."""
+    def __call__(self, frame: "DataFrame", batch_id: int = JOB) -> Sent:
+        """Send a micro-batch, unless the ledger has it, called by Spark in the driver; or a DataFrame, all of it."""
         batch = self._batch(frame, batch_id)
-        shape = Shape.of(frame.schema, self._for_all_rows, business=self._user_sql is not None)
+        business = self._user_sql is not None
+        shape = Shape.of(frame.schema, self._for_all_rows, business=business, nan_as_null=self._nan_as_null)
         try:
             # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
             staged = _staged(frame, self._node, batch, shape)

@@ -42,14 +42,14 @@ class UserSql:
 
     @classmethod
     def of(cls, commit_sql: str | Sequence[str], transact: Transact | None) -> "UserSql | None":
-        """Return what `OutboxSink` was given, None if nothing. Raises `ConfigurationError`."""
+        """Return what a sink was given, None if nothing. Raises `ConfigurationError`."""
         statements = (commit_sql,) if isinstance(commit_sql, str) else tuple(commit_sql)
         if statements and transact:
             raise ConfigurationError("Give commit_sql or transact: a transact can run SQL by itself.")
         for statement in statements:
             if ENDS_TRANSACTION.match(statement):
                 raise ConfigurationError(
-                    "A statement of commit_sql ends the transaction, which OutboxSink does: leave it out."
+                    "A statement of commit_sql ends the transaction, which Mailroom does: leave it out."
                 )
         if statements:
             return cls(partial(_execute, statements), "; ".join(statements))

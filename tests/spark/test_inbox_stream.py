@@ -187,6 +187,20 @@ def test_a_batch_ends_at_its_last_message(reader: InboxStreamReader, node: Node)
     assert reader.partitions(ends[3], ends[3]) == []
 
 
+def test_progress_tells_how_far_behind_a_batch_is(reader: InboxStreamReader, node: Node) -> None:
+    assert reader.reportLatestOffset()["lag_clocks"] == 0
+    send(node, *range(25))
+    node.rows("UPDATE mailroom.inbox_shipping SET delivered_at = delivered_at - interval '1 hour' RETURNING 1")
+    start = reader.initialOffset()
+    lags = []
+    for _ in range(3):
+        start = reader.latestOffset(start, ReadMaxRows(10))
+        told = reader.reportLatestOffset()
+        lags.append((clock(told), told["lag_clocks"], told["lag_s"] >= 3600))
+    assert lags == [(25, 15, True), (25, 5, True), (25, 0, False)]
+    assert start.keys() == {"inbox", "clock", "message_id"}  # what the checkpoint holds
+
+
 def test_spark_4_1_tells_neither_start_nor_limit(reader: InboxStreamReader, node: Node, spark_dsn: str) -> None:
     send(node, *range(25))
     start = reader.initialOffset()

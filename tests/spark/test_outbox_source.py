@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from tests.databases import Connect
 from tests.proxy import CommitFault, proxied
 from tests.spark.faulty import FaultySource
-from tests.spark.frames import frame, ledger, sent, staging_tables
+from tests.spark.frames import frame, ledger, sent, staging_tables, values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +47,36 @@ def test_same_key_with_other_rows_is_an_error(spark: "SparkSession", spark_dsn: 
         write(frame(spark, 501), spark_dsn)
     assert sent(connect) == list(range(500))
     assert staging_tables(connect) == 0
+
+
+def test_rows_of_the_users_own_are_committed_with_the_messages(
+    spark: "SparkSession", spark_dsn: str, connect: Connect
+) -> None:
+    rows = spark.range(0, 100, 1, 3).selectExpr("id AS number", "id / 8 AS total", "struct(id) AS value")
+    insert = "INSERT INTO orders SELECT number, total FROM {staging}"
+    with connect(autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (number bigint, total numeric CHECK (total < 10))")
+        with pytest.raises(CapturedException, match=r"CheckViolation \(23514, orders_total_check, statement 1"):
+            write(rows, spark_dsn, commitSql=insert)
+        assert (sent(connect), ledger(connect), staging_tables(connect)) == ([], [], 0)
+        connection.execute("ALTER TABLE orders DROP CONSTRAINT orders_total_check")
+        for _ in range(2):
+            write(rows, spark_dsn, commitSql=insert)
+        stored = connection.execute("SELECT number, total::float8 FROM orders ORDER BY 1").fetchall()
+    assert stored == [(number, number / 8) for number in range(100)]
+    assert (sent(connect), ledger(connect)) == (list(range(100)), [("job", -1, 100)])
+    with pytest.raises(CapturedException, match="A message has no column 'number'"):
+        write(rows, spark_dsn)
+    with pytest.raises(CapturedException, match="ends the transaction"):
+        write(rows, spark_dsn, commitSql="COMMIT")
+
+
+def test_nan_is_null_for_those_who_say_so(spark: "SparkSession", spark_dsn: str, connect: Connect) -> None:
+    rows = spark.range(1).selectExpr("array(named_struct('x', double('NaN'), 'y', 0.5D)) AS value")
+    with pytest.raises(CapturedException, match=r"value\[\]\.x is NaN"):
+        write(rows, spark_dsn)
+    write(rows, spark_dsn, onNaN="null")
+    assert values(connect) == [[{"x": None, "y": 0.5}]]
 
 
 def test_task_killed_after_its_staging_commit(
@@ -155,6 +185,7 @@ def test_options_stand_for_all_rows(spark: "SparkSession", spark_dsn: str, conne
         ("id value | 't' TOPIC", {}, "topic is given twice"),
         ("id value | 'a' key | 'b' Key", {}, r"Columns 'key', 'Key' are one \(case is no difference\): rename them"),
         ("struct(timestamp_ntz'2020-01-01 00:00:00' at) value", {}, r"value\.at"),
+        ("id value", {"onNaN": "0"}, "onNaN is '0': it is refuse, or null"),
         ("id value", {"kind": "X"}, "Column kind has a row that is none of M, E, C, R"),
         ("id value", {"idempotencyKey": ""}, "Give the option idempotencyKey"),
         ("id value", {"idempotencyKey": "k" * 101}, "cannot name a batch in the ledger"),

@@ -2,8 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
@@ -69,6 +70,24 @@ def test_micro_batches_are_sent_in_order(stream: Stream, connect: Connect) -> No
     stream.run(streamName="numbers")
     assert sorted(sent(connect)) == list(range(350))
     assert staging_tables(connect) == 0
+
+
+def test_rows_of_the_users_own_are_committed_with_each_micro_batch(stream: Stream, connect: Connect) -> None:
+    # `value` is CBOR there.
+    copy = "INSERT INTO numbers SELECT (mailroom.cbor_to_jsonb(value) ->> 'id')::bigint FROM {staging}"
+    with connect(autocommit=True) as connection:
+        connection.execute("CREATE TABLE numbers (number bigint)")
+        stream.run(streamName="numbers", commitSql=copy)
+        stream.checkpoint = stream.checkpoint.with_name("another")
+        stream.run(streamName="numbers", commitSql=copy, onKnownBatch="pass", continuesQuery=_owner(connection))
+        numbers = connection.execute("SELECT number FROM numbers ORDER BY 1").fetchall()
+    assert numbers == [(number,) for number in range(300)]
+    assert sorted(sent(connect)) == list(range(300))
+
+
+def _owner(connection: psycopg.Connection[Any]) -> str:
+    [(query,)] = connection.execute("SELECT DISTINCT query FROM mailroom.spark_batch").fetchall()
+    return str(query)
 
 
 def test_without_a_name_the_querys_id_is_the_ledgers(stream: Stream, connect: Connect) -> None:

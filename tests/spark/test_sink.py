@@ -16,7 +16,8 @@ import pytest
 import spark_jobs.sink as module
 from mailroom.errors import ConfigurationError, InvalidMessage
 from spark_jobs import moving
-from spark_jobs.ledger import Batch
+from spark_jobs.columns import COLUMNS
+from spark_jobs.ledger import JOB, Batch
 from spark_jobs.moving import Sent
 from spark_jobs.node import Node
 from spark_jobs.sink import OutboxSink
@@ -580,6 +581,15 @@ def test_business_text_that_postgresql_cannot_hold_is_told(
     assert fault in str(caught.value)
     assert "secret" not in str(caught.value).partition("Logical Plan")[0]
     assert (values(connect), ledger(connect), staging_tables(connect)) == ([], [], 0)
+
+
+def test_dataframe_is_sent_once(spark: "SparkSession", stream: Stream, sink: OutboxSink) -> None:
+    frame = spark.range(0, ROWS, 1, PARTITIONS).selectExpr("id AS number", "id AS total", "struct(id) AS value")
+    assert [sink(frame), sink(frame)] == [Sent(ROWS), Sent(0, passed_over=ROWS)]
+    assert values(stream.connect) == [{"id": number} for number in range(ROWS)]
+    assert ledger(stream.connect) == [("orders", JOB, ROWS)]
+    with stream.connect() as connection:
+        assert connection.execute("SELECT count(*), sum(total) FROM orders").fetchone() == (ROWS, sum(range(ROWS)))
 
 
 def test_columns_that_no_message_has_need_somewhere_to_go(stream: Stream, spark_dsn: str) -> None:
