@@ -47,6 +47,8 @@ class UserSql:
         if statements and transact:
             raise ConfigurationError("Give commit_sql or transact: a transact can run SQL by itself.")
         for statement in statements:
+            if not statement.strip():
+                raise ConfigurationError("A statement of commit_sql is empty: leave it out, or write one.")
             if ENDS_TRANSACTION.match(statement):
                 raise ConfigurationError(
                     "A statement of commit_sql ends the transaction, which Mailroom does: leave it out."

@@ -185,6 +185,7 @@ def test_options_stand_for_all_rows(spark: "SparkSession", spark_dsn: str, conne
         ("id value | 't' TOPIC", {}, "topic is given twice"),
         ("id value | 'a' key | 'b' Key", {}, r"Columns 'key', 'Key' are one \(case is no difference\): rename them"),
         ("struct(timestamp_ntz'2020-01-01 00:00:00' at) value", {}, r"value\.at"),
+        ("id value | id number", {"commitSql": " "}, "A statement of commit_sql is empty"),
         ("id value", {"onNaN": "0"}, "onNaN is '0': it is refuse, or null"),
         ("id value", {"kind": "X"}, "Column kind has a row that is none of M, E, C, R"),
         ("id value", {"idempotencyKey": ""}, "Give the option idempotencyKey"),
