@@ -16,7 +16,6 @@ import pytest
 import spark_jobs.sink as module
 from mailroom.errors import ConfigurationError, InvalidMessage
 from spark_jobs import moving
-from spark_jobs.columns import COLUMNS
 from spark_jobs.ledger import JOB, Batch
 from spark_jobs.moving import Sent
 from spark_jobs.node import Node
