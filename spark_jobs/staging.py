@@ -40,15 +40,15 @@ class Staged(WriterCommitMessage):
     content: Content
 
 
-TOKEN = Sql(f"SELECT {NEW.strip()}", columns=("uuid",))
 # Filled once, read once and dropped: not logged, and nothing for autovacuum. A crash of the server empties it, which
 # who moves it finds out by the number of its rows.
 CREATE = Sql("CREATE UNLOGGED TABLE {schema}.{table} ({columns}) WITH (autovacuum_enabled = off)")
 # The table was made in the same transaction, so its rows need not be marked as committed one by one when they are read.
 COPY = Sql("COPY {schema}.{table} ({names}) FROM STDIN (FORMAT binary, FREEZE)")
 NOTE = Sql(
-    "INSERT INTO {schema}.spark_staging (token, name, batch) "
-    "VALUES (%(token)s::uuid, %(name)s::text, %(number)s::bigint)"
+    f"INSERT INTO {{schema}}.spark_staging (token, name, batch) "
+    f"VALUES ({NEW.strip()}, %(name)s::text, %(number)s::bigint) RETURNING token",
+    columns=("uuid",),
 )
 
 
@@ -80,10 +80,9 @@ def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged
 def creating(schema: str, batch: Batch, columns: Iterable[tuple[str, str]]) -> Operation[UUID]:
     """Make a staging table with these columns, names and types, and note whose it is; returns its token."""
     yield IN_TRANSACTION
-    [(token,)] = yield TOKEN.at()()
+    [(token,)] = yield NOTE.at(schema=schema)(name=batch.name, number=batch.number)
     definitions = ", ".join(f"{name} {kind}" for name, kind in columns)
     yield CREATE.at(schema=schema, table=table(token), columns=definitions)()
-    yield NOTE.at(schema=schema)(token=token, name=batch.name, number=batch.number)
     return UUID(str(token))
 
 
