@@ -102,7 +102,7 @@ def _unproven(evidence: "Evidence", *, sent: bool) -> list[str]:
     found = list(NEVER_PROVEN)
     batches = evidence.at("batch").select("source")
     there = (place.select("message_id", "source") for place in (evidence.files, evidence.at(*UNDER_WAY)))
-    others = reduce(DataFrame.unionByName, there).join(f.broadcast(batches), "source", "left_anti")
+    others = reduce(DataFrame.unionByName, there).join(batches, "source", "left_anti")
     messages = others.agg(f.count_distinct("message_id")).collect()[0][0]
     what = f"{messages:,} messages of others than Spark's batches are there"
     if sent:
