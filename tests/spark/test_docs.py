@@ -111,10 +111,13 @@ def test_page_about_the_sink_runs(
     page.follow()
     page.run(1)
     assert capsys.readouterr().out == "1 sent, 0 passed over\n0 sent, 1 passed over\n"
+    one_more = spark.sql("SELECT 45 AS number, 7.5 AS total, named_struct('number', 45) AS value")
+    page.names["sink"](one_more, 7)  # the one with transact
+    assert capsys.readouterr().out == "batch 7: 1 orders\n"
     with connect() as connection:
         orders = connection.execute("SELECT number, total::text FROM orders ORDER BY 1").fetchall()
-    assert orders == [(42, "129.95"), (43, "5.00"), (44, "19.90")]
-    assert [value["number"] for value in values(connect)] == [42, 43, 44]
+    assert orders == [(42, "129.95"), (43, "5.00"), (44, "19.90"), (45, "7.50")]
+    assert [value["number"] for value in values(connect)] == [42, 43, 44, 45]
 
 
 def test_page_about_reading_runs(

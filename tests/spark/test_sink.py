@@ -177,26 +177,6 @@ def test_messages_and_business_rows_are_sent_once_in_order(stream: Stream, sink:
     stream.check()
 
 
-def test_example_of_the_docs_runs(
-    stream: Stream, spark_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "spark-foreachbatch.md").read_text()
-    [example, transact] = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
-    (tmp_path / "input").rename(tmp_path / "orders")
-    names: dict[str, Any] = {"spark": stream.session}
-    example, transact = (text.replace("/data", str(tmp_path)) for text in (example, transact))
-    example, transact = (text.replace("topic=", f"dsn={spark_dsn!r}, topic=") for text in (example, transact))
-    exec(example, names)
-    # Without a limit of files all of them are one batch, its partitions in Spark's order.
-    assert sorted(value["number"] for value in values(stream.connect)) == list(range(3 * ROWS))
-    exec(transact, names)
-    monkeypatch.setattr(stream, "_input", tmp_path / "orders")
-    stream.run(names["sink"], "another checkpoint")
-    assert len(values(stream.connect)) == 2 * 3 * ROWS
-    with stream.connect() as connection:
-        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2 * 3 * ROWS,)
-
-
 def test_messages_go_without_business_rows_too(stream: Stream, spark_dsn: str) -> None:
     sink = OutboxSink("orders", topic="order.placed", dsn=spark_dsn)
     stream.run(lambda frame, batch: sink(frame.drop("number", "total"), batch))
