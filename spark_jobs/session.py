@@ -54,7 +54,7 @@ def java_version(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def spark_session(name: str, master: str | None = None, config: Mapping[str, str] | None = None) -> "SparkSession":
-    """Start the session `name`, or return the one there is.
+    """Start the session `name`, or return the one there is; it is the active one in this thread.
 
     Under spark-submit the cluster is its own business. Elsewhere it runs in this process, on `local[*]`, unless
     `master` names another. `config` goes over our settings, among which is PostgreSQL's JDBC driver where one is found.
@@ -75,7 +75,12 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
     for key, value in (config or {}).items():
         builder = builder.config(key, value)
     with _interrupts_held():
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    jvm = getattr(session, "_jvm", None)  # none of Spark Connect, whose server looks
+    if jvm is not None:
+        # A batch write looks for its format in the session that is active in its thread, and a new thread has none.
+        jvm.SparkSession.setActiveSession(session._jsparkSession)
+    return session
 
 
 @contextmanager
