@@ -71,7 +71,7 @@ def _staged(node: Node, messages: int) -> "list[Staged]":
     columns = (("message_id", "uuid"), ("key", "text"), ("value", "bytea"))
     for _ in range(TABLES):
         with node.connect() as connection:
-            token = run(connection, creating(node.schema, Batch(BULK), columns))
+            token = run(connection, creating(node.schema, Batch(BULK), columns, is_large=True))
             connection.execute(
                 f"INSERT INTO {node.schema}.{table(token)} SELECT gen_random_uuid(), {KEY}, %(value)s::bytea "
                 "FROM generate_series(1, %(messages)s) AS nth".encode(),

@@ -11,7 +11,7 @@ ctid; and a chunk is a range of these, which a TID range scan reads without look
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from mailroom.errors import MailroomError
@@ -91,11 +91,12 @@ SELECT count(*), min(position), max(position) FROM moved
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many messages were moved, and the positions of the first and the last of them."""
+    """How many messages were moved, the positions of the first and the last of them, and whether more are to be."""
 
     messages: int = 0
     first: int | None = None
     last: int | None = None
+    more: bool = False
 
     def __add__(self, other: "Moved") -> "Moved":
         found = [position for each in (self, other) for position in (each.first, each.last) if position is not None]
@@ -229,6 +230,10 @@ WHERE nth = 1 OR bytes <= %(bytes)s::bigint
 """,
     columns=("text", "bigint", "bigint"),
 )
+# A chunk need not be durable at once: whatever is done with its messages is later in the log. The transaction that
+# finishes the batch moves none of it and is durable, and with it all before, when it is said to be done.
+LATER = Sql("SELECT set_config('synchronous_commit', 'off', true)", columns=("text",))
+NOW = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",))
 # With no part any more it is swept like any other table whose batch the ledger has.
 ADVANCE = Sql(
     """
@@ -241,8 +246,9 @@ NOTE = Sql(
     """
 UPDATE {schema}.spark_bulk SET moved = moved + %(moved)s::bigint, first = %(first)s::bigint, last = %(last)s::bigint,
        at = clock_timestamp()
-WHERE name = %(name)s::text AND batch = %(number)s::bigint
-"""
+WHERE name = %(name)s::text AND batch = %(number)s::bigint RETURNING moved < messages
+""",
+    columns=("boolean",),
 )
 FINISH = Sql("DELETE FROM {schema}.spark_bulk WHERE name = %(name)s::text AND batch = %(number)s::bigint")
 
@@ -268,8 +274,8 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
     while moved.messages < rows and bytes_left > 0:
         parts = yield PART.at(schema=schema)(name=name, number=number)
         if not parts:
-            yield FINISH.at(schema=schema)(name=name, number=number)
-            return moved
+            break
+        yield LATER.at()()
         [(token, messages, before, after)] = parts
         staged = table(UUID(str(token)))
         columns = yield from holding(schema, staged)
@@ -290,8 +296,13 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
         moved, bytes_left = moved + part, bytes_left - size
         if before + count < messages:
             break
-    yield NOTE.at(schema=schema)(moved=moved.messages, first=moved.first, last=moved.last, name=name, number=number)
-    return moved
+    if not moved.messages:
+        yield NOW.at()()
+        yield FINISH.at(schema=schema)(name=name, number=number)
+        return moved
+    values = {"name": name, "number": number, "moved": moved.messages, "first": moved.first, "last": moved.last}
+    [(more,)] = yield NOTE.at(schema=schema)(**values)
+    return replace(moved, more=more)
 
 
 # -- Pacing -----------------------------------------------------------------------------------------------------------
@@ -325,7 +336,7 @@ def is_dispatched(schema: str) -> Operation[bool]:
 
 ABANDONED = Sql(
     """
-SELECT DISTINCT ON (name) name, first, last FROM {schema}.spark_bulk
+SELECT DISTINCT ON (name) name, first, CASE WHEN moved < messages THEN last END FROM {schema}.spark_bulk
 WHERE name = ANY (%(names)s::text[]) OR at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'
 ORDER BY name, batch
 """,

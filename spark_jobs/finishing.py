@@ -110,7 +110,7 @@ class Queue:
 
     def wait(self, connection: psycopg.Connection, moved: Moved) -> None:
         """Wait until about half of a chunk was taken, and all before it, or nothing is taken any more."""
-        if moved.first is None or moved.last is None:
+        if moved.first is None or moved.last is None or not moved.more:
             return
         if self._taken_at is None:
             self._taken_at = self._monotonic() if run(connection, is_dispatched(self._schema)) else -math.inf

@@ -68,7 +68,8 @@ def commit(
         if unfinished:
             finish(node, batch.name, pace)
         return Sent(0)
-    sending = _Sending(node.schema, batch, shape, tables, user_sql, is_large=content.messages > pace.rows)
+    is_large = content.messages > pace.rows or sum(one.size for one in staged) > pace.max_bytes
+    sending = _Sending(node.schema, batch, shape, tables, user_sql, is_large)
 
     def work(connection: psycopg.Connection) -> bool:
         entered = run(connection, entering(schema, batch, content))

@@ -127,10 +127,10 @@ def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[
         found = stage(node, batch, shape, rows)
         if found.token:
             row = {"token": str(found.token), "messages": found.content.messages, "digest": found.content.digest}
-            yield pa.RecordBatch.from_pylist([row])
+            yield pa.RecordBatch.from_pylist([row | {"size": found.size}])
 
-    rows = frame.mapInArrow(of_task, "token string, messages bigint, digest binary").collect()
-    return [Staged(batch, UUID(row.token), Content(row.messages, bytes(row.digest))) for row in rows]
+    rows = frame.mapInArrow(of_task, "token string, messages bigint, digest binary, size bigint").collect()
+    return [Staged(batch, UUID(row.token), Content(row.messages, bytes(row.digest)), row.size) for row in rows]
 
 
 def _abandon(node: Node, batch: Batch) -> None:

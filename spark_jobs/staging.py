@@ -6,7 +6,7 @@ that only its attempt knows, and counts once the driver, whom Spark tells which 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,7 +19,7 @@ from mailroom.commit import NEW
 from mailroom.errors import MailroomError
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.transaction import end_of_copy, run
-from outbox.bulk import table
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table
 from spark_jobs import copying
 from spark_jobs.columns import Shape
 from spark_jobs.content import Content
@@ -33,16 +33,21 @@ ABANDONED_AFTER_H = 24.0
 
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one task attempt has staged: for which batch, in the table of which token, None without rows, and what."""
+    """What one task attempt has staged: for which batch, in the table of which token, None without rows, and what.
+
+    `size` is how many bytes that were, about.
+    """
 
     batch: Batch
     token: UUID | None
     content: Content
+    size: int = 0
 
 
 # Filled once, read once and dropped: not logged, and nothing for autovacuum. A crash of the server empties it, which
-# who moves it finds out by the number of its rows.
-CREATE = Sql("CREATE UNLOGGED TABLE {schema}.{table} ({columns}) WITH (autovacuum_enabled = off)")
+# who moves it finds out by the number of its rows. What is more than a chunk has to outlive one once its batch is
+# decided: logged at once, it is not written anew.
+CREATE = Sql("CREATE {unlogged} TABLE {schema}.{table} ({columns}) WITH (autovacuum_enabled = off)")
 # The table was made in the same transaction, so its rows need not be marked as committed one by one when they are read.
 COPY = Sql("COPY {schema}.{table} ({names}) FROM STDIN (FORMAT binary, FREEZE)")
 NOTE = Sql(
@@ -58,31 +63,49 @@ def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged
     Raises `InvalidMessage` for a row over a limit. After an error there is no table.
     """
     filled = (some for some in rows if some.num_rows)
-    first = next(filled, None)
+    first = _up_to_a_chunk(filled)
     content = Content()
-    if first is None:
+    if not first:
         return Staged(batch, None, content)
+    is_large = _is_more_than_a_chunk(first)
+    size = 0
     columns = shape.staged()
     names, kinds = zip(*columns, strict=True)
     with node.connect("task") as connection, connection.transaction():
-        token = run(connection, creating(node.schema, batch, columns))
+        token = run(connection, creating(node.schema, batch, columns, is_large=is_large))
         copy = COPY.at(schema=node.schema, table=table(token), names=", ".join(names))
         with end_of_copy(connection), connection.cursor() as cursor, cursor.copy(copy.sql) as stream:
             stream.write(copying.HEADER)
-            for some in chain([first], filled):
+            for some in chain(first, filled):
                 arrays = shape.prepared(some)
                 content += shape.content(arrays)
+                size += some.nbytes
                 stream.write(copying.rows(len(kinds), copying.fields(arrays, kinds)))
             stream.write(copying.TRAILER)
-    return Staged(batch, token, content)
+    return Staged(batch, token, content, size)
 
 
-def creating(schema: str, batch: Batch, columns: Iterable[tuple[str, str]]) -> Operation[UUID]:
+def _up_to_a_chunk(filled: Iterator[Any]) -> list[Any]:
+    """Take record batches until they are more than a chunk, or all."""
+    taken: list[Any] = []
+    while not _is_more_than_a_chunk(taken) and (some := next(filled, None)) is not None:
+        taken.append(some)
+    return taken
+
+
+def _is_more_than_a_chunk(some: Sequence[Any]) -> bool:
+    return bool(sum(each.num_rows for each in some) > CHUNK_ROWS or sum(each.nbytes for each in some) > CHUNK_BYTES)
+
+
+def creating(
+    schema: str, batch: Batch, columns: Iterable[tuple[str, str]], *, is_large: bool = False
+) -> Operation[UUID]:
     """Make a staging table with these columns, names and types, and note whose it is; returns its token."""
     yield IN_TRANSACTION
     [(token,)] = yield NOTE.at(schema=schema)(name=batch.name, number=batch.number)
     definitions = ", ".join(f"{name} {kind}" for name, kind in columns)
-    yield CREATE.at(schema=schema, table=table(token), columns=definitions)()
+    unlogged = "" if is_large else "UNLOGGED"
+    yield CREATE.at(schema=schema, table=table(token), columns=definitions, unlogged=unlogged)()
     return UUID(str(token))
 
 

@@ -24,7 +24,7 @@ from mailroom.operation import Step
 from mailroom.schema import migrate
 from mailroom.status import status
 from mailroom.transaction import run
-from outbox.bulk import CHUNK, MOVE, STAGED, BulkLost, Moved, advancing, oldest, table
+from outbox.bulk import CHUNK, CHUNK_ROWS, MOVE, STAGED, BulkLost, Moved, advancing, oldest, table
 from spark_jobs.audit_tables import SNAPSHOT
 from spark_jobs.columns import COLUMNS
 from spark_jobs.finishing import BulkUnfinished, Pace, Queue, finish
@@ -140,6 +140,29 @@ def test_chunk_is_bounded_by_bytes_and_has_one_message_at_least(dsn: str, connec
     assert sent(connect) == [*range(ROWS), *range(ROWS)]
 
 
+def test_batch_of_few_rows_is_large_by_its_bytes(dsn: str, connect: Connect) -> None:
+    node = Node(dsn=dsn)
+    commit(node, JOB, SHAPE, staged(node), pace=Pace(max_bytes=50, patience_s=0))
+    assert len(per_transaction(connect)) > 1
+    assert sent(connect) == list(range(ROWS))
+
+
+def test_chunks_are_durable_with_the_transaction_that_finishes_the_batch(dsn: str, connect: Connect) -> None:
+    """A chunk that a crash takes back would move behind what was sent after the batch was said to be done."""
+    decided_and_left(Node(dsn=dsn))
+    connection = connect()
+    settings: dict[int, str] = {}
+    for _ in count():
+        connection.execute("SET LOCAL synchronous_commit = local")
+        moved = run(connection, advancing(SCHEMA, JOB.name, 100))
+        if moved is None:
+            break
+        [(setting,)] = connection.execute("SHOW synchronous_commit").fetchall()
+        settings[moved.messages] = setting
+        connection.commit()
+    assert settings == {ROWS - 8: "off", 0: "on"}
+
+
 def test_order_is_kept_where_another_scan_of_the_table_stopped_in_its_middle(private_server: Server) -> None:
     """A sequential scan begins where another one is or was; and to be kept, a table is rewritten by one."""
     dsn = migrated(private_server)
@@ -160,6 +183,19 @@ def test_order_is_kept_where_another_scan_of_the_table_stopped_in_its_middle(pri
         commit(Node(dsn=dsn), JOB, SHAPE, [attempt], pace=Pace(rows=1_000, patience_s=0))
         found = connection.execute("SELECT value FROM mailroom.outbox ORDER BY position").fetchall()
     assert [id_of(value) for (value,) in found] == list(range(rows))
+
+
+@pytest.mark.parametrize(("rows", "persistence"), [(CHUNK_ROWS, "u"), (CHUNK_ROWS + 1, "p")])
+def test_table_of_more_than_a_chunk_is_logged_from_the_first(
+    dsn: str, connect: Connect, rows: int, persistence: str
+) -> None:
+    attempt = stage(Node(dsn=dsn), JOB, SHAPE, batches(0, rows, 1_000))
+    assert attempt.token
+    with connect() as connection:
+        found = connection.execute("SELECT relpersistence FROM pg_class WHERE relname = %s", [table(attempt.token)])
+        assert found.fetchone() == (persistence,)
+        held = connection.execute(f"SELECT count(*) FROM mailroom.{table(attempt.token)}".encode())
+        assert held.fetchone() == (rows,)
 
 
 @pytest.mark.parametrize("statement", [CHUNK, MOVE], ids=["CHUNK", "MOVE"])
@@ -539,7 +575,7 @@ def chunk(connection: psycopg.Connection[Any], messages: int = 10) -> Moved:
         "RETURNING position",
         [messages],
     ).fetchall()
-    return Moved(messages, rows[0][0], rows[-1][0])
+    return Moved(messages, rows[0][0], rows[-1][0], more=True)
 
 
 def lead(connection: psycopg.Connection[Any]) -> None:
