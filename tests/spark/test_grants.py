@@ -6,17 +6,20 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
 import pytest
-from psycopg import errors
+from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import types as spark
 
 from mailroom import resolve
 from mailroom.errors import CommitUnknown
+from mailroom.transaction import run
+from outbox.bulk import advancing
 from spark_jobs.columns import Shape
 from spark_jobs.finishing import BulkUnfinished, Pace
 from spark_jobs.ledger import Batch
@@ -111,6 +114,31 @@ def test_grants_of_the_page_are_enough(node: Node, connect: Connect) -> None:
     all_that_spark_does(node)
     sent = connect().execute("SELECT topic, key, after_clock FROM mailroom.outbox").fetchall()
     assert sent == [("numbers", "k", 5)] * 4
+
+
+def test_owner_of_the_outbox_goes_on_with_what_the_role_has_left(node: Node, connect: Connect) -> None:
+    """The role of the daemon, which is no superuser, and was given nothing on the staging tables."""
+    large, owner = Batch("left"), connect(autocommit=True)
+    attempts = [staged(node, large) for _ in range(3)]
+    house = sql.Identifier(f'{conninfo_to_dict(str(node.dsn))["dbname"]} "100%"'[-63:])
+    owner.execute(sql.SQL("CREATE ROLE {}").format(house))
+    try:
+        owner.execute(sql.SQL("GRANT ALL ON SCHEMA mailroom TO {}").format(house))
+        owner.execute(sql.SQL("GRANT ALL ON mailroom.spark_bulk, mailroom.spark_staging TO {}").format(house))
+        owner.execute(sql.SQL("ALTER TABLE mailroom.outbox OWNER TO {}").format(house))
+        with mock.patch("spark_jobs.moving.finish"):  # it dies before
+            commit(node, large, SHAPE, attempts, pace=Pace(rows=2))
+        owner.execute(sql.SQL("SET ROLE {}").format(house))
+        while True:
+            with owner.transaction():
+                if run(owner, advancing("mailroom", "left", 2)) is None:
+                    break
+        assert owner.execute("SELECT count(*) FROM mailroom.outbox").fetchone() == (3,)
+    finally:
+        owner.execute("RESET ROLE")
+        owner.execute("ALTER TABLE mailroom.outbox OWNER TO CURRENT_USER")
+        owner.execute(sql.SQL("DROP OWNED BY {}").format(house))
+        owner.execute(sql.SQL("DROP ROLE {}").format(house))
 
 
 @pytest.mark.parametrize(("privilege", "on"), ATOMS)
