@@ -1,5 +1,6 @@
 """`python -m tests.mutants`: break each rule once and see its test fail; `make mutants` calls it."""
 
+import random
 import sys
 import tempfile
 from pathlib import Path
@@ -15,14 +16,20 @@ ROOT = Path(__file__).parents[2]
 
 
 @click.command()
-@click.option("--only", metavar="NAME", multiple=True, help="A patch, by its name or a part of it; may be repeated.")
-@click.option("--list", "listed", is_flag=True, help="Name the rules, patches and tests, and run nothing.")
-def main(only: tuple[str, ...], listed: bool) -> None:
+@click.option("--only", metavar="NAME", multiple=True, help="A mutant, by its name or a part of it; may be repeated.")
+@click.option("--some", type=click.IntRange(1), metavar="N", help="So many of them, drawn by lot.")
+@click.option("--seed", type=int, help="Fixes which are drawn; one is chosen and printed if it is left out.")
+@click.option("--list", "listed", is_flag=True, help="Name the rules, mutants and tests, and run nothing.")
+def main(only: tuple[str, ...], some: int | None, seed: int | None, listed: bool) -> None:
     """Break each rule of Mailroom once, in a copy, and see the test of that rule fail."""
     console = Console()
     mutants = [mutant for mutant in stored_mutants() if not only or any(part in mutant.name for part in only)]
     if not mutants:
-        raise click.UsageError(f"No patch is named like {', '.join(only)}; see those there are: --list")
+        raise click.UsageError(f"No mutant is named like {', '.join(only)}; see those there are: --list")
+    if some is not None and some < len(mutants):
+        seed = random.randrange(10**6) if seed is None else seed
+        click.echo(f"seed {seed}", err=True)
+        mutants = random.Random(seed).sample(mutants, some)
     if listed:
         console.print(_table(mutants))
         return
@@ -54,7 +61,7 @@ def _verdicts(mutants: list[Mutant]) -> list[Verdict]:
 
 
 def _table(mutants: list[Mutant], verdicts: list[Verdict] | None = None) -> Table:
-    titles = ["rule", "patch", "test", *(["caught"] if verdicts is not None else [])]
+    titles = ["rule", "mutant", "test", *(["caught"] if verdicts is not None else [])]
     table = Table(*(Column(title, overflow="fold") for title in titles), show_lines=True)
     for nth, mutant in enumerate(mutants):
         verdict = [verdicts[nth].reason] if verdicts is not None else []

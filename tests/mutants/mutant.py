@@ -1,32 +1,72 @@
-"""A mutant as it is stored: a rule, the tests that stand for it, and the diff that breaks it."""
+"""A mutant as it is stored: a rule, the tests that stand for it, and the edits that break it."""
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+class Unanchored(Exception):
+    """An edit's text is not in its file, or there more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """In `file`, the text `find`, which stands there once, becomes `replace`."""
+
+    file: str
+    find: str
+    replace: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One rule, broken by the diff in `patch`; at least one of `tests` must then fail."""
+    """One rule, broken by `edits`; at least one of `tests` must then fail."""
 
+    name: str
     rule: str
-    patch: Path
     tests: tuple[str, ...]
+    edits: tuple[Edit, ...]
 
-    @property
-    def name(self) -> str:
-        return self.patch.stem
+    def broken(self, root: Path) -> dict[Path, str]:
+        """Return the files that the mutant changes below `root`, and their text with the rule broken."""
+        files: dict[Path, list[tuple[int, int, str]]] = {}
+        for edit in self.edits:
+            path = root / edit.file
+            text = path.read_text() if path.is_file() else ""
+            if text.count(edit.find) != 1:
+                raise Unanchored(
+                    f"{self.name}: this must stand once in {edit.file}, and stands there {text.count(edit.find)} times:"
+                    f"\n{edit.find}"
+                )
+            begin = text.index(edit.find)
+            files.setdefault(path, []).append((begin, begin + len(edit.find), edit.replace))
+        return {path: _replaced(path.read_text(), spans) for path, spans in files.items()}
+
+
+def _replaced(text: str, spans: list[tuple[int, int, str]]) -> str:
+    last_first = sorted(spans, reverse=True)
+    if any(end > begin for (begin, _, _), (_, end, _) in pairwise(last_first)):
+        raise Unanchored("two edits of one mutant overlap")
+    for begin, end, replacement in last_first:
+        text = text[:begin] + replacement + text[end:]
+    return text
 
 
 def stored_mutants() -> list[Mutant]:
-    """Return all mutants, in the order of their numbers."""
-    return [_read(patch) for patch in sorted(Path(__file__).parent.glob("*.patch"))]
+    """Return all mutants: those of one package stand in one file."""
+    return [
+        _read(entry) for file in sorted(HERE.glob("*.toml")) for entry in tomllib.loads(file.read_text())["mutant"]
+    ]
 
 
-def _read(patch: Path) -> Mutant:
-    header = patch.read_text().partition("\n\n")[0].splitlines()
-    fields = [line.partition(": ") for line in header]
-    [rule] = [value for name, _, value in fields if name == "Rule"]
-    tests = tuple(value for name, _, value in fields if name == "Test")
-    if not tests:
-        raise ValueError(f"{patch.name} names no test: begin it with Rule: and Test: lines and an empty line.")
-    return Mutant(rule, patch, tests)
+def _read(entry: Mapping[str, object]) -> Mutant:
+    match entry:
+        case {"name": str(name), "rule": str(rule), "tests": [_, *_] as tests, "edit": [_, *_] as edits, **others} if (
+            not others
+        ):
+            return Mutant(name, rule, tuple(map(str, tests)), tuple(Edit(**edit) for edit in edits))
+    raise ValueError(f"A mutant has a name, a rule, tests and edits; this one has not: {entry}")

@@ -4,12 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, Unanchored
 
 TEST_TIMEOUT_S = 60
 RUN_TIMEOUT_S = 300
@@ -64,15 +64,16 @@ class Copy:
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Break the rule, run its tests, and mend it again."""
-        applied = self._git_apply(mutant.patch)
-        if applied.returncode:
-            return Verdict(False, "no: the patch no longer applies, renew it", applied.stderr)
         try:
+            broken = mutant.broken(self._root)
+        except Unanchored as trouble:
+            return Verdict(False, "no: its text is not there once, renew it", str(trouble))
+        sound = {path: path.read_text() for path in broken}
+        try:
+            _write(broken)
             code, output = self._pytest(("-x", *mutant.tests), timeout_s=RUN_TIMEOUT_S)
         finally:
-            mended = self._git_apply(mutant.patch, "--reverse")
-            if mended.returncode:
-                raise RunnerError(f"{mutant.name} could not be taken back: {mended.stderr}")
+            _write(sound)
         if code == 0:
             return Verdict(False, "no: all tests passed", output)
         if code is None:
@@ -80,10 +81,6 @@ class Copy:
         if code != 1 or not self._failures():
             return Verdict(False, f"no: pytest ended with {code} and no failed test", output)
         return Verdict(True, "yes", output)
-
-    def _git_apply(self, patch: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        command = ["git", "apply", *options, str(patch)]
-        return subprocess.run(command, cwd=self._root, env=self._environment, capture_output=True, text=True)
 
     def _check_code_is_the_copy_s(self) -> None:
         program = f"import {', '.join(PACKAGES)}\nfor m in {', '.join(PACKAGES)}: print(m.__file__)"
@@ -111,3 +108,8 @@ class Copy:
             [sys.executable, "-P", *arguments], cwd=self._root, env=self._environment, timeout=timeout_s,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    for path, text in files.items():
+        path.write_text(text)
