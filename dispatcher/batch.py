@@ -16,7 +16,7 @@ from dispatcher.guest import Host, checking, hurrying, putting_back
 from dispatcher.outcome import Done, Outcome, described, reason_of
 from dispatcher.target import Targets, finding_contents, writing_contents
 from mailroom.operation import Operation, Sql, T
-from mailroom.sqlstate import HELD_UP, sqlstate
+from mailroom.sqlstate import is_held_up
 
 LOOKS = 5  # at rows that others write at the same time
 HIDDEN = (
@@ -66,7 +66,7 @@ def applying(batch: Batch, groups: list[list[Taken]]) -> Operation[Taken | None]
         try:
             rest = yield from _applying(batch, group, left[-1] if left else [])
         except Exception as error:
-            if has_begun and sqlstate(error) in HELD_UP:  # a deadlock, or somebody who holds a row for long
+            if has_begun and is_held_up(error):  # a deadlock, or somebody who holds a row for long
                 return group[0]
             raise
         left += rest[::-1]
@@ -180,7 +180,7 @@ def saved(work: Operation[T]) -> Operation[T]:
     except Exception as error:
         # A lost connection has no savepoint to go back to.
         is_ours = isinstance(error, _Changed | Cancelled | Refused)
-        if is_ours or sqlstate(error) in HELD_UP or reason_of(error) is not None:
+        if is_ours or is_held_up(error) or reason_of(error) is not None:
             yield ROLL_BACK.at()()
             yield RELEASE.at()()
         raise

@@ -24,7 +24,7 @@ from dispatcher.portion import Portion
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.sqlstate import HELD_UP, sqlstate
+from mailroom.sqlstate import is_held_up
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -246,7 +246,7 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
                     await applier.drain(count)
                     return totals
                 except psycopg.OperationalError as error:
-                    if sqlstate(error) not in HELD_UP:  # such as a deadlock with whoever holds rows of a target
+                    if not is_held_up(error):  # such as a deadlock with whoever holds rows of a target
                         raise
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None

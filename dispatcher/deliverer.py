@@ -12,9 +12,10 @@ import psycopg
 from dispatcher.deliver import Delivery, delivering, reading_oldest, recovering_clock
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
-from dispatcher.refusal import Refused, burying, is_refusal, reason_of, sifting
+from dispatcher.refusal import Refused, burying, reason_of, sifting
 from mailroom.clock import WARN_CLOCK
 from mailroom.operation import Operation, T
+from mailroom.sqlstate import Meaning, meaning
 from mailroom.stamping import raising_ceiling
 from mailroom.transaction import run_async
 
@@ -83,7 +84,7 @@ class Deliverer:
                 )
             except psycopg.Error as error:
                 self._floor = Floor("outbox", self._monotonic)
-                if not is_refusal(error.sqlstate):
+                if meaning(error) is not Meaning.DATA:
                     raise
                 if alone:
                     names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)

@@ -24,7 +24,7 @@ from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.names import shown
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
-from mailroom.sqlstate import READ_ONLY, is_lost
+from mailroom.sqlstate import Meaning, meaning
 from mailroom.stamping import LOCK
 from mailroom.transaction import run_async
 from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
@@ -172,7 +172,7 @@ class Janitor:
         except psycopg.errors.LockNotAvailable:
             log.debug("%s: locked by somebody else", what)  # or the lane delivers a large batch
         except psycopg.Error as error:
-            if is_lost(error, connection) or error.sqlstate == READ_ONLY:
+            if meaning(error, connection) in (Meaning.LOST, Meaning.READ_ONLY):
                 raise
             if what not in self._faulty:
                 log.warning("%s: not looked after for now: %s (%s)", what, type(error).__name__, error.sqlstate)

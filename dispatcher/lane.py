@@ -29,7 +29,7 @@ from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import schema_name
 from mailroom.pooler import is_pooled
 from mailroom.severing import answered, sever
-from mailroom.sqlstate import HELD_UP, sqlstate
+from mailroom.sqlstate import DRIVERS_OWN, is_held_up
 from mailroom.transaction import run_async
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
 FINISH_WITHIN_S = 3.0
 SEVER_AFTER_S = 2.0
-LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError)
 
 
 class Work(Protocol):
@@ -127,7 +126,7 @@ class Lane(ABC):
                     return
                 if not connected and isinstance(error, psycopg.OperationalError):
                     raise settings.connection_failed(error) from None
-                if not self._has_begun and not isinstance(error, LOST):
+                if not self._has_begun and not isinstance(error, DRIVERS_OWN):
                     raise
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
@@ -157,7 +156,7 @@ class Lane(ABC):
             await answered(keeper, run_async(keeper, self._lease.giving_up()), SEVER_AFTER_S)
 
     def _log(self, error: Exception) -> None:
-        if isinstance(error, LOST):
+        if isinstance(error, DRIVERS_OWN):
             log.warning("lost the database (%s), connecting again", type(error).__name__)
         elif isinstance(error, MailroomError):
             log.error("%s: trying again: %s", self.role, error)
@@ -169,7 +168,7 @@ class Lane(ABC):
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
         """Tell whether to try again over the same session, and log it."""
-        if sqlstate(error) not in HELD_UP:
+        if not is_held_up(error):
             return False
         log.warning(
             "%s: %s was held up by somebody's lock, or cancelled (%s); trying again",

@@ -14,7 +14,7 @@ from mailroom.executable import NAMES as PARTS
 from mailroom.executable import wired
 from mailroom.message import parsed
 from mailroom.operation import Operation, Row, Sql
-from mailroom.sqlstate import LAST_WORDS, READ_ONLY, RETRIED, sqlstate
+from mailroom.sqlstate import BLAMES, meaning, sqlstate
 from outbox.outbox import sending_many
 from outbox.outgoing import EventType, Outgoing
 
@@ -155,19 +155,10 @@ def burying_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Opera
     )
 
 
-# An error of these classes says something of the server, or of the connection, and then all of it is tried again:
-# connection, transaction, resources, intervention, system. Any other one says something of the executable, or of what
-# it acts on: also XX000, which extensions raise for what they do not like, and 55000, a sequence not yet used.
-OF_THE_SERVER = ("08", "40", "53", "57", "58", "72", "F0")
-TRIED_AGAIN = RETRIED | LAST_WORDS | {READ_ONLY, "XX001", "XX002"}
-
-
 def reason_of(error: Exception) -> str | None:
     """Return why an executable failed, without anything of its content; None if it is not to blame."""
-    code = sqlstate(error)
-    if not code or code in TRIED_AGAIN or code[:2] in OF_THE_SERVER:
-        return None
-    return described(error)
+    # Also of XX000, which extensions raise for what they do not like, and of 55000, a sequence not yet used.
+    return described(error) if sqlstate(error) and meaning(error) in BLAMES else None
 
 
 def described(error: Exception) -> str:

@@ -14,15 +14,8 @@ from dispatcher.deliver import OLDEST_FITTING
 from dispatcher.floor import START, Start
 from mailroom.message import MESSAGE
 from mailroom.operation import Operation, Sql
+from mailroom.sqlstate import OF_THE_DATA
 from mailroom.stamping import LOCK
-
-# By the class of their SQLSTATE. The last one is what a trigger raises that says nothing else.
-CLASSES = {
-    "22": "data_exception",
-    "23": "integrity_constraint_violation",
-    "54": "program_limit_exceeded",
-    "P0": "plpgsql_error",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +24,6 @@ class Refused:
 
     position: int
     reason: str
-
-
-def is_refusal(sqlstate: str | None) -> bool:
-    """Tell whether an error is about what was written, and would come again."""
-    return (sqlstate or "")[:2] in CLASSES
 
 
 def reason_of(sqlstate: str, *names: str | None) -> str:
@@ -93,7 +81,7 @@ BEGIN
                     VALUES (copy.inbox, stamp, stamp, copy.origin, copy.{MESSAGE.replace(", ", ", copy.")});
                 END LOOP;
                 EXIT;
-            EXCEPTION WHEN {" OR ".join(CLASSES.values())} THEN
+            EXCEPTION WHEN {" OR ".join(OF_THE_DATA.values())} THEN
                 GET STACKED DIAGNOSTICS of_state = RETURNED_SQLSTATE, of_constraint = CONSTRAINT_NAME,
                                         of_table = TABLE_NAME, of_column = COLUMN_NAME;
                 skipped := copy.position;

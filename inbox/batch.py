@@ -20,7 +20,7 @@ from inbox.failure import Recorded, last_clocks, recording, suspecting
 from inbox.hold import ENDED, mark, why_over
 from mailroom.message import Message
 from mailroom.operation import Operation, Sql
-from mailroom.sqlstate import ABORTED, NO_CURSOR, NOT_YOURS, READ_ONLY, RETRIED, sqlstate
+from mailroom.sqlstate import ABORTED, BLAMES, NO_CURSOR, NOT_YOURS, Meaning, meaning, sqlstate
 from mailroom.transaction import driver_of, is_closed, is_well
 
 FORGIVEN = 2  # times in a row that a message may be in hand when passing trouble comes, and not be counted
@@ -126,7 +126,7 @@ class Batch:
         closed = is_closed(self.driver)
         if closed is None:
             closed = getattr(error, "connection_invalidated", False)
-        return closed or (sqlstate(error) in RETRIED and not is_well(self.driver))
+        return closed or (meaning(error) is Meaning.AGAIN and not is_well(self.driver))
 
     def ending(self, schema: str, inbox: str) -> Operation[None]:
         """Do what comes between the last handler and the COMMIT; what fails now may be the fault of any of them."""
@@ -163,19 +163,9 @@ def cancellations() -> int:
 
 def is_passing(error: Exception, batch: Batch) -> bool:
     """Tell whether it is the trouble of the database or of our connection to it, and not the message's."""
-    state = sqlstate(error)
     if batch.message is not None and not batch.ends:
         return batch.passing
-    cause = getattr(error, "orig", None) or error
-    return (
-        state in RETRIED
-        or getattr(error, "connection_invalidated", False)
-        or state == READ_ONLY
-        or state[:2] in ("08", "53", "57")
-        or isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError | ConnectionError)
-        # psycopg's own, not the server's: a session that ended right behind a BEGIN or COMMIT gave two answers to it.
-        or (isinstance(cause, psycopg.InternalError) and not state)
-    )
+    return meaning(error) not in BLAMES
 
 
 HANDLED_PER_REPEATED = 10

@@ -23,7 +23,7 @@ from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.operation import PARAMETER, Execute
 from mailroom.pooler import is_pooled
-from mailroom.sqlstate import READ_ONLY, sqlstate
+from mailroom.sqlstate import BLAMES, meaning
 
 # For the server to answer what was sent before, and for the kernel to take what is sent.
 WITHIN_S = 1.0
@@ -121,7 +121,7 @@ class Post:
 
 def _is_lost(error: psycopg.Error) -> bool:
     """Tell whether a statement may do better on another session: not refused, but cut off, or in line for too long."""
-    return isinstance(error, psycopg.OperationalError) or sqlstate(error) == READ_ONLY
+    return meaning(error) not in BLAMES
 
 
 def send(connection: psycopg.Connection, step: Execute) -> None:

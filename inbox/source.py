@@ -17,7 +17,7 @@ from inbox.hold import COMMIT, releasing
 from mailroom import settings
 from mailroom.errors import ConfigurationError
 from mailroom.pooler import is_pooled
-from mailroom.sqlstate import READ_ONLY, sqlstate
+from mailroom.sqlstate import Meaning, meaning_of_code, sqlstate
 from mailroom.transaction import AsyncPlainCursor, PlainCursor, run, run_async
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class _Pool:
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):  # lost: the pool will see
                     connection.rollback()
-                if sqlstate(error) == READ_ONLY:
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     connection.close()
                 raise
             finally:
@@ -215,7 +215,7 @@ class _AsyncPool:
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):
                     await connection.rollback()
-                if sqlstate(error) == READ_ONLY:
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     await connection.close()
                 raise
             finally:
@@ -252,7 +252,7 @@ class _Factory:
             try:
                 yield connection
             except Exception as error:
-                if sqlstate(error) == READ_ONLY:
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     connection.invalidate()
                 raise
 
@@ -277,7 +277,7 @@ class _AsyncFactory:
             try:
                 yield connection
             except Exception as error:
-                if sqlstate(error) == READ_ONLY:
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     await connection.invalidate()
                 raise
 

@@ -23,7 +23,7 @@ from mailroom.backoff import pause_s
 from mailroom.errors import CommitUnknown, ConnectionFailed, MailroomError, NotAtomic, TokenExpired
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql, T
-from mailroom.sqlstate import ABORTED, LAST_WORDS, RETRIED, is_lost, sqlstate
+from mailroom.sqlstate import ABORTED, BLAMES, Meaning, is_lost, meaning_of_code, sqlstate
 from mailroom.transaction import run, run_async
 
 log = logging.getLogger("mailroom.commit")
@@ -66,7 +66,7 @@ def following(phase: Phase, code: str, *, lost: bool) -> Next:
         return Next.RETURN if lost else Next.RAISE
     if phase is Phase.COMMITTING and (lost or not code):
         return Next.ASK  # only an error that the server sent on a session that lives says that it rolled back
-    return Next.RETRY if lost or code in RETRIED else Next.RAISE
+    return Next.RETRY if lost or meaning_of_code(code) is Meaning.AGAIN else Next.RAISE
 
 
 # The token begins with the time in milliseconds, as a UUID of version 7 does: age shows, and the old lie together.
@@ -222,7 +222,7 @@ class Inquiry:
         if isinstance(error, MailroomError) and not isinstance(error, ConnectionFailed):
             raise error
         code = sqlstate(error)
-        passing = not code or code in LAST_WORDS or code in RETRIED or code[:2] in ("08", "53", "57", "58")
+        passing = not code or meaning_of_code(code) not in BLAMES
         pause = pause_s(self._failures, 1.0)
         self._failures += 1
         if not passing or time.monotonic() + pause >= self._deadline:

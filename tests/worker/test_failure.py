@@ -446,6 +446,29 @@ def test_connection_lost_at_commit_is_no_attempt(node: Node, monkeypatch: pytest
     assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
 
 
+# A trigger that raises at COMMIT, as often as `tries` has not counted to 3; a sequence keeps count through roll-backs.
+RAISES_AT_COMMIT = """
+CREATE SEQUENCE tries;
+CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF nextval('tries') < 3 THEN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER raises AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION raises()
+"""
+
+
+@pytest.mark.parametrize("code", ["58030", "53100", "40001"])
+async def test_trouble_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
+    node: Node, async_source: Any, code: str
+) -> None:
+    node.connection.execute(RAISES_AT_COMMIT.format(code=code).encode())
+    deliver(node, "a")
+    async with working_async(AsyncWorker(async_source, "shipping", note_async, poll_interval_s=0.01)):
+        await eventually_async(lambda: noted(node) == ["a"], WITHIN_S)
+    assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
+
+
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
 @pytest.mark.parametrize("messages", [1, 2])
 def test_session_ended_right_behind_a_begin_or_commit_is_no_attempt(node: Node, command: bytes, messages: int) -> None:

@@ -1,0 +1,62 @@
+"""What an error of the database means, for whoever asks."""
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg import errors
+from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
+
+from mailroom.sqlstate import BLAMES, Meaning, is_held_up, meaning, meaning_of_code
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("08006", Meaning.LOST),
+        ("57P01", Meaning.LOST),
+        ("25P03", Meaning.LOST),
+        ("40001", Meaning.AGAIN),
+        ("40P01", Meaning.AGAIN),
+        ("55P03", Meaning.AGAIN),
+        ("53100", Meaning.SERVER),
+        ("57014", Meaning.SERVER),
+        ("58030", Meaning.SERVER),
+        ("XX001", Meaning.SERVER),
+        ("25006", Meaning.READ_ONLY),
+        ("22P02", Meaning.DATA),
+        ("23505", Meaning.DATA),
+        ("54000", Meaning.DATA),
+        ("P0001", Meaning.DATA),
+        ("42703", Meaning.OTHER),
+        ("55000", Meaning.OTHER),
+        ("XX000", Meaning.OTHER),
+        ("25P02", Meaning.OTHER),
+        ("", Meaning.OTHER),
+    ],
+)
+def test_each_code_means_one_thing(code: str, expected: Meaning) -> None:
+    assert meaning_of_code(code) is expected
+
+
+def test_error_means_the_same_whichever_driver_raised_it() -> None:
+    code = "58030"
+    of_asyncpg = AsyncAdapt_asyncpg_dbapi.Error("no")  # type: ignore[no-untyped-call]
+    of_asyncpg.pgcode = code
+    of_pg8000 = Exception({"C": code, "M": "no"})
+    for error in (errors.lookup(code)("no"), of_asyncpg, of_pg8000):
+        assert meaning(error) is meaning(sqlalchemy.exc.DBAPIError("SELECT", {}, error)) is Meaning.SERVER
+
+
+@pytest.mark.parametrize("kind", [psycopg.OperationalError, psycopg.InterfaceError, ConnectionResetError])
+def test_what_a_driver_says_without_the_server_is_a_lost_session(kind: type[Exception]) -> None:
+    assert meaning(kind("no")) is Meaning.LOST
+
+
+def test_what_is_no_error_of_a_database_may_be_to_blame() -> None:
+    assert meaning(ValueError("no")) in BLAMES
+    assert meaning(errors.UniqueViolation("no")) in BLAMES
+
+
+@pytest.mark.parametrize(("code", "expected"), [("55P03", True), ("57014", True), ("57P01", False), ("23505", False)])
+def test_statement_that_waited_in_vain_leaves_its_session_as_good_as_it_was(code: str, expected: bool) -> None:
+    assert is_held_up(errors.lookup(code)("no")) is expected
