@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -58,15 +59,11 @@ def _replaced(text: str, spans: list[tuple[int, int, str]]) -> str:
 
 def stored_mutants() -> list[Mutant]:
     """Return all mutants: those of one package stand in one file."""
-    return [
-        _read(entry) for file in sorted(HERE.glob("*.toml")) for entry in tomllib.loads(file.read_text())["mutant"]
-    ]
+    return [_read(entry) for file in sorted(HERE.glob("*.toml")) for entry in tomllib.loads(file.read_text())["mutant"]]
 
 
-def _read(entry: Mapping[str, object]) -> Mutant:
-    match entry:
-        case {"name": str(name), "rule": str(rule), "tests": [_, *_] as tests, "edit": [_, *_] as edits, **others} if (
-            not others
-        ):
-            return Mutant(name, rule, tuple(map(str, tests)), tuple(Edit(**edit) for edit in edits))
-    raise ValueError(f"A mutant has a name, a rule, tests and edits; this one has not: {entry}")
+def _read(entry: Mapping[str, Any]) -> Mutant:
+    edits = tuple(Edit(**edit) for edit in entry["edit"])
+    if set(entry) != {"name", "rule", "tests", "edit"} or not entry["tests"] or not edits:
+        raise ValueError(f"A mutant has a name, a rule, tests and edits, and nothing else: {entry}")
+    return Mutant(entry["name"], entry["rule"], tuple(entry["tests"]), edits)
