@@ -3,10 +3,8 @@
 from inbox.claim import Claimed, Share, reaping_any, reaping_key
 from inbox.due import reaping_due
 from inbox.look import counting, finding, peeking
-from mailroom.keys import Key, key_text
-from mailroom.limits import count
 from mailroom.message import Message
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, Key, count, inbox_name, key_text, schema_name
 from mailroom.operation import Operation, T
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
 

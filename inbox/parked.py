@@ -15,10 +15,8 @@ from inbox.claim import FITTING
 from inbox.look import finding
 from mailroom import locks
 from mailroom.audit import auditing, check_actor
-from mailroom.keys import Key, key_text, utf8
-from mailroom.limits import count, count_or_all
 from mailroom.message import COLUMNS, DELIVERED, SELECTED, Message, messages
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, Key, count, count_or_all, inbox_name, key_text, schema_name, utf8
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.transaction import AnyConnection, run
 

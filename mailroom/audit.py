@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mailroom.errors import InvalidMessage
-from mailroom.keys import utf8
+from mailroom.names import utf8
 from mailroom.operation import Operation, Sql
 
 MAX_ACTOR_LENGTH = 200  # characters

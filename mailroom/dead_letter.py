@@ -14,10 +14,8 @@ from mailroom import codec, locks
 from mailroom.audit import auditing, check_actor
 from mailroom.errors import DecodeError, InvalidMessage, UnknownInbox
 from mailroom.executable import NAMES, unwired
-from mailroom.keys import utf8
-from mailroom.limits import count_or_all
 from mailroom.message import MESSAGE, parsed
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
 from mailroom.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.stamping import LOCK, raising_ceiling
 from mailroom.transaction import AnyConnection, run

@@ -1,6 +1,8 @@
-"""Names and their limits: one place for every alphabet and length that the tables' rules repeat."""
+"""Names, keys, texts and counts: one place for every alphabet and limit that the tables' rules repeat."""
 
 import re
+from typing import TypeAlias
+from uuid import UUID
 
 from mailroom.errors import InvalidMessage, InvalidName
 
@@ -10,7 +12,10 @@ MAX_HEADERS_BYTES = 8 * 1024
 MAX_TOPIC_LENGTH = 200
 MAX_SOURCE_BYTES = 200
 MAX_AFTER_CLOCK = 2**62
+MAX_COUNT = 1_000_000  # of what a caller bounds
 DEFAULT_SCHEMA = "mailroom"
+
+Key: TypeAlias = str | int | UUID
 
 IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,40}\Z")
 TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
@@ -67,3 +72,46 @@ def shown(text: object) -> str:
     except ValueError:  # an int of more digits than Python writes
         quoted = f"of type {type(text).__name__}, too large to show"
     return quoted if len(quoted) <= 60 else quoted[:57] + "..."
+
+
+def key_text(key: Key) -> str:
+    """Return the text a key is stored as; refuse what cannot be one."""
+    if isinstance(key, bool) or not isinstance(key, str | int | UUID):
+        raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
+    # Of what subclasses them (an enum of text) the value itself, as the codec takes it.
+    text = str.__str__(key) if isinstance(key, str) else str(key) if isinstance(key, UUID) else _digits(key)
+    size = len(utf8(text, "key"))
+    if not 1 <= size <= MAX_KEY_BYTES:
+        raise InvalidMessage(
+            f"Key {shown(text)} has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed. "
+            "Use a digest of it, or key=None for a message without order."
+        )
+    return text
+
+
+def _digits(key: int) -> str:
+    if abs(key) >= 10**MAX_KEY_BYTES:
+        raise InvalidMessage(f"The key is an int of more than {MAX_KEY_BYTES} digits: use a digest of it.")
+    return str(int(key))
+
+
+def utf8(text: str, what: str) -> bytes:
+    """Return the text as PostgreSQL stores it; refuse what it cannot. `what` names it in the error."""
+    if "\0" in text:
+        raise InvalidMessage(f"The {what} holds a NUL character, which PostgreSQL's text cannot.")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"The {what} is not valid Unicode text (a lone surrogate).") from None
+
+
+def count(number: int, what: str) -> int:
+    """Return `number` if it is an int from 1 to a million, else raise `InvalidMessage`; `what` names it."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_COUNT:
+        raise InvalidMessage(f"{what} is {number!r}; give an int from 1 to 1,000,000.")
+    return number
+
+
+def count_or_all(number: int | None, what: str) -> int | None:
+    """`count`, with None for as many as there are."""
+    return None if number is None else count(number, what)

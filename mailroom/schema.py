@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
-from mailroom.limits import count
-from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, topic_name
+from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name, topic_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sqlstate import primary_message, sqlstate
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async

@@ -12,8 +12,7 @@ from uuid import UUID
 
 from mailroom.errors import InvalidMessage
 from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
-from mailroom.keys import Key, key_text
-from mailroom.names import executable_name, shown, topic_name
+from mailroom.names import Key, executable_name, key_text, shown, topic_name
 from outbox.outgoing import aware, clock, given_id, headers_json
 
 Raw: TypeAlias = bytes  # within the class the word is a field

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from mailroom.errors import InvalidMessage
-from mailroom.keys import Key
-from mailroom.names import DEFAULT_SCHEMA, schema_name, topic_name
+from mailroom.names import DEFAULT_SCHEMA, Key, schema_name, topic_name
 from mailroom.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.outgoing import COLUMNS, EventType, MessageType, Outgoing

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from mailroom import codec
 from mailroom.errors import InvalidMessage
-from mailroom.keys import Key, key_text, utf8
-from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, shown, topic_name
+from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, Key, key_text, shown, topic_name, utf8
 
 Kind: TypeAlias = Literal["M", "E", "C", "R"]
 MessageType: TypeAlias = Literal["O", "D", "C", "U"]

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName
 from mailroom.executable import ACCOUNTING, STORE
-from mailroom.keys import Key, key_text
-from mailroom.names import DEFAULT_SCHEMA, executable_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
 from mailroom.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.executable import COLUMNS, Executable, Raw

@@ -15,8 +15,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.commit import atomically
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.limits import count
-from mailroom.names import inbox_name
+from mailroom.names import count, inbox_name
 from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
 from mailroom.transaction import run

@@ -11,9 +11,7 @@ from pyspark.sql.types import StructType
 
 from inbox.look import finding
 from mailroom.errors import ConfigurationError
-from mailroom.keys import key_text
-from mailroom.limits import MAX_COUNT
-from mailroom.names import inbox_name, shown, topic_name
+from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
 from mailroom.transaction import run

@@ -6,9 +6,7 @@ from collections.abc import Callable
 import click
 
 from mailroom.errors import MailroomError
-from mailroom.keys import key_text, utf8
-from mailroom.limits import MAX_COUNT
-from mailroom.names import inbox_name, topic_name
+from mailroom.names import MAX_COUNT, inbox_name, key_text, topic_name, utf8
 
 LIMIT = click.IntRange(1, MAX_COUNT)
 
