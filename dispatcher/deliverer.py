@@ -13,10 +13,9 @@ from dispatcher.deliver import Delivery, delivering, reading_oldest, recovering_
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
 from dispatcher.refusal import Refused, burying, reason_of, sifting
-from mailroom.clock import WARN_CLOCK
+from mailroom.clock import WARN_CLOCK, raising_ceiling
 from mailroom.operation import Operation, T
 from mailroom.sqlstate import Meaning, meaning
-from mailroom.stamping import raising_ceiling
 from mailroom.transaction import run_async
 
 log = logging.getLogger("mailroom.dispatcher")

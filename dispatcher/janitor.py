@@ -20,12 +20,12 @@ from dispatcher import healthy
 from dispatcher.deliver import releasing
 from dispatcher.portion import Portion
 from inbox.parked import Moved, moving_aside
+from mailroom.clock import LOCK
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.names import shown
 from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
 from mailroom.sqlstate import Meaning, meaning
-from mailroom.stamping import LOCK
 from mailroom.transaction import run_async
 from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
 

@@ -12,10 +12,10 @@ from psycopg import errors
 
 from dispatcher.deliver import OLDEST_FITTING
 from dispatcher.floor import START, Start
+from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
 from mailroom.operation import Operation, Sql
 from mailroom.sqlstate import OF_THE_DATA
-from mailroom.stamping import LOCK
 
 
 @dataclass(frozen=True, slots=True)

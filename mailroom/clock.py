@@ -1,17 +1,20 @@
-"""Lamport's logical clock as pure functions; the deliver statement keeps the same rules in SQL.
+"""Lamport's logical clock: its rules as pure functions, which the deliver statement keeps in SQL, and who may move it.
 
 The rules are those of L. Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System", CACM 21(7),
 1978 (IR1 and IR2), in the form of dapcomp's scalar time with d = 1: rule 1, before a send or an internal event
 C := C + 1; rule 2, on receiving a message C := max(C, sent_clock), then rule 1, then deliver. Nothing is ever
 dropped as stale: a message from a slow node gets a clock like any other.
 
-A clock is a PostgreSQL bigint, from 0 (nothing stamped yet) to `MAX_CLOCK`.
+A clock is a PostgreSQL bigint, from 0 (nothing stamped yet) to `MAX_CLOCK`. Only who holds the node's dispatch lock
+moves that of the node, and never past a ceiling that is durable.
 """
 
 from collections.abc import Iterable
 from itertools import accumulate
 
+from mailroom import locks
 from mailroom.errors import MailroomError
+from mailroom.operation import Operation, Sql
 
 MAX_CLOCK = 2**63 - 1
 WARN_CLOCK = 2**62
@@ -61,3 +64,37 @@ def _fitting(clock: int) -> int:
             "or node that passed on a clock beyond all others, and start over in a new schema."
         )
     return clock
+
+
+# -- The clock of a node ----------------------------------------------------------------------------------------------
+
+CEILING_STEP = 1_000_000
+
+OUTBOX_KEY = locks.key("'{schema}.outbox'::regclass")
+
+# One deliverer at a time: clocks rise in commit order, and a statement that begins after this one sees all that the
+# deliverer before it has done.
+LOCK = Sql(
+    f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {OUTBOX_KEY}) IS NULL",
+    columns=("boolean",),
+)
+
+CEILING = Sql(
+    """
+UPDATE {schema}.node SET clock_ceiling = greatest(clock_ceiling, %(ceiling)s::bigint) RETURNING clock_ceiling
+""",
+    columns=("bigint",),
+)
+DURABLE = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",))
+
+
+def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
+    """Raise the clock's ceiling, durably once the transaction commits: no clock above it is ever given out.
+
+    Raises `ClockOverflow` where there are no clocks left.
+    """
+    if at_least > MAX_CLOCK - CEILING_STEP:
+        raise ClockOverflow(f"The clock would pass {MAX_CLOCK}; nothing more can be delivered on this node.")
+    yield LOCK.at(schema=schema)()
+    yield DURABLE.at()()
+    yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)

@@ -12,12 +12,12 @@ from uuid import UUID
 
 from mailroom import codec, locks
 from mailroom.audit import auditing, check_actor
+from mailroom.clock import LOCK, raising_ceiling
 from mailroom.errors import DecodeError, InvalidMessage, UnknownInbox
 from mailroom.executable import NAMES, unwired
 from mailroom.message import MESSAGE, parsed
 from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
 from mailroom.operation import IN_TRANSACTION, Operation, Row, Sql
-from mailroom.stamping import LOCK, raising_ceiling
 from mailroom.transaction import AnyConnection, run
 
 Stage: TypeAlias = Literal["deliver", "reap", "execute"]

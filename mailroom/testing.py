@@ -21,11 +21,11 @@ from inbox.claim import Claimed, Share
 from inbox.due import healing
 from inbox.failure import Fate, Recorded, recording
 from mailroom import codec
+from mailroom.clock import raising_ceiling
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.stamping import raising_ceiling
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
 
 

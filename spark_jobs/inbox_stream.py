@@ -36,7 +36,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from inbox.claim import PIN
 from inbox.look import finding
 from inbox.sleeping import PARTITION_KEY
-from mailroom import locks, stamping
+from mailroom import clock, locks
 from mailroom.backoff import pause_s
 from mailroom.commit import ATTEMPTS, LONGEST_PAUSE_S
 from mailroom.errors import ConfigurationError, ConnectionFailed
@@ -205,7 +205,7 @@ def comparing(schema: str, inbox: str, place: Place) -> Operation[None]:
     up at that clock or below.
     """
     yield PIN.at()()
-    yield stamping.LOCK.at(schema=schema)()
+    yield clock.LOCK.at(schema=schema)()
     compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
     [(given_out, is_left, is_last)] = compared
     if not given_out or (is_left and not is_last):

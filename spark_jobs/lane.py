@@ -13,9 +13,9 @@ from uuid import UUID
 import psycopg
 
 from inbox.claim import MAX_BYTES, Share, reaping_rows
+from mailroom.clock import DURABLE
 from mailroom.errors import MailroomError
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.stamping import DURABLE
 from mailroom.transaction import run
 from spark_jobs.archive import EpochFile, Series, attempt_in, attempt_of, run_raw
 from spark_jobs.folder import Folder, folder, shown

@@ -13,12 +13,11 @@ import sqlalchemy
 from dispatcher.janitor import raising_floor
 from inbox import Inbox, Skip
 from mailroom import codec, locks
-from mailroom.clock import MAX_CLOCK, ClockOverflow
+from mailroom.clock import CEILING_STEP, LOCK, MAX_CLOCK, ClockOverflow
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
 from mailroom.executable import PARTS, unwired
 from mailroom.registration import register_target
-from mailroom.stamping import CEILING_STEP, LOCK
 from mailroom.testing import execute
 from mailroom.transaction import run
 from outbox import Executable, Store

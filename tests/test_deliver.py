@@ -14,9 +14,8 @@ from dispatcher import deliverer
 from dispatcher.deliver import SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from dispatcher.floor import Start
-from mailroom.clock import MAX_CLOCK, ClockOverflow, stamp
+from mailroom.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling, stamp
 from mailroom.operation import Operation
-from mailroom.stamping import CEILING_STEP, raising_ceiling
 from mailroom.transaction import run
 from outbox import Outbox
 from tests.databases import Connect

@@ -88,7 +88,7 @@ def _skip_locked_in_key() -> None:
 @_mutant("no fence: whoever believes that it leads delivers, without the dispatch lock")
 def _no_fence() -> None:
     from dispatcher.lease import Lease
-    from mailroom import stamping
+    from mailroom import clock
 
     def taking(self: Lease, *_: object) -> Operation[bool]:
         self.epoch = 1
@@ -96,7 +96,7 @@ def _no_fence() -> None:
         return True
 
     _put(Lease, "taking", taking)
-    _rewrite(stamping.LOCK, stamping.LOCK.template, "SELECT true")
+    _rewrite(clock.LOCK, clock.LOCK.template, "SELECT true")
 
 
 @_mutant("after an unknown commit the transaction is run again", "F9")
@@ -184,9 +184,9 @@ def _batch_not_held() -> None:
 
 @_mutant("the clock's ceiling is raised without waiting for the disk", "F6", lossy=True, habits=Habits(ceiling_step=20))
 def _ceiling_not_durable() -> None:
-    from mailroom import stamping
+    from mailroom import clock
 
-    _rewrite(stamping.DURABLE, "'on'", "'off'")
+    _rewrite(clock.DURABLE, "'on'", "'off'")
 
 
 @_mutant(

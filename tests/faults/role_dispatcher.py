@@ -4,7 +4,7 @@ import asyncio
 
 from dispatcher import lane, lease
 from dispatcher.daemon import Dispatcher, Executor, run_until_signalled
-from mailroom import stamping
+from mailroom import clock
 from tests.faults.role import Control
 from tests.faults.task import Task
 
@@ -17,7 +17,7 @@ def play(task: Task, control: Control) -> None:
         (lease, "LEASE_S", task.habits.lease_s),
         (lease, "RENEW_S", task.habits.lease_s / 3),
         (lane, "RENEW_S", task.habits.lease_s / 3),
-        (stamping, "CEILING_STEP", task.habits.ceiling_step),
+        (clock, "CEILING_STEP", task.habits.ceiling_step),
     ):
         setattr(module, name, value)
     lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS) for make in (Dispatcher, Executor)]
