@@ -11,6 +11,7 @@ import psycopg
 from dispatcher.janitor import Janitor
 from dispatcher.lane import KEEPER, open_session
 from mailroom import backoff
+from mailroom.errors import ConnectionFailed
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -39,7 +40,7 @@ class House:
                         unfinished = await self._janitor.keep_house(session)
                         failures = 0
                         await asyncio.sleep(BUSY_INTERVAL_S if unfinished else INTERVAL_S)
-            except (psycopg.Error, OSError, TimeoutError) as error:
+            except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if pause_s >= 1:  # before that, the lane has lost its connections too, and says so

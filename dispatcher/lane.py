@@ -25,11 +25,11 @@ from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_
 from mailroom import backoff, settings
 from mailroom import schema as node
 from mailroom.bell import Bell
-from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
 from mailroom.pooler import is_pooled
 from mailroom.severing import answered, sever
-from mailroom.sqlstate import DRIVERS_OWN, is_held_up
+from mailroom.sqlstate import OF_THE_SESSION, is_held_up
 from mailroom.transaction import run_async
 
 if TYPE_CHECKING:
@@ -124,9 +124,11 @@ class Lane(ABC):
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                if not connected and isinstance(error, psycopg.OperationalError):
+                if not connected and isinstance(error, ConnectionFailed):
+                    raise
+                if not connected and isinstance(error, psycopg.OperationalError):  # lost right behind it
                     raise settings.connection_failed(error) from None
-                if not self._has_begun and not isinstance(error, DRIVERS_OWN):
+                if not self._has_begun and not isinstance(error, OF_THE_SESSION):
                     raise
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
@@ -156,7 +158,7 @@ class Lane(ABC):
             await answered(keeper, run_async(keeper, self._lease.giving_up()), SEVER_AFTER_S)
 
     def _log(self, error: Exception) -> None:
-        if isinstance(error, DRIVERS_OWN):
+        if isinstance(error, OF_THE_SESSION):
             log.warning("lost the database (%s), connecting again", type(error).__name__)
         elif isinstance(error, MailroomError):
             log.error("%s: trying again: %s", self.role, error)

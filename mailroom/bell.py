@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from mailroom import backoff, locks, settings
+from mailroom.errors import ConnectionFailed
 from mailroom.operation import Operation, Sql
 from mailroom.pooler import is_pooled
 from mailroom.severing import answered, sever
@@ -65,7 +66,7 @@ class Bell:
                     failures = 0
                     self.ring()
                     await self.attend(connection)
-            except (psycopg.Error, OSError, TimeoutError) as error:
+            except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
                 # Any trouble with LISTEN leaves polling; it is never a reason to stop.
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)

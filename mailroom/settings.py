@@ -148,10 +148,12 @@ def _pooled(text: str, role: str, settings: Mapping[str, str], autocommit: bool)
 
 
 async def connect_async(text: str, role: str, settings: Mapping[str, str] = SESSION) -> psycopg.AsyncConnection:
-    """Open an autocommit session of our own; psycopg's errors come as they are."""
+    """Open an autocommit session of our own, or raise `ConnectionFailed` as `connect` does."""
     try:
         with CONNECT_TIMES.measured(text):
             return await _direct_async(text, role, settings) or await _pooled_async(text, role, settings)
+    except psycopg.OperationalError as error:
+        raise connection_failed(error) from None
     except asyncio.CancelledError as error:
         # Its frames hold the connection that was being made, and whoever keeps the cancellation would keep that open.
         raise error.with_traceback(None) from None

@@ -5,6 +5,8 @@ from typing import Any
 
 import psycopg
 
+from mailroom.errors import ConnectionFailed
+
 # Lost to another transaction, or to somebody who holds a lock: serialization, deadlock, lock timeout.
 AGAIN = frozenset({"40001", "40P01", "55P03"})
 CANCELLED = "57014"  # a timeout for statements, or somebody who cancelled it
@@ -24,7 +26,8 @@ OF_THE_DATA = {
 # Resources, intervention, system, a snapshot too old, the configuration file.
 OF_THE_SERVER = frozenset({"53", "57", "58", "72", "F0"})
 CORRUPTED = frozenset({"XX001", "XX002"})
-DRIVERS_OWN = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError)
+# Without a code of the server, these say that the session was lost or could not be made.
+OF_THE_SESSION = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError, ConnectionFailed)
 
 
 class Meaning(Enum):
@@ -61,7 +64,7 @@ def meaning(error: BaseException, connection: object = None) -> Meaning:
     if code := sqlstate(error):
         return meaning_of_code(code)
     # psycopg's own: a session that ended right behind a BEGIN or COMMIT gave two answers to it (InternalError).
-    return Meaning.LOST if isinstance(getattr(error, "orig", None) or error, DRIVERS_OWN) else Meaning.OTHER
+    return Meaning.LOST if isinstance(getattr(error, "orig", None) or error, OF_THE_SESSION) else Meaning.OTHER
 
 
 def is_held_up(error: BaseException) -> bool:

@@ -37,11 +37,11 @@ AnyAsyncConnection: TypeAlias = (
 T = TypeVar("T")
 
 
-def run(connection: AnyConnection, operation: Operation[T]) -> T:
-    """Run `operation` on a sync connection and return its result."""
+def run(connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None) -> T:
+    """Run `operation` on a sync connection and return its result; on psycopg's by `cursors`, if they are given."""
     perform: Callable[[Step], list[Any]]
     if isinstance(connection, psycopg.Connection):
-        perform = partial(_psycopg_step, connection)
+        perform = partial(_psycopg_step, connection, cursors=cursors or PlainCursor)
     else:
         perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
     resume: Callable[[Any], Step] = operation.send
@@ -190,10 +190,12 @@ def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[A
         raise psycopg.OperationalError("the server ended the session at the end of a COPY") from error
 
 
-def _psycopg_step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
+def _psycopg_step(
+    connection: psycopg.Connection[Any], step: Step, cursors: type[PlainCursor] = PlainCursor
+) -> list[Any]:
     match step:
         case Execute(statement, values):
-            with in_utf8(connection), PlainCursor(connection) as cursor:
+            with in_utf8(connection), cursors(connection) as cursor:
                 cursor.execute(statement.sql, values, prepare=True, binary=True)
                 return cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):

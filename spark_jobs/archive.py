@@ -8,20 +8,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import IO, Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.adapt import AdaptersMap
-from psycopg.rows import TupleRow
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 from pyarrow import parquet
 
 from mailroom import message
-from mailroom.operation import Execute, Operation, Row, T
+from mailroom.operation import Row
 from mailroom.transaction import PlainCursor
 from spark_jobs.folder import Folder
 
@@ -77,27 +75,9 @@ class RawCursor(PlainCursor):
 
     adapters = AdaptersMap(PlainCursor.adapters)
 
-    def __init__(self, connection: "psycopg.Connection[TupleRow]") -> None:
-        super().__init__(connection)
-
 
 RawCursor.adapters.register_loader("uuid", ByteaBinaryLoader)
 RawCursor.adapters.register_loader("timestamp", Int8BinaryLoader)
-
-
-def run_raw(connection: psycopg.Connection, operation: Operation[T]) -> T:
-    """`mailroom.transaction.run` with a `RawCursor`, in a transaction that is open."""
-    rows: list[Row] | None = None
-    while True:
-        try:
-            step = operation.send(rows)
-        except StopIteration as stop:
-            return cast(T, stop.value)
-        rows = []
-        if isinstance(step, Execute):
-            with RawCursor(connection) as cursor:
-                cursor.execute(step.statement.sql, step.values, prepare=True, binary=True)
-                rows = cursor.fetchall() if step.statement.columns else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mailroom.clock import DURABLE
 from mailroom.errors import MailroomError
 from mailroom.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.transaction import run
-from spark_jobs.archive import EpochFile, Series, attempt_in, attempt_of, run_raw
+from spark_jobs.archive import EpochFile, RawCursor, Series, attempt_in, attempt_of
 from spark_jobs.folder import Folder, folder, shown
 
 log = logging.getLogger("mailroom.spark")
@@ -211,8 +211,8 @@ class Lane:
         while not is_all and file.messages < self._max_messages and file.value_bytes < EPOCH_BYTES:
             total = min(CLAIM, self._max_messages - file.messages)
             wanted = Share(self._keys, total, total)
-            taken, (*_, left, self._cursor, _, _) = run_raw(
-                connection, reaping_rows(self._schema, self._inbox, wanted, self._cursor)
+            taken, (*_, left, self._cursor, _, _) = run(
+                connection, reaping_rows(self._schema, self._inbox, wanted, self._cursor), RawCursor
             )
             is_all = not (taken and left)
             size = file.add(taken)
