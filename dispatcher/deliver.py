@@ -33,13 +33,13 @@ OLDEST_FITTING = """
 # Inserting in key order is 1.5 times as fast as in the order taken. A clock above the ceiling is not given out: then
 # nothing is taken and the caller is told how high the ceiling must be.
 DELIVER = Sql(
-    f"""
+    """
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
-{START},
+{start},
 route AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed
-    FROM (SELECT topic, inbox, true FROM {{schema}}.subscription
-          UNION ALL SELECT name, name, false FROM {{schema}}.inbox_registry) AS r (topic, inbox, subscribed)
+    FROM (SELECT topic, inbox, true FROM {schema}.subscription
+          UNION ALL SELECT name, name, false FROM {schema}.inbox_registry) AS r (topic, inbox, subscribed)
     GROUP BY topic, inbox),
 reach AS MATERIALIZED (
     SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers FROM route GROUP BY topic),
@@ -47,15 +47,15 @@ batch AS MATERIALIZED (
     SELECT max(position) FILTER (WHERE fits) AS last, count(*) FILTER (WHERE fits) AS messages,
            max(after_clock) FILTER (WHERE fits) AS after_clock,
            count(*) = %(rows)s::bigint OR NOT bool_and(fits) AS more
-    FROM ({OLDEST_FITTING}) AS o),
+    FROM ({oldest_fitting}) AS o),
 stamp AS MATERIALIZED (
     SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
-    FROM batch, {{schema}}.node AS n,
-         LATERAL (SELECT greatest(last_value, after_clock) FROM {{schema}}.clock) AS c (base)),
+    FROM batch, {schema}.node AS n,
+         LATERAL (SELECT greatest(last_value, after_clock) FROM {schema}.clock) AS c (base)),
 taken AS (
-    DELETE FROM {{schema}}.outbox
+    DELETE FROM {schema}.outbox
     WHERE position > (SELECT position FROM start) AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)
-    RETURNING position, deliver_at, {MESSAGE}),
+    RETURNING position, deliver_at, {message}),
 fated AS MATERIALIZED (
     SELECT n.*, inboxes, CASE WHEN expires_at <= now THEN 'expired'
                               WHEN deliver_at > now THEN 'scheduled'
@@ -67,19 +67,19 @@ fated AS MATERIALIZED (
     FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin FROM taken t, stamp) AS n
     CROSS JOIN moment LEFT JOIN reach USING (topic)),
 delivered AS (
-    INSERT INTO {{schema}}.inbox (inbox, clock, sent_clock, origin, {MESSAGE})
-    SELECT inbox, clock, clock, origin, {MESSAGE} FROM fated JOIN route USING (topic)
+    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+    SELECT inbox, clock, clock, origin, {message} FROM fated JOIN route USING (topic)
     WHERE fate = 'delivered' AND (kind <> 'E' OR subscribed)
     ORDER BY inbox, key, clock
     RETURNING inbox),
 scheduled AS (
-    INSERT INTO {{schema}}.scheduled (deliver_at, position, {MESSAGE})
-    SELECT deliver_at, position, {MESSAGE} FROM fated WHERE fate = 'scheduled'),
+    INSERT INTO {schema}.scheduled (deliver_at, position, {message})
+    SELECT deliver_at, position, {message} FROM fated WHERE fate = 'scheduled'),
 dead AS (
-    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
+    INSERT INTO {schema}.dead_letter (stage, reason, {message})
     SELECT 'deliver', CASE WHEN inboxes > 1
                            THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', inboxes)
-                           ELSE 'no inbox gets this topic' END, {MESSAGE}
+                           ELSE 'no inbox gets this topic' END, {message}
     FROM fated WHERE fate = 'dead' ORDER BY clock),
 fates AS MATERIALIZED (
     SELECT max(clock) AS clock, max(position) AS last, count(*) AS taken,
@@ -87,20 +87,26 @@ fates AS MATERIALIZED (
            count(*) FILTER (WHERE fate = 'unrouted') AS unrouted, count(*) FILTER (WHERE fate = 'dead') AS dead
     FROM fated),
 touched AS MATERIALIZED (
-    SELECT inbox, to_regclass('{{schema}}.inbox_' || inbox) AS partition, count(*) AS rows
+    SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox),
 woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify({PARTITION_CHANNEL}, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock({locks.ASLEEP}, {PARTITION_KEY}))
+    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
+    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
 SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
-       fates.last, setval('{{schema}}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+       fates.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT count FROM woken), coalesce(more, false),
-       (SELECT coalesce(pg_catalog.array_agg(inbox), '{{}}'::text[]) FROM touched),
-       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {{schema}}.outbox_position_seq),
+       (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched),
+       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start)
 FROM fates, stamp
 """,
     columns=(*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]"),
+    start=START,
+    oldest_fitting=OLDEST_FITTING,
+    message=MESSAGE,
+    partition_channel=PARTITION_CHANNEL,
+    asleep_lock=locks.ASLEEP,
+    partition_key=PARTITION_KEY,
 )
 
 
@@ -141,19 +147,20 @@ def delivering(
 # Scheduled messages that are due go back to the outbox: then they are stamped, routed and, if need be, expired by the
 # one statement that does so, and the doorbell wakes whoever is to run it.
 RELEASE = Sql(
-    f"""
+    """
 WITH due AS MATERIALIZED (
-    SELECT deliver_at, position FROM {{schema}}.scheduled
+    SELECT deliver_at, position FROM {schema}.scheduled
     WHERE deliver_at <= coalesce(%(now)s::timestamptz, clock_timestamp())
     ORDER BY deliver_at, position LIMIT %(rows)s::bigint FOR UPDATE SKIP LOCKED),
 gone AS (
-    DELETE FROM {{schema}}.scheduled s USING due WHERE (s.deliver_at, s.position) = (due.deliver_at, due.position)
+    DELETE FROM {schema}.scheduled s USING due WHERE (s.deliver_at, s.position) = (due.deliver_at, due.position)
     RETURNING s.*),
 back AS (
-    INSERT INTO {{schema}}.outbox ({MESSAGE}) SELECT {MESSAGE} FROM gone ORDER BY deliver_at, position RETURNING 1)
+    INSERT INTO {schema}.outbox ({message}) SELECT {message} FROM gone ORDER BY deliver_at, position RETURNING 1)
 SELECT count(*) FROM back
 """,
     columns=("bigint",),
+    message=MESSAGE,
 )
 
 

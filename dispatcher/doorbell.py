@@ -22,8 +22,18 @@ UNSURE_POLL_S = 0.05  # sleep at most so long after not having been awake: write
 
 AWAKE_KEY = locks.key("'{schema}.{outbox}'::regclass")
 # Tried, not waited for: a session in the queue for the lock would make writers believe that somebody is awake.
-TAKE = Sql(f"SELECT pg_try_advisory_lock({locks.AWAKE}, {AWAKE_KEY})", columns=("boolean",))
-LET_GO = Sql(f"SELECT pg_advisory_unlock({locks.AWAKE}, {AWAKE_KEY})", columns=("boolean",))
+TAKE = Sql(
+    "SELECT pg_try_advisory_lock({awake_lock}, {awake_key})",
+    columns=("boolean",),
+    awake_lock=locks.AWAKE,
+    awake_key=AWAKE_KEY,
+)
+LET_GO = Sql(
+    "SELECT pg_advisory_unlock({awake_lock}, {awake_key})",
+    columns=("boolean",),
+    awake_lock=locks.AWAKE,
+    awake_key=AWAKE_KEY,
+)
 
 
 class Doorbell:

@@ -61,13 +61,16 @@ HELD = f"""
 """
 # Our own settings of the transaction went with the others. And a call may have removed what is to be executed after it.
 LOOK = Sql(
-    f"""
-SELECT set_config('lock_timeout', %(lock_timeout)s::text, true), {OWN},
-       EXISTS ({HELD} AND NOT (objsubid = 2 AND classid::bigint = {locks.DISPATCH}))
+    """
+SELECT set_config('lock_timeout', %(lock_timeout)s::text, true), {own},
+       EXISTS ({held} AND NOT (objsubid = 2 AND classid::bigint = {dispatch_lock}))
        OR pg_catalog.cardinality(%(next)s::bigint[])
-           > (SELECT count(*) FROM {{schema}}.outbox_executable WHERE position = ANY(%(next)s::bigint[]))
+           > (SELECT count(*) FROM {schema}.outbox_executable WHERE position = ANY(%(next)s::bigint[]))
 """,
     columns=(*("text",) * 4, "boolean"),
+    own=OWN,
+    held=HELD,
+    dispatch_lock=locks.DISPATCH,
 )
 
 
@@ -143,7 +146,7 @@ END $clear$
 )
 # One that was taken twice is one row here.
 UNLOCK = Sql(
-    f"""
+    """
 SELECT coalesce(bool_or(CASE WHEN is_pair AND is_shared THEN pg_advisory_unlock_shared(high, low)
                              WHEN is_pair THEN pg_advisory_unlock(high, low)
                              WHEN is_shared THEN pg_advisory_unlock_shared(whole)
@@ -152,10 +155,11 @@ FROM (SELECT objsubid = 2 AS is_pair, mode = 'ShareLock' AS is_shared,
              (classid::bigint << 32) | objid::bigint AS whole,
              ((classid::bigint # 2147483648) - 2147483648)::integer AS high,
              ((objid::bigint # 2147483648) - 2147483648)::integer AS low
-      FROM ({HELD}) AS l
+      FROM ({held}) AS l
       OFFSET 0) AS held
 """,
     columns=("boolean",),
+    held=HELD,
 )
 
 

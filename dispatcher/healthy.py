@@ -16,14 +16,17 @@ PASSED_ROWS = 1_000  # in one transaction: records of failures wait for it
 # Is the key of the first message above in trouble, or has much been reaped below it, which may lie dead in the index?
 # Mostly neither, and there is nothing to do.
 LAGS = Sql(
-    f"""
-SELECT NOT {HEALTHY % "i.key"} OR i.clock - greatest(r.floor, r.healthy_floor) > {STEP}
-FROM {{schema}}.inbox_registry AS r, LATERAL (
-    SELECT key, clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > greatest(r.floor, r.healthy_floor)
-    ORDER BY {BY_CLOCK} LIMIT 1) AS i
-WHERE name = '{{inbox}}'
+    """
+SELECT NOT {healthy} OR i.clock - greatest(r.floor, r.healthy_floor) > {step}
+FROM {schema}.inbox_registry AS r, LATERAL (
+    SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > greatest(r.floor, r.healthy_floor)
+    ORDER BY {by_clock} LIMIT 1) AS i
+WHERE name = '{inbox}'
 """,
     columns=("boolean",),
+    healthy=HEALTHY % "i.key",
+    step=STEP,
+    by_clock=BY_CLOCK,
 )
 # Passed over while a replay has it, for as long as its caller does not commit: it lowers this floor, too.
 HOLD = Sql(
@@ -35,34 +38,37 @@ HOLD = Sql(
 # gets 40001. What this snapshot cannot see yet has a higher clock than what it sees, or is being replayed, and then
 # the replay lowers the floor. `well` only keeps it from locking more than is passed.
 PASS = Sql(
-    f"""
+    """
 WITH oldest AS MATERIALIZED (
-    SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
-    WHERE {BY_CLOCK} > (SELECT greatest(floor, healthy_floor) FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}')
-    ORDER BY {BY_CLOCK} LIMIT %(rows)s::bigint),
+    SELECT key, clock FROM {schema}.inbox_{inbox}
+    WHERE {by_clock} > (SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
+    ORDER BY {by_clock} LIMIT %(rows)s::bigint),
 well AS MATERIALIZED (
     SELECT clock FROM (SELECT * FROM oldest) AS o
-    WHERE {HEALTHY % "o.key"}
+    WHERE {healthy}
     ORDER BY clock LIMIT 1),
 held AS MATERIALIZED (
     SELECT s.key FROM (
-        SELECT DISTINCT key FROM oldest WHERE clock < coalesce((SELECT clock FROM well), {2**63 - 1})) AS o, LATERAL (
-        SELECT key FROM {{schema}}.key_state AS k WHERE k.inbox = '{{inbox}}' AND k.key = o.key
+        SELECT DISTINCT key FROM oldest WHERE clock < coalesce((SELECT clock FROM well), {max_clock})) AS o, LATERAL (
+        SELECT key FROM {schema}.key_state AS k WHERE k.inbox = '{inbox}' AND k.key = o.key
         FOR NO KEY UPDATE SKIP LOCKED) AS s),
 stop AS MATERIALIZED (
     SELECT min(clock) AS clock FROM oldest WHERE NOT EXISTS (SELECT FROM held WHERE held.key = oldest.key)),
 passed AS MATERIALIZED (
     SELECT key, max(clock) AS clock FROM oldest
-    WHERE clock < coalesce((SELECT clock FROM stop), {2**63 - 1}) GROUP BY key),
+    WHERE clock < coalesce((SELECT clock FROM stop), {max_clock}) GROUP BY key),
 kept AS (
-    UPDATE {{schema}}.key_state AS s SET alone_to = p.clock FROM passed AS p
-    WHERE s.inbox = '{{inbox}}' AND s.key = p.key AND s.alone_to < p.clock)
-UPDATE {{schema}}.inbox_registry SET healthy_floor = reached.clock
+    UPDATE {schema}.key_state AS s SET alone_to = p.clock FROM passed AS p
+    WHERE s.inbox = '{inbox}' AND s.key = p.key AND s.alone_to < p.clock)
+UPDATE {schema}.inbox_registry SET healthy_floor = reached.clock
 FROM (SELECT coalesce((SELECT clock FROM stop) - 1, (SELECT max(clock) FROM oldest)) AS clock) AS reached
-WHERE name = '{{inbox}}' AND healthy_floor < reached.clock
+WHERE name = '{inbox}' AND healthy_floor < reached.clock
 RETURNING (SELECT clock FROM stop) IS NULL AND (SELECT count(*) FROM oldest) = %(rows)s::bigint
 """,
     columns=("boolean",),
+    by_clock=BY_CLOCK,
+    healthy=HEALTHY % "o.key",
+    max_clock=2**63 - 1,
 )
 
 

@@ -232,12 +232,13 @@ def listing_troubled(schema: str) -> Operation[dict[str, bool]]:
 # -- Floors -----------------------------------------------------------------------------------------------------------
 
 LOOK = Sql(
-    f"""
-SELECT floor, (SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > r.floor ORDER BY {BY_CLOCK} LIMIT 1),
+    """
+SELECT floor, (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
        last_value
-FROM {{schema}}.inbox_registry r, {{schema}}.clock WHERE name = '{{inbox}}'
+FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
 """,
     columns=("bigint", "bigint", "bigint"),
+    by_clock=BY_CLOCK,
 )
 
 
@@ -253,8 +254,9 @@ HOLD = Sql(
     columns=("bigint",),
 )
 OLDEST = Sql(
-    f"SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(floor)s::bigint ORDER BY {BY_CLOCK} LIMIT 1",
+    "SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > %(floor)s::bigint ORDER BY {by_clock} LIMIT 1",
     columns=("bigint",),
+    by_clock=BY_CLOCK,
 )
 CLOCK = Sql("SELECT last_value FROM {schema}.clock", columns=("bigint",))
 RAISE = Sql(

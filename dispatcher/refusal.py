@@ -37,35 +37,37 @@ def reason_of(sqlstate: str, *names: str | None) -> str:
 
 # Those that a delivery would drop or put aside are not asked about.
 ASK = Sql(
-    f"""
-WITH {START}
+    """
+WITH {start}
 SELECT count(*), set_config('mailroom.asked', coalesce(pg_catalog.array_agg(position ORDER BY position) FILTER (
-    WHERE (deliver_at <= now) IS NOT FALSE AND (expires_at > now) IS NOT FALSE), '{{}}')::text, true)
-FROM ({OLDEST_FITTING}) AS o, (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS m (now)
+    WHERE (deliver_at <= now) IS NOT FALSE AND (expires_at > now) IS NOT FALSE), '{}')::text, true)
+FROM ({oldest_fitting}) AS o, (SELECT coalesce(%(now)s::timestamptz, clock_timestamp())) AS m (now)
 WHERE fits
 """,
     columns=("bigint", "text"),
+    start=START,
+    oldest_fitting=OLDEST_FITTING,
 )
 # A block has no parameters and no result, so both are settings of the transaction. Copies are inserted one by one; a
 # refusal undoes those since the one before, and leaves the cursor where it is: so all are tried once, however many are
 # refused. Done from here, with savepoints or by halves, one refused message cost 2 s. Who gets what is the rule of the
 # delivery's statement. All is undone in the end.
 TRY = Sql(
-    f"""
+    """
 DO $sift$
 DECLARE
     copies CURSOR FOR
         SELECT r.inbox, o.*, n.id AS origin
-        FROM {{schema}}.outbox AS o, {{schema}}.node AS n,
-             LATERAL (SELECT s.inbox FROM {{schema}}.subscription AS s WHERE s.topic = o.topic
-                      UNION SELECT i.name FROM {{schema}}.inbox_registry AS i
+        FROM {schema}.outbox AS o, {schema}.node AS n,
+             LATERAL (SELECT s.inbox FROM {schema}.subscription AS s WHERE s.topic = o.topic
+                      UNION SELECT i.name FROM {schema}.inbox_registry AS i
                       WHERE i.name = o.topic AND o.kind <> 'E') AS r
         WHERE o.position = ANY (current_setting('mailroom.asked')::bigint[])
         ORDER BY o.position;
     copy record;
-    stamp bigint := (SELECT last_value FROM {{schema}}.clock);
+    stamp bigint := (SELECT last_value FROM {schema}.clock);
     skipped bigint;
-    refused text[] := '{{}}';
+    refused text[] := '{}';
     of_state text; of_constraint text; of_table text; of_column text;
 BEGIN
     BEGIN
@@ -77,11 +79,11 @@ BEGIN
                     EXIT WHEN NOT FOUND;
                     CONTINUE WHEN copy.position = skipped;
                     stamp := stamp + 1;
-                    INSERT INTO {{schema}}.inbox (inbox, clock, sent_clock, origin, {MESSAGE})
-                    VALUES (copy.inbox, stamp, stamp, copy.origin, copy.{MESSAGE.replace(", ", ", copy.")});
+                    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+                    VALUES (copy.inbox, stamp, stamp, copy.origin, copy.{copied});
                 END LOOP;
                 EXIT;
-            EXCEPTION WHEN {" OR ".join(OF_THE_DATA.values())} THEN
+            EXCEPTION WHEN {conditions} THEN
                 GET STACKED DIAGNOSTICS of_state = RETURNED_SQLSTATE, of_constraint = CONSTRAINT_NAME,
                                         of_table = TABLE_NAME, of_column = COLUMN_NAME;
                 skipped := copy.position;
@@ -94,7 +96,10 @@ BEGIN
     END;
     PERFORM set_config('mailroom.refused', '[' || array_to_string(refused, ',') || ']', true);
 END $sift$
-"""
+""",
+    message=MESSAGE,
+    copied=MESSAGE.replace(", ", ", copy."),
+    conditions=" OR ".join(OF_THE_DATA.values()),
 )
 ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
@@ -112,17 +117,18 @@ def sifting(
 
 # By their positions: others may by now stand before those that were refused.
 BURY = Sql(
-    f"""
+    """
 WITH refused AS (
     SELECT * FROM unnest(%(positions)s::bigint[], %(reasons)s::text[]) AS r (position, reason)),
 gone AS (
-    DELETE FROM {{schema}}.outbox WHERE position = ANY (%(positions)s::bigint[]) RETURNING position, {MESSAGE}),
+    DELETE FROM {schema}.outbox WHERE position = ANY (%(positions)s::bigint[]) RETURNING position, {message}),
 dead AS (
-    INSERT INTO {{schema}}.dead_letter (stage, reason, {MESSAGE})
-    SELECT 'deliver', reason, {MESSAGE} FROM gone JOIN refused USING (position) ORDER BY position)
+    INSERT INTO {schema}.dead_letter (stage, reason, {message})
+    SELECT 'deliver', reason, {message} FROM gone JOIN refused USING (position) ORDER BY position)
 SELECT count(*) FROM gone
 """,
     columns=("bigint",),
+    message=MESSAGE,
 )
 
 

@@ -19,8 +19,11 @@ OWN = (
     "set_config('standard_conforming_strings', 'on', true)"
 )
 LOCK = Sql(
-    f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {EXECUTABLE_KEY}) IS NULL, {OWN}",
+    "SELECT pg_advisory_xact_lock({dispatch_lock}, {executable_key}) IS NULL, {own}",
     columns=("boolean", "text", "text", "text"),
+    dispatch_lock=locks.DISPATCH,
+    executable_key=EXECUTABLE_KEY,
+    own=OWN,
 )
 
 
@@ -49,18 +52,18 @@ UNDER_WAY = """
 # all while a range is under way: a lower position may commit meanwhile, and would see half of it. Nothing behind the
 # barrier is read, or many of them would cost their square.
 OLDEST = Sql(
-    f"""
-WITH {START},
+    """
+WITH {start},
 barrier AS MATERIALIZED (
     SELECT position FROM (
         SELECT position, version, operation
-        FROM {{schema}}.outbox_executable WHERE position > (SELECT position FROM start)
+        FROM {schema}.outbox_executable WHERE position > (SELECT position FROM start)
         ORDER BY position LIMIT %(rows)s::bigint) AS s
     WHERE version = 1 AND operation = 'delete_range' ORDER BY position LIMIT 1),
 head AS MATERIALIZED (
     SELECT position, coalesce(octet_length(value), 0) + coalesce(octet_length(expected), 0)
            + coalesce(octet_length(arguments::text), 0) AS bytes
-    FROM {{schema}}.outbox_executable WHERE position > (SELECT position FROM start) AND NOT EXISTS ({UNDER_WAY})
+    FROM {schema}.outbox_executable WHERE position > (SELECT position FROM start) AND NOT EXISTS ({under_way})
       AND position < coalesce((SELECT position FROM barrier), 9223372036854775807)
     ORDER BY position LIMIT %(rows)s::bigint),
 summed AS (
@@ -68,12 +71,15 @@ summed AS (
 last AS MATERIALIZED (
     SELECT max(position) AS position FROM summed WHERE before < %(bytes)s::bigint)
 SELECT o.*, (SELECT count(*) FROM head), EXISTS (SELECT FROM barrier),
-       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {{schema}}.outbox_executable_position_seq), running
+       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_executable_position_seq), running
 FROM start LEFT JOIN LATERAL (
-    SELECT {COLUMNS} FROM {{schema}}.outbox_executable
+    SELECT {names} FROM {schema}.outbox_executable
     WHERE position > start.position AND position <= (SELECT position FROM last) ORDER BY position) AS o ON true
 """,
     columns=(*TYPES, "bigint", "boolean", "bigint", "text[]"),
+    start=START,
+    under_way=UNDER_WAY,
+    names=COLUMNS,
 )
 
 
@@ -99,13 +105,16 @@ def looking_at_oldest(schema: str, *, start: Start, rows: int, max_bytes: int) -
 
 
 NEXT = Sql(
-    f"""
-WITH {START}
-SELECT {COLUMNS} FROM {{schema}}.outbox_executable WHERE position = coalesce(({UNDER_WAY}), (
-    SELECT position FROM {{schema}}.outbox_executable WHERE position > (SELECT position FROM start)
+    """
+WITH {start}
+SELECT {names} FROM {schema}.outbox_executable WHERE position = coalesce(({under_way}), (
+    SELECT position FROM {schema}.outbox_executable WHERE position > (SELECT position FROM start)
     ORDER BY position LIMIT 1))
 """,
     columns=TYPES,
+    start=START,
+    names=COLUMNS,
+    under_way=UNDER_WAY,
 )
 # By their positions, and not by range: one with a lower position may have committed since the look.
 REMOVE = Sql(

@@ -70,37 +70,46 @@ FITTING = f"""fitting AS MATERIALIZED (
                            FROM picked WINDOW oldest AS (ORDER BY clock ROWS UNBOUNDED PRECEDING)) AS o
         WHERE is_over ORDER BY clock LIMIT 1), {2**63 - 1}))"""
 REAP_KEY = Sql(
-    f"""
-WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
+    """
+WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 head AS MATERIALIZED (
-    SELECT clock FROM {{schema}}.inbox_{{inbox}}
+    SELECT clock FROM {schema}.inbox_{inbox}
     WHERE key = %(key)s::text
-      AND clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
+      AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                    WHERE key = %(key)s::text AND clock > (SELECT floor FROM bound))
-      AND {NOT_WAITING.replace("%s", "%(key)s::text")}
+      AND {not_waiting}
     FOR UPDATE),
 picked AS MATERIALIZED (
     SELECT i.* FROM head, LATERAL (
-        SELECT {PICKED} FROM {{schema}}.inbox_{{inbox}}
+        SELECT {picked} FROM {schema}.inbox_{inbox}
         WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),
-{FITTING % SIZE},
+{fitting},
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
-{HEALED}
-SELECT {SELECTED}, NULL::boolean FROM gone
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+{healed}
+SELECT {selected}, NULL::boolean FROM gone
 UNION ALL
-SELECT {NULLS}, {UNPINNED}
+SELECT {nulls}, {unpinned}
 ORDER BY clock
 """,
     columns=(*COLUMNS, "boolean"),
+    not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
+    picked=PICKED,
+    fitting=FITTING % SIZE,
+    healed=HEALED,
+    selected=SELECTED,
+    nulls=NULLS,
+    unpinned=UNPINNED,
 )
 HAS_MORE = Sql(
-    f"""
-SELECT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text AND clock > (
-                   SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'))
-       AND {NOT_WAITING.replace("%s", "%(key)s::text")}, {UNPINNED}
+    """
+SELECT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock > (
+                   SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'))
+       AND {not_waiting}, {unpinned}
 """,
     columns=("boolean", "boolean"),
+    not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
+    unpinned=UNPINNED,
 )
 
 
@@ -140,76 +149,88 @@ WALK = f"""
             SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
             WHERE key %s AND clock > (SELECT healthy FROM bound) ORDER BY key, clock LIMIT 1) AS i OFFSET 0"""
 REAP_ANY = Sql(
-    f"""
+    """
 WITH RECURSIVE bound AS MATERIALIZED (
-    SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
+    SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 due AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
-        SELECT key FROM {{schema}}.key_state
-        WHERE inbox = '{{inbox}}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
-        SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i
-        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
+        SELECT key FROM {schema}.key_state
+        WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
+        SELECT key, clock FROM {schema}.inbox_{inbox} AS i
+        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
         FOR UPDATE SKIP LOCKED) AS l
-    LIMIT {{due}}),
+    LIMIT {due}),
 oldest AS MATERIALIZED (
-    SELECT key, clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > (SELECT healthy FROM bound)
-    ORDER BY {BY_CLOCK} LIMIT {{window}}),
+    SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > (SELECT healthy FROM bound)
+    ORDER BY {by_clock} LIMIT {window}),
 head AS MATERIALIZED (SELECT key, min(clock) AS clock, count(*) AS rows FROM oldest GROUP BY key),
 wanted AS MATERIALIZED (
-    SELECT least({{keys}}, ceil({{total}}::numeric / avg(least(rows, {{share}}))))::bigint
+    SELECT least({keys}, ceil({total}::numeric / avg(least(rows, {share}))))::bigint
            - (SELECT count(*) FROM due) AS keys,
-           (SELECT count(*) FROM oldest) = {{window}} AS is_full FROM head),
+           (SELECT count(*) FROM oldest) = {window} AS is_full FROM head),
 near AS MATERIALIZED (
     SELECT l.key, l.clock, h.rows
-    FROM (SELECT * FROM head WHERE {HEALTHY % "head.key"} ORDER BY clock) AS h, LATERAL (
-        SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
+    FROM (SELECT * FROM head WHERE {healthy} ORDER BY clock) AS h, LATERAL (
+        SELECT key, clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
 missing AS MATERIALIZED (
     SELECT CASE WHEN is_full THEN keys - (SELECT count(*) FROM near) ELSE 0 END AS keys FROM wanted),
 walk (key, clock, is_healthy, found, step) AS (
-    (SELECT n.key, n.clock, n.found = 1, n.found, 1 FROM missing AS m, LATERAL ({WALK % ">= %(cursor)s::text"}) AS n
+    (SELECT n.key, n.clock, n.found = 1, n.found, 1 FROM missing AS m, LATERAL ({walk_from}) AS n
      WHERE m.keys > 0)
     UNION ALL
-    SELECT n.key, n.clock, n.found = 1, w.found + n.found, w.step + 1 FROM walk AS w, LATERAL ({WALK % "> w.key"}) AS n
-    WHERE w.found < (SELECT keys FROM missing) AND w.step < {MAX_STEPS}),
+    SELECT n.key, n.clock, n.found = 1, w.found + n.found, w.step + 1 FROM walk AS w, LATERAL ({walk_on}) AS n
+    WHERE w.found < (SELECT keys FROM missing) AND w.step < {max_steps}),
 far AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
         SELECT * FROM walk WHERE is_healthy AND key NOT IN (SELECT key FROM near)) AS h, LATERAL (
-        SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = h.key AND i.clock = h.clock
+        SELECT key, clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l),
 locked AS MATERIALIZED (
     SELECT key, clock, true AS is_due FROM due
     UNION ALL SELECT key, clock, false FROM near UNION ALL SELECT key, clock, false FROM far),
-told AS MATERIALIZED (SELECT key, retry_at FROM {{schema}}.in_trouble('{{inbox}}', ARRAY(SELECT key FROM locked))),
+told AS MATERIALIZED (SELECT key, retry_at FROM {schema}.in_trouble('{inbox}', ARRAY(SELECT key FROM locked))),
 had AS MATERIALIZED (
     SELECT key, clock FROM locked AS l
     WHERE NOT EXISTS (SELECT FROM told AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 picked AS MATERIALIZED (
     SELECT i.* FROM had AS h, LATERAL (
-        SELECT {PICKED} FROM {{schema}}.inbox_{{inbox}}
+        SELECT {picked} FROM {schema}.inbox_{inbox}
         WHERE key = h.key AND clock >= h.clock ORDER BY clock
-        LIMIT (SELECT least({{per_key}}, ceil({{total}}::float8 / count(*)::float8))::bigint FROM had)) AS i
-    ORDER BY i.clock LIMIT {{total}}),
-{FITTING % SIZE},
+        LIMIT (SELECT least({per_key}, ceil({total}::float8 / count(*)::float8))::bigint FROM had)) AS i
+    ORDER BY i.clock LIMIT {total}),
+{fitting},
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
-{HEALED}
-SELECT {SELECTED}, NULL::boolean, NULL::text AS cursor, NULL::float8 AS due_in_s, NULL::boolean FROM gone
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+{healed}
+SELECT {selected}, NULL::boolean, NULL::text AS cursor, NULL::float8 AS due_in_s, NULL::boolean FROM gone
 UNION ALL
-SELECT {NULLS}, (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
+SELECT {nulls}, (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
                         OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near)
                         OR EXISTS (SELECT FROM due) FROM wanted),
        (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text
-                    WHEN coalesce(max(walk.found), 0) < m.keys AND coalesce(max(walk.step), 0) < {MAX_STEPS} THEN ''
+                    WHEN coalesce(max(walk.found), 0) < m.keys AND coalesce(max(walk.step), 0) < {max_steps} THEN ''
                     ELSE max(walk.key) || chr(1) END
         FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys),
-       {DUE_IN_S.format("")}, {UNPINNED} OR ({{held}} AND {{schema}}.hold_batch())
+       {due_in_s}, {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """,
     columns=(*COLUMNS, "boolean", "text", "float8", "boolean"),
+    by_clock=BY_CLOCK,
+    healthy=HEALTHY % "head.key",
+    walk_from=WALK % ">= %(cursor)s::text",
+    walk_on=WALK % "> w.key",
+    max_steps=MAX_STEPS,
+    picked=PICKED,
+    fitting=FITTING % SIZE,
+    healed=HEALED,
+    selected=SELECTED,
+    nulls=NULLS,
+    due_in_s=DUE_IN_S.format(""),
+    unpinned=UNPINNED,
 )
 
 

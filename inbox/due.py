@@ -13,25 +13,27 @@ from mailroom.operation import IN_TRANSACTION, Operation, Sql
 # own time, not the transaction's: what was recorded since the transaction began may be due.
 NOW = "(SELECT clock_timestamp())"
 LOCK_HEAD = Sql(
-    f"""
-WITH bound AS MATERIALIZED (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'),
+    """
+WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 head AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
-        SELECT key FROM {{schema}}.key_state
-        WHERE inbox = '{{inbox}}' AND retry_at <= {NOW} ORDER BY retry_at, key) AS d, LATERAL (
-        SELECT key, clock FROM {{schema}}.inbox_{{inbox}} AS i
-        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {{schema}}.inbox_{{inbox}}
+        SELECT key FROM {schema}.key_state
+        WHERE inbox = '{inbox}' AND retry_at <= {now} ORDER BY retry_at, key) AS d, LATERAL (
+        SELECT key, clock FROM {schema}.inbox_{inbox} AS i
+        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT 1)
 SELECT key, clock, NULL::float8 AS due_in_s, NULL::boolean FROM head
 UNION ALL
-SELECT NULL, NULL, (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state
-                    WHERE inbox = '{{inbox}}' AND retry_at < 'infinity' AND retry_at > {NOW}),
-       CASE WHEN NOT EXISTS (SELECT FROM head) THEN {UNPINNED} END
+SELECT NULL, NULL, (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
+                    WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now}),
+       CASE WHEN NOT EXISTS (SELECT FROM head) THEN {unpinned} END
 ORDER BY clock
 """,
     columns=("text", "bigint", "float8", "boolean"),
+    now=NOW,
+    unpinned=UNPINNED,
 )
 # A statement of its own, with the head's lock in hand: its snapshot has all that was recorded before the lock was let
 # go. The last record of this message tells whether it ends here. It parks the message, not the key's others: a mover
@@ -45,43 +47,52 @@ OTHERS = (
 )
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome IN ('park', 'skip'))"
 TAKE_HEAD = Sql(
-    f"""
+    """
 WITH last AS MATERIALIZED (
-    SELECT attempt, outcome, error FROM {{schema}}.attempt
-    WHERE inbox = '{{inbox}}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
+    SELECT attempt, outcome, error FROM {schema}.attempt
+    WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
 share AS MATERIALIZED (
     SELECT CASE WHEN greatest(clock, suspect_to) < %(clock)s::bigint THEN %(limit)s::bigint ELSE 1 END AS rows
-    FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND key = %(key)s::text AND retry_at <= {NOW}),
+    FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at <= {now}),
 picked AS MATERIALIZED (
     SELECT i.* FROM share, LATERAL (
-        SELECT {PICKED} FROM {{schema}}.inbox_{{inbox}}
+        SELECT {picked} FROM {schema}.inbox_{inbox}
         WHERE key = %(key)s::text AND clock >= %(clock)s::bigint ORDER BY clock LIMIT share.rows) AS i),
-{FITTING % SIZE},
+{fitting},
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 parked AS (
-    INSERT INTO {{schema}}.parked ({DELIVERED}) SELECT {DELIVERED} FROM gone WHERE (SELECT outcome = 'park' FROM last)),
+    INSERT INTO {schema}.parked ({delivered}) SELECT {delivered} FROM gone WHERE (SELECT outcome = 'park' FROM last)),
 held AS (
-    UPDATE {{schema}}.key_state AS s
+    UPDATE {schema}.key_state AS s
     SET clock = gone.clock, attempts = last.attempt, retry_at = 'infinity', parked_at = clock_timestamp(),
         last_error = last.error
-    FROM gone, last WHERE s.inbox = '{{inbox}}' AND s.key = gone.key AND last.outcome = 'park'),
+    FROM gone, last WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'park'),
 dead AS (
-    INSERT INTO {{schema}}.dead_letter (stage, reason, inbox, clock, attempts, {MESSAGE})
-    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {MESSAGE}
+    INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, attempts, {message})
+    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {message}
     FROM gone, last WHERE last.outcome = 'skip'),
 well AS (
-    DELETE FROM {{schema}}.key_state AS s USING gone, last
-    WHERE s.inbox = '{{inbox}}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
-SELECT {SELECTED}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')), NULL::float8, NULL::boolean FROM gone
+    DELETE FROM {schema}.key_state AS s USING gone, last
+    WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
+SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')), NULL::float8, NULL::boolean FROM gone
 UNION ALL
-SELECT {NULLS}, NULL,
-       (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state
-        WHERE inbox = '{{inbox}}' AND retry_at < 'infinity' AND ({OTHERS})),
-       {UNPINNED} OR ({{held}} AND {{schema}}.hold_batch())
+SELECT {nulls}, NULL,
+       (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
+        WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND ({others})),
+       {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """,
     columns=(*COLUMNS, "text", "float8", "boolean"),
+    now=NOW,
+    picked=PICKED,
+    fitting=FITTING % SIZE,
+    delivered=DELIVERED,
+    message=MESSAGE,
+    selected=SELECTED,
+    nulls=NULLS,
+    others=OTHERS,
+    unpinned=UNPINNED,
 )
 
 

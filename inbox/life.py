@@ -26,17 +26,22 @@ DEAD_S = 3.0
 # On top of those that its session lasted. It is not dead, and may go on at any moment: late is better than wrong.
 PAUSED_S = 30.0
 
-SPEAK = Sql(f"SELECT pg_try_advisory_lock({locks.ALIVE}, %(life)s::integer)", columns=("boolean",))
+SPEAK = Sql(
+    "SELECT pg_try_advisory_lock({alive_lock}, %(life)s::integer)",
+    columns=("boolean",),
+    alive_lock=locks.ALIVE,
+)
 # Shared, so that two who listen do not take each other for a life; until the end of the transaction, so that whom it
 # finds dead stays so.
 SILENT = Sql(
-    f"""
+    """
 WITH lives AS MATERIALIZED (
-    SELECT DISTINCT life FROM {{schema}}.worker
-    WHERE inbox = '{{inbox}}' AND life IS DISTINCT FROM %(mine)s::integer)
-SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({locks.ALIVE}, life)
+    SELECT DISTINCT life FROM {schema}.worker
+    WHERE inbox = '{inbox}' AND life IS DISTINCT FROM %(mine)s::integer)
+SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({alive_lock}, life)
 """,
     columns=("integer",),
+    alive_lock=locks.ALIVE,
 )
 # By the transaction that had the messages when the note was written: by now others may have them.
 OPEN = Sql(

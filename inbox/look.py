@@ -7,12 +7,15 @@ from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
 
 PEEK_KEY = Sql(
-    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} WHERE key = %(key)s::text "
-    "ORDER BY clock LIMIT %(limit)s::bigint",
+    "SELECT {selected} FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text ORDER BY clock LIMIT %(limit)s::bigint",
     columns=COLUMNS,
+    selected=SELECTED,
 )
 PEEK_ANY = Sql(
-    f"SELECT {SELECTED} FROM {{schema}}.inbox_{{inbox}} ORDER BY {BY_CLOCK} LIMIT %(limit)s::bigint", columns=COLUMNS
+    "SELECT {selected} FROM {schema}.inbox_{inbox} ORDER BY {by_clock} LIMIT %(limit)s::bigint",
+    columns=COLUMNS,
+    selected=SELECTED,
+    by_clock=BY_CLOCK,
 )
 
 

@@ -44,35 +44,37 @@ class Moved:
 # and leave it behind for ever: a row that was only locked it may lock, one that was written gives it 40001.
 # What is moved stays in the server, as it is stored: so that is what counts for its bound.
 MOVE = Sql(
-    f"""
+    """
 WITH looked AS MATERIALIZED (
-    SELECT key FROM {{schema}}.key_state
-    WHERE inbox = '{{inbox}}' AND retry_at = 'infinity' AND key > %(cursor)s::text
+    SELECT key FROM {schema}.key_state
+    WHERE inbox = '{inbox}' AND retry_at = 'infinity' AND key > %(cursor)s::text
     ORDER BY key LIMIT %(keys)s::bigint),
 behind AS MATERIALIZED (
-    SELECT l.key FROM looked AS l, LATERAL (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE key = l.key LIMIT 1) AS i),
+    SELECT l.key FROM looked AS l, LATERAL (SELECT FROM {schema}.inbox_{inbox} WHERE key = l.key LIMIT 1) AS i),
 held AS MATERIALIZED (
     SELECT s.key FROM (SELECT * FROM behind) AS b, LATERAL (
-        SELECT key FROM {{schema}}.key_state AS k
-        WHERE k.inbox = '{{inbox}}' AND k.key = b.key AND k.retry_at = 'infinity' FOR UPDATE SKIP LOCKED) AS s),
+        SELECT key FROM {schema}.key_state AS k
+        WHERE k.inbox = '{inbox}' AND k.key = b.key AND k.retry_at = 'infinity' FOR UPDATE SKIP LOCKED) AS s),
 picked AS MATERIALIZED (
     SELECT i.* FROM (SELECT * FROM held) AS h, LATERAL (
         SELECT ctid AS place, clock, coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS size
-        FROM {{schema}}.inbox_{{inbox}}
+        FROM {schema}.inbox_{inbox}
         WHERE key = h.key ORDER BY clock LIMIT %(rows)s::bigint FOR UPDATE SKIP LOCKED) AS i
-    LIMIT %(rows)s::bigint),{FITTING % "size"},
+    LIMIT %(rows)s::bigint),{fitting},
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 aside AS (
-    INSERT INTO {{schema}}.parked ({DELIVERED}) SELECT {DELIVERED} FROM gone ORDER BY key, clock),
+    INSERT INTO {schema}.parked ({delivered}) SELECT {delivered} FROM gone ORDER BY key, clock),
 touched AS (
-    UPDATE {{schema}}.key_state SET parked_at = parked_at
-    WHERE inbox = '{{inbox}}' AND key = ANY (ARRAY(SELECT DISTINCT key FROM gone)))
+    UPDATE {schema}.key_state SET parked_at = parked_at
+    WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELECT DISTINCT key FROM gone)))
 SELECT (SELECT count(*) FROM gone),
        (SELECT CASE WHEN count(*) < %(keys)s::bigint THEN '' ELSE max(key) END FROM looked),
        (SELECT count(*) = %(rows)s::bigint OR count(*) > (SELECT count(*) FROM fitting) FROM picked)
 """,
     columns=("bigint", "text", "boolean"),
+    fitting=FITTING % "size",
+    delivered=DELIVERED,
 )
 
 
@@ -136,23 +138,27 @@ HELD = """
 CLOCKS = HELD.format(columns="clock", key="c.key")
 
 KEYS = Sql(
-    f"""
-WITH chosen AS MATERIALIZED ({CHOSEN})
+    """
+WITH chosen AS MATERIALIZED ({chosen})
 SELECT key, messages, clock, attempts::bigint, parked_at, last_error
-FROM chosen AS c, LATERAL (SELECT count(*) AS messages, min(clock) AS clock FROM ({CLOCKS}) AS held) AS h
+FROM chosen AS c, LATERAL (SELECT count(*) AS messages, min(clock) AS clock FROM ({clocks}) AS held) AS h
 ORDER BY parked_at, key
 """,
     columns=("text", "bigint", "bigint", "bigint", "timestamptz", "text"),
+    chosen=CHOSEN,
+    clocks=CLOCKS,
 )
 
 MESSAGES = Sql(
-    f"""
-SELECT {SELECTED} FROM ({HELD.format(columns=DELIVERED, key="%(key)s::text")}) AS held
-WHERE EXISTS (SELECT FROM {{schema}}.key_state
-              WHERE inbox = '{{inbox}}' AND key = %(key)s::text AND retry_at = 'infinity')
+    """
+SELECT {selected} FROM ({held}) AS held
+WHERE EXISTS (SELECT FROM {schema}.key_state
+              WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')
 ORDER BY clock LIMIT %(limit)s::bigint
 """,
     columns=COLUMNS,
+    selected=SELECTED,
+    held=HELD.format(columns=DELIVERED, key="%(key)s::text"),
 )
 
 ATTEMPTS = Sql(
@@ -178,39 +184,41 @@ class Changed:
 
 # In key order, as everything that locks several keys, so that two of these cannot deadlock.
 LOCK = Sql(
-    f"""
-SELECT s.key FROM ({CHOSEN}) AS c JOIN {{schema}}.key_state AS s ON s.inbox = '{{inbox}}' AND s.key = c.key
+    """
+SELECT s.key FROM ({chosen}) AS c JOIN {schema}.key_state AS s ON s.inbox = '{inbox}' AND s.key = c.key
 WHERE s.retry_at = 'infinity' ORDER BY s.key FOR UPDATE OF s
 """,
     columns=("text",),
+    chosen=CHOSEN,
 )
 
 # What the keys have in the inbox already stays where it is; it is counted, since it is replayed as well. Attempts are
 # counted from the history of a message (`inbox.failure`), so it is told there that they begin anew.
 REPLAY = Sql(
-    f"""
+    """
 WITH back AS (
-    DELETE FROM {{schema}}.parked WHERE inbox = '{{inbox}}' AND key = ANY(%(keys)s::text[]) RETURNING {DELIVERED}),
+    DELETE FROM {schema}.parked WHERE inbox = '{inbox}' AND key = ANY(%(keys)s::text[]) RETURNING {delivered}),
 placed AS (
-    INSERT INTO {{schema}}.inbox_{{inbox}} ({DELIVERED}) SELECT {DELIVERED} FROM back ORDER BY key, clock
+    INSERT INTO {schema}.inbox_{inbox} ({delivered}) SELECT {delivered} FROM back ORDER BY key, clock
     RETURNING key, clock),
 first AS MATERIALIZED (SELECT key, count(*) AS messages, min(clock) AS clock FROM placed GROUP BY key),
 anew AS (
-    INSERT INTO {{schema}}.attempt (inbox, key, clock, message_id, attempt, outcome, error)
-    SELECT '{{inbox}}', f.key, f.clock, a.message_id, 0, 'replay', coalesce(%(why)s::text, 'replayed')
+    INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, error)
+    SELECT '{inbox}', f.key, f.clock, a.message_id, 0, 'replay', coalesce(%(why)s::text, 'replayed')
     FROM first AS f, LATERAL (
-        SELECT message_id FROM {{schema}}.attempt
-        WHERE inbox = '{{inbox}}' AND key = f.key AND clock = f.clock ORDER BY id DESC LIMIT 1) AS a),
+        SELECT message_id FROM {schema}.attempt
+        WHERE inbox = '{inbox}' AND key = f.key AND clock = f.clock ORDER BY id DESC LIMIT 1) AS a),
 freed AS (
-    DELETE FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND key = ANY(%(keys)s::text[]))
+    DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY(%(keys)s::text[]))
 SELECT c.key, coalesce(p.messages, 0) + h.messages, least(p.clock, h.clock)
 FROM pg_catalog.unnest(%(keys)s::text[]) AS c (key)
 LEFT JOIN first AS p USING (key),
-LATERAL (SELECT count(*) AS messages, min(clock) AS clock FROM {{schema}}.inbox_{{inbox}} AS i
+LATERAL (SELECT count(*) AS messages, min(clock) AS clock FROM {schema}.inbox_{inbox} AS i
          WHERE i.key = c.key) AS h
 ORDER BY c.key
 """,
     columns=("text", "bigint", "bigint"),
+    delivered=DELIVERED,
 )
 # Set also where it stays what it is: the row must be locked until the commit. Left out for a floor that looks low
 # enough, a janitor that cannot see these messages yet would raise it above them meanwhile, and no claim find them.
@@ -224,7 +232,11 @@ WHERE name = '{inbox}'
 )
 # Always, and not only if a worker sleeps: to find that out takes a lock that workers going to sleep would wait for
 # until the caller commits.
-RING = Sql(f"SELECT pg_notify({PARTITION_CHANNEL}, '') IS NULL", columns=("boolean",))
+RING = Sql(
+    "SELECT pg_notify({partition_channel}, '') IS NULL",
+    columns=("boolean",),
+    partition_channel=PARTITION_CHANNEL,
+)
 
 
 def _replaying(schema: str, inbox: str, keys: list[str], actor: str, why: str | None) -> Operation[Changed]:
@@ -255,26 +267,27 @@ def _replaying(schema: str, inbox: str, keys: list[str], actor: str, why: str | 
 
 # What a delivery adds at this moment is not seen and stays: the key goes on with it, or holds it.
 DISCARD = Sql(
-    f"""
+    """
 WITH doomed AS MATERIALIZED (
     SELECT c.key, d.last, d.messages FROM pg_catalog.unnest(%(keys)s::text[]) AS c (key), LATERAL (
         SELECT max(clock) AS last, count(*) AS messages
-        FROM (SELECT clock FROM ({CLOCKS}) AS held ORDER BY clock LIMIT %(limit)s::bigint) AS first) AS d),
+        FROM (SELECT clock FROM ({clocks}) AS held ORDER BY clock LIMIT %(limit)s::bigint) AS first) AS d),
 parked AS (
-    DELETE FROM {{schema}}.parked AS p USING doomed AS d
-    WHERE p.inbox = '{{inbox}}' AND p.key = d.key AND p.clock <= d.last),
+    DELETE FROM {schema}.parked AS p USING doomed AS d
+    WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock <= d.last),
 waiting AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last),
 freed AS (
-    DELETE FROM {{schema}}.key_state AS s USING doomed AS d
-    WHERE s.inbox = '{{inbox}}' AND s.key = d.key
-      AND NOT EXISTS (SELECT FROM {{schema}}.parked AS p
-                      WHERE p.inbox = '{{inbox}}' AND p.key = d.key AND p.clock > d.last)
-      AND NOT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} AS i WHERE i.key = d.key AND i.clock > d.last)
+    DELETE FROM {schema}.key_state AS s USING doomed AS d
+    WHERE s.inbox = '{inbox}' AND s.key = d.key
+      AND NOT EXISTS (SELECT FROM {schema}.parked AS p
+                      WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock > d.last)
+      AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = d.key AND i.clock > d.last)
     RETURNING s.key)
 SELECT key, messages, EXISTS (SELECT FROM freed AS f WHERE f.key = d.key) FROM doomed AS d ORDER BY key
 """,
     columns=("text", "bigint", "boolean"),
+    clocks=CLOCKS,
 )
 
 

@@ -15,8 +15,18 @@ from mailroom.operation import Operation, Sql
 from mailroom.transaction import run_async
 
 PARTITION_KEY = locks.key("'{schema}.inbox_{inbox}'::regclass")
-LIE_DOWN = Sql(f"SELECT pg_advisory_lock_shared({locks.ASLEEP}, {PARTITION_KEY}) IS NULL", columns=("boolean",))
-GET_UP = Sql(f"SELECT pg_advisory_unlock_shared({locks.ASLEEP}, {PARTITION_KEY})", columns=("boolean",))
+LIE_DOWN = Sql(
+    "SELECT pg_advisory_lock_shared({asleep_lock}, {partition_key}) IS NULL",
+    columns=("boolean",),
+    asleep_lock=locks.ASLEEP,
+    partition_key=PARTITION_KEY,
+)
+GET_UP = Sql(
+    "SELECT pg_advisory_unlock_shared({asleep_lock}, {partition_key})",
+    columns=("boolean",),
+    asleep_lock=locks.ASLEEP,
+    partition_key=PARTITION_KEY,
+)
 
 
 class InboxBell(Bell):

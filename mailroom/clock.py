@@ -75,8 +75,10 @@ OUTBOX_KEY = locks.key("'{schema}.outbox'::regclass")
 # One deliverer at a time: clocks rise in commit order, and a statement that begins after this one sees all that the
 # deliverer before it has done.
 LOCK = Sql(
-    f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {OUTBOX_KEY}) IS NULL",
+    "SELECT pg_advisory_xact_lock({dispatch_lock}, {outbox_key}) IS NULL",
     columns=("boolean",),
+    dispatch_lock=locks.DISPATCH,
+    outbox_key=OUTBOX_KEY,
 )
 
 CEILING = Sql(

@@ -75,11 +75,12 @@ NEW = """
     || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid
 """
 BEGUN = Sql(
-    f"""
-INSERT INTO {{schema}}.commit_token (token, committed) VALUES ({NEW.strip()}, true)
+    """
+INSERT INTO {schema}.commit_token (token, committed) VALUES ({new}, true)
 RETURNING token, pg_current_xact_id()::text
 """,
     columns=("uuid", "text"),
+    new=NEW.strip(),
 )
 # Fails with 25P02 if a statement had failed: the COMMIT of such a transaction rolls back and reports success.
 STILL = Sql("SELECT coalesce(pg_current_xact_id_if_assigned()::text = %(xact)s::text, false)", columns=("boolean",))
@@ -186,12 +187,13 @@ PATIENCE = Sql("SELECT set_config('lock_timeout', %(wait)s::text, true)", column
 READ_COMMITTED = Sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 # A clock that jumped ahead has tokens deleted that seem young later on: so not only age decides.
 LOOK = Sql(
-    f"""
-SELECT committed, clock_timestamp() - interval '{RETENTION_DAYS} days' > to_timestamp(%(born_s)s::float8)
-    OR coalesce(token <= (SELECT tokens_swept FROM {{schema}}.node), false)
-FROM {{schema}}.commit_token WHERE token = %(token)s::uuid
+    """
+SELECT committed, clock_timestamp() - interval '{retention_days} days' > to_timestamp(%(born_s)s::float8)
+    OR coalesce(token <= (SELECT tokens_swept FROM {schema}.node), false)
+FROM {schema}.commit_token WHERE token = %(token)s::uuid
 """,
     columns=("boolean", "boolean"),
+    retention_days=RETENTION_DAYS,
 )
 
 
@@ -386,20 +388,21 @@ async def _opened(connect: Callable[[], AsyncOpened[C]]) -> AsyncIterator[C]:
 
 # In the order of their age: whatever is deleted, all that is left of it is how far it went.
 SWEEP = Sql(
-    f"""
+    """
 WITH old AS MATERIALIZED (
-    SELECT token FROM {{schema}}.commit_token
+    SELECT token FROM {schema}.commit_token
     WHERE token < (lpad(to_hex(floor(extract(
-        epoch FROM clock_timestamp() - interval '{RETENTION_DAYS + 1} days') * 1000::numeric)::bigint), 12, '0')
+        epoch FROM clock_timestamp() - interval '{longest_days} days') * 1000::numeric)::bigint), 12, '0')
         || repeat('0', 20))::uuid
     ORDER BY token LIMIT %(rows)s::bigint),
-gone AS (DELETE FROM {{schema}}.commit_token AS t USING old WHERE t.token = old.token RETURNING t.token),
+gone AS (DELETE FROM {schema}.commit_token AS t USING old WHERE t.token = old.token RETURNING t.token),
 swept AS (
-    UPDATE {{schema}}.node SET tokens_swept = greatest(tokens_swept, last.token)
+    UPDATE {schema}.node SET tokens_swept = greatest(tokens_swept, last.token)
     FROM (SELECT token FROM gone ORDER BY token DESC LIMIT 1) AS last)
 SELECT count(*) FROM gone
 """,
     columns=("bigint",),
+    longest_days=RETENTION_DAYS + 1,
 )
 
 

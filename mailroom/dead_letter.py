@@ -81,17 +81,26 @@ TYPES = (
     *("timestamptz", "timestamptz"),
 )
 
-FIND = Sql(f"SELECT {FIELDS} FROM {{schema}}.dead_letter {MATCHING}", columns=TYPES)
+FIND = Sql(
+    "SELECT {fields} FROM {schema}.dead_letter {matching}",
+    columns=TYPES,
+    fields=FIELDS,
+    matching=MATCHING,
+)
 GET = Sql(
-    f"SELECT {FIELDS}, headers::text, value, value_json::text FROM {{schema}}.dead_letter WHERE id = %(id)s::bigint",
+    "SELECT {fields}, headers::text, value, value_json::text FROM {schema}.dead_letter WHERE id = %(id)s::bigint",
     columns=(*TYPES, "text", "bytea", "text"),
+    fields=FIELDS,
 )
 COUNT = Sql(
-    f"SELECT count(*) FROM (SELECT FROM {{schema}}.dead_letter {MATCHING}) AS m",
+    "SELECT count(*) FROM (SELECT FROM {schema}.dead_letter {matching}) AS m",
     columns=("bigint",),
+    matching=MATCHING,
 )
 HOLD = Sql(
-    f"SELECT id, stage, inbox FROM {{schema}}.dead_letter {MATCHING} FOR UPDATE", columns=("bigint", "text", "text")
+    "SELECT id, stage, inbox FROM {schema}.dead_letter {matching} FOR UPDATE",
+    columns=("bigint", "text", "text"),
+    matching=MATCHING,
 )
 
 GONE = Sql(
@@ -104,11 +113,12 @@ WHERE to_regclass('{schema}.inbox_' || name) IS NULL ORDER BY name LIMIT 1
 # Back to the outbox, as a scheduled message that is due: there it is routed and stamped by the one statement that does
 # so, and the doorbell's trigger wakes who is to run it.
 SEND = Sql(
-    f"""
+    """
 WITH gone AS (
-    DELETE FROM {{schema}}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, {MESSAGE})
-INSERT INTO {{schema}}.outbox ({MESSAGE}) SELECT {MESSAGE} FROM gone ORDER BY id
-"""
+    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, {message})
+INSERT INTO {schema}.outbox ({message}) SELECT {message} FROM gone ORDER BY id
+""",
+    message=MESSAGE,
 )
 # As a dispatcher that has just connected: a crash may have taken the sequence back, and no clock is used twice.
 BASE = Sql(
@@ -116,21 +126,23 @@ BASE = Sql(
 )
 # Only into the inbox that skipped it, with a new clock: it is sent once more, and ordered by when it comes back.
 PLACE = Sql(
-    f"""
+    """
 WITH gone AS (
-    DELETE FROM {{schema}}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, inbox, {MESSAGE}),
+    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, inbox, {message}),
 stamped AS MATERIALIZED (
     SELECT g.*, n.id AS origin, %(base)s::bigint + row_number() OVER (ORDER BY g.id) AS clock
-    FROM gone AS g, {{schema}}.node AS n),
+    FROM gone AS g, {schema}.node AS n),
 placed AS (
-    INSERT INTO {{schema}}.inbox (inbox, clock, sent_clock, origin, {MESSAGE})
-    SELECT inbox, clock, clock, origin, {MESSAGE} FROM stamped ORDER BY inbox, key, clock),
+    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+    SELECT inbox, clock, clock, origin, {message} FROM stamped ORDER BY inbox, key, clock),
 touched AS MATERIALIZED (
-    SELECT DISTINCT to_regclass('{{schema}}.inbox_' || inbox) AS partition FROM stamped)
-SELECT setval('{{schema}}.clock'::regclass, (SELECT max(clock) FROM stamped)),
-       (SELECT pg_catalog.count(pg_notify({locks.channel("partition")}, '')) FROM touched)
+    SELECT DISTINCT to_regclass('{schema}.inbox_' || inbox) AS partition FROM stamped)
+SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
+       (SELECT pg_catalog.count(pg_notify({channel}, '')) FROM touched)
 """,
     columns=("bigint", "bigint"),
+    message=MESSAGE,
+    channel=locks.channel("partition"),
 )
 EXECUTABLES = Sql(
     "SELECT id, value FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id",
@@ -138,20 +150,21 @@ EXECUTABLES = Sql(
 )
 # Back to the other outbox, behind what waits there. What the message is, beside its parts, stays in the database.
 EXECUTE = Sql(
-    f"""
+    """
 WITH gone AS (
-    DELETE FROM {{schema}}.dead_letter WHERE id = ANY(%(id)s::bigint[])
+    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(id)s::bigint[])
     RETURNING id, message_id, headers, after_clock, source, sent_at)
-INSERT INTO {{schema}}.outbox_executable ({", ".join(NAMES)}, message_id, headers, after_clock, source, sent_at)
+INSERT INTO {schema}.outbox_executable ({names}, message_id, headers, after_clock, source, sent_at)
 SELECT version::smallint, operation, coalesce(target, 'store'), coalesce(key, ''), end_key, value, amount, bytes,
        expected, arguments::jsonb, at, row_limit, notify, message_id, headers, after_clock, source, sent_at
 FROM gone JOIN unnest(
     %(id)s::bigint[], %(version)s::bigint[], %(operation)s::text[], %(target)s::text[], %(key)s::text[],
     %(end_key)s::text[], %(value)s::bytea[], %(amount)s::bigint[], %(bytes)s::bigint[], %(expected)s::bytea[],
     %(arguments)s::text[], %(at)s::timestamptz[], %(row_limit)s::bigint[], %(notify)s::text[])
-    AS parts (id, {", ".join(NAMES)}) USING (id)
+    AS parts (id, {names}) USING (id)
 ORDER BY id
-"""
+""",
+    names=", ".join(NAMES),
 )
 # psycopg writes arrays as text: with other settings nulls in them, and bytes, would become something else.
 LITERALS = Sql(

@@ -24,13 +24,18 @@ class Sql:
     """One statement with `{names}` for identifiers and `%(name)s::type` for values.
 
     Every value is cast where it stands, so that the statement means the same to each driver; `columns` are the types
-    of the result. Identifiers are checked names (`mailroom.names`), so rendering needs no quoting rules.
+    of the result. `parts` are pieces of SQL that several statements share, each put in for the `{name}` it is given
+    under. Identifiers are checked names (`mailroom.names`), so rendering needs no quoting rules.
 
     An operator or function is called with the exact types of one in pg_catalog, or written with `pg_catalog.`: else one
     that another role has put into the caller's search_path could fit better, and would run with the caller's rights.
     """
 
-    def __init__(self, template: str, columns: Sequence[str] = ()) -> None:
+    def __init__(self, template: str, columns: Sequence[str] = (), **parts: str | int) -> None:
+        for name, part in parts.items():
+            if f"{{{name}}}" not in template:
+                raise AssertionError(f"a part that has no place: {name}")
+            template = template.replace(f"{{{name}}}", str(part))
         untyped = [match[1] for match in PARAMETER.finditer(template) if match[2] is None]
         if untyped:
             raise AssertionError(f"parameters without a cast: {untyped}")

@@ -345,7 +345,10 @@ ALTER TABLE {schema}.inbox_{inbox} ADD CONSTRAINT key_of_{inbox} PRIMARY KEY (ke
     autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000)
 """
     ),
-    Sql(f"CREATE INDEX clock_of_{{inbox}} ON {{schema}}.inbox_{{inbox}} ({BY_CLOCK})"),
+    Sql(
+        "CREATE INDEX clock_of_{inbox} ON {schema}.inbox_{inbox} ({by_clock})",
+        by_clock=BY_CLOCK,
+    ),
     Sql("ALTER TABLE {schema}.inbox ATTACH PARTITION {schema}.inbox_{inbox} FOR VALUES IN ('{inbox}')"),
 )
 RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))

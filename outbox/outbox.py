@@ -35,10 +35,11 @@ class Request(Protocol):
 NAMES = ", ".join(name for name, _ in COLUMNS)
 
 INSERT = Sql(
-    f"INSERT INTO {{schema}}.outbox ({NAMES}) VALUES ("
+    "INSERT INTO {schema}.outbox ({names}) VALUES ("
     '%(message_id)s::uuid, %(topic)s::text, %(key)s::text, %(kind)s::text::"char", %(message_type)s::text::"char", '
     '%(event_type)s::text::"char", %(value)s::bytea, %(headers)s::text::jsonb, %(deliver_at)s::timestamptz, '
-    "%(expires_at)s::timestamptz, %(after_clock)s::bigint)"
+    "%(expires_at)s::timestamptz, %(after_clock)s::bigint)",
+    names=NAMES,
 )
 
 
@@ -47,15 +48,19 @@ def _sending(schema: str, row: Row) -> Operation[None]:
     yield INSERT.at(schema=schema)(**dict(zip((name for name, _ in COLUMNS), row, strict=True)))
 
 
-COPY = Sql(f"COPY {{schema}}.outbox ({NAMES}) FROM STDIN (FORMAT binary)")
+COPY = Sql(
+    "COPY {schema}.outbox ({names}) FROM STDIN (FORMAT binary)",
+    names=NAMES,
+)
 # Ordered, because messages of one transaction keep their order and positions are drawn row by row.
 UNNEST = Sql(
-    f"INSERT INTO {{schema}}.outbox ({NAMES}) "
+    "INSERT INTO {schema}.outbox ({names}) "
     'SELECT message_id, topic, key, kind::"char", message_type::"char", event_type::"char", value, headers::jsonb, '
     "deliver_at, expires_at, after_clock FROM unnest("
     "%(message_id)s::uuid[], %(topic)s::text[], %(key)s::text[], %(kind)s::text[], %(message_type)s::text[], "
     "%(event_type)s::text[], %(value)s::bytea[], %(headers)s::text[], %(deliver_at)s::timestamptz[], "
-    f"%(expires_at)s::timestamptz[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({NAMES}, nth) ORDER BY nth"
+    "%(expires_at)s::timestamptz[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({names}, nth) ORDER BY nth",
+    names=NAMES,
 )
 
 

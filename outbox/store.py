@@ -38,16 +38,20 @@ class Books:
 
 
 NAMES = ", ".join(name for name, _ in COLUMNS)
-COPY = Sql(f"COPY {{schema}}.outbox_executable ({NAMES}) FROM STDIN (FORMAT binary)")
+COPY = Sql(
+    "COPY {schema}.outbox_executable ({names}) FROM STDIN (FORMAT binary)",
+    names=NAMES,
+)
 # Ordered, because positions are drawn row by row.
 UNNEST = Sql(
-    f"INSERT INTO {{schema}}.outbox_executable ({NAMES}) "
+    "INSERT INTO {schema}.outbox_executable ({names}) "
     "SELECT message_id, version::smallint, operation, target, key, end_key, value, amount, bytes, expected, "
     "arguments::jsonb, at, row_limit, notify, headers::jsonb, after_clock FROM unnest("
     "%(message_id)s::uuid[], %(version)s::bigint[], %(operation)s::text[], %(target)s::text[], %(key)s::text[], "
     "%(end_key)s::text[], %(value)s::bytea[], %(amount)s::bigint[], %(bytes)s::bigint[], %(expected)s::bytea[], "
     "%(arguments)s::text[], %(at)s::timestamptz[], %(row_limit)s::bigint[], %(notify)s::text[], "
-    f"%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({NAMES}, nth) ORDER BY nth"
+    "%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({names}, nth) ORDER BY nth",
+    names=NAMES,
 )
 # Of what a row has: only that is sent, and there is a prepared statement for each shape.
 INSERT = Sql("INSERT INTO {schema}.outbox_executable ({given}) VALUES ({values})")
