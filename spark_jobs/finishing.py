@@ -14,15 +14,13 @@ import psycopg
 from mailroom.backoff import pause_s
 from mailroom.errors import ConnectionFailed, MailroomError
 from mailroom.names import shown
-from mailroom.sqlstate import RETRIED, is_lost, sqlstate
+from mailroom.sqlstate import BLAMES, meaning, sqlstate
 from mailroom.transaction import run
 from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, Moved, advancing, is_dispatched, oldest
 from spark_jobs.node import Node
 
 ATTEMPTS = 10
 LONGEST_PAUSE_S = 5.0
-# The server has no room, is told to end a statement, or has trouble with its disk: classes of SQLSTATE.
-PASSING = ("53", "57", "58")
 
 
 class BulkUnfinished(MailroomError):
@@ -73,11 +71,6 @@ def finish(node: Node, name: str, pace: Pace = PACE) -> None:
 def _advanced(connection: psycopg.Connection, schema: str, name: str, pace: Pace) -> Moved | None:
     with connection.transaction():
         return run(connection, advancing(schema, name, pace.rows, pace.max_bytes))
-
-
-def _is_passing(error: Exception) -> bool:
-    code = sqlstate(error)
-    return not code or is_lost(error) or code in RETRIED or code[:2] in PASSING
 
 
 def described(error: Exception) -> str:
