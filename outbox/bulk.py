@@ -67,13 +67,14 @@ BY_TID = Sql(
 HOLD = Sql("LOCK TABLE {schema}.{table} IN ACCESS SHARE MODE")
 OF_MESSAGES = ", ".join(f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in STAGED.items())
 COLUMNS = Sql(
-    f"""
+    """
 SELECT a.attname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
-WHERE c.oid = to_regclass('{{schema}}.{{table}}')::oid AND c.relkind = 'r' AND NOT c.relrowsecurity
+WHERE c.oid = to_regclass('{schema}.{table}')::oid AND c.relkind = 'r' AND NOT c.relrowsecurity
   AND NOT c.relhassubclass AND a.attnum > 0 AND a.attgenerated = ''
-  AND (a.attname, a.atttypid) IN ({OF_MESSAGES})
+  AND (a.attname, a.atttypid) IN ({of_messages})
 """,
     columns=("text",),
+    of_messages=OF_MESSAGES,
 )
 FIRST, LAST = "(0,0)", "(4294967295,65535)"
 MOVE = Sql(

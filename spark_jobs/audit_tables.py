@@ -45,36 +45,44 @@ DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic
 # the inbox and in a file of a later epoch, it was merely drained meanwhile. A batch and its messages are committed
 # together, and so are a sender's rows and its messages: a snapshot has both or neither.
 SNAPSHOT = Sql(
-    f"""
-SELECT 'outbox', {NOT_DELIVERED} FROM {{schema}}.outbox
+    """
+SELECT 'outbox', {not_delivered} FROM {schema}.outbox
 UNION ALL
-SELECT 'scheduled', {NOT_DELIVERED} FROM {{schema}}.scheduled
+SELECT 'scheduled', {not_delivered} FROM {schema}.scheduled
 UNION ALL
-SELECT 'inbox', {DELIVERED % "delivered_at"} FROM {{schema}}.inbox
+SELECT 'inbox', {delivered} FROM {schema}.inbox
 UNION ALL
-SELECT 'parked', {DELIVERED % "delivered_at"} FROM {{schema}}.parked
+SELECT 'parked', {delivered} FROM {schema}.parked
 UNION ALL
-SELECT 'dead_letter', {DELIVERED % NO_TIME} FROM {{schema}}.dead_letter
+SELECT 'dead_letter', {dead_lettered} FROM {schema}.dead_letter
 UNION ALL
-SELECT 'batch', NULL::text, {NO_MESSAGE}, pg_catalog.format('mailroom spark %s %s', name, batch),
-       b.messages - coalesce(u.messages - u.moved, 0::bigint), NULL::integer, NULL::bigint, {NO_TIME},
+SELECT 'batch', NULL::text, {no_message}, pg_catalog.format('mailroom spark %s %s', name, batch),
+       b.messages - coalesce(u.messages - u.moved, 0::bigint), NULL::integer, NULL::bigint, {no_time},
        NULL::text, NULL::text,
-       CASE WHEN u.name IS NULL THEN pg_catalog.encode(pg_catalog.substr(digest, 1, {SENT_BYTES}), 'hex') END
-FROM {{schema}}.spark_batch AS b LEFT JOIN {{schema}}.spark_bulk AS u USING (name, batch)
+       CASE WHEN u.name IS NULL THEN pg_catalog.encode(pg_catalog.substr(digest, 1, {sent_bytes}), 'hex') END
+FROM {schema}.spark_batch AS b LEFT JOIN {schema}.spark_bulk AS u USING (name, batch)
 UNION ALL
-SELECT 'lane', inbox, {NO_MESSAGE}, NULL::text, messages, lane, epoch, {NO_TIME}, {NO_CONTENT}
-FROM {{schema}}.spark_drain
+SELECT 'lane', inbox, {no_message}, NULL::text, messages, lane, epoch, {no_time}, {no_content}
+FROM {schema}.spark_drain
 UNION ALL
-SELECT 'route', inbox, {NO_MESSAGE}, NULL::text, {NO_COUNT}, r.created_at, topic, of, NULL::text
-FROM (SELECT inbox, topic, NULL::text FROM {{schema}}.subscription
-      UNION ALL SELECT name, name, 'no event' FROM {{schema}}.inbox_registry
-      WHERE NOT EXISTS (SELECT FROM {{schema}}.subscription WHERE inbox = name AND topic = name)
-     ) AS s (inbox, topic, of) JOIN {{schema}}.inbox_registry AS r ON r.name = s.inbox
+SELECT 'route', inbox, {no_message}, NULL::text, {no_count}, r.created_at, topic, of, NULL::text
+FROM (SELECT inbox, topic, NULL::text FROM {schema}.subscription
+      UNION ALL SELECT name, name, 'no event' FROM {schema}.inbox_registry
+      WHERE NOT EXISTS (SELECT FROM {schema}.subscription WHERE inbox = name AND topic = name)
+     ) AS s (inbox, topic, of) JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
 UNION ALL
-SELECT CASE WHEN action = 'requeue dead letters' THEN 'requeue' ELSE 'discard' END, inbox, {NO_MESSAGE}, NULL::text,
-       messages, NULL::integer, NULL::bigint, at, {NO_CONTENT}
-FROM {{schema}}.audit WHERE action IN ('requeue dead letters', 'discard', 'discard dead letters')
-"""
+SELECT CASE WHEN action = 'requeue dead letters' THEN 'requeue' ELSE 'discard' END, inbox, {no_message}, NULL::text,
+       messages, NULL::integer, NULL::bigint, at, {no_content}
+FROM {schema}.audit WHERE action IN ('requeue dead letters', 'discard', 'discard dead letters')
+""",
+    not_delivered=NOT_DELIVERED,
+    delivered=DELIVERED % "delivered_at",
+    dead_lettered=DELIVERED % NO_TIME,
+    no_message=NO_MESSAGE,
+    no_time=NO_TIME,
+    sent_bytes=SENT_BYTES,
+    no_content=NO_CONTENT,
+    no_count=NO_COUNT,
 )
 SENT = (
     "UNION ALL SELECT 'sent', NULL::text, {key}, NULL::bigint, message_id::uuid::text, NULL::text, {none} FROM {rows}"

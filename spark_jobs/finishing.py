@@ -60,7 +60,7 @@ def finish(node: Node, name: str, pace: Pace = PACE) -> None:
             return
         except (psycopg.Error, ConnectionFailed) as error:
             failures += 1
-            if failures == ATTEMPTS or not _is_passing(error):
+            if failures == ATTEMPTS or meaning(error) in BLAMES:
                 raise BulkUnfinished(
                     f"The batch {shown(name)} is decided, and not all of it is in the outbox yet: {described(error)}. "
                     "Nothing of it is lost. Mend that and run it again, which goes on from there; or a dispatcher does."

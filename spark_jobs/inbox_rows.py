@@ -93,26 +93,31 @@ SAMPLED_BYTES = 8 * 1024 * 1024
 # Each n-th message, by its clock. The width of a range says nothing: between two clocks may lie those of other inboxes,
 # or of a backlog that is gone. Few messages are counted one by one, which is exact; of many some blocks are looked at.
 CUT = Sql(
-    f"""
+    """
 WITH walked AS MATERIALIZED (
-    SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_RANGE} ORDER BY {BY_CLOCK} LIMIT {WALKED}),
+    SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_range} ORDER BY {by_clock} LIMIT {walked}),
 sample AS MATERIALIZED (
-    SELECT least(100, {SAMPLED_BYTES} * 100.0 / pg_relation_size('{{schema}}.inbox_{{inbox}}'))::float4 AS percent
-    FROM walked HAVING count(*) = {WALKED}),
+    SELECT least(100, {sampled_bytes} * 100.0 / pg_relation_size('{schema}.inbox_{inbox}'))::float4 AS percent
+    FROM walked HAVING count(*) = {walked}),
 chosen AS (
     SELECT clock FROM walked WHERE NOT EXISTS (SELECT FROM sample)
     UNION ALL
-    SELECT clock FROM {{schema}}.inbox_{{inbox}}
+    SELECT clock FROM {schema}.inbox_{inbox}
         TABLESAMPLE SYSTEM (coalesce((SELECT percent FROM sample), 0)) REPEATABLE (0)
     WHERE clock > %(above)s::bigint AND clock <= %(upto)s::bigint),
 numbered AS MATERIALIZED (
     SELECT clock, row_number() OVER (ORDER BY clock) AS nth, count(*) OVER () AS total FROM chosen)
 SELECT clock FROM numbered, LATERAL (
     SELECT coalesce(%(number)s::bigint, least(8, 1 + floor(
-        total * 100.0 / coalesce((SELECT percent FROM sample), 100) / {IN_ONE})::bigint)) AS number) AS n
+        total * 100.0 / coalesce((SELECT percent FROM sample), 100) / {in_one})::bigint)) AS number) AS n
 WHERE nth * number / total > (nth - 1) * number / total ORDER BY nth
 """,
     columns=("bigint",),
+    by_range=BY_RANGE,
+    by_clock=BY_CLOCK,
+    walked=WALKED,
+    sampled_bytes=SAMPLED_BYTES,
+    in_one=IN_ONE,
 )
 
 

@@ -97,12 +97,13 @@ def _demand_ours(schema: StructType) -> None:
 # The lowest and the largest clock. Deliveries commit in the order of their clocks: whatever was delivered up to the
 # largest is visible with it, and all that comes later has a larger one.
 BOUNDS = Sql(
-    f"""
-SELECT (SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > r.floor ORDER BY {BY_CLOCK} LIMIT 1),
-       (SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > r.floor ORDER BY {BY_CLOCK} DESC LIMIT 1)
-FROM {{schema}}.inbox_registry AS r WHERE name = '{{inbox}}'
+    """
+SELECT (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
+       (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} DESC LIMIT 1)
+FROM {schema}.inbox_registry AS r WHERE name = '{inbox}'
 """,
     columns=("bigint", "bigint"),
+    by_clock=BY_CLOCK,
 )
 
 

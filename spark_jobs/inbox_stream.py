@@ -66,7 +66,12 @@ Offset = dict[str, Any]
 # Held as long as the driver's session: two streams would each have a part of the messages.
 LOCK = (
     Sql("SELECT set_config('lock_timeout', '{patience}ms', true)", columns=("text",)),
-    Sql(f"SELECT pg_advisory_lock({locks.STREAM}, {PARTITION_KEY}) IS NULL", columns=("boolean",)),
+    Sql(
+        "SELECT pg_advisory_lock({stream_lock}, {partition_key}) IS NULL",
+        columns=("boolean",),
+        stream_lock=locks.STREAM,
+        partition_key=PARTITION_KEY,
+    ),
 )
 HISTORY = Sql("SELECT pg_catalog.concat(id, '/', incarnation) FROM {schema}.node", columns=("text",))
 
@@ -93,24 +98,27 @@ def entering(schema: str, inbox: str, above: int, first: int | None) -> Operatio
 # missed, but for what is parked: its clocks would have been passed by the time it is replayed.
 # A worker that has nothing to do holds "asleep"; deliveries try for the same lock in another mode.
 PLAN = Sql(
-    f"""
+    """
 WITH nth AS MATERIALIZED (
-    SELECT clock, message_id FROM {{schema}}.inbox_{{inbox}}
-    WHERE {BY_CLOCK} > %(start)s::bigint AND %(number)s::bigint IS NOT NULL
-    ORDER BY {BY_CLOCK} OFFSET %(number)s::bigint - 1 LIMIT 1),
+    SELECT clock, message_id FROM {schema}.inbox_{inbox}
+    WHERE {by_clock} > %(start)s::bigint AND %(number)s::bigint IS NOT NULL
+    ORDER BY {by_clock} OFFSET %(number)s::bigint - 1 LIMIT 1),
 last AS MATERIALIZED (
-    SELECT clock, message_id FROM {{schema}}.inbox_{{inbox}}
-    WHERE {BY_CLOCK} > %(start)s::bigint AND NOT EXISTS (SELECT FROM nth)
-    ORDER BY {BY_CLOCK} DESC LIMIT 1)
+    SELECT clock, message_id FROM {schema}.inbox_{inbox}
+    WHERE {by_clock} > %(start)s::bigint AND NOT EXISTS (SELECT FROM nth)
+    ORDER BY {by_clock} DESC LIMIT 1)
 SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
        coalesce((SELECT message_id FROM nth), (SELECT message_id FROM last))::text,
-       EXISTS (SELECT FROM {{schema}}.key_state WHERE inbox = '{{inbox}}' AND retry_at = 'infinity'),
-       EXISTS (SELECT FROM {{schema}}.parked WHERE inbox = '{{inbox}}' AND clock <= %(start)s::bigint),
+       EXISTS (SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' AND retry_at = 'infinity'),
+       EXISTS (SELECT FROM {schema}.parked WHERE inbox = '{inbox}' AND clock <= %(start)s::bigint),
        EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
                AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-               AND classid = {locks.ASLEEP}::oid AND objid::bigint = {PARTITION_KEY}::bigint & 4294967295)
+               AND classid = {asleep_lock}::oid AND objid::bigint = {partition_key}::bigint & 4294967295)
 """,
     columns=("bigint", "text", "boolean", "boolean", "boolean"),
+    by_clock=BY_CLOCK,
+    asleep_lock=locks.ASLEEP,
+    partition_key=PARTITION_KEY,
 )
 
 # A delivery commits asynchronously. What a crash of the server undoes is delivered again, with other clocks; so nothing
@@ -164,36 +172,38 @@ def planning(schema: str, inbox: str, start: int, number: int | None) -> Operati
 
 
 LEFT = Sql(
-    f"""
+    """
 SELECT last.clock, last.message_id::text, extract(epoch FROM clock_timestamp() - first.delivered_at)::float8
-FROM (SELECT delivered_at FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(above)s::bigint
-      ORDER BY {BY_CLOCK} LIMIT 1) AS first,
-     (SELECT clock, message_id FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(above)s::bigint
-      ORDER BY {BY_CLOCK} DESC LIMIT 1) AS last
+FROM (SELECT delivered_at FROM {schema}.inbox_{inbox} WHERE {by_clock} > %(above)s::bigint
+      ORDER BY {by_clock} LIMIT 1) AS first,
+     (SELECT clock, message_id FROM {schema}.inbox_{inbox} WHERE {by_clock} > %(above)s::bigint
+      ORDER BY {by_clock} DESC LIMIT 1) AS last
 """,
     columns=("bigint", "text", "float8"),
+    by_clock=BY_CLOCK,
 )
 
 
 def finding_left(schema: str, inbox: str, above: Place) -> Operation[tuple[Place, float]]:
     """Return where the inbox ends, and how many seconds ago the first message above a place was delivered."""
     yield PIN.at()()
-    for clock, message_id, waiting_s in (yield LEFT.at(schema=schema, inbox=inbox)(above=above.clock)):
-        return Place(int(clock), message_id), max(0.0, waiting_s)
+    for last, message_id, waiting_s in (yield LEFT.at(schema=schema, inbox=inbox)(above=above.clock)):
+        return Place(int(last), message_id), max(0.0, waiting_s)
     return above, 0.0
 
 
 # After the dispatch lock: a clock given out by a delivery that has yet to commit is one whose messages are not seen.
 COMPARE = Sql(
-    f"""
-SELECT (SELECT last_value FROM {{schema}}.clock) >= %(clock)s::bigint,
-       EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}}
-               WHERE {BY_CLOCK} > (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}')
-                 AND {BY_CLOCK} <= %(clock)s::bigint),
-       EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}}
-               WHERE {BY_CLOCK} = %(clock)s::bigint AND message_id = %(message_id)s::uuid)
+    """
+SELECT (SELECT last_value FROM {schema}.clock) >= %(clock)s::bigint,
+       EXISTS (SELECT FROM {schema}.inbox_{inbox}
+               WHERE {by_clock} > (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
+                 AND {by_clock} <= %(clock)s::bigint),
+       EXISTS (SELECT FROM {schema}.inbox_{inbox}
+               WHERE {by_clock} = %(clock)s::bigint AND message_id = %(message_id)s::uuid)
 """,
     columns=("boolean", "boolean", "boolean"),
+    by_clock=BY_CLOCK,
 )
 
 
@@ -218,8 +228,9 @@ def comparing(schema: str, inbox: str, place: Place) -> Operation[None]:
 
 
 LOWEST = Sql(
-    f"SELECT clock FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} > %(above)s::bigint ORDER BY {BY_CLOCK} LIMIT 1",
+    "SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > %(above)s::bigint ORDER BY {by_clock} LIMIT 1",
     columns=("bigint",),
+    by_clock=BY_CLOCK,
 )
 
 
@@ -231,19 +242,21 @@ def finding_lowest(schema: str, inbox: str, above: int) -> Operation[int | None]
 
 
 REAP = Sql(
-    f"""
+    """
 WITH doomed AS MATERIALIZED (
-    SELECT clock FROM {{schema}}.inbox_{{inbox}}
-    WHERE {BY_CLOCK} > greatest(%(above)s::bigint,
-                                (SELECT floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}'))
-      AND {BY_CLOCK} <= %(upto)s::bigint
-    ORDER BY {BY_CLOCK} LIMIT {REAPED_ROWS}),
+    SELECT clock FROM {schema}.inbox_{inbox}
+    WHERE {by_clock} > greatest(%(above)s::bigint,
+                                (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'))
+      AND {by_clock} <= %(upto)s::bigint
+    ORDER BY {by_clock} LIMIT {reaped_rows}),
 gone AS (
-    DELETE FROM {{schema}}.inbox_{{inbox}}
-    WHERE {BY_CLOCK} >= (SELECT min(clock) FROM doomed) AND {BY_CLOCK} <= (SELECT max(clock) FROM doomed))
+    DELETE FROM {schema}.inbox_{inbox}
+    WHERE {by_clock} >= (SELECT min(clock) FROM doomed) AND {by_clock} <= (SELECT max(clock) FROM doomed))
 SELECT max(clock) FROM doomed
 """,
     columns=("bigint",),
+    by_clock=BY_CLOCK,
+    reaped_rows=REAPED_ROWS,
 )
 
 

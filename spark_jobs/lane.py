@@ -55,21 +55,23 @@ ON CONFLICT DO NOTHING
 # In a statement after the one that may have waited for another's first epoch. Who holds the row is the lane's one
 # drainer: the transactions of all that held it before have ended, and what it does not name was not committed.
 LOCK = Sql(
-    f"""
-SELECT {POSITION} FROM {{schema}}.spark_drain AS d, {{schema}}.node AS n
+    """
+SELECT {position} FROM {schema}.spark_drain AS d, {schema}.node AS n
 WHERE d.inbox = %(inbox)s::text AND d.lane = %(lane)s::integer
 FOR UPDATE OF d
 """,
     columns=POSITION_TYPES,
+    position=POSITION,
 )
 # Who holds a row that is left out here is alive, and finishes its lane itself.
 LOCK_OTHERS = Sql(
-    f"""
-SELECT {POSITION} FROM {{schema}}.spark_drain AS d, {{schema}}.node AS n
+    """
+SELECT {position} FROM {schema}.spark_drain AS d, {schema}.node AS n
 WHERE d.inbox = %(inbox)s::text AND d.lane <> %(lane)s::integer AND NOT d.finished
 FOR UPDATE OF d SKIP LOCKED
 """,
     columns=POSITION_TYPES,
+    position=POSITION,
 )
 
 

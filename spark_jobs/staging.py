@@ -51,9 +51,10 @@ CREATE = Sql("CREATE {unlogged} TABLE {schema}.{table} ({columns}) WITH (autovac
 # The table was made in the same transaction, so its rows need not be marked as committed one by one when they are read.
 COPY = Sql("COPY {schema}.{table} ({names}) FROM STDIN (FORMAT binary, FREEZE)")
 NOTE = Sql(
-    f"INSERT INTO {{schema}}.spark_staging (token, name, batch) "
-    f"VALUES ({NEW.strip()}, %(name)s::text, %(number)s::bigint) RETURNING token",
+    "INSERT INTO {schema}.spark_staging (token, name, batch) "
+    "VALUES ({new}, %(name)s::text, %(number)s::bigint) RETURNING token",
     columns=("uuid",),
+    new=NEW.strip(),
 )
 
 

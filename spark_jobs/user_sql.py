@@ -78,7 +78,11 @@ def _call(transact: Transact, connection: psycopg.Connection, staging: Staging) 
 
 # A view and not a query in its place: the user's SQL may give it any alias, or none.
 SHOW = Sql("CREATE VIEW {schema}.{table}_rows AS {rows}")
-ROWS = Sql(f"SELECT {{columns}}, {{nth}} AS {PARTITION}, ctid AS {NTH} FROM {{schema}}.{{table}}")
+ROWS = Sql(
+    "SELECT {columns}, {nth} AS {partition}, ctid AS {place} FROM {schema}.{table}",
+    partition=PARTITION,
+    place=NTH,
+)
 HIDE = Sql("DROP VIEW {schema}.{table}_rows")
 
 
