@@ -90,6 +90,11 @@ format: $(STAMP) ## Put the code into its format
 bench: $(STAMP) ## Measure, beside the limits of this machine
 	$(BIN)/mailroom bench
 
+NAME ?= deliver
+.PHONY: sql
+sql: $(STAMP) ## Print a hot statement for psql, to EXPLAIN it by hand: NAME=deliver
+	@$(BIN)/python -m tests.hot $(NAME)
+
 .PHONY: mutants
 mutants: $(SPARK_STAMP) ## Break each rule once and see its test fail
 	$(BIN)/python -m tests.mutants
