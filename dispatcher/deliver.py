@@ -12,6 +12,7 @@ from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
 from mailroom.operation import Operation, Sql
+from mailroom.routing import ROUTE
 
 # Sorting and joining a batch stays in memory, and no plan made for an empty outbox reads a full one from end to end.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
@@ -36,11 +37,7 @@ DELIVER = Sql(
     """
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
 {start},
-route AS MATERIALIZED (
-    SELECT topic, inbox, bool_or(subscribed) AS subscribed
-    FROM (SELECT topic, inbox, true FROM {schema}.subscription
-          UNION ALL SELECT name, name, false FROM {schema}.inbox_registry) AS r (topic, inbox, subscribed)
-    GROUP BY topic, inbox),
+{route},
 reach AS MATERIALIZED (
     SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers FROM route GROUP BY topic),
 batch AS MATERIALIZED (
@@ -102,6 +99,7 @@ FROM fates, stamp
 """,
     columns=(*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]"),
     start=START,
+    route=ROUTE,
     oldest_fitting=OLDEST_FITTING,
     message=MESSAGE,
     partition_channel=PARTITION_CHANNEL,

@@ -15,6 +15,7 @@ from dispatcher.floor import START, Start
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
 from mailroom.operation import Operation, Sql
+from mailroom.routing import ROUTE
 from mailroom.sqlstate import OF_THE_DATA
 
 
@@ -50,18 +51,16 @@ WHERE fits
 )
 # A block has no parameters and no result, so both are settings of the transaction. Copies are inserted one by one; a
 # refusal undoes those since the one before, and leaves the cursor where it is: so all are tried once, however many are
-# refused. Done from here, with savepoints or by halves, one refused message cost 2 s. Who gets what is the rule of the
-# delivery's statement. All is undone in the end.
+# refused. Done from here, with savepoints or by halves, one refused message cost 2 s. All is undone in the end.
 TRY = Sql(
     """
 DO $sift$
 DECLARE
     copies CURSOR FOR
+        WITH {route}
         SELECT r.inbox, o.*, n.id AS origin
-        FROM {schema}.outbox AS o, {schema}.node AS n,
-             LATERAL (SELECT s.inbox FROM {schema}.subscription AS s WHERE s.topic = o.topic
-                      UNION SELECT i.name FROM {schema}.inbox_registry AS i
-                      WHERE i.name = o.topic AND o.kind <> 'E') AS r
+        FROM {schema}.outbox AS o JOIN route AS r ON r.topic = o.topic AND (r.subscribed OR o.kind <> 'E'),
+             {schema}.node AS n
         WHERE o.position = ANY (current_setting('mailroom.asked')::bigint[])
         ORDER BY o.position;
     copy record;
@@ -97,6 +96,7 @@ BEGIN
     PERFORM set_config('mailroom.refused', '[' || array_to_string(refused, ',') || ']', true);
 END $sift$
 """,
+    route=ROUTE,
     message=MESSAGE,
     copied=MESSAGE.replace(", ", ", copy."),
     conditions=" OR ".join(OF_THE_DATA.values()),

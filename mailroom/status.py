@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.operation import Operation, Sql
+from mailroom.routing import ROUTE
 from mailroom.schema import checking
 from mailroom.transaction import AnyConnection, run
 
@@ -149,18 +150,13 @@ FROM {schema}.node AS n, {schema}.clock AS c,
 """,
     columns=("bigint", "bigint", "bigint", "float8", "bigint", "float8", "bigint", "bigint", "bigint"),
 )
-# Who gets what is the rule of the deliver statement: subscribers, and for all but events the inbox of the topic's name.
 # The floor lets the counts begin above dead rows; with the oldest found by clock, an index is all that is read of it.
 INBOXES = Sql(
     """
 WITH outgoing AS MATERIALIZED (
     SELECT topic, kind = 'E' AS event, count(*) AS messages, min(sent_at) AS since
     FROM {schema}.outbox GROUP BY topic, kind = 'E'),
-route AS MATERIALIZED (
-    SELECT topic, inbox, bool_or(subscribed) AS subscribed
-    FROM (SELECT topic, inbox, true FROM {schema}.subscription
-          UNION ALL SELECT name, name, false FROM {schema}.inbox_registry) AS r (topic, inbox, subscribed)
-    GROUP BY topic, inbox),
+{route},
 coming AS MATERIALIZED (
     SELECT inbox, sum(messages)::bigint AS messages, min(since) AS since
     FROM outgoing JOIN route USING (topic) WHERE subscribed OR NOT event GROUP BY inbox)
@@ -182,6 +178,7 @@ LEFT JOIN LATERAL (
 ORDER BY r.name
 """,
     columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint", "bigint", "bigint"),
+    route=ROUTE,
 )
 
 
