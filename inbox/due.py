@@ -131,7 +131,7 @@ UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), (
       AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                    WHERE key = %(key)s::text AND clock > %(clock)s::bigint)
     ORDER BY id DESC LIMIT 1))
-WHERE s.inbox = '{inbox}' AND s.key = %(key)s::text AND s.parked_at IS NULL
+WHERE s.inbox = '{inbox}' AND s.key = %(key)s::text AND s.retry_at < 'infinity'
   AND (s.clock > %(clock)s::bigint OR s.alone_to > %(clock)s::bigint)
 """
 )

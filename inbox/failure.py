@@ -39,7 +39,7 @@ WITH tried AS MATERIALIZED (
     WHERE name = '{inbox}'
       AND EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)
       AND NOT EXISTS (SELECT FROM {schema}.key_state
-                      WHERE inbox = '{inbox}' AND key = %(key)s::text AND parked_at IS NOT NULL)),
+                      WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')),
 fated AS MATERIALIZED (
     SELECT *, CASE WHEN %(verdict)s::text IN ('park', 'skip') THEN %(verdict)s::text
                    WHEN %(verdict)s::text = 'fatal' OR attempt >= max_attempts THEN on_failure ELSE 'retry' END AS fate,
@@ -57,7 +57,7 @@ noted AS (
         clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
         last_error = excluded.last_error, alone_to = greatest(s.alone_to, s.clock, excluded.alone_to),
         suspect_to = greatest(s.suspect_to, s.clock, excluded.suspect_to)
-        WHERE s.parked_at IS NULL
+        WHERE s.retry_at < 'infinity'
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
     INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error)
