@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 from uuid import UUID
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name, topic_name
 from mailroom.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
-from outbox.outgoing import COLUMNS, EventType, MessageType, Outgoing
+from outbox.outgoing import COLUMNS, EventType, Fields, MessageType, Outgoing
 
 
 class Request(Protocol):
@@ -96,17 +96,18 @@ class _Node:
         return sending_many(self.schema, rows)
 
     @staticmethod
-    def _reply(request: Request, value: object, status: int, fields: dict[str, Any]) -> Outgoing:
+    def _reply(request: Request, value: object, status: int, fields: Fields) -> Outgoing:
         topic = request.headers.get("reply_to")
         if topic is None:
             raise InvalidMessage(f"Message {request.id} asks for no reply: it has no header reply_to.")
         carried = {name: request.headers[name] for name in ("saga", "user", "tenant") if name in request.headers}
-        headers = {**carried, **(fields.pop("headers", None) or {})}
+        headers = {**carried, **(fields.get("headers") or {})}
         headers |= {"correlation": str(request.id), "status": str(status)}
-        return Outgoing(topic, value, key=fields.pop("key", request.key), headers=headers, kind="R", **fields)
+        given: Fields = {"key": request.key, **fields, "headers": headers}
+        return Outgoing(topic, value, kind="R", **given)
 
 
-def _command(topic: str, value: object, reply_to: str | None, fields: dict[str, Any]) -> Outgoing:
+def _command(topic: str, value: object, reply_to: str | None, fields: Fields) -> Outgoing:
     message = Outgoing(topic, value, kind="C", **fields)
     if reply_to is None:
         return message
@@ -158,14 +159,20 @@ class Outbox(_Node):
         """
         return run(connection, self._send_many(messages))
 
-    def publish(self, connection: AnyConnection, topic: str, value: object, **fields: Any) -> UUID:
+    def publish(self, connection: AnyConnection, topic: str, value: object, **fields: Unpack[Fields]) -> UUID:
         """Send an event: every subscriber gets it, and none is fine. `fields` as for `send`."""
         operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
         run(connection, operation)
         return message_id
 
     def command(
-        self, connection: AnyConnection, topic: str, value: object, *, reply_to: str | None = None, **fields: Any
+        self,
+        connection: AnyConnection,
+        topic: str,
+        value: object,
+        *,
+        reply_to: str | None = None,
+        **fields: Unpack[Fields],
     ) -> UUID:
         """Send a command: exactly one inbox must get it, else it goes to `dead_letter`. `fields` as for `send`."""
         operation, message_id = self._send(_command(topic, value, reply_to, fields))
@@ -173,7 +180,7 @@ class Outbox(_Node):
         return message_id
 
     def reply(
-        self, connection: AnyConnection, request: Request, value: object, *, status: int = 200, **fields: Any
+        self, connection: AnyConnection, request: Request, value: object, *, status: int = 200, **fields: Unpack[Fields]
     ) -> UUID:
         """Answer a command on the topic it asked for, under its key, with its id as header `correlation`.
 
@@ -213,14 +220,22 @@ class AsyncOutbox(_Node):
         """See `Outbox.send_many`."""
         return await run_async(connection, self._send_many(messages))
 
-    async def publish(self, connection: AnyAsyncConnection, topic: str, value: object, **fields: Any) -> UUID:
+    async def publish(
+        self, connection: AnyAsyncConnection, topic: str, value: object, **fields: Unpack[Fields]
+    ) -> UUID:
         """See `Outbox.publish`."""
         operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
         await run_async(connection, operation)
         return message_id
 
     async def command(
-        self, connection: AnyAsyncConnection, topic: str, value: object, *, reply_to: str | None = None, **fields: Any
+        self,
+        connection: AnyAsyncConnection,
+        topic: str,
+        value: object,
+        *,
+        reply_to: str | None = None,
+        **fields: Unpack[Fields],
     ) -> UUID:
         """See `Outbox.command`."""
         operation, message_id = self._send(_command(topic, value, reply_to, fields))
@@ -228,7 +243,13 @@ class AsyncOutbox(_Node):
         return message_id
 
     async def reply(
-        self, connection: AnyAsyncConnection, request: Request, value: object, *, status: int = 200, **fields: Any
+        self,
+        connection: AnyAsyncConnection,
+        request: Request,
+        value: object,
+        *,
+        status: int = 200,
+        **fields: Unpack[Fields],
     ) -> UUID:
         """See `Outbox.reply`."""
         operation, message_id = self._send(self._reply(request, value, status, fields))

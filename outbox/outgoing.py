@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 from uuid import UUID
 
 from mailroom import codec
@@ -32,6 +32,19 @@ COLUMNS = (
 )
 
 EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class Fields(TypedDict, total=False):
+    """What every message may be given by name beside its topic and value; each means what it means to `Outbox.send`."""
+
+    key: Key | None
+    headers: Mapping[str, str] | None
+    message_type: MessageType
+    event_type: EventType | None
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    after_clock: int | None
+    id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
