@@ -16,7 +16,7 @@ def test_flights_come_out_as_they_went_in(empty_dsn: str) -> None:
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
     assert told["flights"] == 3000
-    assert len(told["checks"]) == 11
+    assert len(told["checks"]) == 14
     assert all(check["ok"] for check in told["checks"])
     assert "SIGKILL to the dispatcher" in ended.stderr
     assert "nothing happened" in ended.stderr
