@@ -14,7 +14,7 @@ from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any
 
 from mailroom.schema import create_inbox
-from mailroom.transaction import run
+from mailroom.sql.runner import run
 from outbox import Outbox
 
 from .clients import PROCESSES
@@ -26,7 +26,7 @@ from .spark import missing_extra
 from .workload import INBOX, KEY, KEYS, VALUE, outgoing
 
 if TYPE_CHECKING:
-    from spark_jobs.staging import Staged
+    from spark_jobs.write.staging import Staged
 
 TIMES = 5
 PER_SECOND = 50
@@ -63,9 +63,9 @@ def _write(node: Node, sent: Count, stop: Count, committed: "Any") -> None:
 
 def _staged(node: Node, messages: int) -> "list[Staged]":
     from outbox.bulk import table
-    from spark_jobs.content import Content
-    from spark_jobs.ledger import Batch
-    from spark_jobs.staging import Staged, creating
+    from spark_jobs.write.content import Content
+    from spark_jobs.write.ledger import Batch
+    from spark_jobs.write.staging import Staged, creating
 
     staged = []
     columns = (("message_id", "uuid"), ("key", "text"), ("value", "bytea"))
@@ -92,11 +92,11 @@ def beside(dsn: str, messages: int, *, chunks: bool) -> Run:
     """Move a batch of so many messages beside others', in chunks or in one transaction."""
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-    from spark_jobs.columns import Shape
-    from spark_jobs.finishing import PACE, Pace
-    from spark_jobs.ledger import Batch
-    from spark_jobs.moving import commit
     from spark_jobs.node import Node as SparkNode
+    from spark_jobs.write.columns import Shape
+    from spark_jobs.write.commit import commit
+    from spark_jobs.write.finishing import PACE, Pace
+    from spark_jobs.write.ledger import Batch
 
     shape = Shape.of(
         StructType([StructField("key", StringType()), StructField("value", BinaryType())]), {"topic": BULK}

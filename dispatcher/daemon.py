@@ -13,10 +13,10 @@ from typing import Any
 
 import psycopg
 
-from dispatcher.applier import Applier
 from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
-from dispatcher.execute import Execution
+from dispatcher.executor.execute import Execution
+from dispatcher.executor.executor import Applier
 from dispatcher.house import House
 from dispatcher.janitor import Janitor, moving_all_aside
 from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
@@ -24,8 +24,8 @@ from dispatcher.portion import Portion
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.sqlstate import is_held_up
-from mailroom.transaction import run_async
+from mailroom.sql.runner import run_async
+from mailroom.sql.sqlstate import is_held_up
 
 log = logging.getLogger("mailroom.dispatcher")
 

@@ -11,8 +11,8 @@ from dispatcher.floor import FIRST, START, Start
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
-from mailroom.operation import Operation, Sql
 from mailroom.routing import ROUTE
+from mailroom.sql.operation import Operation, Sql
 
 # Sorting and joining a batch stays in memory, and no plan made for an empty outbox reads a full one from end to end.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}

@@ -14,9 +14,9 @@ from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
 from dispatcher.refusal import Refused, burying, reason_of, sifting
 from mailroom.clock import WARN_CLOCK, raising_ceiling
-from mailroom.operation import Operation, T
-from mailroom.sqlstate import Meaning, meaning
-from mailroom.transaction import run_async
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import run_async
+from mailroom.sql.sqlstate import Meaning, meaning
 
 log = logging.getLogger("mailroom.dispatcher")
 

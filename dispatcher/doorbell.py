@@ -11,9 +11,9 @@ import psycopg
 
 from dispatcher.writers import reading_writers, remaining
 from mailroom import locks
-from mailroom.bell import Bell, heard
-from mailroom.operation import Operation, Sql
-from mailroom.transaction import run_async
+from mailroom.session.listener import Bell, heard
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run_async
 
 FIRST_PAUSE_S = 0.004
 BUSY_PAUSE_S = 0.005  # a nap between drains while messages keep coming: cheaper than being rung for each

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dispatcher.writers import Writers, reading_writers, remaining
-from mailroom.operation import Operation
+from mailroom.sql.operation import Operation
 
 FULL_SCAN_S = 60.0
 STEP = 1_000  # positions between two raises: about what a scan may pass over for nothing

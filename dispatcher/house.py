@@ -10,8 +10,8 @@ import psycopg
 
 from dispatcher.janitor import Janitor
 from dispatcher.lane import KEEPER, open_session
-from mailroom import backoff
 from mailroom.errors import ConnectionFailed
+from mailroom.session import backoff
 
 log = logging.getLogger("mailroom.dispatcher")
 

@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 
 import psycopg
 
-from dispatcher import healthy
+from dispatcher import healthy_floor
 from dispatcher.deliver import releasing
 from dispatcher.portion import Portion
 from inbox.parked import Moved, moving_aside
 from mailroom.clock import LOCK
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.names import shown
-from mailroom.operation import Operation, Sql
 from mailroom.schema import BY_CLOCK
-from mailroom.sqlstate import Meaning, meaning
-from mailroom.transaction import run_async
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run_async
+from mailroom.sql.sqlstate import Meaning, meaning
 from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -142,11 +142,11 @@ class Janitor:
         return lags
 
     async def _raise_healthy_floor(self, connection: psycopg.AsyncConnection, inbox: str) -> bool:
-        if not await run_async(connection, healthy.lagging(self._schema, inbox)):
+        if not await run_async(connection, healthy_floor.lagging(self._schema, inbox)):
             return False
         for _ in range(STEPS):
             async with connection.transaction():
-                if not await run_async(connection, healthy.raising(self._schema, inbox)):
+                if not await run_async(connection, healthy_floor.raising(self._schema, inbox)):
                     return False
         return True
 

@@ -22,15 +22,16 @@ from dispatcher.deliver import SESSION
 from dispatcher.doorbell import Doorbell
 from dispatcher.lease import RENEW_S, Lease, reading_backend
 from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_queue_usage
-from mailroom import backoff, settings
 from mailroom import schema as node
-from mailroom.bell import Bell
+from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
-from mailroom.pooler import is_pooled
-from mailroom.severing import answered, sever
-from mailroom.sqlstate import OF_THE_SESSION, is_held_up
-from mailroom.transaction import run_async
+from mailroom.session import backoff
+from mailroom.session.disconnect import answered, sever
+from mailroom.session.listener import Bell
+from mailroom.session.pooler import is_pooled
+from mailroom.sql.runner import run_async
+from mailroom.sql.sqlstate import OF_THE_SESSION, is_held_up
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 
 LEASE_S = 3.0
 RENEW_S = 1.0

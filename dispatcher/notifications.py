@@ -3,7 +3,7 @@
 A commit that notifies fails once it is full. The dispatcher warns early, and makes sure that it is not to blame.
 """
 
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 
 LOOK_INTERVAL_S = 10.0
 WARN_AT = 0.10

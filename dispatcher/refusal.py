@@ -14,9 +14,9 @@ from dispatcher.deliver import OLDEST_FITTING
 from dispatcher.floor import START, Start
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
-from mailroom.operation import Operation, Sql
 from mailroom.routing import ROUTE
-from mailroom.sqlstate import OF_THE_DATA
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.sqlstate import OF_THE_DATA
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ writer was lost that way within seconds.
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 
 Writers: TypeAlias = Mapping[str, int | None]  # by virtual transaction: its transaction id, once it has one
 PREPARED = "-1/"  # what the virtual transaction of every prepared one begins with

@@ -1,9 +1,9 @@
 """The consumer's side of Mailroom: reap messages in the transaction that uses them."""
 
+from inbox.exceptions import Park, Retry, Skip
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.parked import Parked
-from inbox.verdict import Park, Retry, Skip
-from inbox.worker import AsyncWorker, Worker
+from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.message import Message
 
 __all__ = ["AsyncInbox", "AsyncWorker", "Inbox", "Message", "Park", "Parked", "Retry", "Skip", "Worker"]

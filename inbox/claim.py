@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from mailroom.message import COLUMNS, SELECTED, Message
-from mailroom.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 from mailroom.schema import BY_CLOCK
+from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 
 MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
 MAX_STEPS = 10_000  # keys in trouble that one statement walks over at most
@@ -242,7 +242,7 @@ class Share:
     per_key: int
     total: int
     due_too: bool = True  # keys in trouble that need not wait any more; a worker takes them by themselves
-    hold: bool = False  # have the transaction refuse to be ended by anybody but the worker (`inbox.hold`)
+    hold: bool = False  # have the transaction refuse to be ended by anybody but the worker (`inbox.worker.hold`)
 
     def names(self) -> dict[str, str]:
         """Return the literals of the statement. As literals, the planner knows how few rows there are."""

@@ -12,10 +12,9 @@ import click
 
 from inbox.claim import Share, reaping_any
 from inbox.inbox import Inbox
-from inbox.look import finding
-from inbox.process import serve
-from inbox.worker import AsyncWorker, Worker
-from mailroom.backoff import spread_s
+from inbox.peek import finding
+from inbox.worker.process import serve
+from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
@@ -25,11 +24,12 @@ from mailroom.cli.output import document, duration, log_to_stderr, note, say, ta
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TOPIC, seconds
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
-from mailroom.operation import Operation, Sql
 from mailroom.packages import NAMES, warn_of_hidden
 from mailroom.schema import create_inbox
+from mailroom.session.backoff import spread_s
 from mailroom.settings import DSN_VARIABLE
-from mailroom.transaction import run
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
 
 
 @click.group(cls=Group)

@@ -7,7 +7,7 @@ written down is done although its worker died.
 
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
-from mailroom.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # A key whose head somebody holds is passed over; keys are looked at one by one until one can be had. Of the statement's
 # own time, not the transaction's: what was recorded since the transaction began may be due.

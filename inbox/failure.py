@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from inbox.verdict import Park, Retry, Skip
+from inbox.exceptions import Park, Retry, Skip
 from mailroom.message import Message
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 
 MAX_ERROR_LENGTH = 500
 

@@ -2,11 +2,11 @@
 
 from inbox.claim import Claimed, Share, reaping_any, reaping_key
 from inbox.due import reaping_due
-from inbox.look import counting, finding, peeking
+from inbox.peek import counting, finding, peeking
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, Key, count, inbox_name, key_text, schema_name
-from mailroom.operation import Operation, T
-from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 
 class _Named:

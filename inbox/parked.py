@@ -12,13 +12,13 @@ from datetime import datetime
 from uuid import UUID
 
 from inbox.claim import FITTING
-from inbox.look import finding
+from inbox.peek import finding
 from mailroom import locks
 from mailroom.audit import auditing, check_actor
 from mailroom.message import COLUMNS, DELIVERED, SELECTED, Message, messages
 from mailroom.names import DEFAULT_SCHEMA, Key, count, count_or_all, inbox_name, key_text, schema_name, utf8
-from mailroom.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.transaction import AnyConnection, run
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.runner import AnyConnection, run
 
 PARTITION_CHANNEL = locks.channel("'{schema}.inbox_{inbox}'::regclass")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import utf8
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 
 MAX_ACTOR_LENGTH = 200  # characters
 MAX_WHY_LENGTH = 1_000  # characters

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from mailroom import locks
 from mailroom.errors import MailroomError
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 
 MAX_CLOCK = 2**63 - 1
 WARN_CLOCK = 2**62

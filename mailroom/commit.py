@@ -19,12 +19,12 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from mailroom.backoff import pause_s
 from mailroom.errors import CommitUnknown, ConnectionFailed, MailroomError, NotAtomic, TokenExpired
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.operation import IN_TRANSACTION, Operation, Sql, T
-from mailroom.sqlstate import ABORTED, BLAMES, Meaning, is_lost, meaning_of_code, sqlstate
-from mailroom.transaction import run, run_async
+from mailroom.session.backoff import pause_s
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
+from mailroom.sql.runner import run, run_async
+from mailroom.sql.sqlstate import ABORTED, BLAMES, Meaning, is_lost, meaning_of_code, sqlstate
 
 log = logging.getLogger("mailroom.commit")
 

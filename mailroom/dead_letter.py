@@ -17,8 +17,8 @@ from mailroom.errors import DecodeError, InvalidMessage, UnknownInbox
 from mailroom.executable import NAMES, unwired
 from mailroom.message import MESSAGE, parsed
 from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
-from mailroom.operation import IN_TRANSACTION, Operation, Row, Sql
-from mailroom.transaction import AnyConnection, run
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.sql.runner import AnyConnection, run
 
 Stage: TypeAlias = Literal["deliver", "reap", "execute"]
 Change: TypeAlias = Callable[[list[Row]], Operation[str]]  # of what is held; returns its name for the audit

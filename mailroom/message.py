@@ -9,7 +9,7 @@ from uuid import UUID
 
 from mailroom import codec
 from mailroom.errors import DecodeError
-from mailroom.operation import Row
+from mailroom.sql.operation import Row
 
 # A message's own columns: it keeps them wherever it goes, so that every move is a plain INSERT .. SELECT.
 MESSAGE = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name, topic_name
-from mailroom.operation import IN_TRANSACTION, Operation, Sql, Statement
-from mailroom.sqlstate import primary_message, sqlstate
-from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.sqlstate import primary_message, sqlstate
 
 if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext

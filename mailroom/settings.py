@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import conninfo, pq
 
-from mailroom.connecting import USUAL_S, ConnectTimes
 from mailroom.errors import ConfigurationError, ConnectionFailed
-from mailroom.pooler import BACKEND, AsyncPooledConnection, PooledConnection, refuses_options
+from mailroom.session.connect_times import USUAL_S, ConnectTimes
+from mailroom.session.pooler import BACKEND, AsyncPooledConnection, PooledConnection, refuses_options
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -94,7 +94,7 @@ def place(text: str) -> str:
 def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, pooled: bool = False) -> str:
     """Return `text` completed for a session that Mailroom opens: its name, timeouts, and the given settings.
 
-    Through a pooler the settings stay away: see `mailroom.pooler`.
+    Through a pooler the settings stay away: see `mailroom.session.pooler`.
     """
     known = conninfo.conninfo_to_dict(text)
     options = [str(known.get("options") or "")]

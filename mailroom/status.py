@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.operation import Operation, Sql
 from mailroom.routing import ROUTE
 from mailroom.schema import checking
-from mailroom.transaction import AnyConnection, run
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import AnyConnection, run
 
 Role: TypeAlias = Literal["dispatcher", "executor"]
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 
 from dispatcher.deliver import delivering, releasing
-from dispatcher.execute import executing
+from dispatcher.executor.execute import executing
 from inbox import AsyncInbox, Inbox
 from inbox.claim import Claimed, Share
 from inbox.due import healing
@@ -25,8 +25,8 @@ from mailroom.clock import raising_ceiling
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 
 @dataclass(frozen=True, slots=True)

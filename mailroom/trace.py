@@ -6,9 +6,9 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
-from mailroom.transaction import AnyConnection, run
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import AnyConnection, run
 
 Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter"]
 

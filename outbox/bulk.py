@@ -16,7 +16,7 @@ from uuid import UUID
 
 from mailroom.errors import MailroomError
 from mailroom.names import shown
-from mailroom.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 # Others queue behind about as much: what a dispatcher takes in a fraction of a second, as it does with its own batches.
 CHUNK_ROWS = 10_000

@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import MAX_VALUE_BYTES, shown
-from mailroom.operation import Row
+from mailroom.sql.operation import Row
 from outbox.outgoing import Outgoing
 
 

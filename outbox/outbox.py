@@ -8,8 +8,8 @@ from uuid import UUID
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name, topic_name
-from mailroom.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
-from mailroom.transaction import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.outgoing import COLUMNS, EventType, Fields, MessageType, Outgoing
 
 

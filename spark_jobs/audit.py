@@ -13,16 +13,16 @@ from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, json_text, say, table
 from mailroom.errors import ConfigurationError
-from spark_jobs.archive import SPARK_COLUMNS
-from spark_jobs.audit_tables import await_files, names_of_files, read
+from spark_jobs.archive.files import SPARK_COLUMNS
+from spark_jobs.archive.folder import full_name, shown, spark_name
 from spark_jobs.command import dsn_variable, job, main, node_of, session
-from spark_jobs.folder import full_name, shown, spark_name
 from spark_jobs.node import Node
+from spark_jobs.proof.tables import await_files, names_of_files, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_jobs.audit_checks import Evidence, Found
+    from spark_jobs.proof.checks import Evidence, Found
 
 MAX_TOPICS = 1_000  # in the report
 
@@ -57,7 +57,7 @@ def audit(
     were sent for right. Raises `ConfigurationError` for a directory that is missing, `MailroomError` if a file stays
     hidden (`await_files`), `SchemaError`, and errors of the driver and of Spark.
     """
-    from spark_jobs.audit_checks import CHECKS, CHECKS_OF_SENT, UNDER_WAY, check
+    from spark_jobs.proof.checks import CHECKS, CHECKS_OF_SENT, UNDER_WAY, check
 
     at = datetime.now(UTC)
     directories = sorted({full_name(directory) for directory in drained})
@@ -97,7 +97,7 @@ def _unproven(evidence: "Evidence", *, sent: bool) -> list[str]:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
 
-    from spark_jobs.audit_checks import UNDER_WAY
+    from spark_jobs.proof.checks import UNDER_WAY
 
     found = list(NEVER_PROVEN)
     batches = evidence.at("batch").select("source")
@@ -121,7 +121,7 @@ def gather(
     spark: "SparkSession", node: Node, directories: Sequence[str], *, sent: str | None = None, may_drop: bool = False
 ) -> "Evidence":
     """Read the tables, and list the files; raises as `audit` does."""
-    from spark_jobs.audit_checks import Evidence
+    from spark_jobs.proof.checks import Evidence
 
     tables = read(spark, node, sent)
     # Only now: see `audit_tables.SNAPSHOT`.

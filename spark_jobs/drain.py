@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import click
 import psycopg
 
-from inbox.look import finding
+from inbox.peek import finding
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.commit import atomically
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import count, inbox_name
-from mailroom.operation import Operation, Sql
 from mailroom.schema import checking
-from mailroom.transaction import run
-from spark_jobs.archive import SPARK_COLUMNS
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
+from spark_jobs.archive.files import SPARK_COLUMNS
+from spark_jobs.archive.folder import full_name, spark_name
+from spark_jobs.archive.lane import Lane
 from spark_jobs.command import dsn_variable, job, main, node_of, session
-from spark_jobs.folder import full_name, spark_name
-from spark_jobs.lane import Lane
 from spark_jobs.node import Node
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _drain_lanes(
 def drained(spark: "SparkSession", directory: str) -> "DataFrame":
     """Read what drains have put into a directory, a row per message; empty where nothing was drained yet.
 
-    `value` is CBOR: `from_cbor` of `spark_jobs.cbor_decoded` reads it. The directory must be there.
+    `value` is CBOR: `from_cbor` of `spark_jobs.read.cbor_decoded` reads it. The directory must be there.
     """
     return spark.read.schema(SPARK_COLUMNS).parquet(spark_name(full_name(directory)))
 

@@ -11,7 +11,7 @@ from psycopg import conninfo
 from mailroom import schema, settings
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.pooler import PooledConnection
+from mailroom.session.pooler import PooledConnection
 
 # A statement takes as long as its data is large, and a session of a stream idles as long as nothing comes, whatever the
 # role or the database has as its limit; but nobody waits for locks for ever.

@@ -7,11 +7,11 @@ import click
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.errors import ConfigurationError
-from mailroom.operation import Operation, Sql
-from mailroom.transaction import run
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
 from spark_jobs.command import dsn_variable, job, main, node_of, session
-from spark_jobs.ledger import Batch
 from spark_jobs.node import Node
+from spark_jobs.write.ledger import Batch
 
 FORMATS = ("csv", "json", "parquet", "orc")
 

@@ -6,7 +6,7 @@ from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from spark_jobs.command import dsn_variable, job, main, node_of
-from spark_jobs.staging import ABANDONED_AFTER_H, sweep
+from spark_jobs.write.staging import ABANDONED_AFTER_H, sweep
 
 
 @job("sweep")

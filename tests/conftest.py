@@ -17,8 +17,8 @@ from psycopg.rows import TupleRow
 
 from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
-from tests.databases import Connect, Databases
-from tests.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
+from tests.support.databases import Connect, Databases
+from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
 
 _RUN_DIRECTORY = pytest.StashKey[Path]()
 _MAJORS = pytest.StashKey[list[int]]()

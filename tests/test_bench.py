@@ -18,8 +18,8 @@ from benchmarks.node import Node, fresh_node
 from benchmarks.publish import sending
 from mailroom import codec
 from mailroom.cli.root import root
-from tests.databases import Connect
-from tests.waiting import eventually
+from tests.support.databases import Connect
+from tests.support.waiting import eventually
 
 
 def _bench(*arguments: str) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.testing import deliver as deliver_here
 from outbox import AsyncOutbox, Outbox, Outgoing
-from tests.command import done, mailroom
-from tests.databases import Connect
-from tests.drivers import opened
-from tests.node import Node
-from tests.waiting import eventually
-from tests.working import NEVER_S, working
+from tests.support.command import done, mailroom
+from tests.support.databases import Connect
+from tests.support.drivers import opened
+from tests.support.node import Node
+from tests.support.waiting import eventually
+from tests.support.working import NEVER_S, working
 
 ROOT = Path(__file__).parents[1]
 CANARY = "kanarienvogel"

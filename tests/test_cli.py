@@ -19,10 +19,10 @@ from mailroom.cli.failures import tell
 from mailroom.cli.root import root
 from mailroom.errors import MailroomError
 from mailroom.settings import DSN_VARIABLE
-from tests.command import done, error_of, json_of, mailroom, process
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually
+from tests.support.command import done, error_of, json_of, mailroom, process
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually
 
 
 def commands(command: click.Command = root, parent: click.Context | None = None) -> Iterator[click.Context]:

@@ -2,10 +2,10 @@
 
 import signal
 
-from tests.command import done, json_of, mailroom, process
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually
+from tests.support.command import done, json_of, mailroom, process
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually
 
 
 def node_of(dsn: str, connect: Connect) -> Node:

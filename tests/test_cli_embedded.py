@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 from mailroom.embedded import Binaries
 from mailroom.embedded import binaries as binaries_module
 from mailroom.errors import EmbeddedServerError
-from tests.command import error_of, mailroom
-from tests.waiting import eventually
+from tests.support.command import error_of, mailroom
+from tests.support.waiting import eventually
 
 Home: TypeAlias = dict[str, str]  # what names the user's server
 

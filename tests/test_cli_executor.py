@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from outbox import Store
-from tests.command import done, error_of, json_of, mailroom, process
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually
+from tests.support.command import done, error_of, json_of, mailroom, process
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually
 
 ME = f"{getpass.getuser()}@{platform.node()}"
 STATS = ("executor", "target", "add", "stats", "public.counters", "--key", "name", "--number", "hits")

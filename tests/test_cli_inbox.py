@@ -11,10 +11,10 @@ from uuid import UUID
 
 import pytest
 
-from tests.command import done, error_of, json_of, mailroom, process
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually
+from tests.support.command import done, error_of, json_of, mailroom, process
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually
 
 REAP = ("inbox", "reap", "shipping")
 

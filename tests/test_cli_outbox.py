@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from inbox import Inbox
-from tests.command import done, error_of, mailroom
-from tests.databases import Connect
-from tests.node import Node
+from tests.support.command import done, error_of, mailroom
+from tests.support.databases import Connect
+from tests.support.node import Node
 
 ORDERS = ("outbox", "send", "orders")
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from mailroom.cli.output import facts, table
-from tests.command import done, process
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually
+from tests.support.command import done, process
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from inbox import Inbox, Park, Retry, Skip
-from mailroom.transaction import run
-from tests.command import done, error_of, json_of, mailroom
-from tests.databases import Connect
-from tests.node import Node, failing
+from mailroom.sql.runner import run
+from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.databases import Connect
+from tests.support.node import Node, failing
 
 INBOX = Inbox("shipping")
 ME = f"{getpass.getuser()}@{platform.node()}"

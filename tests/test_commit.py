@@ -26,16 +26,16 @@ from inbox import AsyncInbox, Inbox
 from mailroom import CommitUnknown, NotAtomic, TokenExpired, atomically, atomically_async, commit, resolve
 from mailroom.commit import Attempt, Next, Phase, following, sweeping_tokens
 from mailroom.errors import NotInTransaction, UnsupportedConnection
-from mailroom.operation import Operation, Sql
-from mailroom.transaction import run
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
 from outbox import AsyncOutbox, Outbox
-from tests.committing import KINDS, Client, client, url
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
-from tests.proxy import CommitFault, Proxy, proxied
+from tests.support.committing import KINDS, Client, client, url
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.proxy import CommitFault, Proxy, proxied
+from tests.support.unknown_commits import run_unknown_commits
+from tests.support.waiting import eventually, eventually_async, wait_until_blocked
 from tests.test_docs import ROOT, blocks
-from tests.unknown_commits import run_unknown_commits
-from tests.waiting import eventually, eventually_async, wait_until_blocked
 
 NOTE = Sql("INSERT INTO ledger VALUES (%(what)s::text)")
 FAIL = Sql("INSERT INTO troubled VALUES (%(code)s::text)")

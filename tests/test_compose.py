@@ -19,7 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from mailroom.cli.root import root as mailroom_command
-from tests.databases import Connect
+from tests.support.databases import Connect
 
 ROOT = Path(__file__).parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())

@@ -19,21 +19,22 @@ from psycopg_pool import ConnectionPool
 
 from dispatcher import Dispatcher, daemon, lane
 from inbox import AsyncInbox, Inbox, Worker
-from inbox.posting import Post
-from inbox.sleeping import InboxBell
-from mailroom import backoff, locks, settings
-from mailroom import bell as bells
-from mailroom.bell import Bell
+from inbox.worker.unawaited import Post
+from inbox.worker.wakeup import InboxBell
+from mailroom import locks, settings
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConnectionFailed
-from mailroom.operation import Sql
 from mailroom.schema import create_inbox, migrate
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
-from tests.proxy import proxied
-from tests.standby import standby_of
-from tests.waiting import eventually, eventually_async
-from tests.working import LEDGER, note, noted, working
+from mailroom.session import backoff
+from mailroom.session import listener as bells
+from mailroom.session.listener import Bell
+from mailroom.sql.operation import Sql
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.proxy import proxied
+from tests.support.standby import standby_of
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import LEDGER, note, noted, working
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 POLL_S = 0.05
@@ -192,7 +193,7 @@ async def test_listen_that_fails_leaves_polling_and_is_tried_again(
             for key in "abc":
                 node.send("shipping", key=key)
                 await eventually_async(partial(is_delivered, node, key))
-            await eventually_async(lambda: warnings_of(caplog, "mailroom.bell"))
+            await eventually_async(lambda: warnings_of(caplog, "mailroom.session.listener"))
             broken.undo()
             await eventually_async(lambda: listens(node), WITHIN_S)
     assert "not listening, polling meanwhile (SyntaxError)" in caplog.text
@@ -224,7 +225,7 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bells, "ANSWER_S", 0.1)
-    monkeypatch.setattr("inbox.sleeping.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
     with proxied(node.dsn) as (network, dsn):
         async with ringing(InboxBell(dsn, SCHEMA, "shipping")):
             await eventually_async(lambda: listens(node))
@@ -240,7 +241,7 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
 async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inbox.sleeping.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.05)
     bell = InboxBell(node.dsn, SCHEMA, "shipping")
     async with ringing(bell):
         await eventually_async(lambda: listens(node))
@@ -265,7 +266,7 @@ async def test_row_that_fires_no_trigger_is_delivered_by_the_poll(node: Node) ->
 LISTENER = """
 import asyncio, sys
 from mailroom import settings
-from mailroom.bell import Bell
+from mailroom.session.listener import Bell
 
 settings.PEER.update({name: "1000" for name in settings.PEER if name == "tcp_user_timeout"})
 asyncio.run(Bell(sys.argv[1], "mailroom", "outbox", "test bell").run())

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
+from dispatcher.executor.registration import register_target
 from dispatcher.janitor import raising_floor
 from inbox import Inbox, Skip
 from mailroom import codec, locks
@@ -17,14 +18,13 @@ from mailroom.clock import CEILING_STEP, LOCK, MAX_CLOCK, ClockOverflow
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
 from mailroom.executable import PARTS, unwired
-from mailroom.registration import register_target
+from mailroom.sql.runner import run
 from mailroom.testing import execute
-from mailroom.transaction import run
 from outbox import Executable, Store
-from tests.command import done, json_of
-from tests.databases import Connect
-from tests.node import SCHEMA, Node, failing
-from tests.waiting import wait_until_blocked
+from tests.support.command import done, json_of
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node, failing
+from tests.support.waiting import wait_until_blocked
 
 LETTERS = DeadLetters()
 CLOCK = "SELECT last_value FROM mailroom.clock"

@@ -15,12 +15,12 @@ from dispatcher.deliver import SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from dispatcher.floor import Start
 from mailroom.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling, stamp
-from mailroom.operation import Operation
-from mailroom.transaction import run
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import run
 from outbox import Outbox
-from tests.databases import Connect
-from tests.node import SCHEMA, Node, send
-from tests.waiting import wait_until_blocked
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node, send
+from tests.support.waiting import wait_until_blocked
 
 NOW = datetime.now(UTC)
 SOON = NOW + timedelta(hours=1)

@@ -16,7 +16,7 @@ from examples.flights.tables import business, make_business_tables, remake
 from examples.flights.verdict import verify
 from mailroom.errors import ConfigurationError
 from mailroom.schema import create_inbox
-from tests.databases import Connect
+from tests.support.databases import Connect
 
 EXACT = "every flight exactly once"
 ORDER = "each aircraft in the order sent"

@@ -17,13 +17,13 @@ from psycopg.types.json import Jsonb
 from dispatcher import Dispatcher, drain
 from dispatcher.janitor import Janitor
 from dispatcher.lease import Lease, reading_backend
-from mailroom import bell as bells
 from mailroom.errors import ConnectionFailed, SchemaError
-from mailroom.transaction import run
-from tests.databases import Connect, Databases
-from tests.node import SCHEMA, Node
-from tests.proxy import Proxy, proxied
-from tests.waiting import eventually, eventually_async
+from mailroom.session import listener as bells
+from mailroom.sql.runner import run
+from tests.support.databases import Connect, Databases
+from tests.support.node import SCHEMA, Node
+from tests.support.proxy import Proxy, proxied
+from tests.support.waiting import eventually, eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 TAKE_OVER_S = 20.0

@@ -39,12 +39,12 @@ from mailroom.cli.root import root as mailroom_command
 from mailroom.embedded import Binaries
 from mailroom.schema import check, create_inbox
 from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
+from mailroom.sql.runner import run
 from mailroom.testing import deliver
-from mailroom.transaction import run
 from outbox import Outbox
 from tests.cli_reference import PAGE as CLI_PAGE
 from tests.cli_reference import reference
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

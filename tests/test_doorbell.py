@@ -14,12 +14,12 @@ from dispatcher.deliver import releasing
 from dispatcher.deliverer import Deliverer
 from dispatcher.doorbell import UNSURE_POLL_S, Doorbell
 from mailroom import locks
-from mailroom.bell import Bell
-from mailroom.operation import Operation, T
-from mailroom.transaction import run, run_async
-from tests.databases import Connect
-from tests.node import SCHEMA, Node, send
-from tests.waiting import eventually_async
+from mailroom.session.listener import Bell
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import run, run_async
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node, send
+from tests.support.waiting import eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 OUTBOX = "'mailroom.outbox'::regclass"

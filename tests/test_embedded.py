@@ -21,8 +21,8 @@ from psycopg.conninfo import conninfo_to_dict
 from mailroom.embedded import Binaries, Server, account, cluster, default_directory, embedded_server, find_binaries
 from mailroom.embedded import binaries as binaries_module
 from mailroom.errors import EmbeddedServerError
-from tests.postgres import FAST_SETTINGS
-from tests.waiting import eventually
+from tests.support.postgres import FAST_SETTINGS
+from tests.support.waiting import eventually
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's server runs as another account")
 

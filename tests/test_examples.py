@@ -8,7 +8,7 @@ from random import Random
 
 from examples import accounts, search
 from mailroom.testing import execute
-from tests.databases import Connect
+from tests.support.databases import Connect
 
 
 def test_balances_are_what_the_transfers_come_to(dsn: str, connect: Connect) -> None:

@@ -10,15 +10,15 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from dispatcher import range as ranges
-from dispatcher.applier import Applier
+from dispatcher.executor import delete_range as ranges
+from dispatcher.executor.executor import Applier
+from dispatcher.executor.outcome import UNTOLD
 from dispatcher.floor import FULL_SCAN_S
-from dispatcher.outcome import UNTOLD
 from inbox import Inbox
 from mailroom import executable
 from outbox import Executable, Outbox, Store
-from tests.databases import Connect
-from tests.executing import (
+from tests.support.databases import Connect
+from tests.support.executing import (
     LARGEST,
     SCHEMA,
     SMALLEST,
@@ -38,9 +38,9 @@ from tests.executing import (
     trigger,
     waiting,
 )
-from tests.node import Node
+from tests.support.node import Node
 
-executor = import_module("dispatcher.execute")  # the package has a function of that name
+executor = import_module("dispatcher.executor.execute")  # the package has a function of that name
 
 AT = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)
 MINUTE = AT.replace(second=0)

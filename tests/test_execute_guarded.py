@@ -11,19 +11,19 @@ import psycopg
 import pytest
 from psycopg.errors import LockNotAvailable, SerializationFailure
 
-from dispatcher import batch as batches
-from dispatcher import guarded
-from dispatcher.applier import Applier
-from dispatcher.execute import Execution
+from dispatcher.executor import batch as batches
+from dispatcher.executor import guarded
+from dispatcher.executor.execute import Execution
+from dispatcher.executor.executor import Applier
+from dispatcher.executor.take import looking_at_oldest
+from dispatcher.executor.target import reading_targets
 from dispatcher.floor import FIRST, Start
-from dispatcher.taking import looking_at_oldest
-from dispatcher.target import reading_targets
-from mailroom import transaction
+from mailroom.sql import runner
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable, Store
-from tests.databases import Connect
-from tests.drivers import SYNC, opened
-from tests.executing import (
+from tests.support.databases import Connect
+from tests.support.drivers import SYNC, opened
+from tests.support.executing import (
     SCHEMA,
     STORE,
     THINGS,
@@ -40,7 +40,7 @@ from tests.executing import (
     trigger,
     waiting,
 )
-from tests.node import Node
+from tests.support.node import Node
 
 NEVER_S = 3_600.0
 WRITTEN = "BEFORE INSERT OR UPDATE OR DELETE"
@@ -131,7 +131,7 @@ async def test_batch_after_one_that_was_cut_looks_at_no_more_than_it_will_do(
         return looking_at_oldest(schema, start=start, rows=rows, max_bytes=max_bytes)
 
     # The package has a function of the module's name.
-    monkeypatch.setattr(import_module("dispatcher.execute"), "looking_at_oldest", noted)
+    monkeypatch.setattr(import_module("dispatcher.executor.execute"), "looking_at_oldest", noted)
     assert await taken_by(Applier(session, SCHEMA, rows=20, bound_s=0)) == [1] * 20
     assert set(looked_at[1:19]) == {2}
     assert looked_at[0] == 20
@@ -157,9 +157,9 @@ def test_trip_does_nothing_more_once_the_time_is_over(node: Node, left_s: float,
     guard(node)
     send(node, increments(10))
     with node.connection.transaction():
-        target = transaction.run(node.connection, reading_targets(SCHEMA, {"things"}))["things"]
-        look = transaction.run(node.connection, looking_at_oldest(SCHEMA, start=FIRST, rows=10, max_bytes=2**20))
-        done = transaction.run(node.connection, guarded.applying_in_turn(SCHEMA, target, look.taken, left_s))
+        target = runner.run(node.connection, reading_targets(SCHEMA, {"things"}))["things"]
+        look = runner.run(node.connection, looking_at_oldest(SCHEMA, start=FIRST, rows=10, max_bytes=2**20))
+        done = runner.run(node.connection, guarded.applying_in_turn(SCHEMA, target, look.taken, left_s))
     assert done.count == count
     assert things_of(node.connection) == {key: [None, 1] for key in range(count)}
 

@@ -7,17 +7,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.applier import Applier
 from dispatcher.daemon import Executor
-from dispatcher.execute import Execution
+from dispatcher.executor.execute import Execution
+from dispatcher.executor.executor import Applier
+from dispatcher.executor.take import OLDEST
 from dispatcher.floor import FIRST
-from dispatcher.taking import OLDEST
 from mailroom import locks
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable
-from tests.databases import Connect
-from tests.executing import (
+from tests.support.databases import Connect
+from tests.support.executing import (
     SCHEMA,
     STORE,
     THINGS,
@@ -32,9 +32,9 @@ from tests.executing import (
     trigger,
     waiting,
 )
-from tests.node import Node
+from tests.support.node import Node
+from tests.support.waiting import eventually_async, wait_until_blocked
 from tests.test_executor import EXECUTOR, running, waits
-from tests.waiting import eventually_async, wait_until_blocked
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ async def test_session_that_could_not_be_cleared_is_closed(
 
     function(node, "leaves", f"BEGIN {LEFT['own of the session'][0]}; END", "void")
     sent(node, STORE.call, "leaves")
-    monkeypatch.setattr("dispatcher.applier.clearing_session", failing)
+    monkeypatch.setattr("dispatcher.executor.executor.clearing_session", failing)
     with pytest.raises(psycopg.errors.DivisionByZero):
         await applier.execute()
     assert applier._connection.closed

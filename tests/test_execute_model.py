@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from dispatcher import range as ranges
 from dispatcher.deliver import SESSION
+from dispatcher.executor import delete_range as ranges
 from outbox import Executable
-from tests.databases import Connect
-from tests.executing import (
+from tests.support.databases import Connect
+from tests.support.executing import (
     LARGEST,
     SMALLEST,
     STORE,
@@ -32,7 +32,7 @@ from tests.executing import (
     execute_all,
     make_things,
 )
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 BEGAN = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)
 NAMES = ("store", "accounting", "outbox", "outbox_executable", "dead_letter", "executable_cursor")

@@ -8,15 +8,26 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from dispatcher.fold import STORE_RULES, Refused, applied
-from dispatcher.rules import RULES
+from dispatcher.executor.fold import STORE_RULES, Refused, applied
+from dispatcher.executor.rules import RULES
 from mailroom import executable
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import DecodeError
 from outbox import Store
-from tests.databases import Connect
-from tests.executing import STORE, THINGS, dead_of, execute, execute_all, make_things, sent, store_of, told_of, waiting
-from tests.node import Node
+from tests.support.databases import Connect
+from tests.support.executing import (
+    STORE,
+    THINGS,
+    dead_of,
+    execute,
+    execute_all,
+    make_things,
+    sent,
+    store_of,
+    told_of,
+    waiting,
+)
+from tests.support.node import Node
 from tests.test_fold import taken
 
 MIB = 2**20

@@ -9,14 +9,15 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher import batch as batches
-from dispatcher import target as targets
-from dispatcher.batch import HIDDEN, Batch
-from dispatcher.fold import Taken
-from mailroom import codec, transaction
+from dispatcher.executor import batch as batches
+from dispatcher.executor import target as targets
+from dispatcher.executor.batch import HIDDEN, Batch
+from dispatcher.executor.fold import Taken
+from mailroom import codec
+from mailroom.sql import runner
 from outbox import Executable, Store
-from tests.databases import Connect
-from tests.executing import (
+from tests.support.databases import Connect
+from tests.support.executing import (
     LARGEST,
     SCHEMA,
     SMALLEST,
@@ -39,8 +40,8 @@ from tests.executing import (
     trigger,
     waiting,
 )
-from tests.node import Node
-from tests.waiting import wait_until_blocked
+from tests.support.node import Node
+from tests.support.waiting import wait_until_blocked
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_table_with_nothing_but_a_key_is_folded(node: Node) -> None:
 
 def is_guarded(node: Node) -> bool:
     """Tell whether the table must see every operation."""
-    return transaction.run(node.connection, targets.reading_targets(SCHEMA, {"things"}))["things"].guarded
+    return runner.run(node.connection, targets.reading_targets(SCHEMA, {"things"}))["things"].guarded
 
 
 @pytest.mark.parametrize("rows", [1, 10])

@@ -12,14 +12,14 @@ import pytest
 
 from dispatcher import execute
 from dispatcher.daemon import Dispatcher, Executor
-from dispatcher.execute import Execution
+from dispatcher.executor.execute import Execution
 from dispatcher.lane import Lane
 from mailroom.errors import ConnectionFailed
 from outbox import Executable, Store
-from tests.databases import Connect
-from tests.executing import STORE, THINGS, dead_of, make_things, store_of, things_of
-from tests.node import Node
-from tests.waiting import eventually, eventually_async
+from tests.support.databases import Connect
+from tests.support.executing import STORE, THINGS, dead_of, make_things, store_of, things_of
+from tests.support.node import Node
+from tests.support.waiting import eventually, eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 TAKE_OVER_S = 20.0

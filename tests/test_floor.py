@@ -7,17 +7,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher import applier
 from dispatcher import floor as floors
 from dispatcher.deliver import OLDEST_FITTING, SESSION, Delivery
 from dispatcher.deliverer import Deliverer
+from dispatcher.executor import executor as applier
 from dispatcher.floor import FULL_SCAN_S, START, Floor, Start
 from dispatcher.writers import reading_writers, remaining
-from mailroom.operation import Operation, Sql
-from mailroom.transaction import run
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
 from outbox import Store
-from tests.databases import Connect
-from tests.node import SCHEMA, Node, send
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node, send
 
 
 class Lane:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.fold import (
+from dispatcher.executor.fold import (
     MAX_INT64,
     MIN_INT64,
     STORE_RULES,
@@ -28,7 +28,7 @@ from dispatcher.fold import (
     prefixes,
 )
 from outbox import Executable
-from tests.executing import Model, Things
+from tests.support.executing import Model, Things
 
 NOON = datetime(2026, 7, 1, 12, 0, 59, 999_999, tzinfo=UTC)
 MINUTE = datetime(2026, 7, 1, 12, 0, tzinfo=UTC)

@@ -19,15 +19,7 @@ import inbox.claim
 import mailroom as library
 import outbox
 from dispatcher import Dispatcher, drain
-from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Park, Worker
-from inbox.failure import recording
-from inbox.parked import Parked
-from mailroom import schema, status, testing
-from mailroom import trace as tracing
-from mailroom.errors import InvalidMessage, InvalidName
-from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
-from mailroom.operation import Sql
-from mailroom.registration import (
+from dispatcher.executor.registration import (
     functions,
     register_function,
     register_target,
@@ -35,21 +27,29 @@ from mailroom.registration import (
     remove_target,
     targets,
 )
+from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Park, Worker
+from inbox.failure import recording
+from inbox.parked import Parked
+from mailroom import schema, status, testing
+from mailroom import trace as tracing
+from mailroom.errors import InvalidMessage, InvalidName
+from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
 from mailroom.schema import create_inbox
+from mailroom.sql.operation import Sql
+from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
-from mailroom.transaction import run
 from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.bulk import EXPRESSIONS as BULK
 from outbox.store import VALUES
-from tests.command import error_of, mailroom
-from tests.databases import Connect
-from tests.drivers import ASYNC, SYNC, opened, opened_async
-from tests.node import Node
+from tests.support.command import error_of, mailroom
+from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async
+from tests.support.node import Node
+from tests.support.waiting import eventually
+from tests.support.working import LEDGER, NEVER_S, noted, working
+from tests.support.working import note as note_in_ledger
 from tests.test_codec import supported
 from tests.test_plans import nodes
-from tests.waiting import eventually
-from tests.working import LEDGER, NEVER_S, noted, working
-from tests.working import note as note_in_ledger
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 SHIPPING, ASYNC_SHIPPING = Inbox("shipping"), AsyncInbox("shipping")
@@ -637,7 +637,7 @@ FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value 
 FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED"}
 
 OF_STATEMENT = {
-    "dispatcher.target.INSERT": {"given": "g.value"},
+    "dispatcher.executor.target.INSERT": {"given": "g.value"},
     "outbox.bulk.MOVE": {"table": "dead_letter", "names": ", ".join(BULK), "expressions": ", ".join(BULK.values())},
     "outbox.bulk.CHUNK": {"table": "dead_letter"},
     "outbox.store.INSERT": {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())},

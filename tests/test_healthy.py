@@ -8,19 +8,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher import healthy
+from dispatcher import healthy_floor as healthy
 from dispatcher.janitor import Janitor, sweeping_notes
 from inbox import Inbox, Parked, claim, due
 from inbox.claim import Share
 from inbox.due import healing, reaping_due
+from inbox.exceptions import Park, Retry
 from inbox.failure import recording, suspecting
-from inbox.verdict import Park, Retry
 from mailroom.message import Message
-from mailroom.transaction import run
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
+from mailroom.sql.runner import run
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.waiting import wait_until_blocked
 from tests.test_plans import nodes
-from tests.waiting import wait_until_blocked
 
 WITHIN_S = 20.0
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from dispatcher import floor as floors
 from dispatcher.floor import Floor
 from inbox import Inbox
-from mailroom.transaction import run
+from mailroom.sql.runner import run
 from outbox import Outbox
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
 
 WRITERS, REAPERS, KEYS = 3, 2, 3
 

@@ -14,12 +14,12 @@ from inbox import Inbox, Message
 from inbox.claim import Share
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName
 from mailroom.schema import create_inbox
+from mailroom.sql.runner import run
 from mailroom.testing import deliver
-from mailroom.transaction import run
 from outbox import Outbox, Outgoing
-from tests.databases import Connect
-from tests.node import failing
-from tests.waiting import wait_until_blocked
+from tests.support.databases import Connect
+from tests.support.node import failing
+from tests.support.waiting import wait_until_blocked
 
 SHIPPING = "mailroom.inbox_shipping"
 

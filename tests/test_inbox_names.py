@@ -9,8 +9,8 @@ import pytest
 from dispatcher.janitor import Janitor
 from mailroom.errors import InvalidName, SchemaError
 from mailroom.schema import create_inbox
-from tests.databases import Connect
-from tests.node import Node
+from tests.support.databases import Connect
+from tests.support.node import Node
 
 LONGEST = "x" * 41
 

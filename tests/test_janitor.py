@@ -15,11 +15,11 @@ from inbox import Inbox, Park, Parked
 from inbox.failure import suspecting
 from inbox.parked import moving_aside
 from mailroom import settings
-from mailroom.operation import Operation
-from mailroom.transaction import run, run_async
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import run, run_async
 from outbox import Outbox, Outgoing
-from tests.databases import Connect
-from tests.node import SCHEMA, Node, failing
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node, failing
 from tests.test_plans import generic_plan
 
 INBOX = Inbox("shipping")

@@ -17,10 +17,10 @@ from psycopg.conninfo import make_conninfo
 from dispatcher import Dispatcher
 from dispatcher.lease import Lease, reading_backend
 from mailroom import locks
-from mailroom.transaction import run
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
-from tests.waiting import eventually, eventually_async
+from mailroom.sql.runner import run
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.waiting import eventually, eventually_async
 
 START_S = 20.0
 KILLED_S = 5.0 + 5.0  # to take over from a crash, and as much again for a machine that has other things to do
@@ -36,7 +36,7 @@ run(sys.argv[1], poll_interval_s=1)
 STOPS = """
 import os, signal
 from dispatcher import deliverer
-from mailroom.transaction import run_async
+from mailroom.sql.runner import run_async
 
 async def stopping(connection, operation):
     result = await run_async(connection, operation)

@@ -17,8 +17,8 @@ from mailroom.errors import InvalidName, NotInTransaction, SchemaError, Unsuppor
 from mailroom.status import status
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
-from tests.databases import Connect
-from tests.drivers import ASYNC, SYNC, opened, opened_async, url
+from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 
 ROOT = Path(__file__).parents[1]
 

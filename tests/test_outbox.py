@@ -21,7 +21,7 @@ from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES
 from mailroom.schema import create_inbox
 from mailroom.testing import deliver, sent
 from outbox import Outbox, Outgoing
-from tests.databases import Connect
+from tests.support.databases import Connect
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 OUTBOX = Outbox()

@@ -17,9 +17,9 @@ from dispatcher.lane import KEEPER
 from inbox import Inbox
 from mailroom import schema, settings
 from mailroom.testing import deliver
-from tests.databases import Connect
+from tests.support.databases import Connect
+from tests.support.waiting import wait_until_blocked
 from tests.test_sql import statements
-from tests.waiting import wait_until_blocked
 
 Session = psycopg.Connection[Any]
 ID = UUID("018f6f0a-0000-7000-8000-000000000001")

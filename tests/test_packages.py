@@ -9,7 +9,7 @@ import pytest
 
 from mailroom.cli import root as cli_root
 from mailroom.packages import NAMES
-from tests.command import done, error_of, mailroom
+from tests.support.command import done, error_of, mailroom
 
 ROOT = Path(__file__).parent.parent
 

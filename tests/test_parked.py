@@ -22,12 +22,12 @@ from mailroom import locks
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
 from mailroom.schema import check
-from mailroom.transaction import run
-from tests.databases import Connect
+from mailroom.sql.runner import run
 from tests.interleavings.sessions import Step, interleave, orders, sessions
-from tests.node import SCHEMA, Node, failing, send
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node, failing, send
+from tests.support.waiting import wait_until_blocked
 from tests.test_plans import generic_plan
-from tests.waiting import wait_until_blocked
 
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")

@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from inbox.claim import PINNED
-from inbox.note import LEFT
-from mailroom.operation import Sql
+from inbox.worker.in_flight import LEFT
 from mailroom.schema import create_inbox
-from tests.databases import Connect
-from tests.hot import HOT, executed, main, prepared
+from mailroom.sql.operation import Sql
+from tests.support.databases import Connect
+from tests.support.hot import HOT, executed, main, prepared
 
 # The others read what is small, or no more of it than asked.
 READ_LARGE_TABLES = (

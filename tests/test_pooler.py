@@ -14,18 +14,29 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from dispatcher import Dispatcher, drain
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
-from inbox.note import Note, Notes
+from inbox.worker.in_flight import Note, Notes
 from mailroom import locks, settings
-from mailroom.bell import Bell
 from mailroom.errors import ConfigurationError
-from mailroom.pooler import is_pooled, refuses_options
+from mailroom.session.listener import Bell
+from mailroom.session.pooler import is_pooled, refuses_options
 from outbox import AsyncOutbox, Outbox, Outgoing
-from tests.command import done, error_of, json_of, mailroom
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
-from tests.pgbouncer import pgbouncer
-from tests.waiting import eventually, eventually_async
-from tests.working import LEDGER, NEVER_S, STOP_S, WITHIN_S, deliver, note, note_async, noted, working, working_async
+from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.pgbouncer import pgbouncer
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import (
+    LEDGER,
+    NEVER_S,
+    STOP_S,
+    WITHIN_S,
+    deliver,
+    note,
+    note_async,
+    noted,
+    working,
+    working_async,
+)
 
 POLL_S = 0.1
 
@@ -264,7 +275,7 @@ async def test_bell_behind_a_pooler_says_once_that_it_polls_and_leaves_nothing_b
     assert not done
     ran.cancel()
     await asyncio.wait([ran])
-    assert [record.levelname for record in caplog.records if record.name == "mailroom.bell"] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if record.name == "mailroom.session.listener"] == ["WARNING"]
     async with await psycopg.AsyncConnection.connect(pooled, prepare_threshold=None) as connection:
         found = await connection.execute("SELECT count(*) FROM pg_listening_channels()")
         assert await found.fetchone() == (0,)
@@ -273,13 +284,13 @@ async def test_bell_behind_a_pooler_says_once_that_it_polls_and_leaves_nothing_b
 def test_worker_behind_a_pooler_takes_no_session_lock_and_says_how_to_be_woken(
     node: Node, pooled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "mailroom.bell")
+    caplog.set_level(logging.WARNING, "mailroom.session.listener")
     with working(Worker(pooled, "shipping", note, poll_interval_s=POLL_S)):
         for key in "abc":
             deliver(node, key)
             eventually(lambda key=key: key in noted(node), WITHIN_S)  # type: ignore[misc]
             assert session_locks(node) == []
-    [line] = [record.getMessage() for record in caplog.records if record.name == "mailroom.bell"]
+    [line] = [record.getMessage() for record in caplog.records if record.name == "mailroom.session.listener"]
     assert "listen_dsn" in line
 
 

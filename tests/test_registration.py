@@ -8,8 +8,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
-from mailroom.registration import (
+from dispatcher.executor.registration import (
     RegisteredFunction,
     RegisteredTarget,
     functions,
@@ -19,10 +18,11 @@ from mailroom.registration import (
     remove_target,
     targets,
 )
+from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
 from mailroom.testing import execute
 from outbox import Store
-from tests.databases import Connect
-from tests.node import Node
+from tests.support.databases import Connect
+from tests.support.node import Node
 
 COUNTERS = "CREATE TABLE counters (name text PRIMARY KEY, hits bigint, body text)"
 NOTE = "CREATE FUNCTION note(given jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT given'"

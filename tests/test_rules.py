@@ -11,18 +11,19 @@ import pytest
 from dispatcher.deliverer import Deliverer
 from dispatcher.doorbell import Doorbell
 from dispatcher.janitor import raising_floor
-from inbox import AsyncWorker, Inbox, Message, claim, lane, sleeping
-from inbox.batch import Batch
+from inbox import AsyncWorker, Inbox, Message, claim
 from inbox.claim import HAS_MORE, PINNED, REAP_KEY
-from inbox.note import Note
-from mailroom.bell import Bell
-from mailroom.operation import Execute, Operation, Row, Sql
-from mailroom.transaction import run
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
+from inbox.worker import loop, wakeup
+from inbox.worker.batch import Batch
+from inbox.worker.in_flight import Note
+from mailroom.session.listener import Bell
+from mailroom.sql.operation import Execute, Operation, Row, Sql
+from mailroom.sql.runner import run
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.waiting import eventually_async, wait_until_blocked
+from tests.support.working import is_asleep, working_async
 from tests.test_plans import generic_plan
-from tests.waiting import eventually_async, wait_until_blocked
-from tests.working import is_asleep, working_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 
@@ -225,8 +226,8 @@ async def test_worker_that_lies_down_again_misses_no_delivery(node: Node, monkey
                 second_sent = True
                 deliver(node, "second")
 
-    monkeypatch.setattr(lane, "heard", heard)
-    monkeypatch.setattr(sleeping, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(loop, "heard", heard)
+    monkeypatch.setattr(wakeup, "HEARTBEAT_S", 0.01)
     async with working_async(Watched(node.dsn, "shipping", handle, batch=1, poll_interval_s=NEVER_S)):
         await asyncio.wait_for(waits.wait(), 10)
         deliver(node, "first", "next")

@@ -25,8 +25,8 @@ from mailroom import schema
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
 from mailroom.testing import deliver
 from outbox import Outbox
-from tests.databases import Connect
-from tests.waiting import wait_until_blocked
+from tests.support.databases import Connect
+from tests.support.waiting import wait_until_blocked
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,19 +18,21 @@ from dispatcher import Dispatcher, Executor
 from dispatcher.lane import LANE, Lane
 from dispatcher.lease import Lease, reading_backend
 from dispatcher.portion import Portion
-from inbox import AsyncWorker, Worker, source
-from inbox.posting import Post, Unanswered
-from mailroom import backoff, locks, settings
-from mailroom.connecting import ConnectTimes
+from inbox import AsyncWorker, Worker
+from inbox.worker import transactions
+from inbox.worker.unawaited import Post, Unanswered
+from mailroom import locks, settings
 from mailroom.errors import ConnectionFailed
-from mailroom.operation import Execute
-from mailroom.transaction import run
+from mailroom.session import backoff
+from mailroom.session.connect_times import ConnectTimes
+from mailroom.sql.operation import Execute
+from mailroom.sql.runner import run
 from outbox import Store
-from tests.databases import Connect
-from tests.node import SCHEMA, Node
-from tests.proxy import proxied
-from tests.waiting import eventually, eventually_async
-from tests.working import LEDGER, NEVER_S, deliver, note, note_async, noted, working, working_async
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.proxy import proxied
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import LEDGER, NEVER_S, deliver, note, note_async, noted, working, working_async
 
 WITHIN_S = 30.0
 MANY, FEW = 1_000, 100
@@ -259,7 +261,7 @@ def test_worker_connects_soon_after_an_outage_however_long_that_was(
     node.connection.execute(LEDGER)
     # What the pauses of a pool have grown to after minutes.
     monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", NEVER_S)
-    monkeypatch.setattr(source, "RECONNECT_S", 0.1)
+    monkeypatch.setattr(transactions, "RECONNECT_S", 0.1)
     with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", note, poll_interval_s=0.1)) as worker:
         deliver(node, "a")
         eventually(lambda: noted(node) == ["a"], WITHIN_S)

@@ -27,16 +27,16 @@ from psycopg.conninfo import conninfo_to_dict
 
 from inbox import Inbox
 from inbox.failure import recording
-from inbox.look import finding
+from inbox.peek import finding
 from mailroom import schema
 from mailroom.codec import decode, encode
 from mailroom.errors import DecodeError
+from mailroom.sql.runner import run
 from mailroom.testing import deliver, execute
-from mailroom.transaction import run
 from outbox import Executable, Outbox, Outgoing, Store
-from tests.databases import Connect
+from tests.support.databases import Connect
+from tests.support.waiting import wait_until_blocked
 from tests.test_codec import supported
-from tests.waiting import wait_until_blocked
 
 PAGE = Path(__file__).parent.parent / "docs" / "sql.md"
 ROLES = ("shop_writer", "shop_shipping", "shop_spark")

@@ -6,7 +6,7 @@ import sqlalchemy
 from psycopg import errors
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 
-from mailroom.sqlstate import BLAMES, Meaning, is_held_up, meaning, meaning_of_code
+from mailroom.sql.sqlstate import BLAMES, Meaning, is_held_up, meaning, meaning_of_code
 
 
 @pytest.mark.parametrize(

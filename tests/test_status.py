@@ -9,6 +9,7 @@ import sqlalchemy
 from inbox import Inbox, Park, Skip
 from inbox.parked import moving_aside
 from mailroom.errors import SchemaError
+from mailroom.sql.runner import run
 from mailroom.status import (
     InboxStatus,
     dispatcher_status,
@@ -19,11 +20,10 @@ from mailroom.status import (
 )
 from mailroom.testing import execute
 from mailroom.trace import trace
-from mailroom.transaction import run
 from outbox import Store
-from tests.command import done, error_of, json_of, mailroom
-from tests.databases import Connect
-from tests.node import Node, failing
+from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.databases import Connect
+from tests.support.node import Node, failing
 
 LEASE = """
 INSERT INTO mailroom.lease (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts)

@@ -20,9 +20,9 @@ from mailroom.executable import MAX_PART_BYTES
 from outbox import AsyncStore, Executable, Store
 from outbox.executable import COLUMNS
 from outbox.store import Books
-from tests.databases import Connect
-from tests.drivers import ASYNC, SYNC, opened, opened_async
-from tests.executing import LARGEST, SMALLEST, STORE, dead_of, execute_all, store_of
+from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async
+from tests.support.executing import LARGEST, SMALLEST, STORE, dead_of, execute_all, store_of
 
 AT = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)
 FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, 999999, UTC)

@@ -19,9 +19,9 @@ from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, NotInTransaction
 from mailroom.schema import create_inbox
 from outbox import AsyncOutbox, AsyncStore, Outbox, Store
-from tests.databases import Connect
-from tests.drivers import ASYNC, opened, opened_async
-from tests.node import Node
+from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, opened, opened_async
+from tests.support.node import Node
 
 OUTBOX = Outbox()
 

@@ -22,9 +22,9 @@ from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, Unsu
 from mailroom.schema import create_inbox
 from mailroom.testing import deliver, deliver_async, sent, sent_async
 from outbox import AsyncOutbox, Outbox, Outgoing
-from tests.databases import Connect
-from tests.drivers import ASYNC, SYNC, opened, opened_async, url
-from tests.proxy import proxied
+from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
+from tests.support.proxy import proxied
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 LATER = datetime(2026, 7, 1, 12, 30, 15, 123456, UTC)

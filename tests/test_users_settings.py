@@ -12,19 +12,19 @@ from psycopg_pool import ConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from dispatcher import execute
+from dispatcher.executor.registration import register_target
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Retry, Worker
 from mailroom import schema
 from mailroom.errors import ConfigurationError, SchemaError
-from mailroom.operation import Operation, Sql
-from mailroom.registration import register_target
-from mailroom.transaction import driver_of, run
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import driver_of, run
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
-from tests.command import mailroom
-from tests.databases import Connect, Databases
-from tests.drivers import ASYNC, SYNC, opened, opened_async, url
-from tests.node import Node
-from tests.waiting import eventually, eventually_async
-from tests.working import NEVER_S, deliver, note, working, working_async
+from tests.support.command import mailroom
+from tests.support.databases import Connect, Databases
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
+from tests.support.node import Node
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import NEVER_S, deliver, note, working, working_async
 
 KEY = "鍵 é"
 FOLLOWING = [kind for kind in SYNC if kind.split()[-1] == "psycopg"]

@@ -8,9 +8,9 @@ from pyspark.sql import functions as f
 
 from examples.pipeline.flights import VALUE
 from spark_jobs.audit import audit
-from spark_jobs.cbor_decoded import from_cbor
 from spark_jobs.drain import drained
 from spark_jobs.node import Node
+from spark_jobs.read.cbor_decoded import from_cbor
 
 
 @dataclass(frozen=True, slots=True)

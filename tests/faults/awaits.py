@@ -10,9 +10,9 @@ from typing import Any
 
 # The asyncio part of dispatcher lane, keeper and bell, and of worker lane, notes and sleep.
 MODULES = (
-    "dispatcher.daemon", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell", "mailroom.bell",
-    "mailroom.severing",
-    "inbox.worker", "inbox.lane", "inbox.note", "inbox.sleeping",
+    "dispatcher.daemon", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell", "mailroom.session.listener",
+    "mailroom.session.disconnect",
+    "inbox.worker.worker", "inbox.worker.loop", "inbox.worker.in_flight", "inbox.worker.wakeup",
 )  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

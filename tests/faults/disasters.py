@@ -282,7 +282,7 @@ def _made(*command: str | Path) -> None:
 
 def lose_commits(report: Report, seed: int, unknown: int) -> None:
     """Lose the answers of COMMITs of writers and consumers, and resolve every one of them."""
-    from tests.unknown_commits import run_unknown_commits
+    from tests.support.unknown_commits import run_unknown_commits
 
     with home_of_campaign() as home:
         host = Host(home / "server")

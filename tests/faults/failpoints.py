@@ -1,6 +1,6 @@
 """Failpoints: named places at every statement, COMMIT and await of the product, without a hook in its code.
 
-In a child process the runners of `mailroom.transaction` and two methods of psycopg are wrapped; a statement's name is
+In a child process the runners of `mailroom.sql.runner` and two methods of psycopg are wrapped; a statement's name is
 that of its `Sql` constant (`dispatcher.deliver.DELIVER`). One failpoint can be armed at a time: name, before or after,
 action, and which pass. Passing an unarmed one costs a dictionary look-up.
 """
@@ -23,9 +23,9 @@ from typing import Any
 import psycopg
 from psycopg.waiting import Wait
 
-from inbox import hold, posting
-from mailroom import transaction
-from mailroom.operation import Execute, Fill, Sql, Statement, Step
+from inbox.worker import hold, unawaited
+from mailroom.sql import runner as transaction
+from mailroom.sql.operation import Execute, Fill, Sql, Statement, Step
 from tests.faults import awaits
 
 PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher")
@@ -196,7 +196,7 @@ class Failpoints:
         asyncio.set_event_loop_policy(_Policy(self))
 
     def _wrap_runner(self) -> None:
-        step, async_step, post = transaction._psycopg_step, transaction._async_psycopg_step, posting.send
+        step, async_step, post = transaction._psycopg_step, transaction._async_psycopg_step, unawaited.send
 
         def wrapped(connection: psycopg.Connection[Any], one: Step) -> list[Any]:
             self.at_step(connection, one, "before")
@@ -221,7 +221,7 @@ class Failpoints:
         _replace(
             (transaction, "_psycopg_step", wrapped),
             (transaction, "_async_psycopg_step", async_wrapped),
-            (posting, "send", posted),
+            (unawaited, "send", posted),
         )
 
     def _wrap_commands(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from dispatcher.janitor import sweeping_notes
-from mailroom.transaction import run
+from mailroom.sql.runner import run
 
 ROWS_SHOWN = 10
 

@@ -26,8 +26,8 @@ KIND_OF = {
 }  # fmt: skip
 # Whose awaits each role comes by, so that one that is never passed is noticed and not just absent.
 MODULES = {
-    "dispatcher": ("dispatcher.", "mailroom.bell", "mailroom.severing"),
-    "worker": ("inbox.", "mailroom.bell", "mailroom.severing"),
+    "dispatcher": ("dispatcher.", "mailroom.session.listener", "mailroom.session.disconnect"),
+    "worker": ("inbox.", "mailroom.session.listener", "mailroom.session.disconnect"),
 }
 # Passed only while a process begins, or ends: it is made to.
 ENDING = ("dispatcher.lease.GIVE_UP", "await dispatcher.lane._end", "await dispatcher.lane.Lane._work")
@@ -121,7 +121,7 @@ class Matrix:
         # An async worker does not pass what only a sync one has, and the other way round.
         if "AsyncWorker" in case.failpoint.name:
             actors = [one for one in actors if one.task.inbox.startswith("b")]
-        elif "inbox.worker.Worker" in case.failpoint.name:
+        elif "inbox.worker.worker.Worker" in case.failpoint.name:
             actors = [one for one in actors if not one.task.inbox.startswith("b")]
         actor = self._dice.choice(actors)
         return actor if actor.alive.wait(10) else None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mailroom.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql
 from tests.faults.task import USUAL, Habits
 
 
@@ -153,9 +153,9 @@ def _ack_before_deliver() -> None:
 
 @_mutant("a worker consumes its messages before it handles them", "F1", "F3")
 def _ack_before_handling() -> None:
-    from inbox import hold
-    from inbox.worker import Worker
-    from mailroom.transaction import run
+    from inbox.worker import hold
+    from inbox.worker.worker import Worker
+    from mailroom.sql.runner import run
 
     def batch_of(self: Any, batch: Any, note: Any) -> None:
         with self._transactions.begin() as connection:
@@ -175,11 +175,12 @@ def _ack_before_handling() -> None:
 
 @_mutant("whoever works in a batch may end its transaction", "F42")
 def _batch_not_held() -> None:
-    from inbox import claim, due, source
+    from inbox import claim, due
+    from inbox.worker import transactions
 
     for sql in (claim.REAP_ANY, due.TAKE_HEAD):
         _rewrite(sql, "{schema}.hold_batch()", "true")
-    _put(source, "COMMIT", "COMMIT")
+    _put(transactions, "COMMIT", "COMMIT")
 
 
 @_mutant("the clock's ceiling is raised without waiting for the disk", "F6", lossy=True, habits=Habits(ceiling_step=20))
@@ -215,7 +216,7 @@ def _wall_clock() -> None:
     "after a lost connection a listener scans, and only then listens", "F29b", quiet=True, habits=Habits(poll_s=120)
 )
 def _listen_after_scan() -> None:
-    from mailroom import bell
+    from mailroom.session import listener as bell
 
     async def run(self: Any) -> None:
         while True:
@@ -231,7 +232,7 @@ def _listen_after_scan() -> None:
 @_mutant("nothing is polled: whatever no notification tells is not looked for", "F29", quiet=True)
 def _notify_only() -> None:
     from dispatcher import doorbell
-    from mailroom.bell import heard
+    from mailroom.session.listener import heard
 
     async def only_heard(ring: asyncio.Event, timeout_s: float) -> bool:
         return await heard(ring, timeout_s if timeout_s < doorbell.UNSURE_POLL_S else HOUR_S)
@@ -275,8 +276,9 @@ def _shuffled(messages: list[Any]) -> list[Any]:
 
 @_mutant("an attempt is counted in the transaction that is rolled back")
 def _attempt_rolled_back() -> None:
-    from inbox import lane, worker
     from inbox.failure import GONE
+    from inbox.worker import loop as lane
+    from inbox.worker import worker
 
     def blaming(*arguments: Any) -> Operation[Any]:
         yield from ()
@@ -288,7 +290,7 @@ def _attempt_rolled_back() -> None:
 
 @_mutant("a message that its worker dies of is not counted", "F27")
 def _death_not_counted() -> None:
-    from inbox.note import Notes
+    from inbox.worker.in_flight import Notes
 
     def nothing(self: Notes) -> None:
         pass
@@ -316,20 +318,20 @@ def _tried_the_same_way() -> None:
 
 @_mutant("trouble that looks like the database's is forgiven for ever", "F39")
 def _forgiven_for_ever() -> None:
-    from inbox.batch import Patience
+    from inbox.worker.batch import Patience
 
     _put(Patience, "_is_rare", lambda self, batch: True)
 
 
 @_mutant("an executable is to blame when its statement is cancelled", "F40")
 def _cancelled_is_dead() -> None:
-    from dispatcher.outcome import described, reason_of
-    from mailroom.sqlstate import CANCELLED, sqlstate
+    from dispatcher.executor.outcome import described, reason_of
+    from mailroom.sql.sqlstate import CANCELLED, sqlstate
 
     def blaming(error: Exception) -> str | None:
         return described(error) if sqlstate(error) == CANCELLED else reason_of(error)
 
-    _put(sys.modules["dispatcher.execute"], "reason_of", blaming)  # the package has a function of that name
+    _put(sys.modules["dispatcher.executor.execute"], "reason_of", blaming)  # the package has a function of that name
 
 
 @_mutant("the house passes over nothing, and its trouble is the daemon's", "F41")

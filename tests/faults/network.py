@@ -1,7 +1,7 @@
 """A TCP proxy that knows COMMIT: it can cut before forwarding it, swallow its answer, hold it up, or lose everything.
 
-`tests.proxy` takes the network away as a whole; this one picks its moment. COMMIT comes as a simple query of its own,
-or with what lets go of a worker's batch, so it arrives in one piece.
+`tests.support.proxy` takes the network away as a whole; this one picks its moment. COMMIT comes as a simple query of
+its own, or with what lets go of a worker's batch, so it arrives in one piece.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ import threading
 import traceback
 from typing import Any
 
-from mailroom import backoff
+from mailroom.session import backoff
 from tests.faults import awaits
 from tests.faults.failpoints import Failpoint, Failpoints
 from tests.faults.task import Task

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dispatcher import deliver, lease
-from inbox import claim, worker
-from mailroom import bell
+from inbox import claim
+from inbox.worker import worker
+from mailroom.session import listener
 from tests.faults import awaits
 from tests.faults.failpoints import names_of_statements
 from tests.faults.mutants import MUTANTS
@@ -29,15 +30,15 @@ def test_statements_are_named_after_their_constants() -> None:
 def test_every_await_of_the_loops_is_in_the_catalogue() -> None:
     names = [each.name for each in awaits.catalogue()]
     assert len(names) == len(set(names))
-    for function in (bell.Bell.run, worker.AsyncWorker.work, worker._Service._serve):
+    for function in (listener.Bell.run, worker.AsyncWorker.work, worker._Service._serve):
         assert f"await {function.__module__}.{function.__qualname__} #1" in names
 
 
 async def test_a_suspended_task_is_found_at_its_await() -> None:
     stood: list[str] = []
-    task = asyncio.ensure_future(_drive(bell.heard(asyncio.Event(), 0.01), stood))
+    task = asyncio.ensure_future(_drive(listener.heard(asyncio.Event(), 0.01), stood))
     await task
-    assert "await mailroom.bell.heard #1" in stood
+    assert "await mailroom.session.listener.heard #1" in stood
 
 
 async def _drive(coroutine: Any, stood: list[str]) -> Any:

@@ -4,10 +4,10 @@ from uuid import UUID
 
 import pytest
 
-from tests.databases import Connect
 from tests.faults import invariants, ledger
 from tests.faults.invariants import Sent
-from tests.node import Node
+from tests.support.databases import Connect
+from tests.support.node import Node
 
 MESSAGES = 6
 HISTORY = [Sent(100 + nth, float(nth), nth + 0.5) for nth in range(MESSAGES)]  # one transaction each, well apart

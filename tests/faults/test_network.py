@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from tests.databases import Connect
 from tests.faults.network import Network, Trouble
-from tests.waiting import eventually
+from tests.support.databases import Connect
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

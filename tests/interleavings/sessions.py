@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 Step = Callable[[psycopg.Connection[Any]], object]
 

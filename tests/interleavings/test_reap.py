@@ -11,8 +11,8 @@ from inbox import Inbox
 from mailroom.schema import create_inbox
 from mailroom.testing import deliver
 from outbox import Outbox, Outgoing
-from tests.databases import Connect
 from tests.interleavings.sessions import Step, interleave, orders, sessions
+from tests.support.databases import Connect
 
 MESSAGES = 12
 

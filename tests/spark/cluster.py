@@ -24,14 +24,14 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_jobs.node import Node
-from spark_jobs.outbox_source import JobWriter, OutboxSource
 from spark_jobs.session import spark_session
-from spark_jobs.sink import OutboxSink
-from tests.proxy import CommitFault, proxied
+from spark_jobs.write.outbox_source import JobWriter, OutboxSource
+from spark_jobs.write.sink import OutboxSink
 from tests.spark.faulty import take
 from tests.spark.frames import frame, message
 from tests.spark.quick import JAVA
-from tests.waiting import eventually
+from tests.support.proxy import CommitFault, proxied
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

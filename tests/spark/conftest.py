@@ -10,8 +10,8 @@ from psycopg import conninfo
 
 from mailroom.embedded import find_binaries
 from mailroom.errors import ConfigurationError
-from tests.databases import Databases
 from tests.spark import quick
+from tests.support.databases import Databases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

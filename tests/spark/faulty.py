@@ -10,7 +10,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_jobs.outbox_source import JobWriter, OutboxSource, StreamWriter
+from spark_jobs.write.outbox_source import JobWriter, OutboxSource, StreamWriter
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -6,8 +6,8 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from mailroom import codec
-from spark_jobs.columns import Shape
-from tests.databases import Connect
+from spark_jobs.write.columns import Shape
+from tests.support.databases import Connect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -15,18 +15,18 @@ from click.testing import CliRunner, Result
 from inbox import Inbox, Skip
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, MailroomError, SchemaError
-from mailroom.transaction import run
+from mailroom.sql.runner import run
 from spark_jobs import audit as audit_job
-from spark_jobs import audit_tables
-from spark_jobs.archive import SPARK_COLUMNS, Series
+from spark_jobs.archive.files import SPARK_COLUMNS, Series
 from spark_jobs.audit import Report, audit
-from spark_jobs.audit_checks import CHECKS, CHECKS_OF_SENT, Evidence, Found, check
-from spark_jobs.audit_tables import COLUMNS
 from spark_jobs.drain import drain
 from spark_jobs.node import Node as SparkNode
-from spark_jobs.sink import OutboxSink
-from tests.node import Node, failing
+from spark_jobs.proof import tables as audit_tables
+from spark_jobs.proof.checks import CHECKS, CHECKS_OF_SENT, Evidence, Found, check
+from spark_jobs.proof.tables import COLUMNS
+from spark_jobs.write.sink import OutboxSink
 from tests.spark.frames import frame
+from tests.support.node import Node, failing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -16,31 +16,32 @@ import sqlalchemy
 
 from dispatcher.janitor import Janitor
 from dispatcher.lane import KEEPER
-from mailroom import settings, transaction
+from mailroom import settings
 from mailroom.codec import decode
 from mailroom.embedded import Server
 from mailroom.errors import SchemaError
-from mailroom.operation import Step
 from mailroom.schema import migrate
+from mailroom.sql import runner
+from mailroom.sql.operation import Step
+from mailroom.sql.runner import run
 from mailroom.status import status
-from mailroom.transaction import run
 from outbox.bulk import CHUNK, CHUNK_ROWS, MOVE, STAGED, BulkLost, Moved, advancing, oldest, table
-from spark_jobs.audit_tables import SNAPSHOT
-from spark_jobs.columns import COLUMNS
-from spark_jobs.finishing import BulkUnfinished, Pace, Queue, finish
-from spark_jobs.ledger import Batch, BatchDiffers
-from spark_jobs.moving import SendFailed, Sent, StagingLost, commit
 from spark_jobs.node import Node
-from spark_jobs.staging import Staged, abandon, drop, stage, sweep
-from spark_jobs.user_sql import UserSql
-from tests.databases import Connect
-from tests.node import SCHEMA
-from tests.node import Node as Mailroom
-from tests.proxy import CommitFault, proxied
+from spark_jobs.proof.tables import SNAPSHOT
+from spark_jobs.write.columns import COLUMNS
+from spark_jobs.write.commit import SendFailed, Sent, StagingLost, commit
+from spark_jobs.write.finishing import BulkUnfinished, Pace, Queue, finish
+from spark_jobs.write.ledger import Batch, BatchDiffers
+from spark_jobs.write.staging import Staged, abandon, drop, stage, sweep
+from spark_jobs.write.user_sql import UserSql
 from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables
 from tests.spark.test_staging import is_up, waiting
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA
+from tests.support.node import Node as Mailroom
+from tests.support.proxy import CommitFault, proxied
+from tests.support.waiting import eventually
 from tests.test_plans import generic_plan
-from tests.waiting import eventually
 
 ROWS = 25
 PACE = Pace(rows=4, patience_s=0)  # nobody dispatches, and nobody is waited for
@@ -65,7 +66,7 @@ class Death(BaseException):
 def at_statement(nth: int, happens: Callable[[psycopg.Connection[Any]], None]) -> Iterator[list[int]]:
     """Have something happen before the nth statement of ours; gives the number of those that were run."""
     number = [0]
-    perform = transaction._psycopg_step
+    perform = runner._psycopg_step
 
     def step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
         number[0] += 1
@@ -73,7 +74,7 @@ def at_statement(nth: int, happens: Callable[[psycopg.Connection[Any]], None]) -
             happens(connection)
         return perform(connection, step)
 
-    with mock.patch.object(transaction, "_psycopg_step", step):
+    with mock.patch.object(runner, "_psycopg_step", step):
         yield number
 
 
@@ -92,7 +93,7 @@ def decided_and_left(node: Node, batch: Batch = JOB, chunks: int = 2) -> list[St
             raise Death
         return advancing(*arguments)
 
-    with mock.patch("spark_jobs.finishing.advancing", move), pytest.raises(Death):
+    with mock.patch("spark_jobs.write.finishing.advancing", move), pytest.raises(Death):
         commit(node, batch, SHAPE, attempts, pace=PACE)
     return attempts
 
@@ -270,7 +271,7 @@ def test_session_that_ends_at_any_statement_is_made_anew(dsn: str, connect: Conn
     for nth in count(1):
         batch = Batch(f"job {nth}")
         attempts = staged(node, batch)
-        with at_statement(nth, ends) as number, mock.patch("spark_jobs.finishing.pause_s", return_value=0.0):
+        with at_statement(nth, ends) as number, mock.patch("spark_jobs.write.finishing.pause_s", return_value=0.0):
             try:
                 assert commit(node, batch, SHAPE, attempts, pace=PACE) == Sent(ROWS)
             except SendFailed:  # before it was decided
@@ -287,7 +288,7 @@ def test_session_that_ends_at_any_statement_is_made_anew(dsn: str, connect: Conn
 def test_answer_to_the_commit_of_a_chunk_is_lost(dsn: str, connect: Connect, fault: CommitFault) -> None:
     node = Node(dsn=dsn)
     decided_and_left(node)
-    with proxied(dsn) as (proxy, through), mock.patch("spark_jobs.finishing.pause_s", return_value=0.0):
+    with proxied(dsn) as (proxy, through), mock.patch("spark_jobs.write.finishing.pause_s", return_value=0.0):
         proxy.at_next_commits(fault)
         finish(Node(dsn=through), JOB.name, PACE)
         assert proxy.commits[0] is fault
@@ -635,7 +636,7 @@ def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connec
         looks[0] += 1
         return oldest(*arguments)
 
-    with mock.patch("spark_jobs.finishing.oldest", look):
+    with mock.patch("spark_jobs.write.finishing.oldest", look):
         patient = Pace(rows=4, patience_s=600, look_s=0.001)
         driver = threading.Thread(target=commit, args=(node, JOB, SHAPE, attempts), kwargs={"pace": patient})
         driver.start()

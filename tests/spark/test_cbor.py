@@ -23,9 +23,9 @@ from pyspark.sql.types import DataType
 from mailroom.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
 from mailroom.errors import DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
-from spark_jobs.cbor import encoded
-from spark_jobs.cbor_decoded import decoded, from_cbor
-from spark_jobs.cbor_types import arrow_type, check_spark_type, check_type
+from spark_jobs.read.cbor_decoded import decoded, from_cbor
+from spark_jobs.write.cbor import encoded
+from spark_jobs.write.cbor_types import arrow_type, check_spark_type, check_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

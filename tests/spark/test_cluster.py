@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from spark_jobs.node import Node
-from spark_jobs.staging import sweep
-from tests.databases import Connect
+from spark_jobs.write.staging import sweep
 from tests.spark.cluster import ROWS
 from tests.spark.frames import ledger, sent, staging_tables
-from tests.waiting import eventually
+from tests.support.databases import Connect
+from tests.support.waiting import eventually
 
 TIMEOUT_S = 240
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from mailroom.errors import ConfigurationError, InvalidMessage
-from spark_jobs.columns import COLUMNS
 from spark_jobs.node import without_password
+from spark_jobs.write.columns import COLUMNS
 
 NOT_UTF8 = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"k\xff")])
 

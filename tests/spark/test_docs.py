@@ -20,10 +20,10 @@ from spark_jobs.audit import audit
 from spark_jobs.drain import drain, drained
 from spark_jobs.jdbc import HOW_TO_GET_IT, jdbc_jar
 from spark_jobs.node import Node
-from tests.databases import Connect
 from tests.spark.frames import ledger, values
+from tests.support.databases import Connect
+from tests.support.waiting import eventually
 from tests.test_docs import blocks
-from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,17 +30,17 @@ from mailroom import codec
 from mailroom.cli.failures import Interrupted
 from mailroom.commit import Attempt
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, UnknownInbox
-from mailroom.operation import Operation
-from spark_jobs import lane as module
-from spark_jobs.archive import EpochFile, Series
+from mailroom.sql.operation import Operation
+from spark_jobs.archive import lane as module
+from spark_jobs.archive.files import EpochFile, Series
+from spark_jobs.archive.folder import LocalFolder, StoreFolder, folder, full_name, shown, spark_name
+from spark_jobs.archive.lane import Lane, Taken
 from spark_jobs.drain import Drained, command, drain, drain_on, drained
-from spark_jobs.folder import LocalFolder, StoreFolder, folder, full_name, shown, spark_name
-from spark_jobs.lane import Lane, Taken
 from spark_jobs.node import Node as SparkNode
-from tests.databases import Connect
-from tests.node import Node
-from tests.proxy import CommitFault, proxied
-from tests.waiting import eventually
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.proxy import CommitFault, proxied
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +75,7 @@ def fill(node: Node, messages: int = MESSAGES, keys: int = 10) -> Counter[tuple[
 
 
 def _send(node: Node, value: object, key: str) -> Any:
-    from tests.node import send
+    from tests.support.node import send
 
     return send(node.connection, INBOX, value, key=key)
 
@@ -254,7 +254,10 @@ def waiting_drains(node: Node) -> list[int]:
 
 def test_file_of_a_failed_attempt_is_deleted_at_once(node: Node, directory: str) -> None:
     fill(node)
-    with mock.patch("spark_jobs.archive._table", side_effect=OSError("broken")), pytest.raises(OSError, match="broken"):
+    with (
+        mock.patch("spark_jobs.archive.files._table", side_effect=OSError("broken")),
+        pytest.raises(OSError, match="broken"),
+    ):
         drain(SparkNode(dsn=node.dsn), INBOX, directory)
     assert os.listdir(directory) == []
 
@@ -343,7 +346,10 @@ def leave_hidden(node: Node, directory: str, *lanes: int) -> None:
 def test_finished_file_stays_so_when_the_next_epoch_fails(node: Node, directory: str) -> None:
     fill(node)
     leave_hidden(node, directory, 0)
-    with mock.patch("spark_jobs.archive._table", side_effect=OSError("broken")), pytest.raises(OSError, match="broken"):
+    with (
+        mock.patch("spark_jobs.archive.files._table", side_effect=OSError("broken")),
+        pytest.raises(OSError, match="broken"),
+    ):
         drain(SparkNode(dsn=node.dsn), INBOX, directory)
     assert len(visible(directory)) == 1
     assert node.rows("SELECT epoch, finished FROM mailroom.spark_drain") == [(1, True)]
@@ -502,7 +508,7 @@ def fill_large(node: Node, messages: int) -> int:
 
 def test_large_values_make_small_groups_and_epochs(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLAIM", 1)
-    monkeypatch.setattr("spark_jobs.archive.GROUP_BYTES", 2 * 2**20)
+    monkeypatch.setattr("spark_jobs.archive.files.GROUP_BYTES", 2 * 2**20)
     monkeypatch.setattr(module, "EPOCH_BYTES", 5 * 2**20)
     fill_large(node, 7)
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(7, 2)
@@ -513,7 +519,7 @@ def test_large_values_make_small_groups_and_epochs(node: Node, directory: str, m
 
 def test_rows_that_wait_for_the_writer_are_few(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLAIM", 1)
-    monkeypatch.setattr("spark_jobs.archive.GROUP_BYTES", 2 * 2**20)
+    monkeypatch.setattr("spark_jobs.archive.files.GROUP_BYTES", 2 * 2**20)
     size = fill_large(node, 12)
     written: list[int] = []
     ahead: list[int] = []
@@ -652,7 +658,7 @@ def test_name_is_durable_before_the_epoch_counts_as_finished(node: Node, directo
     [name] = hidden(directory)
     os.rename(f"{directory}/{name}", final_of(directory, name))
     synced: list[Path] = []
-    with mock.patch("spark_jobs.folder._sync", synced.append), psycopg.connect(node.dsn) as connection:
+    with mock.patch("spark_jobs.archive.folder._sync", synced.append), psycopg.connect(node.dsn) as connection:
         Lane("mailroom", INBOX, directory, 0, SMALL).finish(connection)
     assert synced == [Path(directory)]
 

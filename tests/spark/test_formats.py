@@ -7,8 +7,8 @@ import pytest
 from mailroom.schema import create_inbox
 from mailroom.testing import deliver
 from outbox import Outbox
-from tests.databases import Connect
 from tests.spark.frames import frame, sent
+from tests.support.databases import Connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

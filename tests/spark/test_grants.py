@@ -18,15 +18,15 @@ from pyspark.sql import types as spark
 
 from mailroom import resolve
 from mailroom.errors import CommitUnknown
-from mailroom.transaction import run
+from mailroom.sql.runner import run
 from outbox.bulk import advancing
-from spark_jobs.columns import Shape
-from spark_jobs.finishing import BulkUnfinished, Pace
-from spark_jobs.ledger import Batch
-from spark_jobs.moving import SendFailed, commit
 from spark_jobs.node import Node
-from spark_jobs.staging import Staged, drop, stage, sweep
-from tests.databases import Connect
+from spark_jobs.write.columns import Shape
+from spark_jobs.write.commit import SendFailed, commit
+from spark_jobs.write.finishing import BulkUnfinished, Pace
+from spark_jobs.write.ledger import Batch
+from spark_jobs.write.staging import Staged, drop, stage, sweep
+from tests.support.databases import Connect
 
 ROOT = Path(__file__).parent.parent.parent
 [PAGE] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "spark-cluster.md").read_text(), re.S)
@@ -126,7 +126,7 @@ def test_owner_of_the_outbox_goes_on_with_what_the_role_has_left(node: Node, con
         owner.execute(sql.SQL("GRANT ALL ON SCHEMA mailroom TO {}").format(house))
         owner.execute(sql.SQL("GRANT ALL ON mailroom.spark_bulk, mailroom.spark_staging TO {}").format(house))
         owner.execute(sql.SQL("ALTER TABLE mailroom.outbox OWNER TO {}").format(house))
-        with mock.patch("spark_jobs.moving.finish"):  # it dies before
+        with mock.patch("spark_jobs.write.commit.finish"):  # it dies before
             commit(node, large, SHAPE, attempts, pace=Pace(rows=2))
         owner.execute(sql.SQL("SET ROLE {}").format(house))
         while True:

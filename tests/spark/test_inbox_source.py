@@ -15,13 +15,13 @@ from pyspark.sql.functions import unix_micros
 
 from inbox import Inbox
 from mailroom import codec
-from mailroom.operation import Sql
-from mailroom.transaction import run
-from spark_jobs import inbox_rows
-from spark_jobs.inbox_rows import SCHEMA, Chosen, Range, batches, cutting, paging
-from spark_jobs.inbox_source import InboxReader
+from mailroom.sql.operation import Sql
+from mailroom.sql.runner import run
 from spark_jobs.node import Node as SparkNode
-from tests.node import Node
+from spark_jobs.read import inbox_rows
+from spark_jobs.read.inbox_rows import SCHEMA, Chosen, Range, batches, cutting, paging
+from spark_jobs.read.inbox_source import InboxReader
+from tests.support.node import Node
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

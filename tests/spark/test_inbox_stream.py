@@ -15,16 +15,16 @@ from inbox import Inbox, Worker
 from mailroom import codec
 from mailroom.commit import ATTEMPTS
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
-from mailroom.operation import Sql
-from mailroom.pooler import PooledConnection
-from mailroom.transaction import run
-from spark_jobs import inbox_stream
-from spark_jobs.inbox_stream import InboxStreamReader
+from mailroom.session.pooler import PooledConnection
+from mailroom.sql.operation import Sql
+from mailroom.sql.runner import run
 from spark_jobs.node import Node as SparkNode
-from tests.node import Node, failing
-from tests.proxy import proxied
-from tests.waiting import eventually
-from tests.working import working
+from spark_jobs.read import inbox_stream
+from spark_jobs.read.inbox_stream import InboxStreamReader
+from tests.support.node import Node, failing
+from tests.support.proxy import proxied
+from tests.support.waiting import eventually
+from tests.support.working import working
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,11 +12,11 @@ import pytest
 from mailroom import codec
 from mailroom.cli.failures import tell
 from spark_jobs import send, sweep
-from spark_jobs.ledger import Batch
 from spark_jobs.node import Node
-from spark_jobs.staging import stage
-from tests.databases import Connect
+from spark_jobs.write.ledger import Batch
+from spark_jobs.write.staging import stage
 from tests.spark.frames import SHAPE, batches
+from tests.support.databases import Connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.jdbc import DRIVER, HOW_TO_GET_IT, jdbc_jar
-from tests.databases import Connect
-from tests.proxy import CommitFault, proxied
-from tests.waiting import eventually
+from tests.support.databases import Connect
+from tests.support.proxy import CommitFault, proxied
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

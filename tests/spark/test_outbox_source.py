@@ -9,10 +9,10 @@ import pytest
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import functions as f
 
-from tests.databases import Connect
-from tests.proxy import CommitFault, proxied
 from tests.spark.faulty import FaultySource
 from tests.spark.frames import frame, ledger, sent, staging_tables, values
+from tests.support.databases import Connect
+from tests.support.proxy import CommitFault, proxied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

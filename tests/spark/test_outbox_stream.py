@@ -9,9 +9,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 
-from tests.databases import Connect
 from tests.spark.faulty import FaultySource
 from tests.spark.frames import ledger, message, sent, staging_tables
+from tests.support.databases import Connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ import pytest
 
 from mailroom.errors import ConfigurationError
 from spark_jobs.session import java_version, spark_session
-from tests.databases import Connect
 from tests.spark.frames import frame, sent
+from tests.support.databases import Connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,19 +13,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-import spark_jobs.sink as module
+import spark_jobs.write.sink as module
 from mailroom.errors import ConfigurationError, InvalidMessage
-from spark_jobs import moving
-from spark_jobs.ledger import JOB, Batch
-from spark_jobs.moving import Sent
 from spark_jobs.node import Node
-from spark_jobs.sink import OutboxSink
-from spark_jobs.staging import sweep
-from spark_jobs.user_sql import Staging
-from tests.databases import Connect, Databases
-from tests.proxy import CommitFault, proxied
+from spark_jobs.write import commit
+from spark_jobs.write.commit import Sent
+from spark_jobs.write.ledger import JOB, Batch
+from spark_jobs.write.sink import OutboxSink
+from spark_jobs.write.staging import sweep
+from spark_jobs.write.user_sql import Staging
 from tests.spark.frames import ledger, staging_tables, values
-from tests.waiting import eventually
+from tests.support.databases import Connect, Databases
+from tests.support.proxy import CommitFault, proxied
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,7 +144,7 @@ def before_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], 
     def act_before(act: Callable[[int], object]) -> None:
         def acting(node: Node, batch: Batch, *arguments: Any) -> Sent:
             act(batch.number)
-            return moving.commit(node, batch, *arguments)
+            return commit.commit(node, batch, *arguments)
 
         monkeypatch.setattr(module, "commit", acting)
 

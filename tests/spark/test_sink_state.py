@@ -9,9 +9,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 
-from spark_jobs.sink import OutboxSink
-from tests.databases import Connect
+from spark_jobs.write.sink import OutboxSink
 from tests.spark.frames import ledger, values
+from tests.support.databases import Connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

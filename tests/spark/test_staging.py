@@ -17,19 +17,19 @@ import sqlalchemy
 from mailroom.embedded import Server
 from mailroom.errors import CommitUnknown, ConnectionFailed
 from mailroom.schema import migrate
-from mailroom.transaction import run
+from mailroom.sql.runner import run
 from outbox.bulk import table
-from spark_jobs import staging
-from spark_jobs.ledger import Batch, BatchDiffers, StreamTaken
-from spark_jobs.moving import SendFailed, Sent, StagingLost, commit
 from spark_jobs.node import Node
-from spark_jobs.staging import Staged, drop, finding_orphans, stage, sweep
-from spark_jobs.user_sql import UserSql
-from tests.databases import Connect
-from tests.pgbouncer import pgbouncer
-from tests.proxy import CommitFault, proxied
+from spark_jobs.write import staging
+from spark_jobs.write.commit import SendFailed, Sent, StagingLost, commit
+from spark_jobs.write.ledger import Batch, BatchDiffers, StreamTaken
+from spark_jobs.write.staging import Staged, drop, finding_orphans, stage, sweep
+from spark_jobs.write.user_sql import UserSql
 from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables, values
-from tests.waiting import eventually
+from tests.support.databases import Connect
+from tests.support.pgbouncer import pgbouncer
+from tests.support.proxy import CommitFault, proxied
+from tests.support.waiting import eventually
 
 JOB = Batch("job")
 

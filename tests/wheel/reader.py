@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psycopg
 
+from tests.support.waiting import eventually
 from tests.test_docs import Block, blocks
-from tests.waiting import eventually
 from tests.wheel.environment import Environment
 
 README = Path(__file__).parents[2] / "README.md"

@@ -51,7 +51,7 @@ def imported(environment: Environment, *left_out: str) -> list[str]:
 def test_alone_it_runs_the_first_program(installed: Installed, versions: str, empty_dsn: str) -> None:
     environment = installed(versions=versions)
     found = imported(environment, "spark_jobs")
-    assert {"inbox/worker.py", "mailroom/_benchmarks/cli.py", "mailroom/_flights/worker.py"} <= set(found)
+    assert {"inbox/worker/worker.py", "mailroom/_benchmarks/cli.py", "mailroom/_flights/worker.py"} <= set(found)
     follow(environment, empty_dsn)
     environment.run("mailroom", "bench", "--only", "reap", "--runs", "1", "--messages", "300", "--dsn", empty_dsn)
 

@@ -10,9 +10,9 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from tests.databases import Connect
-from tests.node import Node
-from tests.working import LEDGER
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.working import LEDGER
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from inbox import AsyncWorker, Message, Worker
-from inbox.arguments import NotAwaited
+from inbox.worker.arguments import NotAwaited
 from mailroom.errors import ConfigurationError, MailroomError
-from tests.node import Node
-from tests.working import deliver, trouble
+from tests.support.node import Node
+from tests.support.working import deliver, trouble
 
 DSN = "postgresql://me@127.0.0.1/shop"
 PSYCOPG = "postgresql+psycopg://me@127.0.0.1/shop"

@@ -15,13 +15,13 @@ import pytest
 from inbox import AsyncWorker, Inbox, Message, Park, Parked, Retry, Skip, Worker, claim, due
 from inbox.due import healing, reaping_due
 from inbox.failure import recording, suspecting
-from inbox.note import Notes
-from mailroom.operation import Sql
-from mailroom.transaction import run
-from tests.databases import Connect
-from tests.node import SCHEMA, Node, failing
-from tests.waiting import eventually, eventually_async, wait_until_blocked
-from tests.working import NEVER_S, WITHIN_S, deliver, is_asleep, note, noted, trouble, working, working_async
+from inbox.worker.in_flight import Notes
+from mailroom.sql.operation import Sql
+from mailroom.sql.runner import run
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node, failing
+from tests.support.waiting import eventually, eventually_async, wait_until_blocked
+from tests.support.working import NEVER_S, WITHIN_S, deliver, is_asleep, note, noted, trouble, working, working_async
 
 MAX_ATTEMPTS = 3
 BACKOFF_S = 0.2
@@ -345,7 +345,7 @@ def test_log_shows_where_a_handler_failed_and_no_value(node: Node, caplog: pytes
     assert "raise ValueError(message.value) from error" in lines
     assert "caused by LookupError" in lines
     assert any(line.endswith("in fetch_price") for line in lines)
-    assert not any("concurrent/futures" in line or "inbox/worker.py" in line for line in lines)
+    assert not any("concurrent/futures" in line or "inbox/worker/worker.py" in line for line in lines)
     assert "secret" not in caplog.text
 
 

@@ -12,16 +12,17 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from inbox import AsyncWorker, Inbox, Message, Skip, Worker, lane
-from inbox import note as notes
-from inbox.note import DIED, REMOVE, Note, Notes
-from mailroom import backoff, bell
-from mailroom.operation import Operation
-from mailroom.transaction import run
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually, eventually_async
-from tests.working import (
+from inbox import AsyncWorker, Inbox, Message, Skip, Worker
+from inbox.worker import in_flight as notes
+from inbox.worker import loop
+from inbox.worker.in_flight import DIED, REMOVE, Note, Notes
+from mailroom.session import backoff, listener
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import run
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import (
     NEVER_S,
     WITHIN_S,
     deliver,
@@ -312,14 +313,14 @@ def test_dead_worker_s_batch_is_taken_up_at_once(node: Node, connect: Connect, m
     """A worker that waits is woken by its own watch: nothing else rings."""
     monkeypatch.setattr(notes, "WATCH_INTERVAL_S", 0.05)
     monkeypatch.setattr(notes, "AGE_S", 0.0)
-    waits, wait = threading.Event(), bell.heard
+    waits, wait = threading.Event(), listener.heard
 
     async def heard(ring: asyncio.Event, timeout_s: float) -> bool:
         if not ring.is_set():
             waits.set()
         return await wait(ring, timeout_s)
 
-    monkeypatch.setattr(lane, "heard", heard)
+    monkeypatch.setattr(loop, "heard", heard)
     deliver(node, "k")
     dying = connect()
     Inbox("shipping").reap(dying, "k")

@@ -1,6 +1,6 @@
 """Due: when a lane looks for keys in trouble, by a clock of the test's own."""
 
-from inbox.lane import Due
+from inbox.worker.loop import Due
 
 
 class Clock:

@@ -12,15 +12,15 @@ from psycopg_pool import ConnectionPool
 from sqlalchemy import text
 
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
-from inbox.batch import Batch
 from inbox.failure import recording, suspecting
+from inbox.worker.batch import Batch
 from mailroom.errors import DecodeError
-from mailroom.transaction import run
-from tests.databases import Connect
-from tests.node import Node, send
-from tests.proxy import proxied
-from tests.waiting import eventually, eventually_async
-from tests.working import (
+from mailroom.sql.runner import run
+from tests.support.databases import Connect
+from tests.support.node import Node, send
+from tests.support.proxy import proxied
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import (
     NEVER_S,
     WITHIN_S,
     deliver,

@@ -14,12 +14,13 @@ from sqlalchemy import NullPool, create_engine, exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from inbox import AsyncWorker, Message, Worker, hold
-from tests.drivers import url
-from tests.node import Node
-from tests.pgbouncer import pgbouncer
-from tests.waiting import eventually, eventually_async
-from tests.working import WITHIN_S, deliver, note, note_async, noted, trouble, working, working_async
+from inbox import AsyncWorker, Message, Worker
+from inbox.worker import hold
+from tests.support.drivers import url
+from tests.support.node import Node
+from tests.support.pgbouncer import pgbouncer
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import WITHIN_S, deliver, note, note_async, noted, trouble, working, working_async
 
 KEYS = ["a", "b", "bad", "c", "d", "e"]
 ATTEMPTS = 2

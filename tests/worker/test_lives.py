@@ -14,15 +14,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from inbox import Inbox, Message, Worker, life
-from inbox import note as notes
-from inbox.life import DEAD_S, PAUSED_S
-from inbox.note import Note, Notes
+from inbox import Inbox, Message, Worker
+from inbox.worker import in_flight as notes
+from inbox.worker import life
+from inbox.worker.in_flight import Note, Notes
+from inbox.worker.life import DEAD_S, PAUSED_S
 from mailroom import locks
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually
-from tests.working import NEVER_S, STOP_S, WITHIN_S, deliver, note, noted, trouble, working
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually
+from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, note, noted, trouble, working
 
 WATCH = "mailroom worker watch"
 SPEAKS = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"

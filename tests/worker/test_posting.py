@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from inbox import posting
-from inbox.posting import Post, Unanswered
-from mailroom.operation import Execute, Sql
-from tests.databases import Connect
-from tests.node import Node
-from tests.proxy import proxied
-from tests.waiting import eventually
+from inbox.worker import unawaited
+from inbox.worker.unawaited import Post, Unanswered
+from mailroom.sql.operation import Execute, Sql
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.proxy import proxied
+from tests.support.waiting import eventually
 
 POSTED = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, %(text)s::text)")
 ONCE = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint, '') ON CONFLICT DO NOTHING")
@@ -30,7 +30,7 @@ def posted(node: Node) -> list[int]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A note is worth a second; what is sent here may take as long as a busy machine lets it."""
-    monkeypatch.setattr(posting, "WITHIN_S", 60.0)
+    monkeypatch.setattr(unawaited, "WITHIN_S", 60.0)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_server_that_does_not_answer_is_told_and_left(node: Node, monkeypatch: p
             network.black_hole()
         post.send(step(2))
         with monkeypatch.context() as impatient:
-            impatient.setattr(posting, "WITHIN_S", 0.2)
+            impatient.setattr(unawaited, "WITHIN_S", 0.2)
             with pytest.raises(Unanswered):
                 post.send(step(3))
         network.forward()
@@ -129,7 +129,7 @@ def test_what_stood_in_line_for_too_long_is_sent_again(node: Node, connect: Conn
 
 DIES = """
 import os, sys
-from inbox.posting import Post
+from inbox.worker.unawaited import Post
 from tests.worker.test_posting import step
 post = Post(sys.argv[1], "post", {})
 post.send(step(1))

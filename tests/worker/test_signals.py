@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from inbox import AsyncWorker
-from inbox.signals import NUMBERS, stopping
+from inbox.worker.signals import NUMBERS, stopping
 from mailroom.settings import DSN_VARIABLE
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually, eventually_async
-from tests.working import NEVER_S, STOP_S, WITHIN_S, deliver, note_async, noted
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, note_async, noted
 
 GATE = "SELECT pg_advisory_xact_lock(1)"
 WAITS = (

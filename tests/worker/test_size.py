@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from inbox import Message, Worker
-from inbox.batch import HANDLED_PER_REPEATED, Batch, Size
 from inbox.claim import Claimed
-from tests.node import Node
-from tests.waiting import eventually
-from tests.working import NEVER_S, note, noted, working
+from inbox.worker.batch import HANDLED_PER_REPEATED, Batch, Size
+from tests.support.node import Node
+from tests.support.waiting import eventually
+from tests.support.working import NEVER_S, note, noted, working
 
 
 def batch_of(messages: int, *, due: bool = False, bad: int | None = None) -> Batch:

@@ -7,14 +7,15 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from inbox import AsyncWorker, Worker, lane
-from inbox.batch import Batch
-from inbox.note import Note
-from inbox.sleeping import InboxBell
-from tests.databases import Connect
-from tests.node import Node
-from tests.waiting import eventually, eventually_async
-from tests.working import (
+from inbox import AsyncWorker, Worker
+from inbox.worker import loop
+from inbox.worker.batch import Batch
+from inbox.worker.in_flight import Note
+from inbox.worker.wakeup import InboxBell
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import (
     NEVER_S,
     is_asleep,
     note,
@@ -67,7 +68,7 @@ async def test_delivery_is_found_without_the_poll_wherever_the_worker_is(
 
     listens, attend_as_ever = asyncio.Event(), InboxBell.attend
     monkeypatch.setattr(InboxBell, "attend", attend)
-    monkeypatch.setattr(lane, "heard", heard)
+    monkeypatch.setattr(loop, "heard", heard)
     node.allow_clocks()
     async with working_async(Watched(node, act, listens)):
         await eventually_async(lambda: noted(node) == ["k"])

@@ -19,15 +19,15 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from dispatcher import Dispatcher
 from inbox import AsyncWorker, Message, Worker
-from inbox import worker as workers
 from inbox.inbox import Inbox
-from inbox.sleeping import InboxBell
-from inbox.source import async_transactions
+from inbox.worker import worker as workers
+from inbox.worker.transactions import async_transactions
+from inbox.worker.wakeup import InboxBell
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
-from tests.databases import Connect
-from tests.node import Node, send
-from tests.waiting import eventually, eventually_async, wait_until_blocked
-from tests.working import (
+from tests.support.databases import Connect
+from tests.support.node import Node, send
+from tests.support.waiting import eventually, eventually_async, wait_until_blocked
+from tests.support.working import (
     NEVER_S,
     STOP_S,
     WITHIN_S,

@@ -1,0 +1,1 @@
+"""The executor: what is carried out where it is met, exactly once."""

@@ -1,0 +1,273 @@
+"""`mailroom executor`."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from dispatcher import daemon
+from dispatcher.cli import counted_off, poll_interval
+from dispatcher.executor import registration
+from dispatcher.executor.registration import RegisteredFunction, RegisteredTarget
+from mailroom import status as node_status
+from mailroom.cli.acting import acting, counted
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.group import Group
+from mailroom.cli.output import document, log_to_stderr, note, say, table
+from mailroom.cli.parameters import seconds_above_0
+from mailroom.cli.status import tell_leader
+from mailroom.errors import MailroomError
+
+
+@click.group(cls=Group)
+def executor() -> None:
+    """Execute what writers committed as executables, and say what these may reach.
+
+    \b
+    An executable may write the node's own store, and by registration a table of yours, or call a function of yours:
+      mailroom executor target add stats public.stats --key name --number hits
+      mailroom executor function add reindex public.reindex
+    """
+
+
+@executor.command()
+@poll_interval
+@pass_call
+def run(call: Call, poll_interval_s: float) -> None:
+    """Run the executor alone until SIGTERM or Ctrl-C.
+
+    `mailroom dispatcher run` runs one too, so this is for a process, a machine or a role of its own. Of several one
+    leads, wherever they run, and the others stand by.
+
+    \b
+    Examples:
+      mailroom executor run
+      mailroom executor run --schema tenant_a --poll-interval-s 5
+    """
+    dsn = call.dsn()
+    log_to_stderr()
+    daemon.run(dsn, call.schema, poll_interval_s=poll_interval_s, lanes=[daemon.Executor])
+
+
+@executor.command()
+@pass_call
+def drain(call: Call) -> None:
+    """Execute everything committed so far, then end. An executor may run beside it.
+
+    \b
+    Examples:
+      mailroom executor drain
+      mailroom executor drain --json
+    """
+    with call.connection("executor drain", autocommit=True) as connection:
+        waiting = node_status.executable_backlog(connection, call.schema)
+    with counted_off("executed", waiting) as show:
+        totals = daemon.execute(call.dsn(), call.schema, progress=show)
+    if call.json:
+        document(totals)
+    else:
+        others = {name: count for name, count in asdict(totals).items() if name != "taken" and count}
+        say(f"{counted(totals.taken, 'executable')} taken{''.join(f', {n:,} {name}' for name, n in others.items())}.")
+
+
+@executor.command()
+@pass_call
+def status(call: Call) -> None:
+    """Tell who executes: host, process, awake or asleep, and what it has done.
+
+    Exits with 1 if nobody leads.
+
+    \b
+    Examples:
+      mailroom executor status
+      mailroom executor status --json | jq .leads
+    """
+    with call.connection("executor status") as connection:
+        found = node_status.executor_status(connection, call.schema)
+    tell_leader(call, found)
+
+
+# -- Targets ----------------------------------------------------------------------------------------------------------
+
+
+@executor.group()
+def target() -> None:
+    """Say which tables of yours executables may write."""
+
+
+@target.command("add")
+@click.argument("name")
+@click.argument("table_name", metavar="SCHEMA.TABLE")
+@click.option("--key", metavar="COLUMN", required=True, help="The key: not null, and unique by itself.")
+@click.option("--value", metavar="COLUMN", help="What put writes: bytea or text.")
+@click.option("--number", metavar="COLUMN", help="What increment counts: an integer of any size.")
+@acting
+@pass_call
+def add_target(
+    call: Call, name: str, table_name: str, key: str, value: str | None, number: str | None, dry_run: bool, actor: str,
+    why: str | None,
+) -> None:  # fmt: skip
+    """Let executables write a table, as the target NAME; given again, it is changed.
+
+    Names of tables and columns are taken as they are, upper and lower case. The executor's role needs USAGE on the
+    schema, and SELECT, INSERT, UPDATE and DELETE on the table.
+
+    \b
+    Examples:
+      mailroom executor target add stats public.stats --key name --number hits
+      mailroom executor target add pages public.pages --key url --value body --why "index"
+    """
+    with call.connection("executor target add") as connection:
+        before = registration.register_target(
+            connection, name, table_name, key=key, value=value, number=number, schema=call.schema, actor=actor,
+            why=why, dry_run=dry_run,
+        )  # fmt: skip
+    _tell_added(call, "Target", name, before, dry_run=dry_run)
+
+
+@target.command("list")
+@pass_call
+def list_targets(call: Call) -> None:
+    """List the tables that executables may write.
+
+    \b
+    Examples:
+      mailroom executor target list
+      mailroom executor target list --json | jq -r '.[].table'
+    """
+    with call.connection("executor target list") as connection:
+        found = registration.targets(connection, schema=call.schema)
+    if call.json:
+        document(found)
+    elif found:
+        columns = ("target", "table", "key", "value", "number", "registered")
+        table(columns, ((each.name, each.table, each.key, each.value, each.number, each.created_at) for each in found))
+        _tell_faults(found)
+    else:
+        say("No table is registered: mailroom executor target add NAME SCHEMA.TABLE --key COLUMN --number COLUMN")
+
+
+@target.command("remove")
+@click.argument("name")
+@acting
+@pass_call
+def remove_target(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> None:
+    """Let executables write the table of a target no more; the table is left alone.
+
+    Executables for it that wait go to the dead letters, from where they can be requeued.
+
+    \b
+    Examples:
+      mailroom executor target remove stats
+      mailroom executor target remove stats --dry-run
+    """
+    with call.connection("executor target remove") as connection:
+        removed = registration.remove_target(
+            connection, name, schema=call.schema, actor=actor, why=why, dry_run=dry_run
+        )
+    _tell_removed(call, "target", name, removed, dry_run=dry_run)
+
+
+# -- Functions --------------------------------------------------------------------------------------------------------
+
+
+@executor.group()
+def function() -> None:
+    """Say which functions of yours executables may call."""
+
+
+@function.command("add")
+@click.argument("name")
+@click.argument("function_name", metavar="SCHEMA.FUNCTION")
+@click.option("--timeout-s", type=seconds_above_0, default=10.0, show_default=True, help="A call may take so long.")
+@acting
+@pass_call
+def add_function(
+    call: Call, name: str, function_name: str, timeout_s: float, dry_run: bool, actor: str, why: str | None
+) -> None:
+    """Let executables call a function, as NAME; given again, it is changed.
+
+    It takes one jsonb and returns no set. It runs with the rights of the executor's role, which needs EXECUTE on it,
+    and other executables wait for it. Names are taken as they are, upper and lower case.
+
+    \b
+    Examples:
+      mailroom executor function add reindex public.reindex
+      mailroom executor function add reindex public.reindex --timeout-s 60 --why "large documents"
+    """
+    with call.connection("executor function add") as connection:
+        before = registration.register_function(
+            connection, name, function_name, timeout_s=timeout_s, schema=call.schema, actor=actor, why=why,
+            dry_run=dry_run,
+        )  # fmt: skip
+    _tell_added(call, "Function", name, before, dry_run=dry_run)
+
+
+@function.command("list")
+@pass_call
+def list_functions(call: Call) -> None:
+    """List the functions that executables may call.
+
+    \b
+    Examples:
+      mailroom executor function list
+      mailroom executor function list --json | jq -r '.[].function'
+    """
+    with call.connection("executor function list") as connection:
+        found = registration.functions(connection, schema=call.schema)
+    if call.json:
+        document(found)
+    elif found:
+        rows = ((each.name, each.function, f"{each.timeout_s:g} s", each.created_at) for each in found)
+        table(("name", "function", "timeout", "registered"), rows, numbers=("timeout",))
+        _tell_faults(found)
+    else:
+        say("No function is registered: mailroom executor function add NAME SCHEMA.FUNCTION")
+
+
+@function.command("remove")
+@click.argument("name")
+@acting
+@pass_call
+def remove_function(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> None:
+    """Let executables call a function no more; the function is left alone.
+
+    Executables for it that wait go to the dead letters, from where they can be requeued.
+
+    \b
+    Examples:
+      mailroom executor function remove reindex
+      mailroom executor function remove reindex --dry-run
+    """
+    with call.connection("executor function remove") as connection:
+        removed = registration.remove_function(
+            connection, name, schema=call.schema, actor=actor, why=why, dry_run=dry_run
+        )
+    _tell_removed(call, "function", name, removed, dry_run=dry_run)
+
+
+def _tell_added(
+    call: Call, what: str, name: str, before: RegisteredTarget | RegisteredFunction | None, *, dry_run: bool
+) -> None:
+    if call.json:
+        document({"name": name, "before": before, "dry_run": dry_run})
+    else:
+        instead = "" if before is None else f"; before: {before}"
+        say(f"{what} {name} {'would be' if dry_run else 'is'} registered{instead}.")
+
+
+def _tell_faults(found: Sequence[RegisteredTarget | RegisteredFunction]) -> None:
+    for each in found:
+        if each.fault is not None:
+            note(f"{each.name} could not be registered as it is now. {each.fault}")
+
+
+def _tell_removed(
+    call: Call, what: str, name: str, removed: RegisteredTarget | RegisteredFunction | None, *, dry_run: bool
+) -> None:
+    if removed is None:
+        raise MailroomError(f"There is no such {what} {name}. See: mailroom executor {what} list")
+    if call.json:
+        document({"name": name, "before": removed, "dry_run": dry_run})
+    else:
+        say(f"{what.capitalize()} {removed} {'would be' if dry_run else 'is'} removed.")

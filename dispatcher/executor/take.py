@@ -1,0 +1,142 @@
+"""Take: the oldest committed executables, off their outbox, by one executor at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from dispatcher.executor.fold import Taken
+from dispatcher.executor.rules import FAULT
+from dispatcher.floor import START, Start
+from mailroom import locks
+from mailroom.sql.operation import Operation, Sql
+
+EXECUTABLE_KEY = locks.key("'{schema}.outbox_executable'::regclass")
+# In UTC, whatever the server's zone: in others the first year has times that Python cannot hold. And psycopg writes
+# arrays as text: with other settings nulls in them, and bytes, would become something else.
+OWN = (
+    "set_config('TimeZone', 'UTC', true), set_config('array_nulls', 'on', true), "
+    "set_config('standard_conforming_strings', 'on', true)"
+)
+LOCK = Sql(
+    "SELECT pg_advisory_xact_lock({dispatch_lock}, {executable_key}) IS NULL, {own}",
+    columns=("boolean", "text", "text", "text"),
+    dispatch_lock=locks.DISPATCH,
+    executable_key=EXECUTABLE_KEY,
+    own=OWN,
+)
+
+
+def locking_executables(schema: str) -> Operation[None]:
+    """Be the one executor until the transaction ends; what the one before it did is then seen."""
+    yield LOCK.at(schema=schema)()
+
+
+# Times that Python cannot hold, infinite ones for one, break a rule: then the nearest that it can.
+HELD = "least(greatest({0}, '0001-01-01 UTC'::timestamptz), '9998-12-31 23:59:59.999999 UTC'::timestamptz)"
+COLUMNS = (
+    "position, message_id, version::bigint, operation, target, key, end_key, value, amount, bytes, expected, "
+    f"arguments::text, CASE WHEN at IS NOT NULL THEN {HELD.format('at')} END, row_limit, notify, headers::text, "
+    f"after_clock, source, {HELD.format('sent_at')}, {FAULT}"
+)
+TYPES = (
+    *("bigint", "uuid", "bigint", "text", "text", "text", "text", "bytea", "bigint", "bigint", "bytea", "text"),
+    *("timestamptz", "bigint", "text", "text", "bigint", "text", "timestamptz", "text"),
+)
+# A range that has begun, and has keys left to delete.
+UNDER_WAY = """
+    SELECT c.position FROM {schema}.executable_cursor AS c JOIN {schema}.outbox_executable AS o USING (position)
+    ORDER BY c.position LIMIT 1
+"""
+# Up to what has transactions of its own, a delete_range: all before it is done, and nothing behind it begun. Nothing at
+# all while a range is under way: a lower position may commit meanwhile, and would see half of it. Nothing behind the
+# barrier is read, or many of them would cost their square.
+OLDEST = Sql(
+    """
+WITH {start},
+barrier AS MATERIALIZED (
+    SELECT position FROM (
+        SELECT position, version, operation
+        FROM {schema}.outbox_executable WHERE position > (SELECT position FROM start)
+        ORDER BY position LIMIT %(rows)s::bigint) AS s
+    WHERE version = 1 AND operation = 'delete_range' ORDER BY position LIMIT 1),
+head AS MATERIALIZED (
+    SELECT position, coalesce(octet_length(value), 0) + coalesce(octet_length(expected), 0)
+           + coalesce(octet_length(arguments::text), 0) AS bytes
+    FROM {schema}.outbox_executable WHERE position > (SELECT position FROM start) AND NOT EXISTS ({under_way})
+      AND position < coalesce((SELECT position FROM barrier), 9223372036854775807)
+    ORDER BY position LIMIT %(rows)s::bigint),
+summed AS (
+    SELECT position, sum(bytes) OVER (ORDER BY position) - bytes AS before FROM head),
+last AS MATERIALIZED (
+    SELECT max(position) AS position FROM summed WHERE before < %(bytes)s::bigint)
+SELECT o.*, (SELECT count(*) FROM head), EXISTS (SELECT FROM barrier),
+       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_executable_position_seq), running
+FROM start LEFT JOIN LATERAL (
+    SELECT {names} FROM {schema}.outbox_executable
+    WHERE position > start.position AND position <= (SELECT position FROM last) ORDER BY position) AS o ON true
+""",
+    columns=(*TYPES, "bigint", "boolean", "bigint", "text[]"),
+    start=START,
+    under_way=UNDER_WAY,
+    names=COLUMNS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Executables in their order, and whether there may be more. `drawn` and `running` are for the floor."""
+
+    taken: list[Taken]
+    more: bool
+    drawn: int
+    running: list[str]
+
+
+def looking_at_oldest(schema: str, *, start: Start, rows: int, max_bytes: int) -> Operation[Look]:
+    """Look at up to `rows` executables and `max_bytes` of values (at least one), from `start` on.
+
+    They stay where they are: what is done of them is taken off by `removing`.
+    """
+    found = yield OLDEST.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes)
+    *_, heads, is_barred, drawn, running = found[0]
+    taken = [Taken._make(row[:-4]) for row in found if row[0] is not None]
+    return Look(taken, bool(taken) and (len(taken) == rows or len(taken) < heads or is_barred), drawn, running)
+
+
+NEXT = Sql(
+    """
+WITH {start}
+SELECT {names} FROM {schema}.outbox_executable WHERE position = coalesce(({under_way}), (
+    SELECT position FROM {schema}.outbox_executable WHERE position > (SELECT position FROM start)
+    ORDER BY position LIMIT 1))
+""",
+    columns=TYPES,
+    start=START,
+    names=COLUMNS,
+    under_way=UNDER_WAY,
+)
+# By their positions, and not by range: one with a lower position may have committed since the look.
+REMOVE = Sql(
+    """
+WITH gone AS (DELETE FROM {schema}.outbox_executable WHERE position = ANY(%(positions)s::bigint[]) RETURNING 1)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+)
+
+
+def looking_at_next(schema: str, start: Start) -> Operation[Taken | None]:
+    """Return the range that is under way, else the oldest executable, and leave it where it is."""
+    rows = yield NEXT.at(schema=schema)(**start.values())
+    return Taken._make(rows[0]) if rows else None
+
+
+def removing(schema: str, taken: Sequence[Taken], *, may_be_gone: bool = False) -> Operation[None]:
+    """Take executables off the outbox, in the transaction of their effect.
+
+    Raises if one of them is gone meanwhile; one that a guest of the transaction has removed `may_be_gone`.
+    """
+    [(count,)] = yield REMOVE.at(schema=schema)(positions=[each.position for each in taken])
+    if count != len(taken) and not may_be_gone:  # no executor's doing: they lock each other out
+        raise psycopg.errors.SerializationFailure("somebody has removed an executable while it was executed")

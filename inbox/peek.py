@@ -1,0 +1,52 @@
+"""Look: what is in an inbox, without taking anything."""
+
+from mailroom.errors import UnknownInbox
+from mailroom.message import COLUMNS, SELECTED, Message, messages
+from mailroom.names import DEFAULT_SCHEMA
+from mailroom.schema import BY_CLOCK
+from mailroom.sql.operation import Operation, Sql
+
+PEEK_KEY = Sql(
+    "SELECT {selected} FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text ORDER BY clock LIMIT %(limit)s::bigint",
+    columns=COLUMNS,
+    selected=SELECTED,
+)
+PEEK_ANY = Sql(
+    "SELECT {selected} FROM {schema}.inbox_{inbox} ORDER BY {by_clock} LIMIT %(limit)s::bigint",
+    columns=COLUMNS,
+    selected=SELECTED,
+    by_clock=BY_CLOCK,
+)
+
+
+def peeking(schema: str, inbox: str, key: str | None, limit: int) -> Operation[list[Message]]:
+    """Read the oldest messages, of one key or of all, and leave them where they are; waits for nobody."""
+    names = {"schema": schema, "inbox": inbox}
+    if key is None:
+        return messages((yield PEEK_ANY.at(**names)(limit=limit)))
+    return messages((yield PEEK_KEY.at(**names)(key=key, limit=limit)))
+
+
+BACKLOG = Sql("SELECT count(*) FROM {schema}.inbox_{inbox}", columns=("bigint",))
+BACKLOG_KEY = Sql("SELECT count(*) FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text", columns=("bigint",))
+
+
+def counting(schema: str, inbox: str, key: str | None) -> Operation[int]:
+    """Count the messages that wait, of one key or of all."""
+    names = {"schema": schema, "inbox": inbox}
+    [(count,)] = yield BACKLOG.at(**names)() if key is None else BACKLOG_KEY.at(**names)(key=key)
+    return int(count)
+
+
+KNOWN = Sql("SELECT to_regclass('{schema}.inbox_{inbox}') IS NOT NULL", columns=("boolean",))
+
+
+def finding(schema: str, inbox: str) -> Operation[None]:
+    """Raise `UnknownInbox` unless there is such an inbox."""
+    [(found,)] = yield KNOWN.at(schema=schema, inbox=inbox)()
+    if not found:
+        option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
+        raise UnknownInbox(
+            f"There is no inbox {inbox!r} in schema {schema!r}. Create it: mailroom inbox create {inbox}{option}; "
+            f"see those there are: mailroom inbox list{option}"
+        )

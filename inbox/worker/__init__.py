@@ -1,0 +1,1 @@
+"""Workers: services that reap an inbox, one transaction per batch."""

@@ -1,0 +1,33 @@
+"""Frames: where an exception came from, as a log may show it: files, lines and code, and never a value."""
+
+import traceback
+from pathlib import Path
+
+# What calls handlers: the frames up to theirs are no news.
+OURS = tuple(str(Path(__file__).with_name(name)) for name in ("arguments.py", "batch.py", "loop.py", "worker.py"))
+CAUSES = 5  # of one error; a longer chain is cut
+
+
+def frames(error: BaseException) -> str:
+    """Return the frames of an error from the handler on, and of what caused it, as lines to be logged behind a text.
+
+    The errors are named by their class only, since their texts may hold what a message holds.
+    """
+    text = ""
+    for depth, each in enumerate(_chain(error)):
+        stack = traceback.extract_tb(each.__traceback__)
+        ours = [nth for nth, frame in enumerate(stack) if frame.filename in OURS]
+        del stack[: max(ours, default=-1) + 1]
+        if depth:
+            text += f"\ncaused by {type(each).__name__}"
+        text += "".join(f"\n{line.rstrip()}" for line in stack.format())
+    return text
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in chain and len(chain) < CAUSES:
+        chain.append(found)
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return chain

@@ -1,0 +1,310 @@
+"""Where a worker's transactions come from: a connection string, a psycopg pool, a SQLAlchemy engine or sessionmaker."""
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import psycopg
+from psycopg import conninfo
+from psycopg.pq import TransactionStatus
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy import Engine
+from sqlalchemy.orm import sessionmaker
+
+from inbox.worker.hold import COMMIT, releasing
+from mailroom import settings
+from mailroom.errors import ConfigurationError
+from mailroom.session.pooler import is_pooled
+from mailroom.sql.runner import AsyncPlainCursor, PlainCursor, run, run_async
+from mailroom.sql.sqlstate import Meaning, meaning_of_code, sqlstate
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any]"
+AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
+
+# A worker's sessions run the user's statements too, so they keep the user's search_path and timeouts.
+SESSION = {"jit": "off"}
+# A pool of ours tries to get a lost connection back for so long, and then when a lane asks for one. By itself it would
+# pause twice as long each time, for minutes in the end, and go on pausing when the server has long been back.
+RECONNECT_S = 10.0
+ANSWER_S = 5.0  # for a pool of ours to give a connection; a worker that is told to stop waits no longer either
+
+
+class Transactions(Protocol):
+    """Gives transactions: each begins on entering and commits on leaving, or rolls back on an exception."""
+
+    @property
+    def dsn(self) -> str:
+        """Where to listen; raises `ConfigurationError` if the source does not tell."""
+        ...
+
+    def begin(self, *, aside: bool = False) -> AbstractContextManager[Any]:
+        """Begin one; what it gives is what the handler gets.
+
+        `aside` is for what may fail again and again. A pool of ours has connections apart for it, one to begin with:
+        at each roll-back psycopg forgets what it has prepared, and the batches of others would be planned anew.
+        """
+        ...
+
+    def commit(self, connection: Any) -> None:
+        """Commit one that a claim holds (`inbox.worker.hold`), or let it be committed on leaving."""
+        ...
+
+    def close(self) -> None:
+        """Close what was opened here, never what the user gave."""
+        ...
+
+
+class AsyncTransactions(Protocol):
+    """The same, async."""
+
+    @property
+    def dsn(self) -> str:
+        """Where to listen; raises `ConfigurationError` if the source does not tell."""
+        ...
+
+    def begin(self, *, aside: bool = False) -> AbstractAsyncContextManager[Any]:
+        """Begin one; what it gives is what the handler gets."""
+        ...
+
+    async def commit(self, connection: Any) -> None:
+        """Commit one that a claim holds, or let it be committed on leaving."""
+        ...
+
+    async def close(self) -> None:
+        """Close what was opened here, never what the user gave."""
+        ...
+
+
+def usable(source: object) -> Source:
+    """Return `source` if a `Worker` can use it, else raise `ConfigurationError`."""
+    if not isinstance(source, str | ConnectionPool | Engine | sessionmaker):
+        wanted = "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker"
+        raise ConfigurationError(f"A Worker cannot use a {_kind(source)} as its source: give {wanted}.")
+    return source
+
+
+def usable_async(source: object) -> AsyncSource:
+    """Return `source` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
+    if isinstance(source, (str, AsyncConnectionPool, _of_async_sqlalchemy())):
+        return source
+    wanted = "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
+    raise ConfigurationError(f"An AsyncWorker cannot use a {_kind(source)} as its source: give {wanted}.")
+
+
+def _of_async_sqlalchemy() -> "tuple[type[AsyncEngine], type[async_sessionmaker[Any]]] | tuple[()]":
+    # Without greenlet, which SQLAlchemy does not bring, this module cannot be imported; but then nobody has any of it.
+    if "sqlalchemy.ext.asyncio" not in sys.modules:
+        return ()
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+    return AsyncEngine, async_sessionmaker
+
+
+def _kind(source: object) -> str:
+    return type(source).__qualname__
+
+
+def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
+    """Return what gives transactions on `source`."""
+    if isinstance(source, str):
+        pool, aside = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
+        return _Pool(pool, aside)
+    if isinstance(source, ConnectionPool):
+        return _Pool(source)
+    return _Factory(source)
+
+
+async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
+    """Return what gives transactions on `source`."""
+    if isinstance(source, str):
+        pool, aside = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
+        async with contextlib.AsyncExitStack() as unless_open:
+            for each in (pool, aside):
+                unless_open.push_async_callback(each.close)
+                await each.open()
+            unless_open.pop_all()
+        return _AsyncPool(pool, aside)
+    if isinstance(source, AsyncConnectionPool):
+        return _AsyncPool(source)
+    return _AsyncFactory(source)
+
+
+def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of the lanes' pool and of the one aside."""
+    dsn = settings.dsn(source)
+    with settings.connect(dsn, "worker", autocommit=True) as probe:  # says why, where a pool would only time out
+        pooled = is_pooled(probe)
+
+    def arguments(role: str, connections: int) -> dict[str, Any]:
+        return {
+            "conninfo": settings.session_dsn(dsn, role, SESSION, pooled=pooled),
+            "kwargs": {"prepare_threshold": None} if pooled else {},
+            "min_size": connections,
+            "max_size": parallel,
+            "timeout": ANSWER_S,
+            "reconnect_timeout": RECONNECT_S,
+        }
+
+    return arguments(f"worker {inbox}", parallel), arguments(f"worker aside {inbox}", 1)
+
+
+class _Pool:
+    def __init__(self, pool: "ConnectionPool[Any]", aside: "ConnectionPool[Any] | None" = None) -> None:
+        """With `aside`, both are ours."""
+        self._pool = pool
+        self._aside = aside
+
+    @property
+    def dsn(self) -> str:
+        return _pool_dsn(self._pool)
+
+    @contextlib.contextmanager
+    def begin(self, *, aside: bool = False) -> Iterator["psycopg.Connection[Any]"]:
+        # Not `connection.transaction()`, whose end sends a COMMIT of its own, behind the one that ends a batch.
+        with ((aside and self._aside) or self._pool).connection() as connection:
+            if autocommit := connection.autocommit:
+                connection.autocommit = False
+            try:
+                yield connection
+                connection.commit()
+            except BaseException as error:
+                with contextlib.suppress(psycopg.Error):  # lost: the pool will see
+                    connection.rollback()
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                    connection.close()
+                raise
+            finally:
+                if autocommit and _is_idle(connection):
+                    connection.autocommit = True
+
+    def commit(self, connection: Any) -> None:
+        with PlainCursor(connection) as cursor:
+            cursor.execute(COMMIT)
+
+    def close(self) -> None:
+        if self._aside is not None:
+            try:
+                self._pool.close()
+            finally:
+                self._aside.close()
+
+
+class _AsyncPool:
+    def __init__(self, pool: "AsyncConnectionPool[Any]", aside: "AsyncConnectionPool[Any] | None" = None) -> None:
+        """With `aside`, both are ours."""
+        self._pool = pool
+        self._aside = aside
+
+    @property
+    def dsn(self) -> str:
+        return _pool_dsn(self._pool)
+
+    @contextlib.asynccontextmanager
+    async def begin(self, *, aside: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
+        async with ((aside and self._aside) or self._pool).connection() as connection:
+            if autocommit := connection.autocommit:
+                await connection.set_autocommit(False)
+            try:
+                yield connection
+                await connection.commit()
+            except BaseException as error:
+                with contextlib.suppress(psycopg.Error):
+                    await connection.rollback()
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                    await connection.close()
+                raise
+            finally:
+                if autocommit and _is_idle(connection):
+                    await connection.set_autocommit(True)
+
+    async def commit(self, connection: Any) -> None:
+        async with AsyncPlainCursor(connection) as cursor:
+            await cursor.execute(COMMIT)
+
+    async def close(self) -> None:
+        if self._aside is not None:
+            try:
+                await self._pool.close()
+            finally:
+                await self._aside.close()
+
+
+def _is_idle(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    return connection.info.transaction_status is TransactionStatus.IDLE
+
+
+class _Factory:
+    def __init__(self, factory: "Engine | sessionmaker[Any]") -> None:
+        self._factory = factory
+
+    @property
+    def dsn(self) -> str:
+        return _engine_dsn(self._factory)
+
+    @contextlib.contextmanager
+    def begin(self, *, aside: bool = False) -> Iterator[Any]:
+        with self._factory.begin() as connection:
+            try:
+                yield connection
+            except Exception as error:
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                    connection.invalidate()
+                raise
+
+    def commit(self, connection: Any) -> None:
+        run(connection, releasing())
+
+    def close(self) -> None:
+        """Leave the user's engine alone."""
+
+
+class _AsyncFactory:
+    def __init__(self, factory: "AsyncEngine | async_sessionmaker[Any]") -> None:
+        self._factory = factory
+
+    @property
+    def dsn(self) -> str:
+        return _engine_dsn(self._factory)
+
+    @contextlib.asynccontextmanager
+    async def begin(self, *, aside: bool = False) -> AsyncIterator[Any]:
+        async with self._factory.begin() as connection:
+            try:
+                yield connection
+            except Exception as error:
+                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                    await connection.invalidate()
+                raise
+
+    async def commit(self, connection: Any) -> None:
+        await run_async(connection, releasing())
+
+    async def close(self) -> None:
+        """Leave the user's engine alone."""
+
+
+def _libpq(options: dict[str, Any]) -> dict[str, Any]:
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    return {name: value for name, value in options.items() if name in known and value is not None}
+
+
+def _pool_dsn(pool: "ConnectionPool[Any] | AsyncConnectionPool[Any]") -> str:
+    text: object = pool.conninfo
+    options: object = pool.kwargs or {}
+    if not isinstance(text, str) or not isinstance(options, dict):
+        raise ConfigurationError("This pool's connection string is made at run time: give the worker listen_dsn too.")
+    return conninfo.make_conninfo(text, **_libpq(options))
+
+
+def _engine_dsn(factory: "Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]") -> str:
+    engine: Any = factory.kw.get("bind") if hasattr(factory, "kw") else factory
+    if not hasattr(engine, "url"):
+        raise ConfigurationError("This sessionmaker is not bound to an engine: make it with sessionmaker(engine).")
+    url = engine.url
+    parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
+    return conninfo.make_conninfo(**_libpq({**url.query, **parts}))

@@ -1,0 +1,367 @@
+"""Workers: services that reap an inbox, one transaction per batch, as long as they run."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
+from typing import Protocol
+
+import psycopg
+
+from inbox.claim import Share
+from inbox.failure import Recorded
+from inbox.inbox import AsyncInbox, Inbox
+from inbox.peek import finding
+from inbox.worker import arguments
+from inbox.worker.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
+from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations
+from inbox.worker.in_flight import Note, Notes
+from inbox.worker.loop import Due, Lane
+from inbox.worker.signals import stopping
+from inbox.worker.threads import in_thread
+from inbox.worker.transactions import (
+    AsyncSource,
+    AsyncTransactions,
+    Source,
+    Transactions,
+    async_transactions,
+    transactions,
+    usable,
+    usable_async,
+)
+from inbox.worker.wakeup import InboxBell
+from mailroom import schema as node
+from mailroom import settings
+from mailroom.errors import DecodeError
+from mailroom.message import Message
+from mailroom.names import DEFAULT_SCHEMA
+from mailroom.packages import load
+from mailroom.session import encoding
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import run, run_async
+
+log = logging.getLogger("mailroom.worker")
+
+CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
+
+
+class Dispatches(Protocol):
+    """What a worker that delivers by itself runs beside its lanes: `dispatcher.Dispatcher`, `dispatcher.Executor`."""
+
+    async def run(self) -> None:
+        """Deliver while no other leads, until stopped."""
+        ...
+
+    def stop(self) -> None:
+        """Return from `run`."""
+        ...
+
+
+class _Service(ABC):
+    """What both flavours share: settings, lanes, what runs beside them, stopping."""
+
+    def __init__(
+        self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
+        listen_dsn: str | None, fatal: tuple[type[Exception], ...], handle_signals: bool,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.schema = schema
+        self.batch = arguments.count(batch, "batch")
+        self.poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
+        self.fatal: tuple[type[BaseException], ...] = (DecodeError, *arguments.exceptions(fatal, "fatal"))
+        self.stopping = asyncio.Event()
+        self.patience = Patience()
+        self._parallel = arguments.count(parallel, "parallel")
+        self._dispatch = arguments.flag(dispatch, "dispatch")
+        self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
+        self._handle_signals = handle_signals
+        self._is_stopped = False
+        self._cancellations = 0  # of the task that calls `run`, before it did
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._notes: Notes
+
+    def stop(self) -> None:
+        """Let every lane finish its batch and return from `run`; safe from any thread or signal, at any time, twice."""
+        self._is_stopped = True  # first: either `_serve` sees it, or its loop is seen here
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: `run` has ended
+                self._loop.call_soon_threadsafe(self.stopping.set)
+
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        return stopping(self.stop) if self._handle_signals else contextlib.nullcontext()
+
+    async def _serve(self, dsn: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._is_stopped:
+            self.stopping.set()
+        bell = InboxBell(dsn, self.schema, self.name)
+        due = Due(self.poll_interval_s)
+        self._notes = Notes(dsn, self.schema, self.name)
+        try:
+            # Before the first batch: it may hold the message that the last worker died of.
+            await self._notes.apart(self._notes.begin)
+            if cancellations() > self._cancellations:
+                raise asyncio.CancelledError  # wait_for of Python 3.11 had swallowed it, in a pool say
+            log.info(
+                "%s: serving, in schema %s of %s: %d at once, batches of %d",
+                self.name, self.schema, settings.place(dsn), self._parallel, self.batch,
+            )  # fmt: skip
+            await self._run_lanes([Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, due, dsn)
+        finally:
+            await self._notes.apart(self._notes.close)
+
+    async def _run_lanes(self, made: list[Lane], bell: InboxBell, due: Due, dsn: str) -> None:
+        """Run the lanes and what stands beside them; cancelled, stop first, and cancelled again, end at once."""
+
+        def found() -> None:
+            due.recorded(0)
+            bell.ring()
+
+        # First, since it fails if the dispatcher cannot be imported.
+        dispatchers = _dispatchers(dsn, self.schema, self.poll_interval_s) if self._dispatch else []
+        lanes = [asyncio.create_task(lane.run()) for lane in made]
+        beside = [asyncio.create_task(bell.run()), asyncio.create_task(self._notes.watch(found))]
+        dispatching = [asyncio.create_task(each.run()) for each in dispatchers]
+        tasks = [*lanes, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as first:
+                cancelled = first
+            self.stopping.set()  # also when one of them failed: the others finish their batches
+            bell.rouse()
+            await asyncio.wait(lanes)
+            for each in dispatchers:
+                each.stop()
+            if dispatching:
+                await asyncio.wait(dispatching)
+        finally:
+            # What still runs stands beside the lanes; or, if this was cancelled again, everything. Not once only:
+            # wait_for of Python 3.11 swallows a cancellation that comes together with what it waits for.
+            self.stopping.set()
+            while running := [task for task in tasks if not task.done()]:
+                for task in running:
+                    task.cancel()
+                try:
+                    await asyncio.wait(running, timeout=CANCELLED_S)
+                except asyncio.CancelledError as again:
+                    cancelled = again
+        for task in (*lanes, *beside, *dispatching):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error.error if isinstance(error, Ended) else error
+        if cancelled is not None:
+            raise cancelled
+
+    def _start(self) -> Operation[None]:
+        yield from encoding.checking()
+        yield from node.checking(self.schema)
+        yield from finding(self.schema, self.name)
+
+    def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
+        share = Share(keys=batch.size, per_key=batch.size, total=batch.size, due_too=False, hold=True)
+        claiming = inbox.claiming_due(batch.size, hold=True) if batch.due else inbox.claiming(share)
+        batch.had((yield from claiming), connection)
+
+    def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
+        return blaming(self.schema, self.name, batch, error, self.fatal)
+
+    @abstractmethod
+    async def work(self, batch: Batch, note: Note) -> None:
+        """Claim, handle and commit one batch."""
+
+    @abstractmethod
+    async def report(self, message: Message | None, error: Exception) -> None:
+        """Hand an error of a handler over to whom the user named."""
+
+    @abstractmethod
+    async def within(self, operation: Operation[T]) -> T:
+        """Run an operation in a transaction of its own."""
+
+
+def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatches]:
+    # Handed in by entry point, since the consumer's side does not import the dispatcher.
+    lanes = entry_points(group="mailroom.dispatcher")
+    return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]
+
+
+class Worker(_Service):
+    """Reaps an inbox and calls `handler(message, connection)` for each message, in clock order along each key.
+
+    A batch of up to `batch` messages is one transaction, and what the handler does on `connection` is part of it: the
+    messages are consumed if and only if it commits. `parallel` batches run at once, each in a thread of its own, never
+    two on one key. If the handler raises, the batch is rolled back, and the message's key is tried again after a
+    back-off while other keys go on. After its last attempt, or at once for `DecodeError` and the classes in `fatal`,
+    the key is parked or the message skipped, as the inbox says (`create_inbox`); a handler may say so itself by raising
+    `Retry`, `Park` or `Skip`. A message that its worker dies of counts as failed too. SIGTERM finishes the batches.
+    What the handler returns is not used. An argument that does not fit, such as an async handler, raises
+    `ConfigurationError` when the worker is made.
+
+    `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or `sessionmaker`; the handler
+    gets a connection (or session) of that kind. Waking rests on a direct connection to `listen_dsn` (by default where
+    `source` points); behind a transaction pooler it is polled every `poll_interval_s`. With `dispatch=True` the worker
+    also delivers and executes when no daemon does, so that a small service needs none.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        inbox: str,
+        handler: Handler,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        parallel: int = 1,
+        batch: int = 100,
+        poll_interval_s: float = 1.0,
+        dispatch: bool = False,
+        listen_dsn: str | None = None,
+        fatal: tuple[type[Exception], ...] = (),
+        on_error: OnError | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
+        self._inbox = Inbox(inbox, schema)
+        self._source = usable(source)
+        self._handler = arguments.synchronous(handler)
+        self._on_error = arguments.callback(on_error)
+        self._transactions: Transactions
+        self._threads: ThreadPoolExecutor
+
+    def run(self) -> None:
+        """Work until SIGTERM, SIGINT or `stop`. Raises what no retry mends: no such inbox, wrong schema, bad login."""
+        with self._signals():
+            self._transactions = transactions(self._source, self.name, self._parallel)
+            try:
+                try:
+                    with self._transactions.begin() as connection:
+                        run(connection, self._start())
+                except psycopg.OperationalError as error:  # lost right behind the first connection that was made
+                    raise settings.connection_failed(error) from None
+                with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
+                    asyncio.run(self._serve(self._listen_dsn or self._transactions.dsn))
+            finally:
+                self._transactions.close()
+
+    async def work(self, batch: Batch, note: Note) -> None:
+        """Claim, handle and commit one batch."""
+        await in_thread(self._threads, self._batch_of, batch, note)
+
+    def _batch_of(self, batch: Batch, note: Note) -> None:
+        with self._notes.clearing(note):
+            with self._transactions.begin(aside=batch.due) as connection:
+                run(connection, self._claiming(batch, self._inbox, connection))
+                if not batch.messages:
+                    return
+                self._notes.write(note, batch.messages)
+                try:
+                    for message in batch.messages:
+                        with batch.handling(message, connection):
+                            self._handler(message, connection)
+                    run(connection, batch.ending(self.schema, self.name))
+                    with batch.committing():
+                        self._transactions.commit(connection)
+                except NotAwaited:
+                    raise
+                except Exception as error:
+                    if not self.patience.forgives(error, batch):
+                        with contextlib.suppress(psycopg.Error):  # then it is recorded once it is rolled back
+                            batch.recorded = self._notes.tell(note, self._blaming(batch, error))
+                    raise
+            self.patience.handled(batch)
+            batch.committed()
+
+    async def report(self, message: Message | None, error: Exception) -> None:
+        """Hand an error of a handler over to whom the user named, in a lane's thread: it may wait."""
+        if self._on_error is not None:
+            await in_thread(self._threads, self._on_error, message, error)
+
+    async def within(self, operation: Operation[T]) -> T:
+        """Run an operation in a transaction of its own."""
+
+        def run_it() -> T:
+            with self._transactions.begin() as connection:
+                return run(connection, operation)
+
+        return await in_thread(self._threads, run_it)
+
+
+class AsyncWorker(_Service):
+    """`Worker` for async handlers and sources: `AsyncConnectionPool`, `AsyncEngine`, `async_sessionmaker`, or a DSN."""
+
+    def __init__(
+        self,
+        source: AsyncSource,
+        inbox: str,
+        handler: AsyncHandler,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        parallel: int = 1,
+        batch: int = 100,
+        poll_interval_s: float = 1.0,
+        dispatch: bool = False,
+        listen_dsn: str | None = None,
+        fatal: tuple[type[Exception], ...] = (),
+        on_error: AsyncOnError | None = None,
+        handle_signals: bool = False,
+    ) -> None:
+        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
+        self._inbox = AsyncInbox(inbox, schema)
+        self._source = usable_async(source)
+        self._handler = arguments.asynchronous(handler)
+        self._on_error = arguments.async_callback(on_error)
+        self._transactions: AsyncTransactions
+
+    async def run(self) -> None:
+        """Work until `stop`, or until cancelled: then it finishes its batches too; cancelled again, it ends at once."""
+        self._cancellations = cancellations()
+        with self._signals():
+            self._transactions = await async_transactions(self._source, self.name, self._parallel)
+            try:
+                try:
+                    async with self._transactions.begin() as connection:
+                        await run_async(connection, self._start())
+                except psycopg.OperationalError as error:
+                    raise settings.connection_failed(error) from None
+                await self._serve(self._listen_dsn or self._transactions.dsn)
+            finally:
+                await self._transactions.close()
+
+    async def work(self, batch: Batch, note: Note) -> None:
+        """Claim, handle and commit one batch."""
+        async with self._notes.clearing_async(note):
+            async with self._transactions.begin(aside=batch.due) as connection:
+                await run_async(connection, self._claiming(batch, self._inbox, connection))
+                if not batch.messages:
+                    return
+                await self._notes.apart(self._notes.write, note, batch.messages)
+                try:
+                    for message in batch.messages:
+                        with batch.handling(message, connection):
+                            await self._handler(message, connection)
+                    await run_async(connection, batch.ending(self.schema, self.name))
+                    with batch.committing():
+                        await self._transactions.commit(connection)
+                except Exception as error:
+                    if not self.patience.forgives(error, batch):
+                        with contextlib.suppress(psycopg.Error):
+                            batch.recorded = await self._notes.apart(
+                                self._notes.tell, note, self._blaming(batch, error)
+                            )
+                    raise
+            self.patience.handled(batch)
+            batch.committed()
+
+    async def report(self, message: Message | None, error: Exception) -> None:
+        """Hand an error of a handler over to whom the user named, and wait for it if that is async."""
+        if self._on_error is not None:
+            reported = self._on_error(message, error)
+            if inspect.isawaitable(reported):
+                await reported
+
+    async def within(self, operation: Operation[T]) -> T:
+        """Run an operation in a transaction of its own."""
+        async with self._transactions.begin() as connection:
+            return await run_async(connection, operation)

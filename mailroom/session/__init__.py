@@ -1,0 +1,1 @@
+"""Sessions of our own: how they are opened, listen, and are given up."""

@@ -1,0 +1,131 @@
+"""What runs inside somebody else's transaction, written once: a generator that yields steps and receives rows.
+
+`mailroom.sql.runner` runs an operation on whatever connection the caller has, sync or async; nothing here touches one.
+SQL stands in `Sql` constants right above the operation that runs them.
+"""
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.elements import TextClause
+    from sqlalchemy.types import TypeEngine
+
+Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+
+PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?:\[\])?))?")
+
+
+class Sql:
+    """One statement with `{names}` for identifiers and `%(name)s::type` for values.
+
+    Every value is cast where it stands, so that the statement means the same to each driver; `columns` are the types
+    of the result. `parts` are pieces of SQL that several statements share, each put in for the `{name}` it is given
+    under. Identifiers are checked names (`mailroom.names`), so rendering needs no quoting rules.
+
+    An operator or function is called with the exact types of one in pg_catalog, or written with `pg_catalog.`: else one
+    that another role has put into the caller's search_path could fit better, and would run with the caller's rights.
+    """
+
+    def __init__(self, template: str, columns: Sequence[str] = (), **parts: str | int) -> None:
+        for name, part in parts.items():
+            if f"{{{name}}}" not in template:
+                raise AssertionError(f"a part that has no place: {name}")
+            template = template.replace(f"{{{name}}}", str(part))
+        untyped = [match[1] for match in PARAMETER.finditer(template) if match[2] is None]
+        if untyped:
+            raise AssertionError(f"parameters without a cast: {untyped}")
+        self.template = template
+        self.columns = tuple(columns)
+
+    def at(self, **names: str) -> "Statement":
+        """Return the statement with its identifiers filled in; rendered once per set of names."""
+        return _rendered(self, tuple(names.items()))
+
+
+@lru_cache(maxsize=4096)
+def _rendered(sql: Sql, names: tuple[tuple[str, str], ...]) -> "Statement":
+    text = sql.template
+    for name, value in names:
+        # Quoted, since a schema may be named with a word of SQL's own; the other names stand within longer ones.
+        text = text.replace("{" + name + "}", f'"{value}"' if name == "schema" else value)
+    return Statement(text.strip(), sql.columns)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A rendered statement; call it with its values to get the step that runs it."""
+
+    sql: LiteralString
+    columns: tuple[str, ...]
+
+    def __call__(self, **values: object) -> "Execute":
+        """Return the step that runs the statement with these values."""
+        return Execute(self, values)
+
+    @cached_property
+    def text(self) -> "TextClause":
+        """The same statement for SQLAlchemy, with bound and result types."""
+        from sqlalchemy import bindparam, column, text
+
+        types = _sqlalchemy_types()
+        bound = {match[1]: types[match[2]] for match in PARAMETER.finditer(self.sql)}
+        # A colon means a parameter to text(), except in a double one.
+        plain = re.sub(r"(?<!:):(?=\w)", r"\\:", self.sql)
+        clause = text(PARAMETER.sub(r"CAST(:\1 AS \2)", plain).replace("%%", "%"))
+        clause = clause.bindparams(*(bindparam(name, type_=kind) for name, kind in bound.items()))
+        if not self.columns:
+            return clause
+        return clause.columns(*(column(f"c{i}", types[kind]) for i, kind in enumerate(self.columns)))  # type: ignore[return-value]  # TextualSelect runs like a TextClause
+
+
+@lru_cache(maxsize=1)
+def _sqlalchemy_types() -> dict[str, "TypeEngine[Any]"]:
+    from sqlalchemy import ARRAY, BigInteger, Boolean, DateTime, Float, Integer, LargeBinary, Text, Uuid
+
+    from mailroom.sql.text_array import TextArray
+
+    scalars: dict[str, TypeEngine[Any]] = {
+        "bigint": BigInteger(),
+        "boolean": Boolean(),
+        "bytea": LargeBinary(),
+        "float8": Float(53),
+        "integer": Integer(),
+        "text": Text(),
+        "timestamp": DateTime(),
+        "timestamptz": DateTime(timezone=True),
+        "uuid": Uuid(),
+    }
+    return scalars | {f"{name}[]": ARRAY(kind) for name, kind in scalars.items()} | {"text[]": TextArray()}
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run a statement; the operation receives its rows, in full."""
+
+    statement: Statement
+    values: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Insert many rows: by COPY where the driver can, else by one statement over arrays, one value per column."""
+
+    copy: Statement
+    unnest: Statement
+    columns: tuple[tuple[str, str], ...]
+    rows: Sequence[Row]
+
+
+class InTransaction:
+    """Demand that the connection is inside a transaction or opens one by itself."""
+
+
+IN_TRANSACTION = InTransaction()
+
+Step: TypeAlias = Execute | Fill | InTransaction
+Operation: TypeAlias = Generator[Step, Any, T]

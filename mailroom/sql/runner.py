@@ -1,0 +1,314 @@
+"""Runs an operation in the caller's transaction, whatever the caller's connection is.
+
+psycopg connections are used through a plain cursor of ours: tuples, binary results, psycopg's own adapters and
+prepared statements, whatever row factory, cursor class or loaders the user has set. SQLAlchemy connections and
+sessions run bound `text()`, on any PostgreSQL driver. Errors of the driver pass through as they are.
+
+Never in a pipeline: psycopg ends one with a Flush, after which the server's timeout for sessions that idle in a
+transaction does not count, so a process paused right then would keep its locks for ever.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import psycopg
+from psycopg import postgres
+from psycopg.adapt import AdaptersMap, Dumper
+from psycopg.pq import Format, TransactionStatus
+from psycopg.rows import TupleRow, tuple_row
+from psycopg.types import array
+
+from mailroom.errors import NotInTransaction, UnsupportedConnection
+from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
+from mailroom.sql.operation import Execute, Fill, Operation, Step
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+AnyConnection: TypeAlias = "psycopg.Connection[Any] | Connection | Session | scoped_session[Any]"
+AnyAsyncConnection: TypeAlias = (
+    "psycopg.AsyncConnection[Any] | AsyncConnection | AsyncSession | async_scoped_session[Any]"
+)
+T = TypeVar("T")
+
+
+def run(connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None) -> T:
+    """Run `operation` on a sync connection and return its result; on psycopg's by `cursors`, if they are given."""
+    perform: Callable[[Step], list[Any]]
+    if isinstance(connection, psycopg.Connection):
+        perform = partial(_psycopg_step, connection, cursors=cursors or PlainCursor)
+    else:
+        perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
+    resume: Callable[[Any], Step] = operation.send
+    given: Any = None
+    while True:
+        try:
+            step = resume(given)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        try:
+            resume, given = operation.send, perform(step)
+        except Exception as error:  # the operation may know how to go on: from a savepoint
+            resume, given = operation.throw, error
+
+
+async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> T:
+    """Run `operation` on an async connection and return its result."""
+    perform: Callable[[Step], Awaitable[list[Any]]]
+    if isinstance(connection, psycopg.AsyncConnection):
+        perform = partial(_async_psycopg_step, connection)
+    else:
+        perform = partial(_async_sqlalchemy_step, await _async_sqlalchemy_connection(connection))
+    resume: Callable[[Any], Step] = operation.send
+    given: Any = None
+    while True:
+        try:
+            step = resume(given)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+        try:
+            resume, given = operation.send, await perform(step)
+        except Exception as error:  # the operation may know how to go on: from a savepoint
+            resume, given = operation.throw, error
+
+
+def driver_of(connection: object) -> object:
+    """Return the driver's own connection below a connection or session on which something has run."""
+    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        return connection
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session, scoped_session
+
+    found: Any = getattr(connection, "sync_session", None) or getattr(connection, "sync_connection", None) or connection
+    if isinstance(found, Session | scoped_session):
+        found = found.connection()  # it has one by now, so there is nothing to wait for
+    return found.connection.driver_connection if isinstance(found, Connection) else None
+
+
+def reported(driver: Any, name: str) -> object:
+    """Return what the server last reported of a setting, of those that it reports; asks nobody, so it costs no trip."""
+    if (info := getattr(driver, "info", None)) is not None:
+        return info.parameter_status(name)  # psycopg, psycopg2
+    if (settings := getattr(driver, "get_settings", None)) is not None:
+        return getattr(settings(), name, None)  # asyncpg
+    return getattr(driver, "parameter_statuses", {}).get(name)  # pg8000
+
+
+def is_closed(driver: Any) -> bool | None:
+    """Tell whether a driver's connection is closed, also by its server; None for drivers that do not tell."""
+    for name in ("is_closed", "closed"):
+        if (found := getattr(driver, name, None)) is not None:
+            return bool(found() if callable(found) else found)
+    return None
+
+
+def is_well(driver: object) -> bool:
+    """Tell whether a driver's connection is in a transaction in which nothing failed; false if it does not tell."""
+    return _status(driver) == TransactionStatus.INTRANS
+
+
+def is_aborted(driver: object) -> bool:
+    """Tell whether a statement failed in the transaction of a driver's connection; false if it does not tell.
+
+    The COMMIT of such a transaction rolls back and reports success.
+    """
+    return _status(driver) == TransactionStatus.INERROR
+
+
+def _status(driver: object) -> int | None:
+    found: int | None = getattr(getattr(driver, "info", None), "transaction_status", None)  # of psycopg and psycopg2
+    return found
+
+
+class _PsycopgOwn:
+    """psycopg's adapters as they come, made afresh: neither a connection's nor the global changes of users are in."""
+
+    connection = None
+    adapters = AdaptersMap(types=postgres.types)
+
+
+class _JsonbText(Dumper):
+    """JSON that is text already, for COPY: jsonb's binary form is a version byte and the text."""
+
+    oid = postgres.types["jsonb"].oid
+    format = Format.BINARY
+
+    def dump(self, obj: str) -> bytes:
+        return b"\x01" + obj.encode()
+
+
+class _Char(Dumper):
+    """One ASCII letter for COPY into a column of type "char", for which psycopg has no dumper."""
+
+    oid = postgres.types['"char"'].oid
+    format = Format.BINARY
+
+    def dump(self, obj: str) -> bytes:
+        return obj.encode()
+
+
+postgres.register_default_adapters(_PsycopgOwn())
+array.register_all_arrays(_PsycopgOwn())
+_PsycopgOwn.adapters.register_dumper(None, _JsonbText)
+_PsycopgOwn.adapters.register_dumper(None, _Char)
+
+
+class PlainCursor(psycopg.Cursor[TupleRow]):
+    """A cursor that gives what psycopg gives by itself."""
+
+    adapters = _PsycopgOwn.adapters  # in the place of the property that gives the connection's
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+
+
+class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
+    """The same, async."""
+
+    adapters = _PsycopgOwn.adapters  # in the place of the property that gives the connection's
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        super().__init__(connection, row_factory=tuple_row)
+
+
+@contextmanager
+def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> Iterator[None]:
+    """Let a COPY whose session the server ends right behind it fail with `OperationalError`, as a statement does.
+
+    psycopg 3.3 takes one answer at the end of a COPY; two, "done" and "your session is terminated", are a ValueError.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not connection.broken:
+            raise
+        raise psycopg.OperationalError("the server ended the session at the end of a COPY") from error
+
+
+def _psycopg_step(
+    connection: psycopg.Connection[Any], step: Step, cursors: type[PlainCursor] = PlainCursor
+) -> list[Any]:
+    match step:
+        case Execute(statement, values):
+            with in_utf8(connection), cursors(connection) as cursor:
+                cursor.execute(statement.sql, values, prepare=True, binary=True)
+                return cursor.fetchall() if statement.columns else []
+        case Fill(copy, _, columns, rows):
+            with (
+                in_utf8(connection),
+                end_of_copy(connection),
+                PlainCursor(connection) as cursor,
+                cursor.copy(copy.sql) as stream,
+            ):
+                stream.set_types([kind for _, kind in columns])
+                for row in rows:
+                    stream.write_row(row)
+        case _:
+            _refuse_lone_statements(connection.autocommit, connection.info.transaction_status)
+    return []
+
+
+async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Any]:
+    match step:
+        case Execute(statement, values):
+            async with in_utf8_async(connection), AsyncPlainCursor(connection) as cursor:
+                await cursor.execute(statement.sql, values, prepare=True, binary=True)
+                return await cursor.fetchall() if statement.columns else []
+        case Fill(copy, _, columns, rows):
+            with end_of_copy(connection):
+                async with (
+                    in_utf8_async(connection),
+                    AsyncPlainCursor(connection) as cursor,
+                    cursor.copy(copy.sql) as stream,
+                ):
+                    stream.set_types([kind for _, kind in columns])
+                    for row in rows:
+                        await stream.write_row(row)
+        case _:
+            _refuse_lone_statements(connection.autocommit, connection.info.transaction_status)
+    return []
+
+
+def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None = None) -> None:
+    if autocommit and status in (None, TransactionStatus.IDLE):
+        raise NotInTransaction(
+            "This connection is in autocommit mode and not inside a transaction, so the call would commit by itself, "
+            "apart from your data. Wrap both in one transaction: `with conn.transaction(): ...` (psycopg) or "
+            "`with engine.begin() as conn: ...` (SQLAlchemy)."
+        )
+
+
+# A connection of the user's may stream, by a cursor on the server, which no DELETE can be read through. Its own schemas
+# and logging stay.
+WHOLE = {"stream_results": False, "yield_per": None}
+
+
+def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
+    match step:
+        case Execute(statement, values):
+            with in_utf8_sqlalchemy(connection):
+                result = connection.execute(statement.text, values, execution_options=WHOLE)
+                return [tuple(row) for row in result] if result.returns_rows else []
+        case Fill(_, unnest, columns, rows):
+            driver = connection.connection.driver_connection
+            if isinstance(driver, psycopg.Connection):
+                if not connection.in_transaction():
+                    connection.begin()  # as any statement of SQLAlchemy's own would: its commit() then knows of ours
+                return _psycopg_step(driver, step)
+            return _sqlalchemy_step(connection, unnest(**_by_column(columns, rows)))
+        case _:
+            _refuse_lone_statements(connection.dialect.detect_autocommit_setting(_dbapi(connection)))
+    return []
+
+
+async def _async_sqlalchemy_step(connection: "AsyncConnection", step: Step) -> list[Any]:
+    if isinstance(step, Fill):
+        driver = (await connection.get_raw_connection()).driver_connection
+        if isinstance(driver, psycopg.AsyncConnection):
+            if not connection.in_transaction():
+                await connection.begin()
+            return await _async_psycopg_step(driver, step)
+    return await connection.run_sync(_sqlalchemy_step, step)
+
+
+def _dbapi(connection: "Connection") -> Any:
+    return connection.connection.dbapi_connection
+
+
+def _by_column(columns: tuple[tuple[str, str], ...], rows: "Any") -> dict[str, object]:
+    return {name: [row[i] for row in rows] for i, (name, _) in enumerate(columns)}
+
+
+def _sqlalchemy_connection(connection: object) -> "Connection":
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session, scoped_session
+
+    if isinstance(connection, Session | scoped_session):
+        connection = connection.connection()
+    if isinstance(connection, Connection) and connection.dialect.name == "postgresql":
+        return connection
+    raise _unsupported(connection, "psycopg.Connection, or a SQLAlchemy Connection or Session on PostgreSQL")
+
+
+async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
+    # Without greenlet, which SQLAlchemy does not bring, this module cannot be imported; but then nobody has any of it.
+    if "sqlalchemy.ext.asyncio" in sys.modules:
+        from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+        if isinstance(connection, AsyncSession | async_scoped_session):
+            connection = await connection.connection()
+        if isinstance(connection, AsyncConnection) and connection.dialect.name == "postgresql":
+            return connection
+    raise _unsupported(
+        connection, "psycopg.AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy on PostgreSQL"
+    )
+
+
+def _unsupported(connection: object, wanted: str) -> UnsupportedConnection:
+    kind = type(connection)
+    return UnsupportedConnection(f"Cannot use a {kind.__module__}.{kind.__qualname__} here: give a {wanted}.")

@@ -1,0 +1,1 @@
+"""Where a drain puts messages: its lanes, its folder and its files."""

@@ -1,0 +1,241 @@
+"""The Parquet files of a drain: their names, their columns, and how one is written while its rows are still reaped."""
+
+import contextlib
+import json
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from types import TracebackType
+from typing import IO, Any
+from uuid import UUID, uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.adapt import AdaptersMap
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
+from pyarrow import parquet
+
+from mailroom import message
+from mailroom.sql.operation import Row
+from mailroom.sql.runner import PlainCursor
+from spark_jobs.archive.folder import Folder
+
+MOMENT = pa.timestamp("us", tz="UTC")
+COLUMNS = pa.schema(
+    [
+        ("inbox", pa.string()),
+        ("key", pa.string()),
+        ("clock", pa.int64()),
+        ("sent_clock", pa.int64()),
+        ("origin", pa.string()),
+        ("message_id", pa.string()),
+        ("topic", pa.string()),
+        ("kind", pa.string()),
+        ("message_type", pa.string()),
+        ("event_type", pa.string()),
+        ("value", pa.binary()),
+        ("value_json", pa.string()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("source", pa.string()),
+        ("sent_at", MOMENT),
+        ("expires_at", MOMENT),
+        ("delivered_at", MOMENT),
+        ("epoch", pa.int64()),
+        ("lane", pa.int32()),
+    ]
+)
+# The same for Spark, which cannot tell the columns of a directory that has no file yet.
+SPARK_COLUMNS = ", ".join(
+    f"{column.name} "
+    + {
+        pa.string(): "string",
+        pa.int64(): "bigint",
+        pa.int32(): "int",
+        pa.binary(): "binary",
+        MOMENT: "timestamp",
+        pa.map_(pa.string(), pa.string()): "map<string, string>",
+    }[column.type]
+    for column in COLUMNS
+)
+REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_type", "source", "epoch", "lane"]
+
+# A row group is full with as many rows, or with as many bytes of values and the claim that goes past them.
+GROUP = 10_000
+GROUP_BYTES = 64 * 2**20
+UNWRITTEN = 2  # row groups that are written or wait for it: with the one that fills, the memory that a file takes
+VALUE, VALUE_JSON = (message.SELECTED.split(", ").index(name) for name in ("value", "value_json::text"))
+YEAR_2000_US = 946_684_800_000_000  # where PostgreSQL counts microseconds from
+
+
+class RawCursor(PlainCursor):
+    """A cursor that gives ids as 16 bytes and times as PostgreSQL's microseconds: objects of them are half the time."""
+
+    adapters = AdaptersMap(PlainCursor.adapters)
+
+
+RawCursor.adapters.register_loader("uuid", ByteaBinaryLoader)
+RawCursor.adapters.register_loader("timestamp", Int8BinaryLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The files of one lane of one inbox of one node, numbered by the database."""
+
+    node: UUID
+    inbox: str
+    lane: int
+
+    @property
+    def prefix(self) -> str:
+        """What the name of each file begins with; the node tells apart those that share a directory."""
+        return f"{self.inbox}-{self.node.hex[:8]}-{self.lane:03}-"
+
+    def attempts(self, epoch: int) -> str:
+        """What the hidden name of each attempt at an epoch begins with; in the order of the epochs."""
+        return f".{self.prefix}{epoch:012}"
+
+    def hidden(self, epoch: int) -> str:
+        """Return a name that no other attempt has. Readers pass over names that begin so, and `*.parquet` too."""
+        return f"{self.attempts(epoch)}-{uuid4().hex}.part"
+
+    def final(self, epoch: int) -> str:
+        """Return the name by which readers find the file."""
+        return f"{self.prefix}{epoch:012}.parquet"
+
+
+def attempt_of(hidden: str) -> str:
+    """Return which attempt has this hidden name; it is also written in the file."""
+    return hidden.rpartition("-")[2].removesuffix(".part")
+
+
+def attempt_in(folder: Folder, name: str) -> str | None:
+    """Return which attempt wrote the file; None if it is no file of a drain."""
+    with folder.open(name) as file:
+        try:
+            found = (parquet.read_schema(file).metadata or {}).get(b"mailroom.attempt")
+        except pa.ArrowInvalid:
+            return None
+    return None if found is None else str(found, "ascii", "replace")
+
+
+class EpochFile:
+    """One file under way, written by a thread of its own: neither the database nor the disk waits for the other."""
+
+    def __init__(self, folder: Folder, series: Series, epoch: int) -> None:
+        self.name = series.hidden(epoch)
+        self.messages = 0  # these two count what waits to be written too
+        self.value_bytes = 0
+        self._folder = folder
+        self._series = series
+        self._epoch = epoch
+        self._group: list[Row] = []
+        self._group_bytes = 0
+        self._thread = ThreadPoolExecutor(1, "drain")
+        self._unwritten: deque[Future[None]] = deque()
+        self._file: IO[bytes] | None = None
+        self._writer: Any = None
+
+    def __enter__(self) -> "EpochFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._discard()
+        self._thread.shutdown()
+
+    def add(self, rows: Sequence[Row]) -> int:
+        """Add the rows of a claim, and return the bytes of their values; waits while the writer is behind."""
+        size = sum(len(row[VALUE] or row[VALUE_JSON] or b"") for row in rows)
+        self.messages += len(rows)
+        self.value_bytes += size
+        self._group += rows
+        self._group_bytes += size
+        if len(self._group) >= GROUP or self._group_bytes >= GROUP_BYTES:
+            self._flush()
+        return size
+
+    def _flush(self) -> None:
+        self._unwritten.append(self._thread.submit(self._write, self._group))
+        self._group, self._group_bytes = [], 0
+        while len(self._unwritten) > UNWRITTEN:
+            self._unwritten.popleft().result()
+
+    def seal(self) -> None:
+        """Finish the file; once this has returned it is complete and durable, under its hidden name."""
+        if self._group:
+            self._flush()
+        while self._unwritten:
+            self._unwritten.popleft().result()
+        if self._file is not None:
+            self._writer.close()
+            self._folder.seal(self._file)
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        if self._file is None:
+            about = {"inbox": self._series.inbox, "lane": str(self._series.lane), "epoch": str(self._epoch)}
+            about |= {"node": str(self._series.node), "attempt": attempt_of(self.name)}
+            schema = COLUMNS.with_metadata({f"mailroom.{name}": text for name, text in about.items()})
+            self._file = self._folder.create(self.name)
+            self._writer = parquet.ParquetWriter(
+                self._file, schema, compression="zstd", use_dictionary=REPEATED, write_page_checksum=True
+            )
+        self._writer.write_table(_table(rows, self._series, self._epoch))
+
+    def _discard(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+        if self._file is None:
+            return
+        # What went wrong has been raised; an incomplete file has no right end.
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException), self._file:
+            if self._writer is not None:
+                self._writer.close()
+        if self._writer is not None:
+            self._writer.is_open = False  # else it tries once more when it is collected
+        with contextlib.suppress(OSError):  # it is hidden, and the next drain deletes it
+            self._folder.delete(self.name)
+
+
+def _table(rows: Sequence[Row], series: Series, epoch: int) -> Any:
+    """Make the columns of rows of `SELECTED` as a `RawCursor` gives them."""
+    key, clock, sent_clock, origin, message_id, topic, kind, message_type, event_type, value, json_text, headers, \
+        source, sent_at, expires_at, delivered_at, *_ = zip(*rows, strict=True)  # fmt: skip
+    columns = {
+        "inbox": pa.repeat(pa.scalar(series.inbox), len(rows)),
+        "key": key,
+        "clock": clock,
+        "sent_clock": sent_clock,
+        "origin": _ids(origin),
+        "message_id": _ids(message_id),
+        "topic": topic,
+        "kind": kind,
+        "message_type": message_type,
+        "event_type": event_type,
+        "value": value,
+        "value_json": json_text,
+        "headers": [None if text is None else list(json.loads(text).items()) for text in headers],
+        "source": source,
+        "sent_at": _moments(sent_at),
+        "expires_at": _moments(expires_at),
+        "delivered_at": _moments(delivered_at),
+        "epoch": pa.repeat(pa.scalar(epoch, pa.int64()), len(rows)),
+        "lane": pa.repeat(pa.scalar(series.lane, pa.int32()), len(rows)),
+    }
+    return pa.table(columns, schema=COLUMNS)
+
+
+def _ids(ids: Sequence[bytes]) -> Any:
+    """Return ids as text, as UUID writes it; a million objects of Python would take longer than the rest."""
+    digits = pa.py_buffer(b"".join(ids).hex().encode())
+    plain = pa.Array.from_buffers(pa.binary(32), len(ids), [None, digits]).cast(pa.binary()).cast(pa.string())
+    ends = (0, 8, 12, 16, 20, 32)
+    parts = [pc.utf8_slice_codeunits(plain, start, end) for start, end in pairwise(ends)]
+    return pc.binary_join_element_wise(*parts, "-")
+
+
+def _moments(moments: Sequence[int | None]) -> Any:
+    return pc.add(pa.array(moments, pa.int64()), YEAR_2000_US).cast(MOMENT)

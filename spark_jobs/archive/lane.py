@@ -1,0 +1,268 @@
+"""A lane: one drainer of an inbox, and the transactions by which it turns messages into files.
+
+An epoch is one transaction and one file. The file is written under a hidden name and made durable while the
+transaction is open, and gets the name that readers see only after the COMMIT: so no reader ever sees a message that is
+still in the inbox. What was to be done after the COMMIT is written in the transaction (`spark_drain`), and done in a
+short one of its own by whoever locks the row next: a drainer that dies in between leaves nothing to guess.
+"""
+
+import logging
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+
+from inbox.claim import MAX_BYTES, Share, reaping_rows
+from mailroom.clock import DURABLE
+from mailroom.errors import MailroomError
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.runner import run
+from spark_jobs.archive.files import EpochFile, RawCursor, Series, attempt_in, attempt_of
+from spark_jobs.archive.folder import Folder, folder, shown
+
+log = logging.getLogger("mailroom.spark")
+
+EPOCH_BYTES = 2**30  # of values
+CLAIM = 10_000  # messages; fewer if they hold `MAX_BYTES`
+# Keys of a claim. As few as fill it, since the transaction holds them and leaves the others to other lanes; but never
+# more than a claim finds without a walk from key to key.
+FEWEST_KEYS = 250
+MOST_KEYS = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a lane stands: a row of `spark_drain`."""
+
+    lane: int
+    epoch: int
+    file: str | None
+    directory: str
+    finished: bool
+    node: UUID
+
+
+POSITION = "d.lane, d.epoch, d.file, d.directory, d.finished, n.id"
+POSITION_TYPES = ("integer", "bigint", "text", "text", "boolean", "uuid")
+
+BEGIN = Sql(
+    """
+INSERT INTO {schema}.spark_drain (inbox, lane, directory)
+VALUES (%(inbox)s::text, %(lane)s::integer, %(directory)s::text)
+ON CONFLICT DO NOTHING
+"""
+)
+# In a statement after the one that may have waited for another's first epoch. Who holds the row is the lane's one
+# drainer: the transactions of all that held it before have ended, and what it does not name was not committed.
+LOCK = Sql(
+    """
+SELECT {position} FROM {schema}.spark_drain AS d, {schema}.node AS n
+WHERE d.inbox = %(inbox)s::text AND d.lane = %(lane)s::integer
+FOR UPDATE OF d
+""",
+    columns=POSITION_TYPES,
+    position=POSITION,
+)
+# Who holds a row that is left out here is alive, and finishes its lane itself.
+LOCK_OTHERS = Sql(
+    """
+SELECT {position} FROM {schema}.spark_drain AS d, {schema}.node AS n
+WHERE d.inbox = %(inbox)s::text AND d.lane <> %(lane)s::integer AND NOT d.finished
+FOR UPDATE OF d SKIP LOCKED
+""",
+    columns=POSITION_TYPES,
+    position=POSITION,
+)
+
+
+def locking(schema: str, inbox: str, lane: int, directory: str) -> Operation[Position]:
+    """Become the lane's one drainer until the transaction ends, waiting for whoever is; tell where the lane stands."""
+    yield IN_TRANSACTION
+    # The file becomes visible after this COMMIT, and must not outlive it in a crash of the server.
+    yield DURABLE.at()()
+    yield BEGIN.at(schema=schema)(inbox=inbox, lane=lane, directory=directory)
+    [row] = yield LOCK.at(schema=schema)(inbox=inbox, lane=lane)
+    return Position(*row)
+
+
+def locking_others(schema: str, inbox: str, lane: int) -> Operation[list[Position]]:
+    """Lock the inbox's other lanes that are not finished and that nobody works on; tell where they stand."""
+    yield IN_TRANSACTION
+    yield DURABLE.at()()
+    rows = yield LOCK_OTHERS.at(schema=schema)(inbox=inbox, lane=lane)
+    return [Position(*row) for row in rows]
+
+
+FINISHED = Sql(
+    "UPDATE {schema}.spark_drain SET finished = true WHERE inbox = %(inbox)s::text AND lane = %(lane)s::integer"
+)
+ADVANCE = Sql(
+    """
+UPDATE {schema}.spark_drain
+SET epoch = %(epoch)s::bigint, file = %(file)s::text, directory = %(directory)s::text, finished = false,
+    messages = messages + %(messages)s::bigint, at = clock_timestamp()
+WHERE inbox = %(inbox)s::text AND lane = %(lane)s::integer
+"""
+)
+
+
+def finishing(schema: str, inbox: str, lane: int) -> Operation[None]:
+    """Record that the last epoch's file has its final name."""
+    yield FINISHED.at(schema=schema)(inbox=inbox, lane=lane)
+
+
+def advancing(
+    schema: str, inbox: str, lane: int, *, epoch: int, file: str, directory: str, messages: int
+) -> Operation[None]:
+    """Record an epoch, in its own transaction."""
+    yield ADVANCE.at(schema=schema)(
+        inbox=inbox, lane=lane, epoch=epoch, file=file, directory=directory, messages=messages
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one epoch took; `is_all`: nothing else could be had."""
+
+    messages: int
+    is_all: bool
+
+
+class Lane:
+    """One drainer of an inbox; its methods are transactions: both that finish, then `epoch` and `finish` in turn."""
+
+    def __init__(self, schema: str, inbox: str, directory: str, lane: int, max_messages: int) -> None:
+        self._schema = schema
+        self._inbox = inbox
+        self._lane = lane
+        self._directory = directory
+        self._folder = folder(directory)
+        self._folder.make()
+        self._max_messages = max_messages
+        self._keys = FEWEST_KEYS
+        self._cursor = ""
+        self._swept = False
+        self._written: str | None = None  # the file of the attempt before, if that came as far as its COMMIT
+
+    def epoch(self, connection: psycopg.Connection) -> Taken:
+        """Take an epoch; nothing if another drainer of the lane has taken one that is to be finished first."""
+        position = run(connection, self._locking())
+        if not position.finished:
+            return Taken(0, is_all=False)
+        series, epoch = self._series(position), position.epoch + 1
+        self._demand_new(series.final(epoch))
+        self._sweep(series, position)
+        with EpochFile(self._folder, series, epoch) as file:
+            is_all = self._fill(file, connection)
+            file.seal()
+            if file.messages:
+                self._written = file.name
+                advance = advancing(
+                    self._schema, self._inbox, self._lane,
+                    epoch=epoch, file=file.name, directory=self._directory, messages=file.messages,
+                )  # fmt: skip
+                run(connection, advance)
+                self._demand_file(file.name)
+        return Taken(file.messages, is_all)
+
+    def finish(self, connection: psycopg.Connection) -> None:
+        """Give the file of the lane's last epoch the name that readers see."""
+        self._finish(connection, run(connection, self._locking()))
+
+    def finish_others(self, connection: psycopg.Connection) -> None:
+        """The same for the inbox's other lanes, which perhaps nobody drains again.
+
+        Only warns of those it cannot finish, such as one that drained into a directory of another machine.
+        """
+        for position in run(connection, locking_others(self._schema, self._inbox, self._lane)):
+            try:
+                self._finish(connection, position)
+            except (MailroomError, OSError) as error:
+                log.warning("drain %s: lane %s stays unfinished: %s", self._inbox, position.lane, error)
+
+    def _locking(self) -> Operation[Position]:
+        return locking(self._schema, self._inbox, self._lane, self._directory)
+
+    def _series(self, position: Position) -> Series:
+        return Series(position.node, self._inbox, position.lane)
+
+    def _finish(self, connection: psycopg.Connection, position: Position) -> None:
+        if not position.finished:
+            there = self._folder if position.directory == self._directory else folder(position.directory)
+            _show(there, position, self._series(position).final(position.epoch))
+            run(connection, finishing(self._schema, self._inbox, position.lane))
+
+    def _sweep(self, series: Series, position: Position) -> None:
+        """Delete what was never committed."""
+        if self._written is not None:
+            self._folder.delete(self._written)  # renamed by now, unless it was not committed
+            self._written = None
+        if self._swept:
+            return
+        names = [name for name in self._folder.starting_with(f".{series.prefix}") if name != position.file]
+        ours = series.attempts(position.epoch + 1)
+        for name in names:
+            if name[: len(ours)] > ours:
+                raise self._other_history(name)
+        for name in names:
+            self._folder.delete(name)
+        self._swept = True
+
+    def _fill(self, file: EpochFile, connection: psycopg.Connection) -> bool:
+        is_all = False
+        while not is_all and file.messages < self._max_messages and file.value_bytes < EPOCH_BYTES:
+            total = min(CLAIM, self._max_messages - file.messages)
+            wanted = Share(self._keys, total, total)
+            taken, (*_, left, self._cursor, _, _) = run(
+                connection, reaping_rows(self._schema, self._inbox, wanted, self._cursor), RawCursor
+            )
+            is_all = not (taken and left)
+            size = file.add(taken)
+            # One that its bytes cut short is larger, as a value has at most half of them: more keys would not fill it.
+            if len(taken) < total // 2 and size < MAX_BYTES // 2:
+                self._keys = min(4 * self._keys, MOST_KEYS)
+        return is_all
+
+    def _demand_new(self, final: str) -> None:
+        if self._folder.has(final):
+            raise self._other_history(final)
+
+    def _other_history(self, name: str) -> MailroomError:
+        return MailroomError(
+            f"{name} is in {shown(self._directory)} already, and its epoch has yet to be drained: the database was "
+            "restored to a time before it, or is a copy of the one that drained it, or its table spark_drain was "
+            "emptied. Drain into another directory; messages of that time may then be in both."
+        )
+
+    def _demand_file(self, hidden: str) -> None:
+        # The last moment: once it is committed, the messages are nowhere else.
+        if not self._folder.has(hidden):
+            raise MailroomError(
+                f"{hidden} was deleted from {shown(self._directory)} while it was written; its messages stay in the "
+                "inbox. Let nothing clean the directory of hidden files, see that no other database drains into it, "
+                "and drain again."
+            )
+
+
+def _show(there: Folder, position: Position, final: str) -> None:
+    """Give a committed file its final name, unless it has it already."""
+    hidden, directory = str(position.file), shown(position.directory)
+    if there.has(final):
+        if attempt_in(there, final) != attempt_of(hidden):
+            raise MailroomError(
+                f"{directory} has a file {final} that is not the one which this database has committed as {hidden}: "
+                "another database drains into the directory, such as the one that this is a copy of. Move the file "
+                "out of the way, then drain again."
+            )
+        # It was renamed, or copied by a store; and who renamed it may have died before that was durable.
+        there.delete(hidden)
+        return
+    try:
+        there.rename(hidden, final)
+    except FileNotFoundError:
+        raise MailroomError(
+            f"A file with messages that have left the inbox is missing: {directory} has neither {hidden} "
+            f"nor {final}. If this machine does not see the directory of the drain before, drain on one that "
+            "does. If the file is lost, restore it from a backup; to go on without it, set finished = true in its "
+            "row of spark_drain."
+        ) from None

@@ -1,0 +1,1 @@
+"""What the audit reads, and what it checks."""

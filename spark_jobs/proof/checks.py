@@ -1,0 +1,286 @@
+"""The checks of the audit, as DataFrames: a row for each thing looked at, and whether it is wrong.
+
+Each groups by ids, keys or clocks, so that Spark spreads it over the cluster, and compares hashes of values. The
+columns beside `wrong` say where to look.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+
+from spark_jobs.write.content import TOLD_IN_SPARK
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+SOURCE = "mailroom spark "
+UNDER_WAY = ("outbox", "scheduled", "inbox", "parked", "dead_letter")
+EXAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is looked at: the messages in `files`, and the tables as of one moment before those files were listed.
+
+    `tables` has the columns of `audit_tables.COLUMNS`. `may_drop`: messages that left no trace were dropped by their
+    sender's wish.
+    """
+
+    files: DataFrame
+    tables: DataFrame
+    may_drop: bool = False
+
+    def at(self, *places: str) -> DataFrame:
+        """Return what the tables have in these places."""
+        return self.tables.filter(f.col("place").isin(*places))
+
+    def hashed(self) -> DataFrame:
+        """Return each message's hashes: one, if it says the same wherever it is."""
+        files = self.files.withColumn("hash", f.expr(TOLD_IN_SPARK))
+        columns = ("message_id", "source", "hash")
+        return _union(files.select(*columns), self.at(*UNDER_WAY).select(*columns)).distinct()
+
+    def drained_before(self) -> DataFrame:
+        """Return the messages of files that were committed when the tables were read."""
+        lanes = self.at("lane").select("inbox", "lane", f.col("epoch").alias("last"))
+        return self.files.join(f.broadcast(lanes), ["inbox", "lane"]).filter("epoch <= last")
+
+
+def files_complete(evidence: Evidence) -> DataFrame:
+    """Each lane's files hold as many messages as the drain took into them."""
+    lanes = evidence.at("lane").select("inbox", "lane", f.col("messages").alias("drained"))
+    found = evidence.drained_before().groupBy("inbox", "lane").agg(f.count("*").alias("found"))
+    return _counted(lanes.join(found, ["inbox", "lane"], "left"), f.col("drained") != f.col("found"))
+
+
+def batches_complete(evidence: Evidence) -> DataFrame:
+    """Each batch of the ledger is there, in files or under way, with as many different messages as it sent."""
+    batches = evidence.at("batch").select("source", f.col("messages").alias("sent"))
+    places = (evidence.files, evidence.at(*UNDER_WAY))
+    # By the prefix first, not by a join with the ledger: few sources have most of the messages.
+    seen = _union(*(place.select("source", "message_id") for place in places)).filter(
+        f.col("source").startswith(SOURCE)
+    )
+    found = seen.groupBy("source").agg(f.count_distinct("message_id").alias("found"))
+    differs = f.col("found") > f.col("sent") if evidence.may_drop else f.col("found") != f.col("sent")
+    return _counted(batches.join(found, "source", "left"), differs)
+
+
+def values_as_sent(evidence: Evidence) -> DataFrame:
+    """What is there of a whole batch of the ledger has the topics, keys and values that were sent, by their hashes."""
+    digests = evidence.at("batch").select("source", f.col("messages").alias("sent"), f.col("hash").alias("digest"))
+    halves = [f.conv(f.substring("hash", start, 8), 16, 10).cast("bigint") for start in (1, 9)]
+    found = evidence.hashed().filter(f.col("source").startswith(SOURCE)).groupBy("source").agg(
+        f.count_distinct("message_id").alias("found"), *(f.sum(half).alias(f"sum_{n}") for n, half in enumerate(halves))
+    )  # fmt: skip
+    # Without carry out of 64 bits. What a batch lacks, or has twice as much of, is told by its number.
+    total = f.expr("lpad(lower(concat(lpad(hex((sum_0 + shiftright(sum_1, 32)) & 4294967295L), 8, '0'), "
+                   "lpad(hex(sum_1 & 4294967295L), 8, '0'))), 16, '0')")  # fmt: skip
+    whole = digests.filter("digest IS NOT NULL").join(found, "source").filter("sent = found")
+    return whole.select("source", "sent", (total != f.col("digest")).alias("wrong"))
+
+
+def copies_agree(evidence: Evidence) -> DataFrame:
+    """A message says the same in all inboxes that got it."""
+    found = evidence.hashed().groupBy("message_id").agg(f.count("*").alias("contents"))
+    return found.withColumn("wrong", f.col("contents") > 1)
+
+
+def copies_complete(evidence: Evidence) -> DataFrame:
+    """A drained inbox has, or had, what other inboxes got of the topics that it subscribes to.
+
+    A subscription counts from the first of its messages that the inbox got, and if there is none, from the making of
+    the inbox. As many may be missing as somebody discarded there.
+    """
+    columns = ("inbox", "topic", "kind", "message_id", "clock")
+    of_files = (*columns, f.col("delivered_at").alias("at"))
+    held = evidence.at("inbox", "parked").select(*columns, "at")
+    skipped = evidence.at("dead_letter").filter("inbox IS NOT NULL").select(*columns, "at")
+    got = _union(evidence.files.select(*of_files), held, skipped)
+    # Not of all files: an inbox has yet to be drained of what another one was after the tables were read.
+    seen = _union(evidence.drained_before().select(*of_files), held).groupBy("topic", "kind", "message_id")
+    first = got.groupBy("inbox", "topic").agg(f.min("clock").alias("first"))
+    routes = evidence.at("route").select("inbox", "topic", f.col("at").alias("made"), f.col("kind").alias("of"))
+    routes = routes.join(evidence.at("lane").select("inbox").distinct(), "inbox").join(
+        first, ["inbox", "topic"], "left"
+    )
+    due = (
+        seen.agg(f.min("clock").alias("clock"), f.min("at").alias("at")).join(f.broadcast(routes), "topic")
+        .filter("coalesce(clock >= first, at >= made) AND (of IS NULL OR kind <> 'E')")
+        .join(got.select("inbox", "message_id", f.lit(1).alias("got")).distinct(), ["inbox", "message_id"], "left")
+    )  # fmt: skip
+    found = due.groupBy("inbox", "topic").agg(f.count("*").alias("due"), f.count("got").alias("found"))
+    discarded = evidence.at("discard").groupBy("inbox").agg(f.sum("messages").alias("discarded"))
+    found = found.join(discarded, "inbox", "left").fillna(0, "discarded")
+    return found.withColumn("wrong", f.col("due") - f.col("found") > f.col("discarded"))
+
+
+def sent_is_there(evidence: Evidence) -> DataFrame:
+    """Every message that the sender has noted is in the files, or under way."""
+    found = _by_id(evidence).filter("is_sent")
+    return found.select("message_id", "key", (~f.col("is_there")).alias("wrong"))
+
+
+def there_is_sent(evidence: Evidence) -> DataFrame:
+    """Every message of the ledger's batches is one that the sender has noted."""
+    found = _by_id(evidence).filter("is_of_batch")
+    return found.select("message_id", "key", (~f.col("is_sent")).alias("wrong"))
+
+
+def delivered_once(evidence: Evidence) -> DataFrame:
+    """No message is in an inbox's files twice."""
+    found = evidence.files.groupBy("inbox", "message_id").agg(
+        f.min("key").alias("key"), f.min("clock").alias("clock"), f.count("*").alias("times")
+    )
+    return found.withColumn("wrong", f.col("times") > 1)
+
+
+def drained_is_gone(evidence: Evidence) -> DataFrame:
+    """No message that was drained is still in its inbox."""
+    held = evidence.at("inbox", "parked").select("inbox", "key", "clock", "message_id")
+    # Not of all files: what was drained after the tables were read is rightly in both.
+    drained = evidence.drained_before().select("inbox", "message_id").join(held, ["inbox", "message_id"], "left_semi")
+    found = held.join(drained.distinct().withColumn("drained", f.lit(True)), ["inbox", "message_id"], "left")
+    return found.withColumn("wrong", f.col("drained").isNotNull()).drop("drained")
+
+
+def clocks_differ(evidence: Evidence) -> DataFrame:
+    """No clock was given to two messages of an inbox."""
+    found = evidence.files.groupBy("inbox", "clock").agg(
+        f.count_distinct("message_id").alias("messages"), f.min("message_id").alias("message_id"),
+        f.max("message_id").alias("other"),
+    )  # fmt: skip
+    return found.withColumn("wrong", f.col("messages") > 1)
+
+
+def epochs_in_order(evidence: Evidence) -> DataFrame:
+    """No message of a key overtook another into an earlier epoch of the same lane."""
+    epochs = evidence.files.groupBy("inbox", "lane", "key", "epoch").agg(
+        f.min("clock").alias("clock"), f.max("clock").alias("last")
+    )
+    before = Window.partitionBy("inbox", "lane", "key").orderBy("epoch").rowsBetween(Window.unboundedPreceding, -1)
+    found = epochs.withColumn("before", f.max("last").over(before)).drop("last")
+    return found.withColumn("wrong", f.coalesce(f.col("clock") <= f.col("before"), f.lit(False)))
+
+
+def origins_in_order(evidence: Evidence) -> DataFrame:
+    """What one node sent to a key stands there in the order in which it was sent."""
+    order = Window.partitionBy("inbox", "key", "origin").orderBy("clock")
+    found = evidence.files.select(
+        "inbox", "key", "origin", "clock", "message_id", "sent_clock", f.lag("sent_clock").over(order).alias("before")
+    )
+    return found.withColumn("wrong", f.coalesce(f.col("sent_clock") <= f.col("before"), f.lit(False)))
+
+
+# A dead letter that an inbox skipped is put back into it, and then written down, in one transaction: at most so long.
+PUTTING_BACK = "INTERVAL 1 HOUR"
+
+
+def effects_follow_causes(evidence: Evidence) -> DataFrame:
+    """A reply stands after its request, and whatever names its cause (header `causation`) after that.
+
+    Not where the cause is a dead letter that was requeued after the effect was sent: it has a new clock since then. All
+    that tells such a one is when it was delivered, and the trail of what was done by hand: a cause that was merely
+    delivered late, while nobody requeued anything, is out of order.
+    """
+    files = evidence.files
+    named = _union(
+        files.filter("kind = 'R'").withColumn("cause", f.col("headers")["correlation"]),
+        files.withColumn("cause", f.col("headers")["causation"]),
+    )
+    effects = named.filter("cause IS NOT NULL").select(
+        "message_id", "key", "clock", "sent_at", f.lower("cause").alias("cause")
+    )
+    # A message that several inboxes got has one clock in all of them, until one of them skips it. Not of all files:
+    # what was requeued after the tables were read may be in one already.
+    first = f.min_by(f.struct("clock", "delivered_at", "inbox"), "clock")
+    causes = evidence.drained_before().groupBy(f.col("message_id").alias("cause")).agg(first.alias("copy"))
+    requeues = evidence.at("requeue").agg(f.collect_list(f.struct("inbox", "at")).alias("requeues"))
+    found = effects.distinct().join(causes, "cause").crossJoin(f.broadcast(requeues))
+    came_back = f.exists("requeues", lambda requeue: _came_back(requeue, f.col("copy"), f.col("sent_at")))
+    wrong = (f.col("clock") <= f.col("copy.clock")) & ~f.coalesce(came_back, f.lit(False))
+    return found.select(
+        "cause", "message_id", "key", "clock", f.col("copy.clock").alias("cause_clock"), wrong.alias("wrong")
+    )
+
+
+def _came_back(requeue: "Column", copy: "Column", sent_at: "Column") -> "Column":
+    """Whether a requeue may have made this copy of a cause, and came after the effect was sent."""
+    at, delivered_at = requeue["at"], copy["delivered_at"]
+    skipped = (requeue["inbox"] == copy["inbox"]) & delivered_at.between(at - f.expr(PUTTING_BACK), at)
+    undelivered = requeue["inbox"].isNull() & (delivered_at >= at)
+    return (at >= sent_at) & (delivered_at >= sent_at) & (skipped | undelivered)
+
+
+CHECKS: dict[str, Callable[[Evidence], DataFrame]] = {
+    "files complete": files_complete,
+    "batches complete": batches_complete,
+    "values as sent": values_as_sent,
+    "copies agree": copies_agree,
+    "copies complete": copies_complete,
+    "delivered once": delivered_once,
+    "drained is gone": drained_is_gone,
+    "clocks differ": clocks_differ,
+    "epochs in order": epochs_in_order,
+    "origins in order": origins_in_order,
+    "effects follow causes": effects_follow_causes,
+}
+CHECKS_OF_SENT: dict[str, Callable[[Evidence], DataFrame]] = {
+    "sent is there": sent_is_there,
+    "there is sent": there_is_sent,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check found: how many things it looked at, how many of them are wrong, and a few of those."""
+
+    name: str
+    holds: bool
+    looked_at: int
+    wrong: int
+    examples: list[dict[str, Any]]
+
+
+def check(name: str, evidence: Evidence) -> Found:
+    """Run a check."""
+    rows = (CHECKS | CHECKS_OF_SENT)[name](evidence)
+    looked_at, wrong = rows.agg(f.count("*"), f.count_if("wrong")).collect()[0]
+    examples: list[dict[str, Any]] = []
+    if wrong:
+        columns = [column for column in rows.columns if column != "wrong"]
+        first = rows.filter("wrong").select(*columns).orderBy(*columns).limit(EXAMPLES)
+        examples = [row.asDict() for row in first.collect()]
+    return Found(name, not wrong, looked_at, wrong, examples)
+
+
+def _counted(rows: DataFrame, differs: "Column") -> DataFrame:
+    return rows.fillna(0, "found").withColumn("wrong", differs)
+
+
+def _union(*frames: DataFrame) -> DataFrame:
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _by_id(evidence: Evidence) -> DataFrame:
+    """Return a row for each message id: whether the sender has noted it, where it was seen, and of what batch."""
+    batches = evidence.at("batch").select(f.col("source"), f.lit(True).alias("is_of_batch"))
+    there = _union(
+        *(place.select("message_id", "key", "source") for place in (evidence.files, evidence.at(*UNDER_WAY)))
+    )
+    there = there.join(batches, "source", "left").select(
+        "message_id", "key", f.lit(True).alias("is_there"), f.lit(False).alias("is_sent"),
+        f.coalesce("is_of_batch", f.lit(False)).alias("is_of_batch"),
+    )  # fmt: skip
+    sent = evidence.at("sent").select(
+        "message_id", "key", f.lit(False).alias("is_there"), f.lit(True).alias("is_sent"),
+        f.lit(False).alias("is_of_batch"),
+    )  # fmt: skip
+    return _union(there, sent).groupBy("message_id").agg(
+        f.min("key").alias("key"), f.bool_or("is_there").alias("is_there"), f.bool_or("is_sent").alias("is_sent"),
+        f.bool_or("is_of_batch").alias("is_of_batch"),
+    )  # fmt: skip

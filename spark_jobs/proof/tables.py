@@ -1,0 +1,196 @@
+"""What the audit reads of a node: where its messages are, what was sent, drained and requeued, all as of one moment."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+import psycopg
+
+from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.schema import checking
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import PlainCursor, run
+from spark_jobs.archive.files import Series
+from spark_jobs.archive.folder import folder, shown
+from spark_jobs.node import Node
+from spark_jobs.write.content import SENT_BYTES, TOLD
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+FETCHED = 20_000  # rows that a task holds at a time
+VISIBLE_S = 60.0  # a drainer that is alive shows its file milliseconds after the COMMIT
+LOOK_S = 0.1
+
+COLUMNS = (
+    "place string, inbox string, key string, clock bigint, message_id string, source string, messages bigint, "
+    "lane int, epoch bigint, at timestamp, topic string, kind string, hash string"
+)
+NO_MESSAGE = "NULL::text, NULL::bigint, NULL::text"
+NO_TIME = "NULL::timestamptz"
+NO_CONTENT = "NULL::text, NULL::text, NULL::text"
+NO_COUNT = "NULL::bigint, NULL::integer, NULL::bigint"
+NOT_DELIVERED = (
+    f"NULL::text, key, NULL::bigint, message_id::text, source, {NO_COUNT}, {NO_TIME}, topic, kind::text, {TOLD}"
+)
+DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic, kind::text, {TOLD}"
+
+# One statement, so one snapshot, and the files are listed only after it. Messages move in circles (outbox, scheduled
+# and back; inbox, parked and back; dead_letter and back), so no order of reading table after table would see all of
+# them; a snapshot has each in exactly one place, or it was reaped before, and then its file is listed. Seen in both, in
+# the inbox and in a file of a later epoch, it was merely drained meanwhile. A batch and its messages are committed
+# together, and so are a sender's rows and its messages: a snapshot has both or neither.
+SNAPSHOT = Sql(
+    """
+SELECT 'outbox', {not_delivered} FROM {schema}.outbox
+UNION ALL
+SELECT 'scheduled', {not_delivered} FROM {schema}.scheduled
+UNION ALL
+SELECT 'inbox', {delivered} FROM {schema}.inbox
+UNION ALL
+SELECT 'parked', {delivered} FROM {schema}.parked
+UNION ALL
+SELECT 'dead_letter', {dead_lettered} FROM {schema}.dead_letter
+UNION ALL
+SELECT 'batch', NULL::text, {no_message}, pg_catalog.format('mailroom spark %s %s', name, batch),
+       b.messages - coalesce(u.messages - u.moved, 0::bigint), NULL::integer, NULL::bigint, {no_time},
+       NULL::text, NULL::text,
+       CASE WHEN u.name IS NULL THEN pg_catalog.encode(pg_catalog.substr(digest, 1, {sent_bytes}), 'hex') END
+FROM {schema}.spark_batch AS b LEFT JOIN {schema}.spark_bulk AS u USING (name, batch)
+UNION ALL
+SELECT 'lane', inbox, {no_message}, NULL::text, messages, lane, epoch, {no_time}, {no_content}
+FROM {schema}.spark_drain
+UNION ALL
+SELECT 'route', inbox, {no_message}, NULL::text, {no_count}, r.created_at, topic, of, NULL::text
+FROM (SELECT inbox, topic, NULL::text FROM {schema}.subscription
+      UNION ALL SELECT name, name, 'no event' FROM {schema}.inbox_registry
+      WHERE NOT EXISTS (SELECT FROM {schema}.subscription WHERE inbox = name AND topic = name)
+     ) AS s (inbox, topic, of) JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
+UNION ALL
+SELECT CASE WHEN action = 'requeue dead letters' THEN 'requeue' ELSE 'discard' END, inbox, {no_message}, NULL::text,
+       messages, NULL::integer, NULL::bigint, at, {no_content}
+FROM {schema}.audit WHERE action IN ('requeue dead letters', 'discard', 'discard dead letters')
+""",
+    not_delivered=NOT_DELIVERED,
+    delivered=DELIVERED % "delivered_at",
+    dead_lettered=DELIVERED % NO_TIME,
+    no_message=NO_MESSAGE,
+    no_time=NO_TIME,
+    sent_bytes=SENT_BYTES,
+    no_content=NO_CONTENT,
+    no_count=NO_COUNT,
+)
+SENT = (
+    "UNION ALL SELECT 'sent', NULL::text, {key}, NULL::bigint, message_id::uuid::text, NULL::text, {none} FROM {rows}"
+)
+NONE_OF_SENT = f"{NO_COUNT}, {NO_TIME}, {NO_CONTENT}"
+
+
+def looking_at(connection: psycopg.Connection, node: Node, sent: str | None) -> str:
+    """Return the statement that reads the node, and what was sent by `sent`: a table, or a SELECT, with message_id.
+
+    Raises `SchemaError`, `ConfigurationError` if `sent` has no column message_id, and errors of the driver.
+    """
+    run(connection, checking(node.schema))
+    statement = SNAPSHOT.at(schema=node.schema).sql
+    if sent is None:
+        return statement
+    # On lines of their own, since a SELECT may end in a comment.
+    rows = f"(\n{sent if len(sent.split()) > 1 else f'TABLE {sent}'}\n) AS sent"
+    with PlainCursor(connection) as cursor:
+        cursor.execute(f"SELECT * FROM {rows} LIMIT 0".encode())
+        columns = {column.name for column in cursor.description or ()}
+    if "message_id" not in columns:
+        raise ConfigurationError("What --sent names has no column message_id. Give a SELECT that names it so.")
+    key = "key::text" if "key" in columns else "NULL::text"
+    return f"{statement}\n{SENT.format(key=key, none=NONE_OF_SENT, rows=rows)}"
+
+
+def read(spark: "SparkSession", node: Node, sent: str | None) -> "DataFrame":
+    """Read the node once, in a task of Spark: no row passes through the driver's process.
+
+    What was read stays with the executors. Losing one of them fails the audit: read anew, the tables would be those of
+    another moment. Raises as `looking_at` does.
+    """
+    with node.connect("audit") as connection:
+        connection.read_only = True
+        statement = looking_at(connection, node, sent)
+    rows = spark.range(0, 1, 1, 1).mapInArrow(partial(_rows, node=node, statement=statement), COLUMNS)
+    return rows.repartition("message_id").localCheckpoint(eager=True)
+
+
+def _rows(batches: "Iterator[pa.RecordBatch]", node: Node, statement: str) -> "Iterator[pa.RecordBatch]":
+    import pyarrow as pa
+
+    kinds = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", "UTC")}
+    names, types = zip(*(column.split() for column in COLUMNS.split(", ")), strict=True)
+    for _ in batches:
+        with node.connect("audit") as connection:
+            connection.read_only = True
+            with connection.cursor("audit") as cursor:
+                cursor.execute(statement.encode(), binary=True)
+                while rows := cursor.fetchmany(FETCHED):
+                    columns = zip(zip(*rows, strict=True), types, strict=True)
+                    arrays = [pa.array(column, kinds[kind]) for column, kind in columns]
+                    yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+ID = Sql("SELECT id FROM {schema}.node", columns=("uuid",))
+
+
+def _finding_id(schema: str) -> Operation[UUID]:
+    [(id,)] = yield ID.at(schema=schema)()
+    return cast(UUID, id)
+
+
+def names_of_files(node: Node) -> str:
+    """Return the pattern of the names of this node's files; its drains may share a directory with those of others."""
+    with node.connect("audit") as connection:
+        id = run(connection, _finding_id(node.schema))
+    return f"*-{id.hex[:8]}-*.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A committed epoch whose file may still have its hidden name."""
+
+    name: str
+    directory: str
+
+
+UNFINISHED = Sql(
+    """
+SELECT n.id, d.inbox, d.lane, d.epoch, d.directory FROM {schema}.spark_drain AS d, {schema}.node AS n
+WHERE NOT d.finished AND d.directory = ANY (%(directories)s::text[])
+""",
+    columns=("uuid", "text", "integer", "bigint", "text"),
+)
+
+
+def _finding_unfinished(schema: str, directories: Sequence[str]) -> Operation[list[Epoch]]:
+    rows = yield UNFINISHED.at(schema=schema)(directories=list(directories))
+    return [Epoch(Series(node, inbox, lane).final(epoch), where) for node, inbox, lane, epoch, where in rows]
+
+
+def await_files(node: Node, directories: Sequence[str], *, within_s: float = VISIBLE_S) -> None:
+    """Wait until every epoch committed so far can be seen; a lane shows its files in their order.
+
+    A file gets the name that readers see just after its COMMIT, and its messages are nowhere in between. Raises
+    `MailroomError` if a file stays hidden: its drainer was killed at that very point.
+    """
+    with node.connect("audit") as connection:
+        epochs = run(connection, _finding_unfinished(node.schema, directories))
+    end = monotonic() + within_s
+    for epoch in epochs:
+        there = folder(epoch.directory)
+        while not there.has(epoch.name):
+            if monotonic() >= end:
+                raise MailroomError(
+                    f"{epoch.name} is committed and not to be seen in {shown(epoch.directory)}: its drain was "
+                    "interrupted. Drain this inbox once more, which finishes it, and audit again."
+                )
+            sleep(LOOK_S)

@@ -1,0 +1,1 @@
+"""Inboxes as DataFrames and as streams."""

@@ -1,0 +1,183 @@
+"""Rows of an inbox as Arrow batches: a range of clocks, page by page, with nothing locked and nothing held between."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from inbox.claim import PIN
+from mailroom.schema import BY_CLOCK
+from mailroom.sql.operation import Operation, Row, Sql
+from mailroom.sql.runner import run
+from spark_jobs.node import Node
+
+TEXT = (StringType(), pa.string())
+LONG = (LongType(), pa.int64())
+BYTES = (BinaryType(), pa.binary())
+TIME = (TimestampType(), pa.timestamp("us", "UTC"))
+MAP = (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string()))
+FIELDS: dict[str, tuple[DataType, pa.DataType]] = {
+    "key": TEXT, "clock": LONG, "sent_clock": LONG, "origin": TEXT, "message_id": TEXT, "topic": TEXT, "kind": TEXT,
+    "message_type": TEXT, "event_type": TEXT, "value": BYTES, "value_json": TEXT, "headers": MAP, "source": TEXT,
+    "sent_at": TIME, "expires_at": TIME, "delivered_at": TIME,
+}  # fmt: skip
+SCHEMA = StructType([StructField(name, kind) for name, (kind, _) in FIELDS.items()])
+ARROW = pa.schema([(name, kind) for name, (_, kind) in FIELDS.items()])
+
+IN_ONE = 50_000  # messages, where the number of ranges is not given
+FIRST_ROWS = 100  # that the first page looks at; each later one at twice as many as came before, at most
+PAGE_ROWS = 10_000
+PAGE_BYTES = 8 * 1024 * 1024  # of values and headers, as they are sent; the message that reaches it is the page's last
+
+
+@dataclass(frozen=True)
+class Range(InputPartition):
+    """The clocks of one task: above `above`, up to `upto`."""
+
+    above: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which messages of a range are wanted: those of a key, or of a topic; None for all."""
+
+    key: str | None = None
+    topic: str | None = None
+
+
+# Times in PostgreSQL's own form: made into datetimes one by one, they would be a third of the cost of a read.
+SELECTED = (
+    "key, clock, sent_clock, origin::text, message_id::text, topic, kind::text, message_type::text, event_type::text, "
+    "value, value_json::text, headers::text, source, pg_catalog.timestamptz_send(sent_at), "
+    "pg_catalog.timestamptz_send(expires_at), pg_catalog.timestamptz_send(delivered_at)"
+)
+COLUMNS = ("text", "bigint", "bigint", *("text",) * 6, "bytea", *("text",) * 3, *("bytea",) * 3)
+
+# Not as stored: JSON is compressed there, and a number such as 1e9999 has far more digits than bytes.
+SIZE = """(coalesce(octet_length(value), octet_length(value_json::text))
+          + coalesce(octet_length(headers::text), 0))"""
+# `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
+# that of the index, which is read no further than the limit.
+PAGE = f"""
+SELECT {SELECTED} FROM (
+    SELECT *, coalesce(sum({SIZE}) OVER (
+               ORDER BY %s ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+    FROM {{schema}}.inbox_{{inbox}}
+    WHERE %s AND (%%(topic)s::text IS NULL OR topic = %%(topic)s::text)
+    ORDER BY %s LIMIT %%(rows)s::bigint) AS i
+WHERE before < %%(bytes)s::bigint"""
+BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
+OF_ALL = Sql(PAGE % (BY_CLOCK, BY_RANGE, BY_CLOCK), columns=COLUMNS)
+BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
+OF_KEY = Sql(PAGE % ("clock", BY_KEY, "clock"), columns=COLUMNS)
+
+
+WALKED = 20_000  # messages that are counted one by one
+SAMPLED_BYTES = 8 * 1024 * 1024
+# Each n-th message, by its clock. The width of a range says nothing: between two clocks may lie those of other inboxes,
+# or of a backlog that is gone. Few messages are counted one by one, which is exact; of many some blocks are looked at.
+CUT = Sql(
+    """
+WITH walked AS MATERIALIZED (
+    SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_range} ORDER BY {by_clock} LIMIT {walked}),
+sample AS MATERIALIZED (
+    SELECT least(100, {sampled_bytes} * 100.0 / pg_relation_size('{schema}.inbox_{inbox}'))::float4 AS percent
+    FROM walked HAVING count(*) = {walked}),
+chosen AS (
+    SELECT clock FROM walked WHERE NOT EXISTS (SELECT FROM sample)
+    UNION ALL
+    SELECT clock FROM {schema}.inbox_{inbox}
+        TABLESAMPLE SYSTEM (coalesce((SELECT percent FROM sample), 0)) REPEATABLE (0)
+    WHERE clock > %(above)s::bigint AND clock <= %(upto)s::bigint),
+numbered AS MATERIALIZED (
+    SELECT clock, row_number() OVER (ORDER BY clock) AS nth, count(*) OVER () AS total FROM chosen)
+SELECT clock FROM numbered, LATERAL (
+    SELECT coalesce(%(number)s::bigint, least(8, 1 + floor(
+        total * 100.0 / coalesce((SELECT percent FROM sample), 100) / {in_one})::bigint)) AS number) AS n
+WHERE nth * number / total > (nth - 1) * number / total ORDER BY nth
+""",
+    columns=("bigint",),
+    by_range=BY_RANGE,
+    by_clock=BY_CLOCK,
+    walked=WALKED,
+    sampled_bytes=SAMPLED_BYTES,
+    in_one=IN_ONE,
+)
+
+
+def cutting(schema: str, inbox: str, above: int, upto: int, number: int | None) -> Operation[list[Range]]:
+    """Cut the clocks above `above` and up to `upto` into at most `number` ranges of about as many messages each.
+
+    None stands for one range in 50,000 messages, and 8 at most: a range costs a task and a connection.
+    """
+    if upto <= above:
+        return []
+    yield PIN.at()()
+    rows = yield CUT.at(schema=schema, inbox=inbox)(above=above, upto=upto, number=number)
+    edges = [above, *(clock for (clock,) in rows[:-1]), upto]
+    return [Range(low, high) for low, high in pairwise(edges)]
+
+
+def paging(schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows: int) -> Operation[list[Row]]:
+    """Read the first messages above a clock and up to another, at most so many: a page."""
+    names = {"schema": schema, "inbox": inbox}
+    wanted = {"above": above, "upto": upto, "topic": chosen.topic, "rows": rows, "bytes": PAGE_BYTES}
+    yield PIN.at()()
+    if chosen.key is None:
+        page = yield OF_ALL.at(**names)(**wanted)
+    else:
+        page = yield OF_KEY.at(**names)(**wanted, key=chosen.key)
+    return list(page)
+
+
+def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) -> Iterator[pa.RecordBatch]:
+    """Read the messages of a range over a connection of its own; those that are reaped meanwhile may be missing.
+
+    Each page is a transaction, READ ONLY, so that no snapshot and no lock is held however slowly Spark takes them.
+    """
+    with node.connect(f"read {inbox}", autocommit=True) as connection:
+        connection.read_only = True
+        # The size of a row costs as much as the row, so a page does not look at many more than will fit.
+        above, looked_at = wanted.above, FIRST_ROWS
+        while True:
+            with connection.transaction():
+                rows = run(connection, paging(node.schema, inbox, above, wanted.upto, chosen, looked_at))
+            if not rows:
+                return
+            above, looked_at = max(row[1] for row in rows), min(2 * len(rows), PAGE_ROWS)
+            yield record_batch(rows)
+
+
+def record_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Make an Arrow batch of rows of `SELECTED`."""
+    columns = zip(ARROW.types, zip(*rows, strict=True), strict=True)
+    return pa.record_batch([_column(kind, cells) for kind, cells in columns], schema=ARROW)
+
+
+POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01, from which timestamptz counts
+
+
+def _column(kind: pa.DataType, cells: Sequence[Any]) -> pa.Array:
+    if kind == MAP[1]:
+        return pa.array([None if cell is None else list(json.loads(cell).items()) for cell in cells], kind)
+    if kind == TIME[1]:
+        since = np.frombuffer(b"".join(cell or bytes(8) for cell in cells), ">i8").astype("int64")
+        nulls = np.fromiter((cell is None for cell in cells), bool, len(cells))
+        return pa.array(since + POSTGRES_EPOCH_US, kind, mask=nulls)
+    return pa.array(cells, kind)

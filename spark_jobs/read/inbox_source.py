@@ -1,0 +1,151 @@
+"""`format("inbox")`: a look at an inbox from Spark, and a stream that reaps it; see docs/spark-reading.md."""
+
+# ruff: noqa: N802 - names of pyspark's
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from inbox.peek import finding
+from mailroom.errors import ConfigurationError
+from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
+from mailroom.schema import BY_CLOCK
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
+from spark_jobs.node import Node
+from spark_jobs.options import demand_known
+from spark_jobs.read.inbox_rows import SCHEMA, Chosen, Range, batches, cutting
+from spark_jobs.read.inbox_stream import InboxStreamReader
+
+OPTIONS = ("inbox", "numPartitions", *Node.OPTIONS)
+OF_LOOK = ("key", "topic", "clockAbove", "clockUpto")
+OF_STREAM = ("maxMessages",)
+MAX_PARTITIONS = 10_000
+MAX_MESSAGES = 100_000
+MAX_CLOCK = 2**63 - 1
+
+NOTHING = Range(0, 0)  # Spark wants a partition at least, or makes up one of its own
+
+
+class InboxSource(DataSource):
+    """The data source `inbox`, for `spark.read` and `spark.readStream`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what stands in `format(...)`."""
+        return "inbox"
+
+    def schema(self) -> StructType:
+        """Return the columns of a message. Raises `ConfigurationError` or `InvalidName` for the options."""
+        demand_known(self.options, (*OPTIONS, *OF_LOOK, *OF_STREAM))
+        _inbox(self.options)
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> "InboxReader":
+        """Return the reader of `spark.read`. Raises `ConfigurationError`, `InvalidName` or `InvalidMessage`."""
+        demand_known(self.options, (*OPTIONS, *OF_LOOK))
+        _demand_ours(schema)
+        key, topic = self.options.get("key"), self.options.get("topic")
+        return InboxReader(
+            Node.of(self.options),
+            _inbox(self.options),
+            _number(self.options, "numPartitions", 1, MAX_PARTITIONS),
+            _number(self.options, "clockAbove", 0, MAX_CLOCK),
+            _number(self.options, "clockUpto", 0, MAX_CLOCK),
+            Chosen(None if key is None else key_text(key), None if topic is None else topic_name(topic)),
+        )
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of `spark.readStream`. Raises `ConfigurationError` or `InvalidName`."""
+        demand_known(self.options, (*OPTIONS, *OF_STREAM))
+        _demand_ours(schema)
+        return InboxStreamReader(
+            Node.of(self.options),
+            _inbox(self.options),
+            _number(self.options, "numPartitions", 1, MAX_PARTITIONS),
+            _number(self.options, "maxMessages", 1, MAX_COUNT) or MAX_MESSAGES,
+        )
+
+
+def _inbox(options: Mapping[str, str]) -> str:
+    name = options.get("inbox")
+    if name is None:
+        raise ConfigurationError('Say which inbox to read: .option("inbox", "shipping").')
+    return inbox_name(name)
+
+
+def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not least <= number <= most:
+        raise ConfigurationError(
+            f"The option {name} is {shown(text)}; give a whole number from {least:,} to {most:,}, in digits."
+        )
+    return number
+
+
+def _demand_ours(schema: StructType) -> None:
+    if schema.simpleString() != SCHEMA.simpleString():
+        raise ConfigurationError('The columns of format("inbox") are given: leave out .schema() and use select().')
+
+
+# The lowest and the largest clock. Deliveries commit in the order of their clocks: whatever was delivered up to the
+# largest is visible with it, and all that comes later has a larger one.
+BOUNDS = Sql(
+    """
+SELECT (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
+       (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} DESC LIMIT 1)
+FROM {schema}.inbox_registry AS r WHERE name = '{inbox}'
+""",
+    columns=("bigint", "bigint"),
+    by_clock=BY_CLOCK,
+)
+
+
+def bounding(schema: str, inbox: str) -> Operation[tuple[int, int] | None]:
+    """Return the lowest and the largest clock of an inbox, None if it is empty; raises `UnknownInbox`."""
+    yield from finding(schema, inbox)
+    [(lowest, largest)] = yield BOUNDS.at(schema=schema, inbox=inbox)()
+    return None if largest is None else (lowest, largest)
+
+
+# Without pushFilters: up to 4.3 Spark keeps the filters that it has pushed with the DataFrame and applies them to its
+# next query too, which then lacks rows. Options are the DataFrame's own.
+class InboxReader(DataSourceReader):
+    """A look at an inbox that waits for nobody and keeps nobody waiting.
+
+    It sees nothing twice and nothing above the largest clock at the time of the plan; a message that is reaped while it
+    reads may be missing.
+    """
+
+    def __init__(
+        self, node: Node, inbox: str, partitions: int | None, above: int | None, upto: int | None, chosen: Chosen
+    ) -> None:
+        self._node = node
+        self._inbox = inbox
+        self._number = partitions
+        self._above = above or 0
+        self._upto = MAX_CLOCK if upto is None else upto
+        self._chosen = chosen
+
+    def partitions(self) -> list[Range]:
+        """Freeze the clock and cut what is there into ranges; raises `UnknownInbox`."""
+        with self._node.connect(f"read {self._inbox}", autocommit=True) as connection:
+            bounds = run(connection, bounding(self._node.schema, self._inbox))
+            if bounds is None:
+                return [NOTHING]
+            above, upto = max(bounds[0] - 1, self._above), min(bounds[1], self._upto)
+            # The messages of one key are few, and are found by the key.
+            number = self._number if self._chosen.key is None else 1
+            with connection.transaction():
+                return run(connection, cutting(self._node.schema, self._inbox, above, upto, number)) or [NOTHING]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the messages of one range."""
+        wanted = cast(Range, partition)
+        return iter(()) if wanted == NOTHING else batches(self._node, self._inbox, wanted, self._chosen)

@@ -1,0 +1,1 @@
+"""DataFrames and streams on their way into the outbox, exactly once."""

@@ -1,0 +1,119 @@
+"""Finishing: what is left of a large batch that was decided goes into the outbox, chunk after chunk, at a fair pace.
+
+The pace is a dispatcher's: the next chunk moves when about half of the one before was taken. So everybody else's
+messages queue behind a chunk or so, and not behind a batch of millions.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+
+from mailroom.errors import ConnectionFailed, MailroomError
+from mailroom.names import shown
+from mailroom.session.backoff import pause_s
+from mailroom.sql.runner import run
+from mailroom.sql.sqlstate import BLAMES, meaning, sqlstate
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, Moved, advancing, is_dispatched, oldest
+from spark_jobs.node import Node
+
+ATTEMPTS = 10
+LONGEST_PAUSE_S = 5.0
+
+
+class BulkUnfinished(MailroomError):
+    """A large batch was decided, so it will be sent, but not all of it is in the outbox yet. Run it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a large batch is moved: in chunks of so many rows and bytes of values, as a dispatcher takes them.
+
+    If no dispatcher takes anything for `patience_s`, it goes on all the same, until one does again; it does at once if
+    none leads when it begins. `look_s` lies between two looks.
+    """
+
+    rows: int = CHUNK_ROWS
+    max_bytes: int = CHUNK_BYTES
+    patience_s: float = 30.0
+    look_s: float = 0.02
+
+
+PACE = Pace()
+
+
+def finish(node: Node, name: str, pace: Pace = PACE) -> None:
+    """Move what is left of large batches of that name, and return when all is in the outbox.
+
+    Others may do so at the same time. Raises `BulkUnfinished` if the database refuses it, or cannot be reached.
+    """
+    queue = Queue(node.schema, pace)
+    failures = 0
+    while True:
+        try:
+            with node.connect("bulk", autocommit=True) as connection:
+                while (moved := _advanced(connection, node.schema, name, pace)) is not None:
+                    failures = 0
+                    queue.wait(connection, moved)
+            return
+        except (psycopg.Error, ConnectionFailed) as error:
+            failures += 1
+            if failures == ATTEMPTS or meaning(error) in BLAMES:
+                raise BulkUnfinished(
+                    f"The batch {shown(name)} is decided, and not all of it is in the outbox yet: {described(error)}. "
+                    "Nothing of it is lost. Mend that and run it again, which goes on from there; or a dispatcher does."
+                ) from None
+        time.sleep(pause_s(failures, LONGEST_PAUSE_S))
+
+
+def _advanced(connection: psycopg.Connection, schema: str, name: str, pace: Pace) -> Moved | None:
+    with connection.transaction():
+        return run(connection, advancing(schema, name, pace.rows, pace.max_bytes))
+
+
+def described(error: Exception) -> str:
+    """Say what an error is, and not what its text says, which may repeat a row."""
+    if not isinstance(error, psycopg.Error):
+        return type(error).__name__
+    known = (error.diag.constraint_name, *getattr(error, "__notes__", ()))
+    where = "".join(f", {part}" for part in known if part)
+    return f"{type(error).__name__} ({sqlstate(error)}{where})"
+
+
+class Queue:
+    """What stands before the next chunk in the outbox; `monotonic` and `sleep` are its clock, in seconds."""
+
+    def __init__(
+        self,
+        schema: str,
+        pace: Pace,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._schema = schema
+        self._pace = pace
+        self._monotonic = monotonic
+        self._sleep = sleep
+        # Where to look from: others' messages stand before ours, and that they are taken is progress too. Not again
+        # below what was found once: dead rows stand there.
+        self._first = 0
+        self._taken_at: float | None = None
+
+    def wait(self, connection: psycopg.Connection, moved: Moved) -> None:
+        """Wait until about half of a chunk was taken, and all before it, or nothing is taken any more."""
+        if moved.first is None or moved.last is None or not moved.more:
+            return
+        if self._taken_at is None:
+            self._taken_at = self._monotonic() if run(connection, is_dispatched(self._schema)) else -math.inf
+        half = (moved.first + moved.last) // 2
+        while (found := run(connection, oldest(self._schema, self._first, half))) is not None:
+            has_moved = found > self._first > 0  # the first look tells nothing
+            self._first = found
+            if has_moved:
+                self._taken_at = self._monotonic()
+            elif self._monotonic() - self._taken_at >= self._pace.patience_s:
+                return
+            self._sleep(self._pace.look_s)
+        self._first, self._taken_at = half + 1, self._monotonic()

@@ -1,0 +1,140 @@
+"""The ledger of batches: what makes a batch that comes again do nothing, and one that only seems the same an error."""
+
+from dataclasses import dataclass
+
+from mailroom import locks
+from mailroom.errors import InvalidMessage, MailroomError
+from mailroom.names import shown
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from spark_jobs.write.content import Content
+
+JOB = -1  # in the place of a micro-batch's number
+MAX_NAME_BYTES = 100
+
+
+class BatchDiffers(MailroomError):
+    """The ledger has a batch of that name and number with another content. Nothing was sent."""
+
+
+class StreamTaken(MailroomError):
+    """The stream's name belongs to another query. Nothing was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What makes a batch the same one when it comes again: its name and number.
+
+    `query` is a streaming query's id, and `continues` that of the query whose stream it goes on with. One that is not
+    `compared` is passed over by its name and number, whatever it holds now.
+    """
+
+    name: str
+    number: int = JOB
+    query: str | None = None
+    continues: str | None = None
+    compared: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES or "\0" in self.name:
+            raise InvalidMessage(
+                f"{shown(self.name)} cannot name a batch in the ledger: use 1 to {MAX_NAME_BYTES} bytes of text."
+            )
+
+    @property
+    def source(self) -> str:
+        """What its messages have as their `source`."""
+        return f"mailroom spark {self.name} {self.number}"
+
+    def __str__(self) -> str:
+        return f"{shown(self.name)}" if self.number == JOB else f"{self.number} of {shown(self.name)}"
+
+
+# Waits for a transaction that is entering the same batch, and then finds it or takes its place.
+ENTER = Sql(
+    """
+INSERT INTO {schema}.spark_batch (name, batch, query, messages, digest)
+VALUES (%(name)s::text, %(number)s::bigint, %(query)s::text, %(messages)s::bigint, %(digest)s::bytea)
+ON CONFLICT DO NOTHING RETURNING true
+""",
+    columns=("boolean",),
+)
+KNOWN = Sql(
+    "SELECT messages, digest, at::text FROM {schema}.spark_batch "
+    "WHERE name = %(name)s::text AND batch = %(number)s::bigint",
+    columns=("bigint", "bytea", "text"),
+)
+LOCK = Sql(
+    "SELECT pg_advisory_xact_lock({lock}, hashtext(concat('{node} ', %(name)s::text))) IS NULL", columns=("boolean",)
+)
+OWNER = Sql(
+    "SELECT query FROM {schema}.spark_batch WHERE name = %(name)s::text AND batch >= 0 ORDER BY batch DESC LIMIT 1",
+    columns=("text",),
+)
+LAST = Sql("SELECT max(batch) FROM {schema}.spark_batch WHERE name = %(name)s::text", columns=("bigint",))
+
+
+def entering(schema: str, batch: Batch, content: Content) -> Operation[bool]:
+    """Enter a batch, in the transaction that sends it; false if it was sent before.
+
+    A query that comes back from its checkpoint brings the very same batch, and so does a job that is run again. That
+    it does is not believed: what would be passed over must be what was sent, and a stream must not lack a batch
+    between those it has. Else something would be left out without a word: raises `BatchDiffers`. Raises `StreamTaken`
+    as `owning` does.
+    """
+    yield IN_TRANSACTION
+    if batch.number != JOB:
+        # Two queries that begin at once: the second sees the first's batch, whatever its number.
+        yield LOCK.at(lock=str(locks.LEDGER), node=schema)(name=batch.name)
+    yield from owning(schema, batch)
+    entered = yield ENTER.at(schema=schema)(
+        name=batch.name, number=batch.number, query=batch.query, messages=content.messages, digest=content.digest
+    )
+    if entered:
+        [(last,)] = yield LAST.at(schema=schema)(name=batch.name)
+        if batch.number != JOB and last > batch.number:
+            raise BatchDiffers(
+                f"The stream {shown(batch.name)} has gone past batch {batch.number}: the ledger has batch {last}. "
+                "Nothing was sent. A new checkpoint has to cut its batches as the old one did; to send all of it as "
+                "new, give the stream a new name."
+            )
+        return True
+    yield from comparing(schema, batch, content)
+    return False
+
+
+def owning(schema: str, batch: Batch) -> Operation[None]:
+    """Raise `StreamTaken` if the stream's last batch is of another query, unless this one says that it continues it.
+
+    Two queries number their batches from 0 each, so each would pass over the other's and leave its own rows out.
+    """
+    if batch.number == JOB:
+        return
+    for (owner,) in (yield OWNER.at(schema=schema)(name=batch.name)):
+        if owner not in (None, batch.query, batch.continues):
+            raise StreamTaken(
+                f"The stream {shown(batch.name)} belongs to the query {owner}, and this is "
+                f"{'no thread of a query' if batch.query is None else f'the query {batch.query}'}. "
+                "Nothing was sent. Start a query from its own checkpoint, and give another query a stream name of its "
+                f"own. If this one goes on with that stream on a new checkpoint, say so: continuesQuery={owner} "
+                "(OutboxSink: continues_query)."
+            )
+
+
+def comparing(schema: str, batch: Batch, content: Content) -> Operation[None]:
+    """Raise `BatchDiffers` if the ledger has the batch with another content."""
+    for before, digest, at in (yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)):
+        # A batch that was entered before revision 0112 has no digest.
+        same = before == content.messages and digest in (None, content.digest)
+        if batch.compared and not same:
+            now = str(content.messages) if before != content.messages else "as many, but others"
+            raise BatchDiffers(
+                f"The batch {batch} was sent at {at} with {before} messages, and now it has {now}. Nothing was sent. "
+                "If these are other data, give them another idempotency key or stream name. If they are the same, and "
+                "only come out otherwise (by a random value, the time of day, or a change of the job), say so: "
+                "onKnownBatch=pass (OutboxSink: on_known_batch)."
+            )
+
+
+def is_known(schema: str, batch: Batch) -> Operation[bool]:
+    """Tell whether the ledger has a batch of that name and number."""
+    return bool((yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)))

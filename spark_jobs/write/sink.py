@@ -1,0 +1,141 @@
+"""`foreachBatch`: what a stream's micro-batches hold is sent exactly once, and business rows with it.
+
+    insert = "INSERT INTO orders SELECT number, total FROM {staging}"
+    sink = OutboxSink("orders", topic="order.placed", commit_sql=insert)
+    frame.writeStream.foreachBatch(sink).option("checkpointLocation", ...).start()
+    OutboxSink("orders-2026-11-21", topic="order.placed", commit_sql=insert)(frame)  # a DataFrame
+
+Each task stages its rows as `format("outbox")` does, and tells the driver so by the one row that it returns. Then one
+transaction of the driver does the rest: the batch's row in the ledger, the business rows, the messages.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import psycopg
+import pyarrow as pa
+
+from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.names import DEFAULT_SCHEMA
+from spark_jobs.node import Node
+from spark_jobs.options import is_compared, is_nan_null
+from spark_jobs.write.columns import Shape
+from spark_jobs.write.commit import Sent, commit
+from spark_jobs.write.content import Content
+from spark_jobs.write.ledger import JOB, Batch
+from spark_jobs.write.staging import Staged, abandon, stage
+from spark_jobs.write.user_sql import Transact, UserSql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("mailroom.spark")
+
+
+class OutboxSink:
+    """Sends each micro-batch once, whole and in order; give it to `writeStream.foreachBatch`, or call it.
+
+    `stream` names the stream in the ledger. Without it the query's id does, and a query with a new checkpoint sends
+    everything again. The name belongs to the query that sent its last batch. Another one, such as a new checkpoint
+    makes, names that query's id as `continues_query` to go on with the stream.
+
+    `topic`, `kind`, `message_type` and `event_type` go for all rows; else they are columns.
+
+    `commit_sql`, a statement or a list of them, runs in the transaction that sends the batch, with `{staging}` for its
+    rows; or `transact(connection, staging)` does, which must not commit and may be run more than once. Then the
+    DataFrame may have columns that no message has. Both run as the role of the connection string, with its own
+    search_path, and not at all for a batch without rows.
+
+    The ledger knows a batch by the stream's name, its number and its content. One that it has is computed and compared,
+    and not sent: if its content is another one, that is `BatchDiffers`. `on_known_batch="pass"` leaves the comparison
+    out, for rows that come out otherwise each time. So no other sink has that name, in this query or another one.
+    `on_nan="null"` sends NaN in a value as null; otherwise it is refused.
+
+    The database is named as in `format("outbox")`: `dsn` without a password, `dsn_variable`, or neither. Raises
+    `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost`, `BatchDiffers` or `StreamTaken`,
+    after which nothing of the batch was sent, or an error of Spark, of which the same is true; after `CommitUnknown` it
+    may have been, and after `BulkUnfinished` a part of it was. Spark then fails the query; started again from its
+    checkpoint it repeats the batch, and what was sent is not sent twice.
+    """
+
+    def __init__(
+        self,
+        stream: str | None = None,
+        *,
+        topic: str | None = None,
+        kind: str | None = None,
+        message_type: str | None = None,
+        event_type: str | None = None,
+        dsn: str | None = None,
+        dsn_variable: str | None = None,
+        schema: str = DEFAULT_SCHEMA,
+        commit_sql: str | Sequence[str] = (),
+        transact: Transact | None = None,
+        continues_query: str | None = None,
+        on_known_batch: str = "compare",
+        on_nan: str = "refuse",
+    ) -> None:
+        if stream is not None:
+            Batch(stream)
+        elif continues_query is not None:
+            raise ConfigurationError("Name the stream too: continues_query says whose stream of that name goes on.")
+        given = {"topic": topic, "kind": kind, "message_type": message_type, "event_type": event_type}
+        options = {"dsn": dsn, "dsnVariable": dsn_variable, "schema": schema}
+        self._stream = stream
+        self._continues = continues_query
+        self._compared = is_compared(on_known_batch)
+        self._nan_as_null = is_nan_null(on_nan)
+        self._for_all_rows = {name: text for name, text in given.items() if text is not None}
+        self._node = Node.of({name: text for name, text in options.items() if text is not None})
+        self._user_sql = UserSql.of(commit_sql, transact)
+
+    def __call__(self, frame: "DataFrame", batch_id: int = JOB) -> Sent:
+        """Send a micro-batch, unless the ledger has it, called by Spark in the driver; or a DataFrame, all of it."""
+        batch = self._batch(frame, batch_id)
+        business = self._user_sql is not None
+        shape = Shape.of(frame.schema, self._for_all_rows, business=business, nan_as_null=self._nan_as_null)
+        try:
+            # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
+            staged = _staged(frame, self._node, batch, shape)
+            return commit(self._node, batch, shape, staged, self._user_sql)
+        except BaseException:
+            _abandon(self._node, batch)
+            raise
+
+    def _batch(self, frame: "DataFrame", number: int) -> Batch:
+        query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        name = self._stream or query
+        if name is None:
+            raise ConfigurationError(
+                "No streaming query runs this in this thread: give it to writeStream.foreachBatch, whose thread alone "
+                "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream."
+            )
+        return Batch(name, number, query, self._continues, self._compared)
+
+
+def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[Staged]:
+    """Stage the rows of each partition, and return the attempts that count, in the order of the partitions.
+
+    Which ones these are, Spark says: one result of each partition is what `collect` returns. Nobody else can. An
+    attempt whose answer was lost has committed too; and where a shuffle is computed anew and comes out otherwise, those
+    of one partition may hold what is in another one's now.
+    """
+
+    def of_task(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = stage(node, batch, shape, rows)
+        if found.token:
+            row = {"token": str(found.token), "messages": found.content.messages, "digest": found.content.digest}
+            yield pa.RecordBatch.from_pylist([row | {"size": found.size}])
+
+    rows = frame.mapInArrow(of_task, "token string, messages bigint, digest binary, size bigint").collect()
+    return [Staged(batch, UUID(row.token), Content(row.messages, bytes(row.digest)), row.size) for row in rows]
+
+
+def _abandon(node: Node, batch: Batch) -> None:
+    # A query that fails at each start would fill the disk. It must not hide how the batch ended; a sweep does the rest.
+    try:
+        abandon(node, batch)
+    except (psycopg.Error, ConnectionFailed) as error:
+        log.info("staging tables are left for a later sweep: %s", type(error).__name__)

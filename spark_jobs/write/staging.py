@@ -1,0 +1,207 @@
+"""Staging: what tasks write. A table of its own for each attempt, which nobody but the driver makes messages of.
+
+A task may run twice, at once or one after the other, and may die after its commit. So what it writes stands in a table
+that only its attempt knows, and counts once the driver, whom Spark tells which attempts succeeded, has moved it
+(`spark_jobs.write.commit`). A table whose batch the ledger has is of no use any more, nor is one that was abandoned.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from pyspark.sql.datasource import WriterCommitMessage
+
+from mailroom.commit import NEW
+from mailroom.errors import MailroomError
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.runner import end_of_copy, run
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table
+from spark_jobs.node import Node
+from spark_jobs.write import binary_copy
+from spark_jobs.write.columns import Shape
+from spark_jobs.write.content import Content
+from spark_jobs.write.ledger import Batch
+
+log = logging.getLogger("mailroom.spark")
+
+ABANDONED_AFTER_H = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(WriterCommitMessage):
+    """What one task attempt has staged: for which batch, in the table of which token, None without rows, and what.
+
+    `size` is how many bytes that were, about.
+    """
+
+    batch: Batch
+    token: UUID | None
+    content: Content
+    size: int = 0
+
+
+# Filled once, read once and dropped: not logged, and nothing for autovacuum. A crash of the server empties it, which
+# who moves it finds out by the number of its rows. What is more than a chunk has to outlive one once its batch is
+# decided: logged at once, it is not written anew.
+CREATE = Sql("CREATE {unlogged} TABLE {schema}.{table} ({columns}) WITH (autovacuum_enabled = off)")
+# The table was made in the same transaction, so its rows need not be marked as committed one by one when they are read.
+COPY = Sql("COPY {schema}.{table} ({names}) FROM STDIN (FORMAT binary, FREEZE)")
+NOTE = Sql(
+    "INSERT INTO {schema}.spark_staging (token, name, batch) "
+    "VALUES ({new}, %(name)s::text, %(number)s::bigint) RETURNING token",
+    columns=("uuid",),
+    new=NEW.strip(),
+)
+
+
+def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged:
+    """Put the rows of Arrow record batches into a new staging table and commit it; no rows make no table.
+
+    Raises `InvalidMessage` for a row over a limit. After an error there is no table.
+    """
+    filled = (some for some in rows if some.num_rows)
+    first = _up_to_a_chunk(filled)
+    content = Content()
+    if not first:
+        return Staged(batch, None, content)
+    is_large = _is_more_than_a_chunk(first)
+    size = 0
+    columns = shape.staged()
+    names, kinds = zip(*columns, strict=True)
+    with node.connect("task") as connection, connection.transaction():
+        token = run(connection, creating(node.schema, batch, columns, is_large=is_large))
+        copy = COPY.at(schema=node.schema, table=table(token), names=", ".join(names))
+        with end_of_copy(connection), connection.cursor() as cursor, cursor.copy(copy.sql) as stream:
+            stream.write(binary_copy.HEADER)
+            for some in chain(first, filled):
+                arrays = shape.prepared(some)
+                content += shape.content(arrays)
+                size += some.nbytes
+                stream.write(binary_copy.rows(len(kinds), binary_copy.fields(arrays, kinds)))
+            stream.write(binary_copy.TRAILER)
+    return Staged(batch, token, content, size)
+
+
+def _up_to_a_chunk(filled: Iterator[Any]) -> list[Any]:
+    """Take record batches until they are more than a chunk, or all."""
+    taken: list[Any] = []
+    while not _is_more_than_a_chunk(taken) and (some := next(filled, None)) is not None:
+        taken.append(some)
+    return taken
+
+
+def _is_more_than_a_chunk(some: Sequence[Any]) -> bool:
+    return bool(sum(each.num_rows for each in some) > CHUNK_ROWS or sum(each.nbytes for each in some) > CHUNK_BYTES)
+
+
+def creating(
+    schema: str, batch: Batch, columns: Iterable[tuple[str, str]], *, is_large: bool = False
+) -> Operation[UUID]:
+    """Make a staging table with these columns, names and types, and note whose it is; returns its token."""
+    yield IN_TRANSACTION
+    [(token,)] = yield NOTE.at(schema=schema)(name=batch.name, number=batch.number)
+    definitions = ", ".join(f"{name} {kind}" for name, kind in columns)
+    unlogged = "" if is_large else "UNLOGGED"
+    yield CREATE.at(schema=schema, table=table(token), columns=definitions, unlogged=unlogged)()
+    return UUID(str(token))
+
+
+# -- Sweeping ---------------------------------------------------------------------------------------------------------
+
+# Those of other roles are left to them: only the owner may drop a table. One that is still being filled by COPY is not
+# visible yet, nor is its note.
+ORPHANS = Sql(
+    """
+SELECT token FROM {schema}.spark_staging AS s
+WHERE part IS NULL
+  AND (at < clock_timestamp() - %(hours)s::float8 * interval '1 hour'
+       OR EXISTS (SELECT FROM {schema}.spark_batch AS b WHERE b.name = s.name AND b.batch = s.batch))
+  AND pg_has_role((SELECT relowner FROM pg_catalog.pg_class WHERE oid = to_regclass(
+          '{schema}.staging_' || replace(token::text, '-', ''))::oid), 'USAGE') IS NOT FALSE
+ORDER BY token
+""",
+    columns=("uuid",),
+)
+# Somebody who reads a table, or moves it, keeps it: the next sweep finds it again. What is lost in a crash, too.
+PATIENCE = Sql(
+    "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
+    columns=("text", "text"),
+)
+# What was decided is not ours to drop, whoever failed since: it is still to be moved.
+FORGET = Sql(
+    "DELETE FROM {schema}.spark_staging WHERE token = %(token)s::uuid AND part IS NULL RETURNING true",
+    columns=("boolean",),
+)
+# CASCADE: a work that commits by itself leaves a view of the table behind.
+DROP = Sql("DROP TABLE IF EXISTS {schema}.{table} CASCADE")
+
+
+def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
+    """Drop staging tables whose batch the ledger has, and those older than so many hours; returns how many.
+
+    Those that somebody has locked are left. A batch that is still to be committed keeps its tables for that long; one
+    that takes longer fails loudly and is run again.
+    """
+    with node.connect("sweep", autocommit=True) as connection:
+        tokens = run(connection, finding_orphans(node.schema, abandoned_after_h))
+        return sum(_is_dropped(connection, node.schema, token) for token in tokens)
+
+
+def finding_orphans(schema: str, hours: float) -> Operation[list[UUID]]:
+    """Return the tokens of staging tables that no batch will need any more and that the role may drop."""
+    return [UUID(str(token)) for (token,) in (yield ORPHANS.at(schema=schema)(hours=hours))]
+
+
+def drop(node: Node, staged: Iterable[Staged]) -> None:
+    """Drop the staging tables of these attempts, as far as they are there and nobody has them locked."""
+    tokens = [one.token for one in staged if one.token]
+    if tokens:
+        with node.connect("abort", autocommit=True) as connection:
+            for token in tokens:
+                _is_dropped(connection, node.schema, token)
+
+
+OF_BATCH = Sql(
+    "SELECT token FROM {schema}.spark_staging WHERE name = %(name)s::text AND batch = %(number)s::bigint",
+    columns=("uuid",),
+)
+
+
+def abandon(node: Node, batch: Batch) -> None:
+    """Drop a batch's staging tables that nobody has locked; another driver at work on it has to begin anew then."""
+    with node.connect("abort", autocommit=True) as connection:
+        for token in run(connection, _finding(node.schema, batch)):
+            _is_dropped(connection, node.schema, token)
+
+
+def _finding(schema: str, batch: Batch) -> Operation[list[UUID]]:
+    rows = yield OF_BATCH.at(schema=schema)(name=batch.name, number=batch.number)
+    return [UUID(str(token)) for (token,) in rows]
+
+
+def _is_dropped(connection: psycopg.Connection, schema: str, token: UUID) -> bool:
+    # Each by itself, so that one that is locked keeps none of the others.
+    try:
+        with connection.transaction():
+            run(connection, _dropping(schema, token))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
+
+
+def _dropping(schema: str, token: UUID) -> Operation[None]:
+    yield PATIENCE.at()()
+    if (yield FORGET.at(schema=schema)(token=token)):
+        yield DROP.at(schema=schema, table=table(token))()
+
+
+def sweep_afterwards(node: Node) -> None:
+    """`sweep` after a commit, whose success no trouble here changes: a later one does the rest."""
+    try:
+        sweep(node)
+    except (psycopg.Error, MailroomError) as error:
+        log.info("staging tables are left for a later sweep: %s", type(error).__name__)

@@ -1,0 +1,104 @@
+"""The user's own part of the transaction that sends a batch: SQL, or a function, which finds the batch in a view."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+import psycopg
+
+from mailroom.errors import ConfigurationError
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from outbox.bulk import table
+from spark_jobs.write.business import NTH, PARTITION
+from spark_jobs.write.columns import Shape
+
+ENDS_TRANSACTION = re.compile(r"\s*(commit|rollback|end|abort|prepare\s+transaction)\b", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """A batch in the transaction that sends it: `rows` is the quoted name of a view of its rows, to be put into SQL.
+
+    The view has all columns of the DataFrame and message_id, as the outbox will have them (`value` is CBOR), and ends
+    with the transaction. `ORDER BY mailroom_partition, mailroom_nth` is the order of the DataFrame.
+    """
+
+    rows: str
+    messages: int
+    batch_id: int
+
+
+Transact = Callable[[psycopg.Connection, Staging], object]
+
+
+@dataclass(frozen=True, slots=True)
+class UserSql:
+    """What is done beside the messages, and the text that tells it from something else."""
+
+    transact: Transact
+    text: str
+
+    @classmethod
+    def of(cls, commit_sql: str | Sequence[str], transact: Transact | None) -> "UserSql | None":
+        """Return what a sink was given, None if nothing. Raises `ConfigurationError`."""
+        statements = (commit_sql,) if isinstance(commit_sql, str) else tuple(commit_sql)
+        if statements and transact:
+            raise ConfigurationError("Give commit_sql or transact: a transact can run SQL by itself.")
+        for statement in statements:
+            if not statement.strip():
+                raise ConfigurationError("A statement of commit_sql is empty: leave it out, or write one.")
+            if ENDS_TRANSACTION.match(statement):
+                raise ConfigurationError(
+                    "A statement of commit_sql ends the transaction, which Mailroom does: leave it out."
+                )
+        if statements:
+            return cls(partial(_execute, statements), "; ".join(statements))
+        return cls(partial(_call, transact), "") if transact else None
+
+
+def _execute(statements: Sequence[str], connection: psycopg.Connection, staging: Staging) -> None:
+    for nth, statement in enumerate(statements, start=1):
+        try:
+            # binary: else a text could hold several statements, one of them COMMIT.
+            connection.execute(statement.replace("{staging}", staging.rows).encode(), binary=True)
+        except psycopg.Error as error:
+            error.add_note(f"statement {nth} of commit_sql")
+            raise
+
+
+def _call(transact: Transact, connection: psycopg.Connection, staging: Staging) -> None:
+    try:
+        transact(connection, staging)
+    except psycopg.Error as error:
+        error.add_note("transact")
+        raise
+
+
+# A view and not a query in its place: the user's SQL may give it any alias, or none.
+SHOW = Sql("CREATE VIEW {schema}.{table}_rows AS {rows}")
+ROWS = Sql(
+    "SELECT {columns}, {nth} AS {partition}, ctid AS {place} FROM {schema}.{table}",
+    partition=PARTITION,
+    place=NTH,
+)
+HIDE = Sql("DROP VIEW {schema}.{table}_rows")
+
+
+def showing(schema: str, shape: Shape, tokens: Sequence[UUID]) -> Operation[str]:
+    """Make a view of the rows of these attempts, in their order, with the types of the DataFrame; returns its name."""
+    yield IN_TRANSACTION
+    business = (f"{column.quoted}::{column.shown} AS {column.quoted}" for column in shape.business)
+    columns = ", ".join([*shape.messages(), *business])
+    rows = " UNION ALL ".join(
+        ROWS.at(schema=schema, table=table(token), columns=columns, nth=str(nth)).sql
+        for nth, token in enumerate(tokens)
+    )
+    yield SHOW.at(schema=schema, table=table(tokens[0]), rows=rows)()
+    return f'"{schema}"."{table(tokens[0])}_rows"'
+
+
+def hiding(schema: str, tokens: Sequence[UUID]) -> Operation[None]:
+    """Drop the view, which a transaction that the user's part ended would leave until the tables are swept."""
+    yield HIDE.at(schema=schema, table=table(tokens[0]))()

@@ -1,0 +1,1 @@
+"""What tests share: servers and nodes, drivers, proxies, and how to wait."""

@@ -1,0 +1,86 @@
+"""The hot statements: `make sql NAME=deliver` prints one for psql, to EXPLAIN it by hand."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import click
+
+from dispatcher.deliver import DELIVER
+from dispatcher.deliver import SESSION as DELIVERY
+from dispatcher.executor.take import NEXT
+from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, Share
+from inbox.failure import RECORD
+from inbox.worker.in_flight import WRITE
+from mailroom.sql.operation import PARAMETER, Sql
+from mailroom.status import INBOXES
+from outbox.outbox import INSERT
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """A statement; the identifiers that it needs beside schema and inbox; and the settings that it runs under."""
+
+    sql: Sql
+    names: Mapping[str, str] = field(default_factory=dict)
+    session: Mapping[str, str] = field(default_factory=dict)
+
+
+HOT = {
+    "insert": Hot(INSERT),
+    "deliver": Hot(DELIVER, session=DELIVERY),
+    "reap-key": Hot(REAP_KEY, session=PINNED),
+    "reap-key-again": Hot(HAS_MORE, session=PINNED),
+    "reap-any": Hot(REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
+    "reap-any-of-one": Hot(REAP_ANY, Share(1, 1, 1).names(), PINNED),
+    "note-of-a-batch": Hot(WRITE, session=PINNED),
+    "record-a-failure": Hot(RECORD),
+    "take-executables": Hot(NEXT, session=DELIVERY),
+    "status-of-inboxes": Hot(INBOXES),
+}
+
+
+def prepared(
+    sql: Sql, names: Mapping[str, str], schema: str = "mailroom", inbox: str = "shipping"
+) -> tuple[str, list[str]]:
+    """Return the PREPARE of a statement as `hot`, and the names of its parameters in their order."""
+    rendered = sql.at(schema=schema, **({"inbox": inbox} | dict(names))).sql
+    types: dict[str, str] = {}
+    for match in PARAMETER.finditer(rendered):
+        types.setdefault(match[1], match[2])
+    numbers = {name: nth for nth, name in enumerate(types, start=1)}
+    numbered = PARAMETER.sub(lambda match: f"${numbers[match[1]]}::{match[2]}", rendered).replace("%%", "%")
+    arguments = f"({', '.join(types.values())})" if types else ""
+    return f"PREPARE hot{arguments} AS {numbered}", list(types)
+
+
+def executed(values: list[str]) -> str:
+    """Return the EXECUTE of `hot` with these values, written as in SQL."""
+    return f"EXECUTE hot({', '.join(values)})" if values else "EXECUTE hot"
+
+
+@click.command()
+@click.argument("name", type=click.Choice(list(HOT)))
+@click.option("--schema", default="mailroom", show_default=True)
+@click.option("--inbox", default="shipping", show_default=True)
+@click.option("--value", "values", metavar="NAME=SQL", multiple=True, help="A parameter, such as rows=1000; else NULL.")
+@click.option("--analyze", is_flag=True, help="Run it, too, and roll it back.")
+def main(name: str, schema: str, inbox: str, values: tuple[str, ...], analyze: bool) -> None:
+    """Print a hot statement with its settings, for psql, which then shows how it is planned in production."""
+    hot = HOT[name]
+    given = dict(value.split("=", 1) for value in values)
+    prepare, parameters = prepared(hot.sql, hot.names, schema, inbox)
+    if unknown := given.keys() - set(parameters):
+        raise click.UsageError(f"{name} has no {', '.join(sorted(unknown))}; it has {', '.join(parameters)}")
+    settings = {**hot.session, "plan_cache_mode": "force_generic_plan"}
+    click.echo("BEGIN;")
+    for setting, value in settings.items():
+        click.echo(f"SET LOCAL {setting} = '{value}';")
+    click.echo(f"{prepare};")
+    click.echo(f"-- {', '.join(parameters)}")
+    options = "ANALYZE, BUFFERS" if analyze else "VERBOSE"
+    click.echo(f"EXPLAIN ({options}) {executed([given.get(each, 'NULL') for each in parameters])};")
+    click.echo("ROLLBACK;\nDEALLOCATE hot;")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Workers under test: run in a thread or task and stopped, with a ledger that their handler writes."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import psycopg
+from sqlalchemy import text
+
+from inbox import AsyncWorker, Message, Worker
+from mailroom import locks
+from tests.support.node import Node
+
+NEVER_S = 3_600.0  # a poll that no test lives to see
+STOP_S = 10.0
+WITHIN_S = 20.0
+
+Handler = Callable[[Message, Any], None]
+LEDGER = "CREATE TABLE ledger (nth bigserial, key text, clock bigint, xact xid8 DEFAULT pg_current_xact_id())"
+
+INSERT = "INSERT INTO ledger (key, clock) VALUES ({}, {})"
+
+
+def note(message: Message, connection: Any) -> None:
+    """Handle a message: note it in the batch's transaction, whatever kind of connection that has."""
+    if isinstance(connection, psycopg.Connection):
+        connection.execute(INSERT.format("%s", "%s"), [message.key, message.clock])
+    else:
+        connection.execute(text(INSERT.format(":key", ":clock")), {"key": message.key, "clock": message.clock})
+
+
+async def note_async(message: Message, connection: Any) -> None:
+    if isinstance(connection, psycopg.AsyncConnection):
+        await connection.execute(INSERT.format("%s", "%s"), [message.key, message.clock])
+    else:
+        await connection.execute(text(INSERT.format(":key", ":clock")), {"key": message.key, "clock": message.clock})
+
+
+def noted(node: Node) -> list[str]:
+    return [key for (key,) in node.rows("SELECT key FROM ledger ORDER BY nth")]
+
+
+def deliver(node: Node, *keys: str) -> None:
+    """Send messages to `shipping` and deliver them."""
+    for key in keys:
+        node.send("shipping", key=key)
+    node.drain()
+
+
+def trouble(node: Node) -> list[tuple[Any, ...]]:
+    return node.rows("SELECT key, attempts FROM mailroom.key_state ORDER BY key")
+
+
+def is_asleep(node: Node) -> bool:
+    """Tell whether a worker sleeps and listens."""
+    return bool(
+        node.value(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted "
+            "AND classid = %s AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            locks.ASLEEP,
+        )
+    )
+
+
+@contextlib.contextmanager
+def working(worker: Worker) -> Iterator[threading.Thread]:
+    """Run the worker in a thread; afterwards stop it, and raise what it raised."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            errors.append(error)
+            logging.getLogger("mailroom.worker").exception("the worker ended")
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        worker.stop()
+        thread.join(STOP_S)
+        alive = thread.is_alive()
+    if errors:
+        raise errors[0]
+    assert not alive
+
+
+@contextlib.asynccontextmanager
+async def working_async(worker: AsyncWorker) -> AsyncIterator[None]:
+    task = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        worker.stop()
+        await asyncio.wait_for(task, STOP_S)
