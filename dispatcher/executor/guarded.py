@@ -81,7 +81,7 @@ DECLARE
 BEGIN
     FOR g IN
         SELECT * FROM unnest(
-            current_setting('mailroom.writes')::text[], current_setting('mailroom.names')::text[],
+            current_setting('mailroom.writes')::text[], current_setting('mailroom.keys')::text[],
             current_setting('mailroom.are_there')::boolean[], current_setting('mailroom.old_values')::bytea[],
             current_setting('mailroom.old_numbers')::bigint[], current_setting('mailroom.new_values')::bytea[],
             current_setting('mailroom.new_numbers')::bigint[]

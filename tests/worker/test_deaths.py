@@ -36,7 +36,8 @@ from tests.support.working import (
 
 DEADLY = """
 import os, sys
-from inbox import Worker, life
+from inbox import Worker
+from inbox.worker import life
 
 life.DEAD_S = 0.3  # until it is certain that the last one is dead
 

@@ -215,10 +215,11 @@ def test_paused_worker_of_another_role_is_left_alone_and_told_of_once(
 # The server takes it for silent in half a second, where it speaks ten times as often.
 PROGRAM = """
 import asyncio, os, sys
-from inbox import AsyncWorker, Worker, life, note
+from inbox import AsyncWorker, Worker
+from inbox.worker import in_flight, life
 
 life.SESSION["idle_session_timeout"] = "500ms"
-note.WATCH_INTERVAL_S = 0.05
+in_flight.WATCH_INTERVAL_S = 0.05
 INSERT = "INSERT INTO ledger (key, clock) VALUES (%s, %s)"
 
 def handle(message, connection):
