@@ -41,7 +41,9 @@ def run(connection: AnyConnection, operation: Operation[T], cursors: "type[Plain
     """Run `operation` on a sync connection and return its result; on psycopg's by `cursors`, if they are given."""
     perform: Callable[[Step], list[Any]]
     if isinstance(connection, psycopg.Connection):
-        perform = partial(_psycopg_step, connection, cursors=cursors or PlainCursor)
+        perform = partial(_psycopg_step, connection)
+        if cursors is not None:
+            perform = partial(_psycopg_step, connection, cursors=cursors)
     else:
         perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
     resume: Callable[[Any], Step] = operation.send
