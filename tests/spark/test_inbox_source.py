@@ -1,10 +1,8 @@
 """`spark.read.format("inbox")`: a look that sees each message once, and keeps nobody waiting."""
 
 import json
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -338,23 +336,3 @@ def test_ranges_are_cut_without_reading_the_inbox(node: Node) -> None:
     assert "clock_of_shipping" in plan
     assert "Sample Scan" in plan
     assert "Seq Scan" not in plan
-
-
-def test_the_page_is_true(spark: "SparkSession", spark_dsn: str, node: Node, tmp_path: Path) -> None:
-    with node.connection.transaction():
-        for number in range(3):
-            node.send("shipping", {"order": number})
-    node.drain()
-    page = (Path(__file__).parents[2] / "docs" / "spark-reading.md").read_text()
-    names: dict[str, Any] = {"spark": spark, "dsn": spark_dsn}
-    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.M | re.S)
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(
-            block.replace('"shipping")\n    .option("check', f'"{tmp_path}/files")\n    .option("check').replace(
-                '"checkpoint")', f'"{tmp_path}/checkpoint")'
-            ),
-            names,
-        )
-    assert [order for (order,) in names["orders"].select("value.order").orderBy("clock").collect()] == [0, 1, 2]
-    assert spark.read.parquet(f"{tmp_path}/files").count() == 3
