@@ -19,7 +19,7 @@ import psycopg
 from dispatcher import healthy_floor
 from dispatcher.deliver import releasing
 from dispatcher.portion import Portion
-from inbox.parked import Moved, moving_aside
+from inbox.parked import Moved, moving_parked
 from mailroom.clock import LOCK
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.names import shown
@@ -84,7 +84,7 @@ class Janitor:
             in_trouble = await run_async(connection, listing_troubled(self._schema))
         for inbox in (inbox for inbox, holds_parked in in_trouble.items() if holds_parked):
             with self._passing(connection, f"parked keys of {inbox}"):
-                moved = await run_async(connection, moving_aside(self._schema, inbox, self._cursors.get(inbox, "")))
+                moved = await run_async(connection, moving_parked(self._schema, inbox, self._cursors.get(inbox, "")))
                 self._cursors[inbox] = moved.cursor
                 unfinished += moved.more
         for inbox in in_trouble:
@@ -190,7 +190,7 @@ def moving_all_aside(schema: str) -> Operation[None]:
     for inbox, holds_parked in (yield from listing_troubled(schema)).items():
         moved = Moved(0, cursor="", more=holds_parked)
         while moved.more or moved.cursor:
-            moved = yield from moving_aside(schema, inbox, moved.cursor)
+            moved = yield from moving_parked(schema, inbox, moved.cursor)
 
 
 INBOXES = Sql(

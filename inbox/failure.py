@@ -15,7 +15,7 @@ from mailroom.sql.operation import Operation, Sql
 
 MAX_ERROR_LENGTH = 500
 
-Fate: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
+Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 
 # `verdict` is what the handler or the worker says: fail, fatal (no further attempt), park or skip.
 # `attempt` has the history of the message, `key_state` what claims need to know of its key: when it is tried next, up
@@ -40,19 +40,20 @@ WITH tried AS MATERIALIZED (
       AND EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)
       AND NOT EXISTS (SELECT FROM {schema}.key_state
                       WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')),
-fated AS MATERIALIZED (
-    SELECT *, CASE WHEN %(verdict)s::text IN ('park', 'skip') THEN %(verdict)s::text
-                   WHEN %(verdict)s::text = 'fatal' OR attempt >= max_attempts THEN on_failure ELSE 'retry' END AS fate,
+decided AS MATERIALIZED (
+    SELECT *, CASE WHEN %(failure)s::text IN ('park', 'skip') THEN %(failure)s::text
+                   WHEN %(failure)s::text = 'fatal' OR attempt >= max_attempts THEN on_failure
+                   ELSE 'retry' END AS outcome,
            clock_timestamp() + interval '1 s' * coalesce(
                %(after_s)s::float8, (0.5::float8 + random() / 2::float8)
                * least(backoff_max_s, backoff_s * 2::float8 ^ least(attempt - 1, 30)::float8)) AS retry_at
     FROM tried),
-noted AS (
+changed AS (
     INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
     SELECT name, %(key)s::text, %(clock)s::bigint, attempt,
-           CASE WHEN is_head AND fate = 'retry' THEN retry_at ELSE clock_timestamp() END, %(error)s::text,
+           CASE WHEN is_head AND outcome = 'retry' THEN retry_at ELSE clock_timestamp() END, %(error)s::text,
            %(clock)s::bigint, %(clock)s::bigint
-    FROM fated
+    FROM decided
     ON CONFLICT (inbox, key) DO UPDATE SET
         clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
         last_error = excluded.last_error, alone_to = greatest(s.alone_to, s.clock, excluded.alone_to),
@@ -61,10 +62,10 @@ noted AS (
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
     INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error)
-    SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, fate,
-           CASE fate WHEN 'retry' THEN retry_at END, %(error)s::text
-    FROM fated)
-SELECT fate, attempt::bigint, (SELECT due_in_s FROM noted) FROM fated
+    SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
+           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text
+    FROM decided)
+SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
 """,
     columns=("text", "bigint", "float8"),
 )
@@ -78,7 +79,7 @@ class Recorded:
     `attempt` is which attempt it was; `due_in_s` in how many seconds its key is tried next, None if it is not.
     """
 
-    fate: Fate
+    outcome: Outcome
     attempt: int
     due_in_s: float | None
 
@@ -96,7 +97,7 @@ def described(error: BaseException) -> str:
     return text.replace("\0", "")[:MAX_ERROR_LENGTH].encode(errors="replace").decode()
 
 
-def verdict(error: BaseException, fatal: tuple[type[BaseException], ...]) -> str:
+def failure_kind(error: BaseException, fatal: tuple[type[BaseException], ...]) -> str:
     """Return what an exception says of its message."""
     match error:
         case Park():
@@ -113,21 +114,21 @@ def recording(
     """Record one failed attempt at `message` and what follows from it: its key waits, or the message ends."""
     after_s = error.after_s if isinstance(error, Retry) else None
     return recording_failure(
-        schema, inbox, message.key, message.clock, message.id, described(error), verdict(error, fatal), after_s
+        schema, inbox, message.key, message.clock, message.id, described(error), failure_kind(error, fatal), after_s
     )
 
 
 def recording_failure(
-    schema: str, inbox: str, key: str, clock: int, id: object, error: str, verdict: str, after_s: float | None = None
+    schema: str, inbox: str, key: str, clock: int, id: object, error: str, failure: str, after_s: float | None = None
 ) -> Operation[Recorded]:
     """`recording` of what is known of a message without having it."""
     rows = yield RECORD.at(schema=schema, inbox=inbox)(
-        key=key, clock=clock, id=id, error=error, verdict=verdict, after_s=after_s
+        key=key, clock=clock, id=id, error=error, failure=failure, after_s=after_s
     )
     if not rows:
         return GONE
-    [(fate, attempt, due_in_s)] = rows
-    return Recorded(cast(Fate, fate), attempt, due_in_s)
+    [(outcome, attempt, due_in_s)] = rows
+    return Recorded(cast(Outcome, outcome), attempt, due_in_s)
 
 
 def last_clocks(messages: Sequence[Message]) -> dict[str, int]:

@@ -78,7 +78,7 @@ SELECT (SELECT count(*) FROM gone),
 )
 
 
-def moving_aside(
+def moving_parked(
     schema: str, inbox: str, cursor: str, *, keys: int = MOVED_KEYS, rows: int = MOVED_ROWS
 ) -> Operation[Moved]:
     """Move messages that stand behind a parked one out of the inbox, where they cost nobody anything.

@@ -19,7 +19,7 @@ from dispatcher.executor.execute import executing
 from inbox import AsyncInbox, Inbox
 from inbox.claim import Claimed, Share
 from inbox.due import healing
-from inbox.failure import Fate, Recorded, recording
+from inbox.failure import Outcome, Recorded, recording
 from mailroom import codec
 from mailroom.clock import raising_ceiling
 from mailroom.errors import ConfigurationError, DecodeError
@@ -149,7 +149,7 @@ class Failure:
     message: Message
     error: Exception
     attempt: int
-    fate: Fate
+    fate: Outcome
     due_in_s: float | None
 
 
@@ -341,8 +341,8 @@ def _finishing(reaped: Inbox | AsyncInbox, message: Message) -> Operation[None]:
 
 
 def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:
-    due_in_s = recorded.due_in_s if recorded.fate == "retry" else None
-    return Failure(message, error, recorded.attempt, recorded.fate, due_in_s)
+    due_in_s = recorded.due_in_s if recorded.outcome == "retry" else None
+    return Failure(message, error, recorded.attempt, recorded.outcome, due_in_s)
 
 
 class _WrongHandler(ConfigurationError):

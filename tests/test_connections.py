@@ -19,8 +19,8 @@ from psycopg_pool import ConnectionPool
 
 from dispatcher import Dispatcher, daemon, lane
 from inbox import AsyncInbox, Inbox, Worker
-from inbox.worker.unawaited import Post
-from inbox.worker.wakeup import InboxBell
+from inbox.worker.unawaited import Unawaited
+from inbox.worker.wakeup import InboxListener
 from mailroom import locks, settings
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConnectionFailed
@@ -227,14 +227,14 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     monkeypatch.setattr(bells, "ANSWER_S", 0.1)
     monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
     with proxied(node.dsn) as (network, dsn):
-        async with ringing(InboxBell(dsn, SCHEMA, "shipping")):
+        async with ringing(InboxListener(dsn, SCHEMA, "shipping")):
             await eventually_async(lambda: listens(node))
-            [first] = node.sessions("mailroom worker bell shipping")
+            [first] = node.sessions("mailroom worker listener shipping")
             network.black_hole()
             await eventually_async(lambda: network.swallowed)
             network.forward()
             await eventually_async(
-                lambda: node.sessions("mailroom worker bell shipping") not in ([], [first]), WITHIN_S
+                lambda: node.sessions("mailroom worker listener shipping") not in ([], [first]), WITHIN_S
             )
 
 
@@ -242,14 +242,14 @@ async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.05)
-    bell = InboxBell(node.dsn, SCHEMA, "shipping")
+    bell = InboxListener(node.dsn, SCHEMA, "shipping")
     async with ringing(bell):
         await eventually_async(lambda: listens(node))
         channel = locks.channel("'mailroom.inbox_shipping'::regclass")
         node.connection.execute(f"SELECT pg_notify({channel}, n::text) FROM generate_series(1, 1000) AS n".encode())
         for _ in range(2):
             now = node.value("SELECT clock_timestamp()")
-            await eventually_async(partial(node.sessions, "mailroom worker bell", f"query_start > '{now}'"))
+            await eventually_async(partial(node.sessions, "mailroom worker listener", f"query_start > '{now}'"))
         # Not at once: what comes with a beat's own answer is taken after it.
         await eventually_async(lambda: bell._connection is not None and not bell._connection._notifies_backlog)
 
@@ -372,16 +372,16 @@ def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, 
 
 def test_what_a_read_only_server_refused_to_take_is_posted_to_the_next_one(private: Node) -> None:
     private.connection.execute("CREATE TABLE posted (n bigint)")
-    post = Post(private.dsn, "post", {})
+    sender = Unawaited(private.dsn, "sender", {})
     posted = Sql("INSERT INTO {schema}.posted VALUES (%(n)s::bigint)").at(schema="public")
-    post.send(posted(n=1))
-    post.settle()
+    sender.send(posted(n=1))
+    sender.settle()
     with read_only(private):
-        post.send(posted(n=2))
+        sender.send(posted(n=2))
         with pytest.raises(psycopg.OperationalError):
-            post.settle()
-    post.settle()
-    post.close()
+            sender.settle()
+    sender.settle()
+    sender.close()
     assert private.rows("SELECT n FROM posted ORDER BY n") == [(1,), (2,)]
 
 

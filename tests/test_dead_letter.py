@@ -47,7 +47,7 @@ def skip(node: Node, inbox: str, value: object, key: str = "k", reason: str = "n
         [message] = [each for each in Inbox(inbox).peek(node.connection, limit=1_000) if each.id == id]
         while (first := Inbox(inbox).peek(node.connection, key, limit=1)[0]).id != id:
             Inbox(inbox).reap(node.connection, first.key, limit=1)
-        assert run(node.connection, failing(inbox, message, Skip(reason))).fate == "skip"
+        assert run(node.connection, failing(inbox, message, Skip(reason))).outcome == "skip"
     return id
 
 

@@ -52,7 +52,7 @@ def fail(connection: psycopg.Connection[Any], key: str, nth: int = 1) -> None:
     """Record a failure of the key's `nth` message, whose key then waits for a long time."""
     with connection.transaction():
         message = Inbox("shipping").peek(connection, key, limit=nth)[-1]
-        assert run(connection, failing("shipping", message, ValueError("no"))).fate != "gone"
+        assert run(connection, failing("shipping", message, ValueError("no"))).outcome != "gone"
         connection.execute("UPDATE mailroom.key_state SET retry_at = now() + interval '1 hour' WHERE key = %s", [key])
 
 

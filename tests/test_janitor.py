@@ -13,7 +13,7 @@ from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_notes
 from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked
 from inbox.failure import suspecting
-from inbox.parked import moving_aside
+from inbox.parked import moving_parked
 from mailroom import settings
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run, run_async
@@ -199,7 +199,7 @@ async def test_what_is_delivered_for_parked_keys_is_moved_aside_again_and_again(
 async def test_full_move_calls_for_coming_back_soon(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(janitor, "moving_aside", partial(moving_aside, rows=2))
+    monkeypatch.setattr(janitor, "moving_parked", partial(moving_parked, rows=2))
     house = House().janitor
     deliver(node, *["k"] * 4)
     park(node, "k")
@@ -209,7 +209,7 @@ async def test_full_move_calls_for_coming_back_soon(
 def test_drain_moves_all_aside_that_stands_behind_parked_messages(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(janitor, "moving_aside", partial(moving_aside, rows=2, keys=1))
+    monkeypatch.setattr(janitor, "moving_parked", partial(moving_parked, rows=2, keys=1))
     node.inbox("billing")
     deliver(node, *["a", "held", "free", "b"] * 3)
     park(node, "a")

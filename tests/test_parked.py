@@ -17,7 +17,7 @@ from dispatcher.janitor import raising_floor
 from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked, Retry, Skip, parked
 from inbox.failure import Recorded
-from inbox.parked import Changed, Moved, moving_aside
+from inbox.parked import Changed, Moved, moving_parked
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
@@ -63,11 +63,11 @@ def fail(connection: Session, key: str, nth: int = 1, error: Exception | None = 
 def park(node: Node, *keys: str) -> None:
     for key in keys:
         with node.connection.transaction():
-            assert fail(node.connection, key).fate == "park"
+            assert fail(node.connection, key).outcome == "park"
 
 
 def move(connection: Session, cursor: str = "", **bounds: int) -> Moved:
-    return run(connection, moving_aside(SCHEMA, "shipping", cursor, **bounds))
+    return run(connection, moving_parked(SCHEMA, "shipping", cursor, **bounds))
 
 
 def replay(connection: Session, *keys: str) -> Changed:
@@ -455,7 +455,7 @@ def test_failure_recorded_late_leaves_the_key_parked(node: Node, error: Exceptio
     park(node, "k")
     for nth in (2, 1):
         with node.connection.transaction():
-            assert fail(node.connection, "k", nth, error).fate == "gone"
+            assert fail(node.connection, "k", nth, error).outcome == "gone"
     assert [(each.clock, each.messages) for each in PARKED.keys(node.connection)] == [(1, 3)]
     assert node.value("SELECT count(*) FROM mailroom.attempt") == 1
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from inbox.claim import PINNED
-from inbox.worker.in_flight import LEFT
+from inbox.worker.in_flight import TAKE_OVER
 from mailroom.schema import create_inbox
 from mailroom.sql.operation import Sql
 from tests.support.databases import Connect
@@ -22,9 +22,9 @@ READ_LARGE_TABLES = (
     "reap-any",
     "reap-any-of-one",
     "deliver",
-    "note-of-a-batch",
+    "in-flight-entry",
 )
-WRITE_NO_LARGE_TABLE = ("reap-key-again", "note-of-a-batch")
+WRITE_NO_LARGE_TABLE = ("reap-key-again", "in-flight-entry")
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -80,7 +80,7 @@ def test_notes_of_the_dead_are_looked_up_one_by_one(connect: Connect) -> None:
     connection = connect()
     for name, value in PINNED.items():
         connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-    looks = [node for node in generic_plan(connection, LEFT, {}) if node.get("Relation Name") == "inbox_shipping"]
+    looks = [node for node in generic_plan(connection, TAKE_OVER, {}) if node.get("Relation Name") == "inbox_shipping"]
     assert len(looks) == 2
     assert all("key" in node.get("Index Cond", "") for node in looks)
 

@@ -14,7 +14,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from dispatcher import Dispatcher, drain
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
-from inbox.worker.in_flight import Note, Notes
+from inbox.worker.in_flight import Entry, InFlight
 from mailroom import locks, settings
 from mailroom.errors import ConfigurationError
 from mailroom.session.listener import Bell
@@ -231,15 +231,15 @@ def test_batch_does_not_wait_for_who_looks_for_the_dead(node: Node, server_home:
     """That one waits for the connection of the batch."""
     with pgbouncer(node.dsn, server_home, pool_size=1) as url, psycopg.connect(url, prepare_threshold=None) as batch:
         batch.execute("SELECT 1")
-        notes = Notes(url, SCHEMA, "shipping")
-        looking = threading.Thread(target=notes.take_over)
+        in_flight = InFlight(url, SCHEMA, "shipping")
+        looking = threading.Thread(target=in_flight.take_over)
         looking.start()
-        eventually(lambda: notes._look._lock.locked())
-        notes.write(Note(), [])
+        eventually(lambda: in_flight._watcher._lock.locked())
+        in_flight.add(Entry(), [])
         assert looking.is_alive()
         batch.rollback()
         looking.join()
-        notes.close()
+        in_flight.close()
 
 
 def test_failed_transactions_do_not_stay_in_the_pooler(node: Node, pooled: str) -> None:

@@ -15,7 +15,7 @@ from inbox import AsyncWorker, Inbox, Message, claim
 from inbox.claim import HAS_MORE, PINNED, REAP_KEY
 from inbox.worker import loop, wakeup
 from inbox.worker.batch import Batch
-from inbox.worker.in_flight import Note
+from inbox.worker.in_flight import Entry
 from mailroom.session.listener import Bell
 from mailroom.sql.operation import Execute, Operation, Row, Sql
 from mailroom.sql.runner import run
@@ -215,9 +215,9 @@ async def test_worker_that_lies_down_again_misses_no_delivery(node: Node, monkey
         handled.append(message.key)
 
     class Watched(AsyncWorker):
-        async def work(self, batch: Batch, note: Note) -> None:
+        async def work(self, batch: Batch, entry: Entry) -> None:
             nonlocal awake_again, second_sent
-            await super().work(batch, note)
+            await super().work(batch, entry)
             if handled == ["first", "next"] and not awake_again:
                 await eventually_async(lambda: not is_asleep(node))
                 awake_again = True

@@ -20,7 +20,7 @@ from dispatcher.lease import Lease, reading_backend
 from dispatcher.portion import Portion
 from inbox import AsyncWorker, Worker
 from inbox.worker import transactions
-from inbox.worker.unawaited import Post, Unanswered
+from inbox.worker.unawaited import Unanswered, Unawaited
 from mailroom import locks, settings
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
@@ -273,17 +273,17 @@ def test_worker_connects_soon_after_an_outage_however_long_that_was(
         assert worker.is_alive()
 
 
-# -- What a worker notes ----------------------------------------------------------------------------------------------
+# -- What a worker records of its batches in flight --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flavour", ["sync", "async"])
 async def test_note_that_the_server_is_too_slow_to_take_away_keeps_no_worker_from_the_next_batch(
     node: Node, monkeypatch: pytest.MonkeyPatch, flavour: str
 ) -> None:
-    def too_slow(_post: Post, step: Execute) -> None:
+    def too_slow(_sender: Unawaited, step: Execute) -> None:
         raise Unanswered("the server does not answer")
 
-    monkeypatch.setattr(Post, "send", too_slow)
+    monkeypatch.setattr(Unawaited, "send", too_slow)
     monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: NEVER_S)
     node.connection.execute(LEDGER)
     deliver(node, *"abc")

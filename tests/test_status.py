@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy
 
 from inbox import Inbox, Park, Skip
-from inbox.parked import moving_aside
+from inbox.parked import moving_parked
 from mailroom.errors import SchemaError
 from mailroom.sql.runner import run
 from mailroom.status import (
@@ -135,7 +135,7 @@ def test_parked_keys_and_what_they_hold_are_counted_and_do_not_wait(node: Node) 
     park(node, messages=3)
     assert (inbox(node, "shipping").parked_keys, inbox(node, "shipping").parked_messages) == (1, 1)
     with node.connection.transaction():
-        run(node.connection, moving_aside("mailroom", "shipping", ""))
+        run(node.connection, moving_parked("mailroom", "shipping", ""))
     found = inbox(node, "shipping")
     assert (found.parked_keys, found.parked_messages, found.backlog, found.waiting_keys) == (1, 3, 0, 0)
     assert (inbox(node, "billing").parked_keys, inbox(node, "billing").parked_messages) == (0, 0)
@@ -286,7 +286,7 @@ def test_trace_finds_what_a_parked_key_holds_whether_it_was_moved_aside_or_not(n
         ]
         assert {(each.attempts, each.reason) for [each] in places} == {(1, "no such street")}
         with node.connection.transaction():
-            run(node.connection, moving_aside("mailroom", "shipping", "", rows=moved))
+            run(node.connection, moving_parked("mailroom", "shipping", "", rows=moved))
     text = done("trace", str(ids[1]), dsn=node.dsn)
     assert "is held in inbox shipping" in text
     assert "no such street" in text

@@ -67,13 +67,13 @@ class Batch:
     message: Message | None = None
     driver: object = None
     mark: object = None
-    passing: bool = False
+    is_transient: bool = False
     open: bool = False
     ends: bool = False
     forgiven: bool | None = None
     recorded: Recorded | None = None
 
-    def had(self, claimed: Claimed, connection: object) -> None:
+    def take(self, claimed: Claimed, connection: object) -> None:
         """Take what a claim gave on this connection."""
         self.claimed, self.claimed_at = claimed, time.monotonic()
         # Now: of a session whose connection is lost it cannot be had any more.
@@ -110,7 +110,7 @@ class Batch:
             if sqlstate(error) == NOT_YOURS:
                 raise HandlerFailed(ENDED) from error
             # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
-            self.passing = self._is_of_ours(error)
+            self.is_transient = self._is_of_this_session(error)
             if sqlstate(error) == ABORTED:
                 self.message = None  # a statement had failed before, perhaps one of an earlier message's handler
             raise
@@ -118,7 +118,7 @@ class Batch:
             if len(self.messages) == 1:
                 self.message = message
 
-    def _is_of_ours(self, error: Exception) -> bool:
+    def _is_of_this_session(self, error: Exception) -> bool:
         """Tell whether the batch's own connection was lost or its transaction has to be run again.
 
         A handler may have trouble of that kind with a connection of its own; that is a failure of its message.
@@ -161,10 +161,10 @@ def cancellations() -> int:
     return 0 if task is None else task.cancelling()
 
 
-def is_passing(error: Exception, batch: Batch) -> bool:
+def is_transient(error: Exception, batch: Batch) -> bool:
     """Tell whether it is the trouble of the database or of our connection to it, and not the message's."""
     if batch.message is not None and not batch.ends:
-        return batch.passing
+        return batch.is_transient
     return meaning(error) not in BLAMES
 
 
@@ -214,7 +214,7 @@ class Patience:
     def forgives(self, error: Exception, batch: Batch) -> bool:
         """Tell whether to try the batch again and count nothing; asked as often as one likes of one batch."""
         if batch.forgiven is None:
-            batch.forgiven = is_passing(error, batch) and (not batch.open or self._is_rare(batch))
+            batch.forgiven = is_transient(error, batch) and (not batch.open or self._is_rare(batch))
         return batch.forgiven
 
     def handled(self, batch: Batch) -> None:

@@ -22,7 +22,7 @@ import psycopg
 from inbox.claim import PINNED
 from inbox.failure import Recorded, last_clocks, recording_failure, suspecting
 from inbox.worker.life import SESSION, Lives
-from inbox.worker.unawaited import Post, Unanswered
+from inbox.worker.unawaited import Unanswered, Unawaited
 from mailroom import settings
 from mailroom.message import Message
 from mailroom.sql.operation import Operation, Sql, T
@@ -39,7 +39,7 @@ DIED = "the worker died with it"
 # last one still waits when the next is due, batches go without for a while.
 WITHOUT_S = 10.0
 
-WRITE = Sql(
+ADD = Sql(
     """
 INSERT INTO {schema}.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
 VALUES (%(id)s::uuid, '{inbox}', %(host)s::text, %(pid)s::bigint, clock_timestamp(), %(messages)s::bigint,
@@ -57,7 +57,7 @@ REMOVE = Sql("DELETE FROM {schema}.worker WHERE id = %(id)s::uuid")
 # last, so that those of the living are not. No plan makes (SELECT ..) IS NULL a look at all messages; EXISTS it may.
 # A server that went down took all batches with it, and no message is to blame. Of a note without a life nothing more is
 # known than that its batch has ended.
-LEFT = Sql(
+TAKE_OVER = Sql(
     """
 WITH ended AS MATERIALIZED (
     SELECT w.id, m.message_id
@@ -81,14 +81,14 @@ RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, cloc
 
 
 @dataclass(slots=True)
-class Note:
+class Entry:
     """A lane's note; `written` says that one may stand in the table."""
 
     id: UUID = field(default_factory=uuid4)
     written: bool = False
 
 
-class Notes:
+class InFlight:
     """The notes of one worker process; for any thread but that of the loop (`apart`).
 
     Over one session they are sent, over another those of the dead are looked for: that may have to wait, and no batch
@@ -98,8 +98,8 @@ class Notes:
     def __init__(self, dsn: str, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         # A note that a crash of the server takes along says nothing that is missed.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
-        self._post = Post(dsn, f"worker notes {inbox}", session)
-        self._look = Post(dsn, f"worker watch {inbox}", session | SESSION)
+        self._sender = Unawaited(dsn, f"worker in flight {inbox}", session)
+        self._watcher = Unawaited(dsn, f"worker watch {inbox}", session | SESSION)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()
         self._without_until = 0.0
@@ -107,21 +107,21 @@ class Notes:
         self._closing = threading.Event()
         self._threads = ThreadPoolExecutor(2, f"mailroom-notes-{inbox}")
 
-    async def apart(self, work: Callable[..., T], *arguments: object) -> T:
+    async def run_in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Do from the loop what may wait, in a thread of their own: handlers may keep those of asyncio busy."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def write(self, note: Note, messages: Sequence[Message]) -> None:
+    def add(self, entry: Entry, messages: Sequence[Message]) -> None:
         """Send the note of a batch; through a pooler that has no connection free, leave it out."""
         if time.monotonic() < self._without_until:
             return
         keys = last_clocks(messages)
-        note.written = True
-        self._mine.add(note.id)
+        entry.written = True
+        self._mine.add(entry.id)
         try:
-            self._post.send(
-                WRITE.at(**self._names)(
-                    id=note.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
+            self._sender.send(
+                ADD.at(**self._names)(
+                    id=entry.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
                     clocks=list(keys.values()), life=self._lives.mine,
                 )
             )  # fmt: skip
@@ -129,31 +129,31 @@ class Notes:
             self._without_until = time.monotonic() + WITHOUT_S
             log.warning("%s: notes are not taken, working without them for a while", self._names["inbox"])
 
-    def clear(self, note: Note) -> None:
+    def remove(self, entry: Entry) -> None:
         """Remove the note of a batch that has ended; its lane lives."""
-        if note.written:
-            removing = REMOVE.at(**self._names)(id=note.id)
+        if entry.written:
+            removing = REMOVE.at(**self._names)(id=entry.id)
             try:
-                self._post.send(removing)
+                self._sender.send(removing)
             except Unanswered:
-                self._post.send(removing)  # on another session, since that one is closed
-            note.written = False
-            self._mine.discard(note.id)
+                self._sender.send(removing)  # on another session, since that one is closed
+            entry.written = False
+            self._mine.discard(entry.id)
 
-    def tell(self, note: Note, operation: Operation[T]) -> T:
+    def replace(self, entry: Entry, operation: Operation[T]) -> T:
         """Run, in a transaction of its own, what is to be known before a batch is rolled back, in place of its note."""
-        with self._post.session() as connection, connection.transaction():
-            run(connection, self._removing(note))
+        with self._sender.session() as connection, connection.transaction():
+            run(connection, self._removing(entry))
             told = run(connection, operation)
-        note.written = False
-        self._mine.discard(note.id)
+        entry.written = False
+        self._mine.discard(entry.id)
         return told
 
-    def _removing(self, note: Note) -> Operation[None]:
-        yield REMOVE.at(**self._names)(id=note.id)
+    def _removing(self, entry: Entry) -> Operation[None]:
+        yield REMOVE.at(**self._names)(id=entry.id)
 
     @contextlib.contextmanager
-    def clearing(self, note: Note) -> Iterator[None]:
+    def removing(self, entry: Entry) -> Iterator[None]:
         """Remove the note when its batch has ended, unless by what ends the process too."""
         try:
             yield
@@ -161,36 +161,36 @@ class Notes:
             # At once: while a failure is recorded, the note would look like one of the dead. If it cannot be, it is
             # with the next batch; what the handler raised says more.
             with contextlib.suppress(psycopg.Error):
-                self.clear(note)
+                self.remove(entry)
             raise
         # Its batch was committed, so there is nothing to try again. A server that is too slow to take the note away
         # would have the lane pause after each batch; it goes with the next one.
         with contextlib.suppress(psycopg.OperationalError):
-            self.clear(note)
+            self.remove(entry)
 
     @contextlib.asynccontextmanager
-    async def clearing_async(self, note: Note) -> AsyncIterator[None]:
+    async def removing_async(self, entry: Entry) -> AsyncIterator[None]:
         """The same, async."""
         try:
             yield
         except (Exception, asyncio.CancelledError):  # cancelled, its handler has ended too
             with contextlib.suppress(psycopg.Error):
-                await self.apart(self.clear, note)
+                await self.run_in_thread(self.remove, entry)
             raise
         with contextlib.suppress(psycopg.OperationalError):
-            await self.apart(self.clear, note)
+            await self.run_in_thread(self.remove, entry)
 
     def begin(self) -> None:
         """Take over before the first batch, which may hold what the last worker died of: wait until that is certain."""
         self.take_over()
-        while self._lives.doubtful and not self._closing.wait(BEGIN_S):
+        while self._lives.undecided and not self._closing.wait(BEGIN_S):
             self.take_over()
 
     def take_over(self) -> bool:
         """Look for notes of the dead, and have what they had in hand counted or tried alone; tell if there was any."""
         try:
-            with self._look.session() as connection:
-                self._lives.speak(connection)
+            with self._watcher.session() as connection:
+                self._lives.hold_lock(connection)
                 with connection.transaction():
                     found = run(connection, self._taking_over())
                 self._lives.end_paused(connection)
@@ -229,27 +229,27 @@ class Notes:
         self._closing.set()
         self._threads.shutdown(wait=False)
         try:
-            self._post.close()
+            self._sender.close()
         finally:
-            self._look.close()
+            self._watcher.close()
 
     def _watch(self, found: Callable[[], object]) -> None:
         try:
             while not self._closing.wait(WATCH_INTERVAL_S):
-                if self._look_around():
+                if self._check():
                     found()
         finally:
-            self._look.close()  # it may have been made anew when the others were closed
+            self._watcher.close()  # it may have been made anew when the others were closed
 
-    def _look_around(self) -> bool:
+    def _check(self) -> bool:
         with contextlib.suppress(psycopg.OperationalError):
-            self._post.settle()
+            self._sender.settle()
         return self.take_over()
 
     def _taking_over(self) -> Operation[bool]:
-        if not (yield from self._lives.listening()):
+        if not (yield from self._lives.checking()):
             return False
-        rows = yield LEFT.at(**self._names)(age_s=AGE_S, mine=list(self._mine), dead=self._lives.dead())
+        rows = yield TAKE_OVER.at(**self._names)(age_s=AGE_S, mine=list(self._mine), dead=self._lives.dead())
         for host, pid, is_their_own, keys, clocks, messages, message_id in rows:
             if is_their_own and (messages > 1 or message_id is not None):
                 yield from self._blaming(f"worker {pid} on {host}", keys, clocks, messages, message_id)
@@ -262,4 +262,4 @@ class Notes:
             log.warning("%s: %s died with %d messages", inbox, dead, messages)
         else:
             recorded: Recorded = yield from recording_failure(schema, inbox, keys[0], clocks[0], first, DIED, "fail")
-            log.warning("%s: %s died with %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.fate)
+            log.warning("%s: %s died with %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome)

@@ -26,14 +26,14 @@ DEAD_S = 3.0
 # On top of those that its session lasted. It is not dead, and may go on at any moment: late is better than wrong.
 PAUSED_S = 30.0
 
-SPEAK = Sql(
+TAKE_LOCK = Sql(
     "SELECT pg_try_advisory_lock({alive_lock}, %(life)s::integer)",
     columns=("boolean",),
     alive_lock=locks.ALIVE,
 )
 # Shared, so that two who listen do not take each other for a life; until the end of the transaction, so that whom it
 # finds dead stays so.
-SILENT = Sql(
+UNLOCKED = Sql(
     """
 WITH lives AS MATERIALIZED (
     SELECT DISTINCT life FROM {schema}.worker
@@ -44,7 +44,7 @@ SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({a
     alive_lock=locks.ALIVE,
 )
 # By the transaction that had the messages when the note was written: by now others may have them.
-OPEN = Sql(
+OPEN_BATCHES = Sql(
     """
 SELECT DISTINCT w.life, w.host, w.pid::bigint, l.pid::bigint
 FROM {schema}.worker AS w JOIN pg_locks AS l ON l.transactionid::text::bigint = w.xact
@@ -53,7 +53,7 @@ WHERE w.inbox = '{inbox}' AND w.life = ANY (%(lives)s::integer[])
 """,
     columns=("integer", "text", "bigint", "bigint"),
 )
-END = Sql("SELECT pg_terminate_backend(%(pid)s::integer)", columns=("boolean",))
+TERMINATE = Sql("SELECT pg_terminate_backend(%(pid)s::integer)", columns=("boolean",))
 
 
 class Lives:
@@ -65,7 +65,7 @@ class Lives:
         self._number = secrets.randbelow(2**32) - 2**31
         self._session: psycopg.Connection | None = None
         self._silent: dict[int, float] = {}
-        self._listened_at = monotonic()
+        self._checked_at = monotonic()
         self._untouchable: set[int] = set()
 
     @property
@@ -74,25 +74,25 @@ class Lives:
         return self._number if self._session is not None and not self._session.closed else None
 
     @property
-    def doubtful(self) -> bool:
+    def undecided(self) -> bool:
         """Whether somebody is silent who is not given up yet."""
         return any(not self._is_over(life, DEAD_S) for life in self._silent)
 
-    def speak(self, connection: psycopg.Connection) -> None:
+    def hold_lock(self, connection: psycopg.Connection) -> None:
         """Hold this process's lock on its session; a session through a pooler has none."""
         if connection is not self._session and not is_pooled(connection):
             # Its last session may not have ended yet.
-            is_held = run(connection, self._speaking())
+            is_held = run(connection, self._taking_lock())
             self._session = connection if is_held else None
 
-    def listening(self) -> Operation[bool]:
+    def checking(self) -> Operation[bool]:
         """Hear who is silent, in a transaction; tell whether there are notes of the dead, or of no life."""
-        rows = yield SILENT.at(**self._names)(mine=self._number)
+        rows = yield UNLOCKED.at(**self._names)(mine=self._number)
         silent = {life for (life,) in rows}
-        before, self._listened_at = self._listened_at, self._monotonic()
-        if self._listened_at - before > DEAD_S:
+        before, self._checked_at = self._checked_at, self._monotonic()
+        if self._checked_at - before > DEAD_S:
             self._silent = {}  # who knows what was said meanwhile
-        self._silent = {life: self._silent.get(life, self._listened_at) for life in silent if life is not None}
+        self._silent = {life: self._silent.get(life, self._checked_at) for life in silent if life is not None}
         return None in silent or bool(self.dead())
 
     def dead(self) -> list[int]:
@@ -105,10 +105,10 @@ class Lives:
         What they had in hand is then as if they had died.
         """
         paused = [life for life in self._silent if self._is_over(life, PAUSED_S)]
-        for life, host, process, backend in run(connection, self._open(paused)) if paused else ():
+        for life, host, process, backend in run(connection, self._open_batches(paused)) if paused else ():
             inbox = self._names["inbox"]
             try:
-                run(connection, self._ending(backend))
+                run(connection, self._terminating(backend))
                 log.warning("%s: worker %d on %s is paused: ended its batch", inbox, process, host)
             except InsufficientPrivilege:
                 if life not in self._untouchable:
@@ -122,13 +122,13 @@ class Lives:
     def _is_over(self, life: int, silent_s: float) -> bool:
         return self._monotonic() - self._silent[life] >= silent_s
 
-    def _speaking(self) -> Operation[bool]:
-        [(is_held,)] = yield SPEAK.at()(life=self._number)
+    def _taking_lock(self) -> Operation[bool]:
+        [(is_held,)] = yield TAKE_LOCK.at()(life=self._number)
         return bool(is_held)
 
-    def _open(self, lives: list[int]) -> Operation[list[Row]]:
-        rows: list[Row] = yield OPEN.at(**self._names)(lives=lives)
+    def _open_batches(self, lives: list[int]) -> Operation[list[Row]]:
+        rows: list[Row] = yield OPEN_BATCHES.at(**self._names)(lives=lives)
         return rows
 
-    def _ending(self, backend: int) -> Operation[None]:
-        yield END.at()(pid=backend)
+    def _terminating(self, backend: int) -> Operation[None]:
+        yield TERMINATE.at()(pid=backend)

@@ -14,10 +14,10 @@ from typing import Protocol
 from inbox.claim import Claimed
 from inbox.failure import Recorded
 from inbox.worker.arguments import NotAwaited
-from inbox.worker.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_passing
+from inbox.worker.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_transient
 from inbox.worker.frames import frames
-from inbox.worker.in_flight import Note, Notes
-from inbox.worker.wakeup import InboxBell
+from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.wakeup import InboxListener
 from mailroom.message import Message
 from mailroom.session import backoff
 from mailroom.session.listener import heard
@@ -41,7 +41,7 @@ class Due:
         """In how many seconds; 0 for now."""
         return max(0.0, self._at - self._monotonic())
 
-    def told(self, in_s: float | None, at: float) -> None:
+    def reported(self, in_s: float | None, at: float) -> None:
         """Take what a claim told at that time; a key that was due and could not be had is looked at after a while."""
         if at < self._recorded_at:
             self._earlier(in_s, at)  # it did not know of that one
@@ -61,7 +61,7 @@ class Due:
     def had(self, in_s: float | None, at: float) -> None:
         """One was tried, and the next of the others is due in so many seconds from then."""
         self._at = self._not_before = -inf
-        self.told(in_s, at)
+        self.reported(in_s, at)
 
     def missed(self, in_s: float | None, at: float) -> None:
         """None of those that are due could be had: whoever holds them has them for now. The next one is due then."""
@@ -84,7 +84,7 @@ class Service(Protocol):
     stopping: asyncio.Event
     patience: Patience
 
-    async def work(self, batch: Batch, note: Note) -> None:
+    async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
         ...
 
@@ -97,15 +97,15 @@ class Service(Protocol):
         ...
 
 
-class Lane:
+class Loop:
     """One lane; `due` and `notes` are shared with the worker's other lanes."""
 
-    def __init__(self, service: Service, bell: InboxBell, notes: Notes, due: Due) -> None:
+    def __init__(self, service: Service, listener: InboxListener, in_flight: InFlight, due: Due) -> None:
         self._service = service
-        self._bell = bell
-        self._notes = notes
+        self._listener = listener
+        self._in_flight = in_flight
         self._due = due
-        self._note = Note()
+        self._entry = Entry()
         self._batch = Batch()
         self._size = Size(service.batch)
         self._failures = 0
@@ -120,7 +120,7 @@ class Lane:
         except SystemExit as error:
             raise Ended(error) from error
         finally:
-            self._bell.get_up(self)
+            self._listener.wake_up(self)
 
     async def _turn(self) -> None:
         try:
@@ -130,7 +130,7 @@ class Lane:
             elif self._is_drained and not self._was_due:
                 await self._sleep()
             else:
-                self._bell.get_up(self)
+                self._listener.wake_up(self)
                 await self._work()
             self._failures = 0
         except Exception as error:
@@ -142,22 +142,22 @@ class Lane:
         Woken, it does not get up, so that the next scan is the one before it waits again; not until there is more than
         a batch to do, when nothing has to ring any more.
         """
-        ring = self._bell.next_ring()
-        rings = await self._bell.asleep(self, self._until_look_s())  # without the bell, this is the poll
+        ring = self._listener.next_ring()
+        rings = await self._listener.asleep(self, self._until_check_s())  # without the bell, this is the poll
         if self._service.stopping.is_set():
             return
         await self._work()
         if self._is_drained and rings and not self._service.stopping.is_set():
-            await heard(ring, self._until_look_s())
+            await heard(ring, self._until_check_s())
 
-    def _until_look_s(self) -> float:
+    def _until_check_s(self) -> float:
         return min(self._service.poll_interval_s, self._due.in_s())
 
     async def _work(self, *, due: bool = False) -> None:
         self._batch = batch = Batch(due, self._size.next())
         self._was_due = due
         try:
-            await self._service.work(batch, self._note)
+            await self._service.work(batch, self._entry)
         finally:
             if batch.claimed is not None:
                 self._learn(batch.claimed, batch)
@@ -166,7 +166,7 @@ class Lane:
     def _learn(self, claimed: Claimed, batch: Batch) -> None:
         if not batch.due:
             self._is_drained = claimed.is_all
-            self._due.told(claimed.due_in_s, batch.claimed_at)
+            self._due.reported(claimed.due_in_s, batch.claimed_at)
         elif claimed.messages or claimed.ended:
             self._due.had(claimed.due_in_s, batch.claimed_at)
         else:
@@ -189,7 +189,7 @@ class Lane:
                 self._size.failed(batch)
                 await self._tell(recorded, error)
         except Exception as trouble:
-            if trouble is error or not is_passing(trouble, Batch()):
+            if trouble is error or not is_transient(trouble, Batch()):
                 raise
             await self._pause(trouble, "could not record what failed")
 
@@ -209,7 +209,7 @@ class Lane:
         if batch.message is None:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one by one"
         else:
-            text = f"{batch.message.id} failed, attempt {recorded.attempt}: {what}; {recorded.fate}"
+            text = f"{batch.message.id} failed, attempt {recorded.attempt}: {what}; {recorded.outcome}"
         log.warning("%s: %s%s", service.name, text, frames(error))
         try:
             await service.report(batch.message, error)

@@ -42,10 +42,10 @@ class Transactions(Protocol):
         """Where to listen; raises `ConfigurationError` if the source does not tell."""
         ...
 
-    def begin(self, *, aside: bool = False) -> AbstractContextManager[Any]:
+    def begin(self, *, failing: bool = False) -> AbstractContextManager[Any]:
         """Begin one; what it gives is what the handler gets.
 
-        `aside` is for what may fail again and again. A pool of ours has connections apart for it, one to begin with:
+        `failing` is for what may fail again and again. A pool of ours has connections apart for it, one to begin with:
         at each roll-back psycopg forgets what it has prepared, and the batches of others would be planned anew.
         """
         ...
@@ -67,7 +67,7 @@ class AsyncTransactions(Protocol):
         """Where to listen; raises `ConfigurationError` if the source does not tell."""
         ...
 
-    def begin(self, *, aside: bool = False) -> AbstractAsyncContextManager[Any]:
+    def begin(self, *, failing: bool = False) -> AbstractAsyncContextManager[Any]:
         """Begin one; what it gives is what the handler gets."""
         ...
 
@@ -112,8 +112,8 @@ def _kind(source: object) -> str:
 def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
-        pool, aside = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
-        return _Pool(pool, aside)
+        pool, failing = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
+        return _Pool(pool, failing)
     if isinstance(source, ConnectionPool):
         return _Pool(source)
     return _Factory(source)
@@ -122,13 +122,13 @@ def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
 async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
     """Return what gives transactions on `source`."""
     if isinstance(source, str):
-        pool, aside = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
+        pool, failing = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
         async with contextlib.AsyncExitStack() as unless_open:
-            for each in (pool, aside):
+            for each in (pool, failing):
                 unless_open.push_async_callback(each.close)
                 await each.open()
             unless_open.pop_all()
-        return _AsyncPool(pool, aside)
+        return _AsyncPool(pool, failing)
     if isinstance(source, AsyncConnectionPool):
         return _AsyncPool(source)
     return _AsyncFactory(source)
@@ -150,23 +150,23 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
             "reconnect_timeout": RECONNECT_S,
         }
 
-    return arguments(f"worker {inbox}", parallel), arguments(f"worker aside {inbox}", 1)
+    return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 1)
 
 
 class _Pool:
-    def __init__(self, pool: "ConnectionPool[Any]", aside: "ConnectionPool[Any] | None" = None) -> None:
-        """With `aside`, both are ours."""
+    def __init__(self, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None) -> None:
+        """With `failing`, both are ours."""
         self._pool = pool
-        self._aside = aside
+        self._failing = failing
 
     @property
     def dsn(self) -> str:
         return _pool_dsn(self._pool)
 
     @contextlib.contextmanager
-    def begin(self, *, aside: bool = False) -> Iterator["psycopg.Connection[Any]"]:
+    def begin(self, *, failing: bool = False) -> Iterator["psycopg.Connection[Any]"]:
         # Not `connection.transaction()`, whose end sends a COMMIT of its own, behind the one that ends a batch.
-        with ((aside and self._aside) or self._pool).connection() as connection:
+        with ((failing and self._failing) or self._pool).connection() as connection:
             if autocommit := connection.autocommit:
                 connection.autocommit = False
             try:
@@ -187,26 +187,26 @@ class _Pool:
             cursor.execute(COMMIT)
 
     def close(self) -> None:
-        if self._aside is not None:
+        if self._failing is not None:
             try:
                 self._pool.close()
             finally:
-                self._aside.close()
+                self._failing.close()
 
 
 class _AsyncPool:
-    def __init__(self, pool: "AsyncConnectionPool[Any]", aside: "AsyncConnectionPool[Any] | None" = None) -> None:
-        """With `aside`, both are ours."""
+    def __init__(self, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None) -> None:
+        """With `failing`, both are ours."""
         self._pool = pool
-        self._aside = aside
+        self._failing = failing
 
     @property
     def dsn(self) -> str:
         return _pool_dsn(self._pool)
 
     @contextlib.asynccontextmanager
-    async def begin(self, *, aside: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
-        async with ((aside and self._aside) or self._pool).connection() as connection:
+    async def begin(self, *, failing: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
+        async with ((failing and self._failing) or self._pool).connection() as connection:
             if autocommit := connection.autocommit:
                 await connection.set_autocommit(False)
             try:
@@ -227,11 +227,11 @@ class _AsyncPool:
             await cursor.execute(COMMIT)
 
     async def close(self) -> None:
-        if self._aside is not None:
+        if self._failing is not None:
             try:
                 await self._pool.close()
             finally:
-                await self._aside.close()
+                await self._failing.close()
 
 
 def _is_idle(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
@@ -247,7 +247,7 @@ class _Factory:
         return _engine_dsn(self._factory)
 
     @contextlib.contextmanager
-    def begin(self, *, aside: bool = False) -> Iterator[Any]:
+    def begin(self, *, failing: bool = False) -> Iterator[Any]:
         with self._factory.begin() as connection:
             try:
                 yield connection
@@ -272,7 +272,7 @@ class _AsyncFactory:
         return _engine_dsn(self._factory)
 
     @contextlib.asynccontextmanager
-    async def begin(self, *, aside: bool = False) -> AsyncIterator[Any]:
+    async def begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
         async with self._factory.begin() as connection:
             try:
                 yield connection

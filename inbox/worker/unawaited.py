@@ -33,7 +33,7 @@ class Unanswered(psycopg.OperationalError):
     """What was sent before was not answered in time."""
 
 
-class Post:
+class Unawaited:
     """One session, for any thread; lost, or of unknown state, it is made anew at the next use."""
 
     def __init__(self, dsn: str, role: str, session: Mapping[str, str]) -> None:

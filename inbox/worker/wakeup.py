@@ -15,13 +15,13 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
 PARTITION_KEY = locks.key("'{schema}.inbox_{inbox}'::regclass")
-LIE_DOWN = Sql(
+FALL_ASLEEP = Sql(
     "SELECT pg_advisory_lock_shared({asleep_lock}, {partition_key}) IS NULL",
     columns=("boolean",),
     asleep_lock=locks.ASLEEP,
     partition_key=PARTITION_KEY,
 )
-GET_UP = Sql(
+WAKE_UP = Sql(
     "SELECT pg_advisory_unlock_shared({asleep_lock}, {partition_key})",
     columns=("boolean",),
     asleep_lock=locks.ASLEEP,
@@ -29,27 +29,27 @@ GET_UP = Sql(
 )
 
 
-class InboxBell(Bell):
+class InboxListener(Bell):
     """The bell of an inbox, for the lanes of one worker; the lock "asleep" is held while any of them sleeps."""
 
     def __init__(self, dsn: str, schema: str, inbox: str) -> None:
-        super().__init__(dsn, schema, f"inbox_{inbox}", f"worker bell {inbox}")
+        super().__init__(dsn, schema, f"inbox_{inbox}", f"worker listener {inbox}")
         self._inbox = {"schema": schema, "inbox": inbox}
         self._sleepers: set[object] = set()
         self._wanted = asyncio.Event()
         self._asleep = asyncio.Event()
 
-    async def asleep(self, lane: object, timeout_s: float) -> bool:
+    async def asleep(self, loop: object, timeout_s: float) -> bool:
         """Count a lane as asleep, and wait until deliveries ring for it, at most so long; tell whether they do."""
-        self._sleepers.add(lane)
+        self._sleepers.add(loop)
         self._wanted.set()
         return await heard(self._asleep, timeout_s)
 
-    def get_up(self, lane: object) -> None:
+    def wake_up(self, loop: object) -> None:
         """Count a lane as awake."""
-        self._sleepers.discard(lane)
+        self._sleepers.discard(loop)
 
-    def rouse(self) -> None:
+    def release(self) -> None:
         """Let no lane wait any more, neither for a ring nor, without a connection, for somebody who would ring."""
         self._asleep.set()
         self.ring()
@@ -64,13 +64,13 @@ class InboxBell(Bell):
                 await self.beat(connection)
                 async for _ in connection.notifies(timeout=0):
                     pass
-            await run_async(connection, self._running(LIE_DOWN))
+            await run_async(connection, self._running(FALL_ASLEEP))
             self._asleep.set()
             while self._sleepers:
                 await self.hear(connection)
             self._asleep.clear()
             self._wanted.clear()
-            await run_async(connection, self._running(GET_UP))
+            await run_async(connection, self._running(WAKE_UP))
 
     def _running(self, statement: Sql) -> Operation[None]:
         yield statement.at(**self._inbox)()

@@ -18,8 +18,8 @@ from inbox.peek import finding
 from inbox.worker import arguments
 from inbox.worker.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
 from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations
-from inbox.worker.in_flight import Note, Notes
-from inbox.worker.loop import Due, Lane
+from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.loop import Due, Loop
 from inbox.worker.signals import stopping
 from inbox.worker.threads import in_thread
 from inbox.worker.transactions import (
@@ -32,7 +32,7 @@ from inbox.worker.transactions import (
     usable,
     usable_async,
 )
-from inbox.worker.wakeup import InboxBell
+from inbox.worker.wakeup import InboxListener
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.errors import DecodeError
@@ -49,7 +49,7 @@ CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelle
 
 
 class Dispatches(Protocol):
-    """What a worker that delivers by itself runs beside its lanes: `dispatcher.Dispatcher`, `dispatcher.Executor`."""
+    """What a worker that delivers by itself runs beside its loops: `dispatcher.Dispatcher`, `dispatcher.Executor`."""
 
     async def run(self) -> None:
         """Deliver while no other leads, until stopped."""
@@ -61,7 +61,7 @@ class Dispatches(Protocol):
 
 
 class _Service(ABC):
-    """What both flavours share: settings, lanes, what runs beside them, stopping."""
+    """What both flavours share: settings, loops, what runs beside them, stopping."""
 
     def __init__(
         self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
@@ -81,7 +81,7 @@ class _Service(ABC):
         self._is_stopped = False
         self._cancellations = 0  # of the task that calls `run`, before it did
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._notes: Notes
+        self._in_flight: InFlight
 
     def stop(self) -> None:
         """Let every lane finish its batch and return from `run`; safe from any thread or signal, at any time, twice."""
@@ -97,35 +97,37 @@ class _Service(ABC):
         self._loop = asyncio.get_running_loop()
         if self._is_stopped:
             self.stopping.set()
-        bell = InboxBell(dsn, self.schema, self.name)
+        listener = InboxListener(dsn, self.schema, self.name)
         due = Due(self.poll_interval_s)
-        self._notes = Notes(dsn, self.schema, self.name)
+        self._in_flight = InFlight(dsn, self.schema, self.name)
         try:
             # Before the first batch: it may hold the message that the last worker died of.
-            await self._notes.apart(self._notes.begin)
+            await self._in_flight.run_in_thread(self._in_flight.begin)
             if cancellations() > self._cancellations:
                 raise asyncio.CancelledError  # wait_for of Python 3.11 had swallowed it, in a pool say
             log.info(
                 "%s: serving, in schema %s of %s: %d at once, batches of %d",
                 self.name, self.schema, settings.place(dsn), self._parallel, self.batch,
             )  # fmt: skip
-            await self._run_lanes([Lane(self, bell, self._notes, due) for _ in range(self._parallel)], bell, due, dsn)
+            await self._run_loops(
+                [Loop(self, listener, self._in_flight, due) for _ in range(self._parallel)], listener, due, dsn
+            )
         finally:
-            await self._notes.apart(self._notes.close)
+            await self._in_flight.run_in_thread(self._in_flight.close)
 
-    async def _run_lanes(self, made: list[Lane], bell: InboxBell, due: Due, dsn: str) -> None:
-        """Run the lanes and what stands beside them; cancelled, stop first, and cancelled again, end at once."""
+    async def _run_loops(self, made: list[Loop], listener: InboxListener, due: Due, dsn: str) -> None:
+        """Run the loops and what stands beside them; cancelled, stop first, and cancelled again, end at once."""
 
         def found() -> None:
             due.recorded(0)
-            bell.ring()
+            listener.ring()
 
         # First, since it fails if the dispatcher cannot be imported.
         dispatchers = _dispatchers(dsn, self.schema, self.poll_interval_s) if self._dispatch else []
-        lanes = [asyncio.create_task(lane.run()) for lane in made]
-        beside = [asyncio.create_task(bell.run()), asyncio.create_task(self._notes.watch(found))]
+        loops = [asyncio.create_task(loop.run()) for loop in made]
+        beside = [asyncio.create_task(listener.run()), asyncio.create_task(self._in_flight.watch(found))]
         dispatching = [asyncio.create_task(each.run()) for each in dispatchers]
-        tasks = [*lanes, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
+        tasks = [*loops, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
         cancelled: asyncio.CancelledError | None = None
         try:
             try:
@@ -133,14 +135,14 @@ class _Service(ABC):
             except asyncio.CancelledError as first:
                 cancelled = first
             self.stopping.set()  # also when one of them failed: the others finish their batches
-            bell.rouse()
-            await asyncio.wait(lanes)
+            listener.release()
+            await asyncio.wait(loops)
             for each in dispatchers:
                 each.stop()
             if dispatching:
                 await asyncio.wait(dispatching)
         finally:
-            # What still runs stands beside the lanes; or, if this was cancelled again, everything. Not once only:
+            # What still runs stands beside the loops; or, if this was cancelled again, everything. Not once only:
             # wait_for of Python 3.11 swallows a cancellation that comes together with what it waits for.
             self.stopping.set()
             while running := [task for task in tasks if not task.done()]:
@@ -150,7 +152,7 @@ class _Service(ABC):
                     await asyncio.wait(running, timeout=CANCELLED_S)
                 except asyncio.CancelledError as again:
                     cancelled = again
-        for task in (*lanes, *beside, *dispatching):
+        for task in (*loops, *beside, *dispatching):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error.error if isinstance(error, Ended) else error
         if cancelled is not None:
@@ -164,13 +166,13 @@ class _Service(ABC):
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
         share = Share(keys=batch.size, per_key=batch.size, total=batch.size, due_too=False, hold=True)
         claiming = inbox.claiming_due(batch.size, hold=True) if batch.due else inbox.claiming(share)
-        batch.had((yield from claiming), connection)
+        batch.take((yield from claiming), connection)
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
         return blaming(self.schema, self.name, batch, error, self.fatal)
 
     @abstractmethod
-    async def work(self, batch: Batch, note: Note) -> None:
+    async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
 
     @abstractmethod
@@ -184,8 +186,8 @@ class _Service(ABC):
 
 def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatches]:
     # Handed in by entry point, since the consumer's side does not import the dispatcher.
-    lanes = entry_points(group="mailroom.dispatcher")
-    return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]
+    loops = entry_points(group="mailroom.dispatcher")
+    return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in loops]
 
 
 class Worker(_Service):
@@ -245,17 +247,17 @@ class Worker(_Service):
             finally:
                 self._transactions.close()
 
-    async def work(self, batch: Batch, note: Note) -> None:
+    async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
-        await in_thread(self._threads, self._batch_of, batch, note)
+        await in_thread(self._threads, self._batch_of, batch, entry)
 
-    def _batch_of(self, batch: Batch, note: Note) -> None:
-        with self._notes.clearing(note):
-            with self._transactions.begin(aside=batch.due) as connection:
+    def _batch_of(self, batch: Batch, entry: Entry) -> None:
+        with self._in_flight.removing(entry):
+            with self._transactions.begin(failing=batch.due) as connection:
                 run(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
-                self._notes.write(note, batch.messages)
+                self._in_flight.add(entry, batch.messages)
                 try:
                     for message in batch.messages:
                         with batch.handling(message, connection):
@@ -268,7 +270,7 @@ class Worker(_Service):
                 except Exception as error:
                     if not self.patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):  # then it is recorded once it is rolled back
-                            batch.recorded = self._notes.tell(note, self._blaming(batch, error))
+                            batch.recorded = self._in_flight.replace(entry, self._blaming(batch, error))
                     raise
             self.patience.handled(batch)
             batch.committed()
@@ -329,14 +331,14 @@ class AsyncWorker(_Service):
             finally:
                 await self._transactions.close()
 
-    async def work(self, batch: Batch, note: Note) -> None:
+    async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
-        async with self._notes.clearing_async(note):
-            async with self._transactions.begin(aside=batch.due) as connection:
+        async with self._in_flight.removing_async(entry):
+            async with self._transactions.begin(failing=batch.due) as connection:
                 await run_async(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
-                await self._notes.apart(self._notes.write, note, batch.messages)
+                await self._in_flight.run_in_thread(self._in_flight.add, entry, batch.messages)
                 try:
                     for message in batch.messages:
                         with batch.handling(message, connection):
@@ -347,8 +349,8 @@ class AsyncWorker(_Service):
                 except Exception as error:
                     if not self.patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):
-                            batch.recorded = await self._notes.apart(
-                                self._notes.tell, note, self._blaming(batch, error)
+                            batch.recorded = await self._in_flight.run_in_thread(
+                                self._in_flight.replace, entry, self._blaming(batch, error)
                             )
                     raise
             self.patience.handled(batch)

@@ -277,25 +277,24 @@ def _shuffled(messages: list[Any]) -> list[Any]:
 @_mutant("an attempt is counted in the transaction that is rolled back")
 def _attempt_rolled_back() -> None:
     from inbox.failure import GONE
-    from inbox.worker import loop as lane
-    from inbox.worker import worker
+    from inbox.worker import loop, worker
 
     def blaming(*arguments: Any) -> Operation[Any]:
         yield from ()
         return GONE
 
     _put(worker, "blaming", blaming)
-    _put(lane, "blaming", blaming)
+    _put(loop, "blaming", blaming)
 
 
 @_mutant("a message that its worker dies of is not counted", "F27")
 def _death_not_counted() -> None:
-    from inbox.worker.in_flight import Notes
+    from inbox.worker.in_flight import InFlight
 
-    def nothing(self: Notes) -> None:
+    def nothing(self: InFlight) -> None:
         pass
 
-    _put(Notes, "take_over", nothing)
+    _put(InFlight, "take_over", nothing)
 
 
 @_mutant("a key that is well again keeps its note", habits=Habits(failing=0.05))

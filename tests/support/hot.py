@@ -10,7 +10,7 @@ from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.executor.take import NEXT
 from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, Share
 from inbox.failure import RECORD
-from inbox.worker.in_flight import WRITE
+from inbox.worker.in_flight import ADD
 from mailroom.sql.operation import PARAMETER, Sql
 from mailroom.status import INBOXES
 from outbox.outbox import INSERT
@@ -32,7 +32,7 @@ HOT = {
     "reap-key-again": Hot(HAS_MORE, session=PINNED),
     "reap-any": Hot(REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
     "reap-any-of-one": Hot(REAP_ANY, Share(1, 1, 1).names(), PINNED),
-    "note-of-a-batch": Hot(WRITE, session=PINNED),
+    "in-flight-entry": Hot(ADD, session=PINNED),
     "record-a-failure": Hot(RECORD),
     "take-executables": Hot(NEXT, session=DELIVERY),
     "status-of-inboxes": Hot(INBOXES),

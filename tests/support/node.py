@@ -106,6 +106,6 @@ def send(connection: Connection[Row], topic: str, value: object = None, *, kind:
 def failing(inbox: str, message: Message, error: Exception) -> Operation[Recorded]:
     """Record a failure as a worker does, and end the message, if it was the last one, as the key's next claim does."""
     recorded = yield from recording(SCHEMA, inbox, message, error)
-    if recorded.fate in ("park", "skip"):
+    if recorded.outcome in ("park", "skip"):
         assert (yield from reaping_due(SCHEMA, inbox)).ended is not None
     return recorded

@@ -15,7 +15,7 @@ import pytest
 from inbox import AsyncWorker, Inbox, Message, Park, Parked, Retry, Skip, Worker, claim, due
 from inbox.due import healing, reaping_due
 from inbox.failure import recording, suspecting
-from inbox.worker.in_flight import Notes
+from inbox.worker.in_flight import InFlight
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
@@ -112,19 +112,19 @@ def test_attempt_is_recorded_before_the_batch_is_rolled_back(
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "bad", "a")
     seen: list[Any] = []
-    tell = Notes.tell
+    replace = InFlight.replace
 
-    def telling(self: Notes, *arguments: Any) -> Any:
-        told = tell(self, *arguments)
+    def replacing(self: InFlight, *arguments: Any) -> Any:
+        recorded = replace(self, *arguments)
         seen.append((trouble(node), Inbox("shipping").reap_any(connect())))
-        return told
+        return recorded
 
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise ValueError
         note(message, connection)
 
-    monkeypatch.setattr(Notes, "tell", telling)
+    monkeypatch.setattr(InFlight, "replace", replacing)
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
         eventually(lambda: noted(node) == ["a"], WITHIN_S)
     assert seen == [([("bad", 1)], [])]
@@ -175,13 +175,13 @@ def test_due_claim_that_began_before_the_record_passes_the_key_over(
 def test_attempt_that_cannot_be_recorded_before_the_roll_back_is_recorded_after_it(
     node: Node, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(self: Notes, *arguments: Any) -> Any:
+    def lost(self: InFlight, *arguments: Any) -> Any:
         raise psycopg.OperationalError("the notes' session is lost")
 
     def handle(message: Message, connection: Any) -> None:
         raise ValueError
 
-    monkeypatch.setattr(Notes, "tell", lost)
+    monkeypatch.setattr(InFlight, "replace", lost)
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "bad")
     with working(Worker(source, "shipping", handle)):
@@ -288,9 +288,9 @@ def test_replay_begins_to_count_anew(node: Node) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=2)
     deliver(node, "bad")
     with node.connection.transaction():
-        for fate in ("retry", "park"):
+        for outcome in ("retry", "park"):
             [bad] = Inbox("shipping").peek(node.connection, "bad")
-            assert run(node.connection, failing("shipping", bad, ValueError("no"))).fate == fate
+            assert run(node.connection, failing("shipping", bad, ValueError("no"))).outcome == outcome
     with node.connection.transaction():
         Parked("shipping").replay(node.connection, "bad", actor="ada", why="mended")
     [bad] = Inbox("shipping").peek(node.connection, "bad")

@@ -13,9 +13,8 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from inbox import AsyncWorker, Inbox, Message, Skip, Worker
-from inbox.worker import in_flight as notes
-from inbox.worker import loop
-from inbox.worker.in_flight import DIED, REMOVE, Note, Notes
+from inbox.worker import in_flight, loop
+from inbox.worker.in_flight import DIED, REMOVE, Entry, InFlight
 from mailroom.session import backoff, listener
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
@@ -77,7 +76,7 @@ def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> Non
 def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
     node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)  # it would remove what is left behind
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)  # it would remove what is left behind
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "k")
     keys: list[object] = []
@@ -98,7 +97,7 @@ def test_note_of_a_batch_that_was_rolled_back_is_gone_while_its_lane_pauses(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A note goes with the record of a failure; but a conflict is not recorded, and its lane may pause for long."""
-    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", NEVER_S)
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)
     pauses = threading.Event()
 
     def pause_s(failures: int, longest_s: float) -> float:
@@ -121,7 +120,7 @@ def test_note_of_a_batch_that_was_rolled_back_is_gone_while_its_lane_pauses(
 async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "a", "b")
     handling, go_on = asyncio.Event(), asyncio.Event()
 
@@ -134,7 +133,7 @@ async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
         await asyncio.wait_for(handling.wait(), 10)
         # Of no life, as behind a pooler: then there is nothing but its locks.
         await eventually_async(lambda: node.rows("UPDATE mailroom.worker SET life = NULL RETURNING id"))
-        others = Notes(node.dsn, "mailroom", "shipping")
+        others = InFlight(node.dsn, "mailroom", "shipping")
         await asyncio.to_thread(others.take_over)
         assert len(node.rows("SELECT FROM mailroom.worker")) == 1
         go_on.set()
@@ -144,13 +143,13 @@ async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
 
 
 def test_batches_that_a_server_took_along_are_no_message_s_fault(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
     node.connection.execute(
         "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
         "VALUES (gen_random_uuid(), 'shipping', 'h', 1, pg_postmaster_start_time() - interval '1 s', 1, '{k}', '{1}')"
     )
-    others = Notes(node.dsn, "mailroom", "shipping")
+    others = InFlight(node.dsn, "mailroom", "shipping")
     others.take_over()
     others.close()
     assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
@@ -160,20 +159,20 @@ def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its transaction would stay open, and no note could be written."""
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
-    mine = Notes(node.dsn, "mailroom", "shipping")
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
+    mine = InFlight(node.dsn, "mailroom", "shipping")
     with monkeypatch.context() as patched:
-        patched.setattr(Notes, "_taking_over", failing)
+        patched.setattr(InFlight, "_taking_over", failing)
         patched.setattr(psycopg.Transaction, "__exit__", leaving_it_open)
         with pytest.raises(ZeroDivisionError):
             mine.take_over()
     mine.take_over()
-    with mine._look.session() as connection:
+    with mine._watcher.session() as connection:
         assert connection.info.transaction_status is TransactionStatus.IDLE
     mine.close()
 
 
-def failing(_: Notes) -> Operation[int]:
+def failing(_: InFlight) -> Operation[int]:
     yield REMOVE.at(schema="mailroom")(id=uuid4())
     raise ZeroDivisionError
 
@@ -193,55 +192,55 @@ def left(node: Node, key: str, clock: int, rest: dict[str, int] | None = None) -
 
 
 @pytest.fixture
-def notes_of_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
-    others = Notes(node.dsn, "mailroom", "shipping")
+def another_in_flight(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[InFlight]:
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
+    others = InFlight(node.dsn, "mailroom", "shipping")
     yield others
     others.close()
 
 
-def test_dead_are_found_behind_the_many_who_live(node: Node, connect: Connect, notes_of_another: Notes) -> None:
+def test_dead_are_found_behind_the_many_who_live(node: Node, connect: Connect, another_in_flight: InFlight) -> None:
     deliver(node, *(f"k{n}" for n in range(30)), "deadly")
     batch = connect()
     for message in Inbox("shipping").reap_any(batch, max_keys=30, per_key=1):
         left(node, message.key, message.clock)
     left(node, "deadly", 31)
-    notes_of_another.take_over()
+    another_in_flight.take_over()
     assert trouble(node) == [("deadly", 1)]
     assert node.value("SELECT count(*) FROM mailroom.worker") == 30
 
 
-def test_note_of_what_was_committed_is_swept_and_blames_nobody(node: Node, notes_of_another: Notes) -> None:
+def test_note_of_what_was_committed_is_swept_and_blames_nobody(node: Node, another_in_flight: InFlight) -> None:
     left(node, "k", 1)
-    notes_of_another.take_over()
+    another_in_flight.take_over()
     assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
 def test_young_note_may_be_of_a_batch_that_was_just_rolled_back(
-    node: Node, notes_of_another: Notes, monkeypatch: pytest.MonkeyPatch
+    node: Node, another_in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "AGE_S", 60.0)
+    monkeypatch.setattr(in_flight, "AGE_S", 60.0)
     deliver(node, "k")
     left(node, "k", 1)
-    notes_of_another.take_over()
+    another_in_flight.take_over()
     assert trouble(node) == []
     assert node.value("SELECT count(*) FROM mailroom.worker") == 1
 
 
 def test_note_removed_by_the_worker_that_wrote_it_though_its_session_was_lost(node: Node) -> None:
     deliver(node, "k")
-    mine, note = Notes(node.dsn, "mailroom", "shipping"), Note()
-    mine.write(note, Inbox("shipping").peek(node.connection))
+    mine, entry = InFlight(node.dsn, "mailroom", "shipping"), Entry()
+    mine.add(entry, Inbox("shipping").peek(node.connection))
     eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
-    node.end_sessions("mailroom worker notes")
-    mine.clear(note)
+    node.end_sessions("mailroom worker in flight")
+    mine.remove(entry)
     mine.close()
     assert node.rows("SELECT FROM mailroom.worker") == []
 
 
 def test_worker_whose_notes_the_database_refuses_ends_and_says_why(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """No retry mends it, and it is no message's fault."""
-    monkeypatch.setattr(Notes, "take_over", lambda _: None)
+    monkeypatch.setattr(InFlight, "take_over", lambda _: None)
     deliver(node, "a", "b", "c")
     node.connection.execute("DROP TABLE mailroom.worker")
     with pytest.raises(psycopg.errors.UndefinedTable):
@@ -250,42 +249,42 @@ def test_worker_whose_notes_the_database_refuses_ends_and_says_why(node: Node, m
 
 
 def test_deadly_message_is_found_though_others_have_consumed_the_first_of_its_batch(
-    node: Node, notes_of_another: Notes
+    node: Node, another_in_flight: InFlight
 ) -> None:
     deliver(node, "first", "deadly")
     left(node, "first", 1, rest={"deadly": 2})
     with node.connection.transaction():
         Inbox("shipping").reap(node.connection, "first")
-    notes_of_another.take_over()
+    another_in_flight.take_over()
     assert trouble(node) == [("deadly", 0)]
 
 
 def test_worker_does_not_take_its_own_batch_for_one_of_the_dead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection may be lost, and its messages free, while the handler is busy elsewhere."""
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
-    mine, note = Notes(node.dsn, "mailroom", "shipping"), Note()
-    mine.write(note, Inbox("shipping").peek(node.connection))
+    mine, entry = InFlight(node.dsn, "mailroom", "shipping"), Entry()
+    mine.add(entry, Inbox("shipping").peek(node.connection))
     eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
     mine.take_over()
     assert trouble(node) == []
-    mine.clear(note)
+    mine.remove(entry)
     mine.close()
 
 
 def test_notes_of_the_living_are_not_locked_by_who_looks_for_the_dead(
-    node: Node, connect: Connect, notes_of_another: Notes, monkeypatch: pytest.MonkeyPatch
+    node: Node, connect: Connect, another_in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one whose note waits would go without, or leave one behind."""
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
-    batch, mine, note = connect(), Notes(node.dsn, "mailroom", "shipping"), Note()
-    mine.write(note, Inbox("shipping").reap_any(batch))
+    batch, mine, entry = connect(), InFlight(node.dsn, "mailroom", "shipping"), Entry()
+    mine.add(entry, Inbox("shipping").reap_any(batch))
     eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
-    with notes_of_another._look.session() as looking, looking.transaction():
-        run(looking, notes_of_another._taking_over())
+    with another_in_flight._watcher.session() as looking, looking.transaction():
+        run(looking, another_in_flight._taking_over())
         batch.rollback()
-        mine.clear(note)
+        mine.remove(entry)
         mine.close()
         assert node.rows("SELECT FROM mailroom.worker") == []
 
@@ -300,7 +299,7 @@ def test_what_a_handler_says_counts_also_when_its_note_cannot_be_removed(
         raise Skip("too old")
 
     said: list[type[Exception]] = []
-    monkeypatch.setattr(Notes, "clear", cannot)
+    monkeypatch.setattr(InFlight, "remove", cannot)
     deliver(node, "k")
     worker = Worker(
         node.dsn, "shipping", handle, poll_interval_s=NEVER_S, on_error=lambda _, error: said.append(type(error))
@@ -312,8 +311,8 @@ def test_what_a_handler_says_counts_also_when_its_note_cannot_be_removed(
 
 def test_dead_worker_s_batch_is_taken_up_at_once(node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that waits is woken by its own watch: nothing else rings."""
-    monkeypatch.setattr(notes, "WATCH_INTERVAL_S", 0.05)
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     waits, wait = threading.Event(), listener.heard
 
     async def heard(ring: asyncio.Event, timeout_s: float) -> bool:

@@ -12,18 +12,18 @@ class Clock:
 
 def test_due_is_what_the_last_claim_told() -> None:
     due = Due(1.0, clock := Clock())
-    due.told(None, clock.now)
+    due.reported(None, clock.now)
     assert due.in_s() == float("inf")
-    due.told(3.0, clock.now)
+    due.reported(3.0, clock.now)
     clock.now += 2
     assert due.in_s() == 1
-    due.told(-5.0, clock.now)
+    due.reported(-5.0, clock.now)
     assert due.in_s() == 0
 
 
 def test_recorded_failure_comes_before_what_is_later() -> None:
     due = Due(1.0, clock := Clock())
-    due.told(3.0, clock.now)
+    due.reported(3.0, clock.now)
     due.recorded(2.0)
     due.recorded(5.0)
     due.recorded(None)
@@ -42,12 +42,12 @@ def test_keys_that_others_hold_are_looked_for_again_after_a_while_and_others_in_
     due = Due(1.0, clock := Clock())
     due.missed(0.25, clock.now)
     assert due.in_s() == 0.25
-    due.told(-3.0, clock.now)  # by claims that see the one that is held
+    due.reported(-3.0, clock.now)  # by claims that see the one that is held
     assert due.in_s() == 0.25
     clock.now += 0.25
     assert due.in_s() == 0
     due.missed(None, clock.now)
-    due.told(-3.0, clock.now)
+    due.reported(-3.0, clock.now)
     assert due.in_s() == 1
     due.had(-3.0, clock.now)
     assert due.in_s() == 0
@@ -57,10 +57,10 @@ def test_what_a_claim_told_counts_from_the_claim_and_does_not_undo_what_was_reco
     due = Due(1.0, clock := Clock())
     claimed_at = clock.now
     clock.now += 4  # its handlers take their time
-    due.told(5.0, claimed_at)
+    due.reported(5.0, claimed_at)
     assert due.in_s() == 1
     due.recorded(0.5)
-    due.told(None, claimed_at)
+    due.reported(None, claimed_at)
     assert due.in_s() == 0.5
-    due.told(None, clock.now)
+    due.reported(None, clock.now)
     assert due.in_s() == float("inf")

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from inbox import Inbox, Message, Worker
-from inbox.worker import in_flight as notes
-from inbox.worker import life
-from inbox.worker.in_flight import Note, Notes
+from inbox.worker import in_flight, life
+from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.life import DEAD_S, PAUSED_S
 from mailroom import locks
 from tests.support.databases import Connect
@@ -42,29 +41,29 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def others(node: Node, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Notes]:
+def others(node: Node, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[InFlight]:
     """Another worker's notes, by a clock of the test's own."""
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
-    others = Notes(node.dsn, "mailroom", "shipping", clock)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
+    others = InFlight(node.dsn, "mailroom", "shipping", clock)
     yield others
     others.close()
 
 
 @pytest.fixture
-def mine(node: Node) -> Iterator[Notes]:
+def mine(node: Node) -> Iterator[InFlight]:
     """A worker's notes; it speaks."""
-    mine = Notes(node.dsn, "mailroom", "shipping")
+    mine = InFlight(node.dsn, "mailroom", "shipping")
     mine.take_over()
     yield mine
     mine.close()
 
 
-def write(node: Node, mine: Notes, messages: list[Message]) -> None:
-    mine.write(Note(), messages)
+def write(node: Node, mine: InFlight, messages: list[Message]) -> None:
+    mine.add(Entry(), messages)
     eventually(lambda: node.rows(SPEAKS))
 
 
-def listen(others: Notes, clock: Clock, seconds: float) -> None:
+def listen(others: InFlight, clock: Clock, seconds: float) -> None:
     """Look as often in so many seconds as a worker does."""
     for _ in range(round(seconds)):
         others.take_over()
@@ -72,13 +71,13 @@ def listen(others: Notes, clock: Clock, seconds: float) -> None:
     others.take_over()
 
 
-def fall_silent(node: Node, mine: Notes) -> None:
-    with mine._look.session() as connection:
+def fall_silent(node: Node, mine: InFlight) -> None:
+    with mine._watcher.session() as connection:
         node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
 
 
 def test_living_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_taken_for_dead(
-    node: Node, others: Notes, clock: Clock
+    node: Node, others: InFlight, clock: Clock
 ) -> None:
     deliver(node, "k")
     busy, go_on = threading.Event(), threading.Event()
@@ -101,7 +100,7 @@ def test_living_worker_whose_connection_was_lost_while_its_handler_is_busy_is_no
 
 
 def test_worker_that_lost_all_its_connections_for_a_moment_is_not_taken_for_dead(
-    node: Node, mine: Notes, others: Notes, clock: Clock
+    node: Node, mine: InFlight, others: InFlight, clock: Clock
 ) -> None:
     deliver(node, "k")
     write(node, mine, Inbox("shipping").peek(node.connection))
@@ -122,7 +121,9 @@ def test_worker_that_lost_all_its_connections_for_a_moment_is_not_taken_for_dead
     assert trouble(node) == [("k", 1)]
 
 
-def test_silence_counts_only_where_somebody_listened(node: Node, mine: Notes, others: Notes, clock: Clock) -> None:
+def test_silence_counts_only_where_somebody_listened(
+    node: Node, mine: InFlight, others: InFlight, clock: Clock
+) -> None:
     """As when the network was away: who comes back first has heard nothing of the others."""
     deliver(node, "k")
     write(node, mine, Inbox("shipping").peek(node.connection))
@@ -133,14 +134,14 @@ def test_silence_counts_only_where_somebody_listened(node: Node, mine: Notes, ot
     assert trouble(node) == []
 
 
-def test_number_is_told_only_while_its_lock_is_held(node: Node, mine: Notes) -> None:
+def test_number_is_told_only_while_its_lock_is_held(node: Node, mine: InFlight) -> None:
     """A process that could never take it would look as if it were paused."""
     deliver(node, "k")
     fall_silent(node, mine)
     lock = [locks.ALIVE, mine._lives._number]
     node.connection.execute("SELECT pg_advisory_lock(%s, %s)", lock)
     mine.take_over()
-    mine.write(Note(), Inbox("shipping").peek(node.connection))
+    mine.add(Entry(), Inbox("shipping").peek(node.connection))
     assert eventually(lambda: node.rows("SELECT life FROM mailroom.worker")) == [(None,)]
     node.connection.execute("SELECT pg_advisory_unlock(%s, %s)", lock)
     mine.take_over()
@@ -148,9 +149,9 @@ def test_number_is_told_only_while_its_lock_is_held(node: Node, mine: Notes) -> 
 
 
 def test_first_batch_waits_until_it_is_certain_who_is_dead(
-    node: Node, mine: Notes, monkeypatch: pytest.MonkeyPatch
+    node: Node, mine: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     monkeypatch.setattr(life, "DEAD_S", 0.3)
     deliver(node, "deadly")
     write(node, mine, Inbox("shipping").peek(node.connection))
@@ -166,7 +167,7 @@ def test_first_batch_waits_until_it_is_certain_who_is_dead(
 
 
 def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worker_is_paused(
-    node: Node, connect: Connect, mine: Notes, others: Notes, clock: Clock
+    node: Node, connect: Connect, mine: InFlight, others: InFlight, clock: Clock
 ) -> None:
     deliver(node, "k")
     first, second = connect(), connect()
@@ -180,10 +181,10 @@ def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worke
 
 
 def test_paused_worker_of_another_role_is_left_alone_and_told_of_once(
-    node: Node, connect: Connect, mine: Notes, monkeypatch: pytest.MonkeyPatch, clock: Clock,
+    node: Node, connect: Connect, mine: InFlight, monkeypatch: pytest.MonkeyPatch, clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(notes, "AGE_S", 0.0)
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
     batch = connect()
     write(node, mine, Inbox("shipping").reap_any(batch))
@@ -194,7 +195,7 @@ def test_paused_worker_of_another_role_is_left_alone_and_told_of_once(
         node.connection.execute(f"GRANT USAGE ON SCHEMA mailroom TO {role}")
         node.connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA mailroom TO {role}")
         parts = urlsplit(node.dsn)
-        others = Notes(
+        others = InFlight(
             urlunsplit(parts._replace(netloc=f"{role}:weak@{parts.hostname}:{parts.port}")),
             "mailroom", "shipping", clock,
         )  # fmt: skip
@@ -263,7 +264,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
-    node: Node, start: Callable[[str], subprocess.Popen[str]], others: Notes, clock: Clock
+    node: Node, start: Callable[[str], subprocess.Popen[str]], others: InFlight, clock: Clock
 ) -> None:
     deliver(node, "k")
     process = start(PROGRAM)
@@ -308,7 +309,7 @@ def test_worker_whose_handler_is_busy_for_long_speaks_on(
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda e: type(e).__name__)
 def test_handler_that_ends_the_process_leaves_its_note_and_those_of_other_lanes_stand_until_they_are_done(
-    node: Node, monkeypatch: pytest.MonkeyPatch, others: Notes, clock: Clock, error: BaseException
+    node: Node, monkeypatch: pytest.MonkeyPatch, others: InFlight, clock: Clock, error: BaseException
 ) -> None:
     both, go_on = threading.Barrier(2), threading.Event()
 
@@ -335,7 +336,7 @@ def test_handler_that_ends_the_process_leaves_its_note_and_those_of_other_lanes_
         eventually(worker.stopping.is_set, WITHIN_S)
         assert worker._loop is not None
         for _ in range(10):  # whatever else follows from that in its loop and its threads has been done then
-            asyncio.run_coroutine_threadsafe(worker._notes.apart(int), worker._loop).result(STOP_S)
+            asyncio.run_coroutine_threadsafe(worker._in_flight.run_in_thread(int), worker._loop).result(STOP_S)
         assert sorted(node.rows("SELECT keys FROM mailroom.worker")) == [(["busy"],), (["ends"],)]
     finally:
         go_on.set()

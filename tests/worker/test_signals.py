@@ -98,7 +98,7 @@ async def test_async_worker_takes_no_signal_unless_it_is_told_to(node: Node) -> 
     before = handlers()
     worker = AsyncWorker(node.dsn, "shipping", note_async)
     task = asyncio.create_task(worker.run())
-    await eventually_async(lambda: node.sessions("mailroom worker bell"))
+    await eventually_async(lambda: node.sessions("mailroom worker listener"))
     assert handlers() == before
     worker.stop()
     await asyncio.wait_for(task, STOP_S)
@@ -108,7 +108,7 @@ async def test_signal_stops_both_of_two_workers_in_one_loop(node: Node) -> None:
     before = handlers()
     workers = [AsyncWorker(node.dsn, name, note_async, handle_signals=True) for name in ("shipping", "billing")]
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
-    await eventually_async(lambda: len(node.sessions("mailroom worker bell")) == 2)
+    await eventually_async(lambda: len(node.sessions("mailroom worker listener")) == 2)
     signal.raise_signal(signal.SIGTERM)
     await asyncio.wait_for(asyncio.gather(*tasks), STOP_S)
     assert handlers() == before

@@ -10,8 +10,8 @@ import pytest
 from inbox import AsyncWorker, Worker
 from inbox.worker import loop
 from inbox.worker.batch import Batch
-from inbox.worker.in_flight import Note
-from inbox.worker.wakeup import InboxBell
+from inbox.worker.in_flight import Entry
+from inbox.worker.wakeup import InboxListener
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
@@ -34,10 +34,10 @@ class Watched(AsyncWorker):
         self._act = act
         self._listens = listens
 
-    async def work(self, batch: Batch, note: Note) -> None:
+    async def work(self, batch: Batch, entry: Entry) -> None:
         await self._listens.wait()  # it rings when it begins to listen, which would wake a worker by luck
         self._act("before scan")
-        await super().work(batch, note)
+        await super().work(batch, entry)
         self._act("after scan")
 
 
@@ -62,12 +62,12 @@ async def test_delivery_is_found_without_the_poll_wherever_the_worker_is(
         await ring.wait()
         return True
 
-    async def attend(bell: InboxBell, connection: psycopg.AsyncConnection) -> None:
+    async def attend(bell: InboxListener, connection: psycopg.AsyncConnection) -> None:
         listens.set()
         await attend_as_ever(bell, connection)
 
-    listens, attend_as_ever = asyncio.Event(), InboxBell.attend
-    monkeypatch.setattr(InboxBell, "attend", attend)
+    listens, attend_as_ever = asyncio.Event(), InboxListener.attend
+    monkeypatch.setattr(InboxListener, "attend", attend)
     monkeypatch.setattr(loop, "heard", heard)
     node.allow_clocks()
     async with working_async(Watched(node, act, listens)):

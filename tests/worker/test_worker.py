@@ -22,7 +22,7 @@ from inbox import AsyncWorker, Message, Worker
 from inbox.inbox import Inbox
 from inbox.worker import worker as workers
 from inbox.worker.transactions import async_transactions
-from inbox.worker.wakeup import InboxBell
+from inbox.worker.wakeup import InboxListener
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
 from tests.support.databases import Connect
 from tests.support.node import Node, send
@@ -246,7 +246,7 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
     """As wait_for of Python 3.11 does when it comes together with what it waits for."""
     swallowed: list[object] = []
 
-    async def run(bell: InboxBell) -> None:
+    async def run(bell: InboxListener) -> None:
         while True:
             try:
                 await asyncio.Event().wait()
@@ -255,7 +255,7 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
                 if len(swallowed) > 1:
                     raise
 
-    monkeypatch.setattr(InboxBell, "run", run)
+    monkeypatch.setattr(InboxListener, "run", run)
     monkeypatch.setattr(workers, "CANCELLED_S", 0.01)
     async with working_async(AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=0.01)):
         await eventually_async(lambda: node.sessions("mailroom worker shipping"))
@@ -355,17 +355,17 @@ def test_worker_told_to_stop_does_not_wait_for_its_poll_though_nobody_rings(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a connection to listen on, nobody would: it polls."""
-    waits, asleep = threading.Event(), InboxBell.asleep
+    waits, asleep = threading.Event(), InboxListener.asleep
 
-    async def without_a_connection(_: InboxBell) -> None:
+    async def without_a_connection(_: InboxListener) -> None:
         await asyncio.Event().wait()
 
-    async def falling_asleep(bell: InboxBell, lane: object, timeout_s: float) -> bool:
+    async def falling_asleep(bell: InboxListener, lane: object, timeout_s: float) -> bool:
         asyncio.get_running_loop().call_soon(waits.set)
         return await asleep(bell, lane, timeout_s)
 
-    monkeypatch.setattr(InboxBell, "run", without_a_connection)
-    monkeypatch.setattr(InboxBell, "asleep", falling_asleep)
+    monkeypatch.setattr(InboxListener, "run", without_a_connection)
+    monkeypatch.setattr(InboxListener, "asleep", falling_asleep)
     with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
         assert waits.wait(WITHIN_S)
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from inbox.worker import unawaited
-from inbox.worker.unawaited import Post, Unanswered
+from inbox.worker.unawaited import Unanswered, Unawaited
 from mailroom.sql.operation import Execute, Sql
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -40,100 +40,100 @@ def node(node: Node) -> Node:
 
 
 @pytest.fixture
-def post(node: Node) -> Iterator[Post]:
-    post = Post(node.dsn, "post", {"plan_cache_mode": "force_generic_plan"})
-    yield post
-    post.close()
+def sender(node: Node) -> Iterator[Unawaited]:
+    sender = Unawaited(node.dsn, "sender", {"plan_cache_mode": "force_generic_plan"})
+    yield sender
+    sender.close()
 
 
-def test_what_is_sent_arrives_in_order_on_one_session(node: Node, post: Post) -> None:
+def test_what_is_sent_arrives_in_order_on_one_session(node: Node, sender: Unawaited) -> None:
     for n in range(20):
-        post.send(step(n))
-    with post.session() as connection:
+        sender.send(step(n))
+    with sender.session() as connection:
         assert connection.execute("SELECT count(*), min(text) FROM posted").fetchone() == (20, "100 %")
-    post.send(step(20))
-    post.close()
+    sender.send(step(20))
+    sender.close()
     assert posted(node) == list(range(21))
-    eventually(lambda: node.sessions("mailroom post") == [])
+    eventually(lambda: node.sessions("mailroom sender") == [])
 
 
-def test_statement_is_planned_once_in_a_session(node: Node, post: Post) -> None:
+def test_statement_is_planned_once_in_a_session(node: Node, sender: Unawaited) -> None:
     planned = "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
     for n in range(12):
-        post.send(step(n))
-    with post.session() as connection:
+        sender.send(step(n))
+    with sender.session() as connection:
         [(generic, custom)] = connection.execute(planned).fetchall()
     assert (generic, custom) == (12, 0)
 
 
-def test_nobody_waits_for_what_is_sent(node: Node, post: Post, connect: Connect) -> None:
+def test_nobody_waits_for_what_is_sent(node: Node, sender: Unawaited, connect: Connect) -> None:
     holder = connect()
     holder.execute("INSERT INTO posted VALUES (1)")
-    post.send(step(1))  # the server waits for the holder
+    sender.send(step(1))  # the server waits for the holder
     holder.rollback()
     eventually(lambda: posted(node) == [1])
 
 
-def test_what_is_larger_than_any_buffer_is_sent_too(node: Node, post: Post) -> None:
-    post.send(step(1, "x" * 20_000_000))
-    post.close()
+def test_what_is_larger_than_any_buffer_is_sent_too(node: Node, sender: Unawaited) -> None:
+    sender.send(step(1, "x" * 20_000_000))
+    sender.close()
     assert node.value("SELECT length(text) FROM posted") == 20_000_000
 
 
-def test_what_the_server_refused_shows_at_the_next_use_and_not_again(node: Node, post: Post) -> None:
-    post.send(step(1))
-    post.send(step(1))
+def test_what_the_server_refused_shows_at_the_next_use_and_not_again(node: Node, sender: Unawaited) -> None:
+    sender.send(step(1))
+    sender.send(step(1))
     with pytest.raises(psycopg.errors.UniqueViolation):
-        post.send(step(2))
-    post.send(step(3))
-    post.close()
+        sender.send(step(2))
+    sender.send(step(3))
+    sender.close()
     assert posted(node) == [1, 3]
 
 
-def test_session_that_was_lost_is_made_anew(node: Node, post: Post) -> None:
-    post.send(step(1))
+def test_session_that_was_lost_is_made_anew(node: Node, sender: Unawaited) -> None:
+    sender.send(step(1))
     eventually(lambda: posted(node) == [1])
-    node.end_sessions("mailroom post")
-    post.send(step(2))
+    node.end_sessions("mailroom sender")
+    sender.send(step(2))
     eventually(lambda: posted(node) == [1, 2])
 
 
 def test_server_that_does_not_answer_is_told_and_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     with proxied(node.dsn) as (network, dsn):
-        post = Post(dsn, "post", {})
-        post.send(step(1))
+        sender = Unawaited(dsn, "sender", {})
+        sender.send(step(1))
         eventually(lambda: posted(node) == [1])
-        with post.session():
+        with sender.session():
             network.black_hole()
-        post.send(step(2))
+        sender.send(step(2))
         with monkeypatch.context() as impatient:
             impatient.setattr(unawaited, "WITHIN_S", 0.2)
             with pytest.raises(Unanswered):
-                post.send(step(3))
+                sender.send(step(3))
         network.forward()
-        post.send(step(4))
-        post.close()
+        sender.send(step(4))
+        sender.close()
     assert posted(node) == [1, 2, 4]  # what was told as not sent was not; what was lost on the way was sent again
 
 
 def test_what_stood_in_line_for_too_long_is_sent_again(node: Node, connect: Connect) -> None:
-    post, holder = Post(node.dsn, "post", {"lock_timeout": "50ms"}), connect()
+    sender, holder = Unawaited(node.dsn, "sender", {"lock_timeout": "50ms"}), connect()
     holder.execute("INSERT INTO posted VALUES (1)")
-    post.send(ONCE.at(schema="public")(n=1))
-    eventually(lambda: node.sessions("mailroom post", "state = 'idle' AND query ~ 'INSERT'"))
+    sender.send(ONCE.at(schema="public")(n=1))
+    eventually(lambda: node.sessions("mailroom sender", "state = 'idle' AND query ~ 'INSERT'"))
     holder.rollback()
-    post.settle()
+    sender.settle()
     assert posted(node) == [1]
-    post.close()
+    sender.close()
 
 
 DIES = """
 import os, sys
-from inbox.worker.unawaited import Post
-from tests.worker.test_posting import step
-post = Post(sys.argv[1], "post", {})
-post.send(step(1))
-post.send(step(2))
+from inbox.worker.unawaited import Unawaited
+from tests.worker.test_unawaited import step
+sender = Unawaited(sys.argv[1], "sender", {})
+sender.send(step(1))
+sender.send(step(2))
 os._exit(1)
 """
 
