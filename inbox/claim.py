@@ -133,17 +133,17 @@ DUE_IN_S = (
     "WHERE inbox = '{{inbox}}' AND retry_at < 'infinity'{})"
 )
 
-# From the oldest rows (`oldest`) come the keys that have waited longest (`head`); as many of them are locked (`near`)
-# as make a full batch. Where that window is full of keys that cannot be had, a loose scan walks on over distinct keys
-# (`walk`, `far`) from a cursor that goes round, so what a claim costs does not depend on the rows of keys that others
-# hold. A key's share shrinks with the number of keys had, so one deep key leaves room for the others.
-# Both begin at the healthy floor: all that waits below it is of keys in trouble (`dispatcher.janitor`), and so what a
-# claim costs does not depend on those either. Where that floor is not kept, the walk passes over them, many at a time.
-# Keys in trouble whose time has come are looked up by themselves (`due`), with at most half of the room.
-# FOR UPDATE stands inside LATERAL so that heads are looked up one by one and no more are locked than are wanted.
-# A worker records a failure before it rolls back, so whoever gets a key's lock after it finds the key in trouble; but
-# only in a snapshot taken with the lock in hand. `in_trouble` is volatile and looks in one (`told`): this statement's
-# own may be older than the record, and the key would be tried at once instead of after its back-off.
+# The oldest rows (`oldest`) give the keys that have waited longest (`head`). The claim locks as many of these heads
+# (`near`) as make a full batch. Where that window is full of keys that cannot be had, a loose scan goes on over
+# distinct keys (`walk`, `far`) from a rotating cursor, so the cost of a claim does not depend on the rows of keys that
+# others hold. A key's share shrinks as more keys are locked, so one deep key leaves room for the others.
+# Both start at the healthy floor: everything that waits below it belongs to failing keys (`dispatcher.healthy_floor`),
+# so the cost does not depend on those either. Where nobody maintains that floor, the walk skips them, many at a time.
+# Failing keys that are due are looked up by their own index (`due`) and get at most half of the room.
+# FOR UPDATE is inside LATERAL so that heads are looked up one by one and no more of them are locked than are wanted.
+# A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
+# statement's own snapshot may be older than the record; the key would then be tried at once instead of after its
+# backoff. So `failing` asks `failing_keys` after the locks are taken: a volatile function has a snapshot of its own.
 WALK = f"""
         SELECT key, clock, ({HEALTHY % "i.key"})::integer AS found FROM (
             SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
@@ -191,10 +191,10 @@ far AS MATERIALIZED (
 locked AS MATERIALIZED (
     SELECT key, clock, true AS is_due FROM due
     UNION ALL SELECT key, clock, false FROM near UNION ALL SELECT key, clock, false FROM far),
-told AS MATERIALIZED (SELECT key, retry_at FROM {schema}.in_trouble('{inbox}', ARRAY(SELECT key FROM locked))),
+failing AS MATERIALIZED (SELECT key, retry_at FROM {schema}.failing_keys('{inbox}', ARRAY(SELECT key FROM locked))),
 had AS MATERIALIZED (
     SELECT key, clock FROM locked AS l
-    WHERE NOT EXISTS (SELECT FROM told AS s
+    WHERE NOT EXISTS (SELECT FROM failing AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 picked AS MATERIALIZED (
     SELECT i.* FROM had AS h, LATERAL (

@@ -18,8 +18,8 @@ STATEMENTS = (
 
 # Volatile, and so it looks in a snapshot of its own: a claim asks with the keys' locks in hand, which its own snapshot
 # may be too old for. In PL/pgSQL, which keeps the plan; one in SQL would be planned for each claim.
-IN_TROUBLE = """
-CREATE FUNCTION in_trouble(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
+FAILING_KEYS = """
+CREATE FUNCTION failing_keys(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT s.key, s.retry_at FROM "{schema}".key_state AS s
@@ -35,20 +35,20 @@ COMMENTS = {
     "COLUMN key_state.clock": "Clock of the message that failed last.",
     "COLUMN key_state.attempts": "How often that message failed; 0 if it was only in a batch that did.",
     "COLUMN key_state.alone_to": "Up to this clock the key is tried one message at a time.",
-    "FUNCTION in_trouble(text, text[])": "Which of these keys are in trouble at this moment.",
+    "FUNCTION failing_keys(text, text[])": "Which of these keys are failing at this moment.",
 }
 
 
 def upgrade() -> None:
     schema = op.get_context().version_table_schema
-    for statement in (*STATEMENTS, IN_TROUBLE.replace("{schema}", str(schema))):
+    for statement in (*STATEMENTS, FAILING_KEYS.replace("{schema}", str(schema))):
         op.execute(statement)
     for what, text in COMMENTS.items():
         op.execute(f"COMMENT ON {what} IS '{text}'")
 
 
 def downgrade() -> None:
-    op.execute("DROP FUNCTION in_trouble(text, text[])")
+    op.execute("DROP FUNCTION failing_keys(text, text[])")
     op.execute("ALTER TABLE inbox_registry ALTER backoff_max_s SET DEFAULT 60, ALTER max_attempts SET DEFAULT 3")
     op.execute("DROP INDEX attempt_key")
     op.execute("CREATE INDEX attempt_key ON attempt (inbox, key, clock)")

@@ -14,8 +14,8 @@ COMMENTS = {
 }
 
 # Key by key: no plan for all of them at once is right both for few keys in trouble and for many.
-IN_TROUBLE = """
-CREATE OR REPLACE FUNCTION in_trouble(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
+FAILING_KEYS = """
+CREATE OR REPLACE FUNCTION failing_keys(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT n.key, n.retry_at FROM pg_catalog.unnest(of_keys) AS k (key), LATERAL (
@@ -24,7 +24,7 @@ BEGIN
 END $$
 """
 AS_IT_WAS = """
-CREATE OR REPLACE FUNCTION in_trouble(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
+CREATE OR REPLACE FUNCTION failing_keys(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT s.key, s.retry_at FROM "{schema}".key_state AS s
@@ -37,7 +37,7 @@ def upgrade() -> None:
     op.execute("ALTER TABLE inbox_registry ADD healthy_floor bigint NOT NULL DEFAULT 0")
     op.execute("ALTER TABLE key_state ADD suspect_to bigint NOT NULL DEFAULT 0")
     op.execute("UPDATE key_state SET suspect_to = alone_to")
-    op.execute(IN_TROUBLE.replace("{schema}", str(op.get_context().version_table_schema)))
+    op.execute(FAILING_KEYS.replace("{schema}", str(op.get_context().version_table_schema)))
     for column, text in COMMENTS.items():
         op.execute(f"COMMENT ON COLUMN {column} IS '{text}'")
 
