@@ -1,7 +1,7 @@
-"""Claim: the statements that reap, and how their plans are kept.
+"""The statements that reap messages, and the planner settings that keep their plans stable.
 
-A key is worked on by one transaction at a time, because a claim locks the key's head row (its lowest clock) before it
-takes anything of the key. Rows are never updated, so a concurrent delete only makes a head disappear.
+One transaction at a time works on a key, because a claim locks the key's head row (its lowest clock) before it takes
+anything of the key. Rows are never updated, so a concurrent delete only makes a head disappear.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,20 @@ from mailroom.schema import BY_CLOCK
 from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 
 MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
-MAX_STEPS = 10_000  # keys in trouble that one statement walks over at most
+MAX_STEPS = 10_000  # distinct keys that one statement walks over at most
 
 NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 
-# A plan made while the inbox was small would be kept for when it is large and read it from end to end; so the planner
-# is told, for this one statement and in the caller's transaction, to go by the indexes only. jit costs ten times the
-# statement, planning it anew until PostgreSQL keeps a plan four times; psycopg forgets its statements with each
-# roll-back. What the caller had set comes back with the claim's own last row: by then it is planned.
+# PostgreSQL would keep a plan made while the inbox was small, and then scan a large inbox from end to end. So these
+# settings restrict the planner to index scans, for this one statement in the caller's transaction. jit costs ten times
+# the statement itself. Without force_generic_plan it would be planned anew several times, which costs four times the
+# statement, and again after every rollback, since psycopg then forgets its prepared statements. The claim's last row
+# restores the caller's settings: by then the statement is planned.
 PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 PINNED |= {"jit": "off", "plan_cache_mode": "force_generic_plan"}
-WERE = ", ".join(f"current_setting('{name}')" for name in PINNED)
+CURRENT = ", ".join(f"current_setting('{name}')" for name in PINNED)
 PIN = Sql(
-    f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {WERE}), true), "
+    f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {CURRENT}), true), "
     + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PINNED.items()),
     columns=("text",) * (1 + len(PINNED)),
 )
@@ -36,32 +37,34 @@ UNPINNED = f"({UNPINNED} IS NULL)"
 
 
 def _pinned(claim: Execute) -> Operation[tuple[list[Row], Row]]:
-    """Run a claim and return its rows, and apart from them its last one."""
+    """Run a claim under `PINNED`; return its rows without the last one, and the last one."""
     yield PIN.at()()
     *rows, last = yield claim
     return cast(list[Row], rows), cast(Row, last)
 
 
-# A key in trouble has a row in key_state. It waits until retry_at, for ever while it is parked; a worker then tries it
-# one message at a time (`inbox.due`), so that one bad message does not roll back the batches of others. A claim that
-# takes the message that failed takes the note of it along: rolled back, both are there again; committed, the key is
-# well; but not before it is through with what lies below the healthy floor, where nobody looks for healthy keys.
-# No plan makes (SELECT ..) IS NULL a join that reads all of key_state; EXISTS it may.
-NOTE = "(SELECT s.clock FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
-HEALTHY = f"{NOTE}) IS NULL"
-NOT_WAITING = f"{NOTE} AND s.retry_at > now()) IS NULL"
+# A failing key has a row in key_state. It waits until retry_at, which is infinity while it is parked. A worker then
+# tries it one message at a time (`inbox.due`), so that one bad message does not roll back the batches of others. A
+# claim that takes the message that failed also deletes the key_state row: a rollback restores both, a commit makes the
+# key healthy. It keeps the row while the key has messages below the healthy floor (alone_to), where claims do not
+# search for healthy keys.
+# (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a join that reads all of key_state.
+KEY_STATE = "(SELECT s.clock FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
+HEALTHY = f"{KEY_STATE}) IS NULL"
+NOT_WAITING = f"{KEY_STATE} AND s.retry_at > now()) IS NULL"
 HEALED = """
 healed AS (
     DELETE FROM {schema}.key_state s
     USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
     WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock)"""
 
-# The head is asked for by its clock, never by LIMIT 1 FOR UPDATE, which walks past a head that moved away. A head that
-# another transaction holds is waited for; deleted by it, no row comes back and the caller looks again.
-# RETURNING has no order: sorted once more outside. `fitting` bounds a claim by the size of its values: at least one
-# message, else as many of the oldest as fit; what is left of a key are its later messages. Of JSON the text counts:
-# stored it is compressed, and 1e9999 is a few bytes. It is measured in order and no further than to the first one that
-# does not fit, so SIZE stands here and not in `picked`, which is read to its end before.
+# The head is selected by its clock, never by LIMIT 1 FOR UPDATE, which would skip a head deleted while we waited for
+# its lock and return the next message. If the transaction that held the head deletes it, no row comes back and the
+# caller runs a new statement.
+# RETURNING has no order, so the result is sorted again outside. `fitting` bounds a claim by the size of its values: the
+# oldest message always, then as many of the next oldest as fit. JSON counts as text: it is stored compressed, and
+# 1e9999 takes a few bytes. `fitting` measures in order and stops at the first message that does not fit, so SIZE is
+# here and not in `picked`, which is materialized as a whole before.
 SIZE = "coalesce(bytes, octet_length(value_json::text))"
 PICKED = "ctid AS place, clock, octet_length(value) AS bytes, value_json"
 FITTING = f"""fitting AS MATERIALIZED (
@@ -114,20 +117,20 @@ SELECT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND 
 
 
 def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list[Message]]:
-    """Take up to `limit` of the key's oldest messages, waiting for whoever works on the key."""
+    """Take up to `limit` of the key's oldest messages; wait while another transaction works on the key."""
     names = {"schema": schema, "inbox": inbox}
     yield IN_TRANSACTION
     while True:
         rows, _ = yield from _pinned(REAP_KEY.at(**names)(key=key, limit=limit))
         if rows:
             return [Message(*row[:-1]) for row in rows]
-        # Empty, waiting, or its head was reaped while this transaction stood in line: a new statement tells.
+        # The key is empty or waiting, or its head was reaped while this transaction waited: only a new snapshot tells.
         _, (more, _) = yield from _pinned(HAS_MORE.at(**names)(key=key))
         if not more:
             return []
 
 
-# When the next key in trouble is to be tried, told with each claim, so that a worker neither polls for it nor is late.
+# Each claim returns when the next failing key is due, so that a worker neither polls for it nor tries it late.
 DUE_IN_S = (
     "(SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state "
     "WHERE inbox = '{{inbox}}' AND retry_at < 'infinity'{})"
@@ -236,16 +239,16 @@ ORDER BY clock
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How much one claim takes: up to `keys` keys, `per_key` messages of each and `total` in all."""
+    """The bounds of one claim: up to `keys` keys, `per_key` messages of each and `total` in all."""
 
     keys: int
     per_key: int
     total: int
-    due_too: bool = True  # keys in trouble that need not wait any more; a worker takes them by themselves
-    hold: bool = False  # have the transaction refuse to be ended by anybody but the worker (`inbox.worker.hold`)
+    due_too: bool = True  # also take failing keys that are due; a worker takes those in transactions of their own
+    hold: bool = False  # have the server refuse a COMMIT by anybody but the worker (`inbox.worker.hold`)
 
     def names(self) -> dict[str, str]:
-        """Return the literals of the statement. As literals, the planner knows how few rows there are."""
+        """Return the statement's literals: from parameters the planner would not know how few rows to expect."""
         return {
             "keys": str(self.keys),
             "per_key": str(self.per_key),
@@ -259,10 +262,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a claim took, in clock order; and in how many seconds a key in trouble is to be tried, None if none is.
+    """The messages that a claim took, in clock order.
 
-    `is_all`: there was nothing else to be had, but for keys in trouble and those that others hold.
-    `ended`: a message that had had its last attempt, and was moved to where it ends (`inbox.due`).
+    `due_in_s` is the number of seconds until the next failing key is due, None if there is none. `is_all` is true if no
+    other message could be claimed, failing keys and keys locked by others aside. `ended` is a message that had used up
+    its attempts and that this claim has moved to `parked` or `dead_letter` (`inbox.due`).
     """
 
     messages: list[Message]
@@ -272,18 +276,19 @@ class Claimed:
 
 
 def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[Claimed, str]]:
-    """Take messages of keys that nobody works on, the longest waiting first; returns them and the next cursor.
+    """Take messages of keys that nobody works on, the longest waiting first; return them and the next cursor.
 
-    Comes back empty only when nothing could be had: a walk that met none goes on until it has been round.
+    The result is empty only if no message could be claimed: a walk that found none continues until it has been round.
     """
     taken, (*_, left, reached, due_in_s, _) = yield from reaping_rows(schema, inbox, share, cursor)
     return Claimed([Message(*row[:-4]) for row in taken], due_in_s, not (taken and left)), reached
 
 
 def reaping_rows(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[list[Row], Row]]:
-    """`reaping_any` for who makes no messages: rows of `SELECTED`, each with four columns more, and apart the last.
+    """Like `reaping_any`, but return raw rows: the columns of `SELECTED` and four more; and, separately, the last row.
 
-    The last row tells in these four: whether more could be had, the next cursor, when the next key in trouble is due.
+    The four extra columns have values in the last row only: whether more messages could be claimed, the next cursor,
+    in how many seconds the next failing key is due, and one without meaning, which restores the settings.
     """
     yield IN_TRANSACTION
     first, turned = cursor, False

@@ -34,21 +34,26 @@ from mailroom.sql.runner import run
 
 @click.group(cls=Group)
 def inbox() -> None:
-    """Make inboxes, see what is in them, reap from a shell."""
+    """Create inboxes, show their messages, and reap from a shell."""
 
 
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.option(
-    "--subscribe", "topics", metavar="TOPIC", type=TOPIC, multiple=True, help="A topic it gets; may be repeated."
+    "--subscribe",
+    "topics",
+    metavar="TOPIC",
+    type=TOPIC,
+    multiple=True,
+    help="Subscribe to this topic; may be repeated.",
 )
-@click.option("--backoff-s", type=seconds, help="Wait after a key's first failure, doubled by each further one. [1]")
+@click.option("--backoff-s", type=seconds, help="Wait after a key's first failure; each further one doubles it. [1]")
 @click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
 @click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [16]")
 @click.option(
     "--on-failure",
     type=click.Choice(["park", "skip"]),
-    help="Then park its key, which holds all later messages of the key in order, or skip it into dead_letter. [park]",
+    help="After the last attempt park the key, which holds its later messages in order, or skip the message. [park]",
 )
 @pass_call
 def create(
@@ -60,13 +65,13 @@ def create(
     max_attempts: int | None,
     on_failure: Literal["park", "skip"] | None,
 ) -> None:
-    """Make an inbox, or add subscriptions to it and change its settings.
+    """Create an inbox, or add subscriptions to it and change its settings.
 
-    It gets the topics it subscribes to, and messages and commands to the topic of its own name. What has been
-    delivered before is not brought back. Repeating the command is harmless.
+    It gets the topics it subscribes to, and the messages and commands whose topic is its own name. Messages that were
+    sent before are not delivered to it. Repeating the command is harmless.
 
-    By default a message that fails is tried 16 times, over about 3 hours, so that it outlives the outage of a service
-    that its handler calls. The command tells over how long the settings spread the attempts.
+    By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
+    the handler calls. The command prints how long the attempts take with these settings.
 
     \b
     Examples:
@@ -75,7 +80,7 @@ def create(
       mailroom inbox create audit_log --max-attempts 10 --on-failure skip
     """
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
-        raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first.")
+        raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
     with call.connection("inbox create") as connection:
         create_inbox(
             connection,
@@ -91,8 +96,8 @@ def create(
     if call.json:
         document({"inbox": name, "schema": call.schema, "subscribed": topics})
         return
-    say(f"Inbox {name} is there" + (f", subscribed to {', '.join(topics)}." if topics else "."))
-    then = {"park": "then its key is parked", "skip": "then it is skipped into dead_letter"}[made["on_failure"]]
+    say(f"Inbox {name} exists" + (f", subscribed to {', '.join(topics)}." if topics else "."))
+    then = {"park": "then its key is parked", "skip": "then it is moved to dead_letter"}[made["on_failure"]]
     often = counted(made["max_attempts"], "time")
     say(f"A message that fails is tried {often} over about {duration(made['attempts_spread_s'])}; {then}.")
 
@@ -127,7 +132,7 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
 @inbox.command("list")
 @pass_call
 def list_(call: Call) -> None:
-    """List the inboxes, their subscriptions and settings. `mailroom status` shows what is in them.
+    """List the inboxes with their subscriptions and settings. `mailroom status` shows what is in them.
 
     \b
     Examples:
@@ -147,7 +152,7 @@ def list_(call: Call) -> None:
             }.values()
             for each in found
         ]
-        table(("inbox", "subscribed to", "back-off s", "at most s", "attempts", "over", "then", "made"), rows)
+        table(("inbox", "subscribed to", "backoff s", "at most s", "attempts", "over", "then", "created"), rows)
     else:
         say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
 
@@ -158,9 +163,9 @@ def list_(call: Call) -> None:
 @click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many at most.")
 @pass_call
 def peek(call: Call, name: str, key: str | None, limit: int) -> None:
-    """Show the oldest messages of an inbox and leave them there.
+    """Show the oldest messages of an inbox without taking them.
 
-    Somebody may be reaping them at this moment. With --json one object per line.
+    A worker may be handling them at this moment. With --json each line is one object.
 
     \b
     Examples:
@@ -174,17 +179,22 @@ def peek(call: Call, name: str, key: str | None, limit: int) -> None:
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.option(
-    "--key", metavar="K", type=KEY, help="The key whose messages to take, oldest first; waits while it is worked on."
+    "--key",
+    metavar="K",
+    type=KEY,
+    help="Take this key's messages, oldest first; waits while the key is locked.",
 )
-@click.option("--any", "any_key", is_flag=True, help="Of any keys nobody works on, the longest waiting first.")
+@click.option(
+    "--any", "any_key", is_flag=True, help="Take messages of any keys that are not locked, the longest waiting first."
+)
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
 @pass_call
 def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> None:
     """Take messages out of an inbox: print them, flush, then commit.
 
-    What could not be written out stays in the inbox, so a pipe that breaks loses nothing. What was written out and
-    could not be committed comes again. With --json one object per line; a value that JSON cannot carry as it is comes
-    as text, bytes as base64, one that cannot be decoded as `raw` (base64) with a `note`.
+    If the output cannot be written, the messages stay in the inbox, so a broken pipe loses nothing. If the commit
+    fails, messages that were printed already come again. With --json each line is one object. Values that JSON cannot
+    represent are printed as text, bytes as base64, and a value that cannot be decoded as `raw` (base64) with a `note`.
 
     \b
     Examples:
@@ -210,7 +220,7 @@ def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
 
 
 def _hand_over(messages: list[Message], *, as_json: bool) -> None:
-    """Print the messages; raises `MailroomError` before anything is committed if they did not all go out."""
+    """Print the messages; raise `MailroomError`, before anything is committed, if they could not all be written."""
     if sys.stdout is None:
         raise MailroomError("Nothing was reaped: stdout is closed, so there is nowhere to print to.")
     try:
@@ -231,9 +241,10 @@ def worker() -> None:
 def run_worker(call: Call, targets: tuple[str, ...]) -> None:
     """Run workers until SIGTERM or Ctrl-C; then they finish their batches. A second Ctrl-C ends them at once.
 
-    MODULE is imported from the current directory or from what is installed; WORKER is an `inbox.Worker` or
-    `inbox.AsyncWorker` in it. Several run side by side in one process, and if one fails, all end with its error. A
-    worker names its own database and schema; --dsn and --embedded set MAILROOM_DSN for a module that reads it.
+    MODULE is imported from the current directory or from the installed packages. WORKER is an `inbox.Worker` or
+    `inbox.AsyncWorker` in it. Several workers run side by side in one process; if one fails, the others finish their
+    batches and the command ends with its error. A worker names its own database and schema; --dsn and --embedded set
+    MAILROOM_DSN for modules that read it.
 
     \b
     Examples:
@@ -257,11 +268,11 @@ def run_worker(call: Call, targets: tuple[str, ...]) -> None:
         found = _loaded(target)
         if found in workers:
             raise click.UsageError(
-                f"{target} is named twice: one worker runs once. For more lanes give it parallel=..."
+                f"{target} is given twice, but a worker can run only once. For more at once give it parallel=..."
             )
         workers.append(found)
     log_to_stderr()
-    note("Until SIGTERM or Ctrl-C; then batches in hand are finished.")
+    note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
     serve(workers)
 
 
@@ -271,14 +282,16 @@ def _loaded(target: str) -> Worker | AsyncWorker:
         raise click.UsageError(f"{target!r} is not MODULE:WORKER, such as shipping:worker.")
     if (package := module_name.partition(".")[0]) in NAMES:
         raise ConfigurationError(f"{package} is a package of Mailroom's own: rename the module of your worker.")
-    # As `python -m` does: a service is run from where it lies.
+    # As `python -m` does, so that a service can be run from its own directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     warn_of_hidden()
     found = _imported(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
-            raise ConfigurationError(f"{module_name} has no {path!r}: give MODULE:WORKER with a name that is in it.")
+            raise ConfigurationError(
+                f"{module_name} has no {path!r}: give MODULE:WORKER with a name that exists in the module."
+            )
         found = getattr(found, name)
     if not isinstance(found, Worker | AsyncWorker):
         raise ConfigurationError(
@@ -298,7 +311,7 @@ def _imported(name: str) -> object:
             raise ConfigurationError(
                 f"There is no module {error.name!r}: run this in the directory that holds it, or install it."
             ) from None
-        # Where it happened is what its author needs; a traceback would be one of ours.
+        # The author needs the place of the error; a full traceback would be mostly our own frames.
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise MailroomError(
             f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

@@ -19,11 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def targeted(command: F) -> F:
-    """Add --key, --reason and --all, of which a command that changes something demands one."""
+    """Add --key, --reason and --all; a command that changes parked keys requires one of them."""
     for option in (
         click.option("--all", "every", is_flag=True, help="All parked keys of the inbox."),
         click.option("--reason", metavar="TEXT", type=TEXT, help="The keys whose reason contains TEXT; see the list."),
-        click.option("--key", "keys", metavar="K", type=KEY, multiple=True, help="This key; may be given repeatedly."),
+        click.option("--key", "keys", metavar="K", type=KEY, multiple=True, help="This key; may be repeated."),
     ):
         command = option(command)
     return command
@@ -37,18 +37,18 @@ def _target(keys: tuple[str, ...], reason: str | None, every: bool) -> tuple[str
 
 @click.group(cls=Group)
 def parked() -> None:
-    """See parked keys; replay or discard what they hold.
+    """Show parked keys; replay or discard their messages.
 
-    A message that failed too often parks its key: it and all later messages of the key are held, in order, out of the
-    way of other keys, until somebody acts. Nothing of the key is reaped meanwhile.
+    A message that failed too often parks its key: the message and all later ones of the key are held, in order, until
+    an operator acts. Other keys continue. No message of a parked key is reaped.
 
     \b
-    The way out:
+    What to do:
       mailroom parked list shipping
       mailroom parked show shipping --key order-42
-      mailroom parked replay shipping --key order-42              # once the cause is mended
-      mailroom parked discard shipping --key order-42 --limit 1   # or drop the bad message for good,
-      mailroom parked replay shipping --key order-42              # and go on with the next one
+      mailroom parked replay shipping --key order-42              # once the cause is fixed
+      mailroom parked discard shipping --key order-42 --limit 1   # or delete the bad message for good,
+      mailroom parked replay shipping --key order-42              # and continue with the next one
     """
 
 
@@ -60,7 +60,7 @@ def parked() -> None:
 def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
     """List the parked keys of an inbox, the longest parked first.
 
-    Their messages are counted, so with millions of them this takes its time.
+    Their messages are counted, so this may take a while if there are millions of them.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
 @click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many messages at most.")
 @pass_call
 def show(call: Call, inbox: str, key: str, limit: int) -> None:
-    """Show a parked key: its first messages, which stay where they are, and its failed attempts, the last first.
+    """Show a parked key: its first messages, without taking them, and its failed attempts, newest first.
 
     Attempts are kept for 14 days.
 
@@ -110,7 +110,7 @@ def show(call: Call, inbox: str, key: str, limit: int) -> None:
         return
     say(f"Key {key} is parked since {shown(state.parked_at)}, with {counted(state.messages, 'message')}.")
     say(f"Reason: {state.reason}")
-    table(("at", "clock", "attempt", "then", "error", "recorded by"), map(_cells, attempts), numbers=("clock",))
+    table(("at", "clock", "attempt", "outcome", "error", "recorded by"), map(_cells, attempts), numbers=("clock",))
     print_messages(messages, json=False)
 
 
@@ -128,9 +128,9 @@ def replay(
     call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
     actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Let parked keys go on, from the message that failed, with all their messages in order.
+    """Put the messages of parked keys back into the inbox, in order, from the one that failed.
 
-    Their attempts count from 1 again; what still fails is parked again. Mend the cause first.
+    Their attempts count from 1 again. A key that fails again is parked again, so fix the cause first.
 
     \b
     Examples:
@@ -144,7 +144,7 @@ def replay(
         changed = Parked(inbox, call.schema).replay(
             connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
         )
-    _tell(call, "replayed", inbox, keys, changed, dry_run=dry_run)
+    _print_change(call, "replayed", inbox, keys, changed, dry_run=dry_run)
 
 
 @parked.command()
@@ -157,10 +157,10 @@ def discard(
     call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
     actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Throw away messages of parked keys for good.
+    """Delete messages of parked keys for good.
 
-    A key that has none left works again. Any other stays parked until it is replayed. What was thrown away cannot be
-    brought back: look first (show --json), and try with --dry-run.
+    A key without messages is no longer parked. Any other key stays parked until it is replayed. Deleted messages cannot
+    be restored: save them first (show --json), and try with --dry-run.
 
     \b
     Examples:
@@ -172,10 +172,10 @@ def discard(
         changed = Parked(inbox, call.schema).discard(
             connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
         )
-    _tell(call, "discarded", inbox, keys, changed, dry_run=dry_run)
+    _print_change(call, "discarded", inbox, keys, changed, dry_run=dry_run)
 
 
-def _tell(call: Call, done: str, inbox: str, keys: tuple[str, ...], changed: Changed, *, dry_run: bool) -> None:
+def _print_change(call: Call, done: str, inbox: str, keys: tuple[str, ...], changed: Changed, *, dry_run: bool) -> None:
     if len(keys) == 1 and not changed.keys:
         raise _not_parked(inbox, keys[0])
     if call.json:
@@ -184,7 +184,7 @@ def _tell(call: Call, done: str, inbox: str, keys: tuple[str, ...], changed: Cha
     would_be = "would be " if dry_run else ""
     say(
         f"{counted(changed.messages, 'message')} of {counted(changed.keys, 'parked key')} {would_be}{done}; "
-        f"{counted(changed.freed, 'key')} {would_be}free again."
+        f"{counted(changed.freed, 'key')} {would_be}no longer parked."
     )
 
 

@@ -1,16 +1,16 @@
-"""Due: the claim of a key in trouble whose time has come, one message per transaction as long as one may fail.
+"""The claim of a failing key that is due: one message per transaction, as long as a message of it may fail.
 
-Alone, so that what goes wrong is the message's own doing. A message that has had its last attempt is not tried again:
-the claim moves it to where it ends. So whoever fails only writes down what follows (`inbox.failure`), and what was
-written down is done although its worker died.
+A message is tried alone, so that whatever goes wrong is its own fault. A message that has used up its attempts is not
+tried again: the claim moves it to `parked` or `dead_letter`. So a worker only records the outcome of a failure
+(`inbox.failure`), and the next claim carries it out even if that worker has died.
 """
 
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
-# A key whose head somebody holds is passed over; keys are looked at one by one until one can be had. Of the statement's
-# own time, not the transaction's: what was recorded since the transaction began may be due.
+# Keys are tried one by one until the head of one can be locked; those with a locked head are skipped. The time is the
+# statement's, not the transaction's: a failure recorded since the transaction began may be due.
 NOW = "(SELECT clock_timestamp())"
 LOCK_HEAD = Sql(
     """
@@ -35,12 +35,14 @@ ORDER BY clock
     now=NOW,
     unpinned=UNPINNED,
 )
-# A statement of its own, with the head's lock in hand: its snapshot has all that was recorded before the lock was let
-# go. The last record of this message tells whether it ends here. It parks the message, not the key's others: a mover
-# takes what stands behind it (`inbox.parked`). Taken, its note stays until its handler is done (`healing`), so that a
-# failure can be recorded on another session while the message is still locked.
-# Behind what is tried alone may stand what nobody suspects, if it lies below the healthy floor. That comes in batches.
-# It tells when the next key is due: of those that are already, only if it had one, since it had passed them over.
+# This is a statement of its own, run with the head's lock held: its snapshot sees everything that was recorded before
+# the lock was released. The last attempt recorded for this message says whether it ends here. Only this message is
+# parked; the dispatcher moves the messages behind it (`inbox.parked`). The key_state row of a message that is taken
+# stays until its handler is done (`healing`), so that another session can record a failure while the message is locked.
+# Messages above suspect_to are not suspected. They are claimed here only because they are below the healthy floor, and
+# so in batches of up to `limit`.
+# The statement also returns when the next key is due. Keys that are due already count only if this claim took one:
+# otherwise LOCK_HEAD has just skipped them.
 OTHERS = (
     "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key) "
     "OR (SELECT max(clock) FROM gone) < greatest(key_state.clock, key_state.alone_to)"
@@ -72,7 +74,7 @@ dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, attempts, {message})
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {message}
     FROM gone, last WHERE last.outcome = 'skip'),
-well AS (
+healed AS (
     DELETE FROM {schema}.key_state AS s USING gone, last
     WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')), NULL::float8, NULL::boolean FROM gone
@@ -97,10 +99,10 @@ ORDER BY clock
 
 
 def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
-    """Take one message of a key in trouble whose time has come, if one can be had; end it if it had its last attempt.
+    """Take one message of a failing key that is due, if there is one; end it if it has used up its attempts.
 
-    Of a key of which nothing is suspected any more, up to `limit`. For a READ COMMITTED transaction. `healing` belongs
-    to it, once the messages are handled. `hold` is that of `Share`.
+    Of a key none of whose messages is suspected any more, take up to `limit`. Run this in a READ COMMITTED transaction,
+    and `healing` in the same transaction once the messages are handled. `hold` is as in `Share`.
     """
     held = HELD if hold else "false"
     names = {"schema": schema, "inbox": inbox}
@@ -115,14 +117,15 @@ def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) 
         if taken:
             messages, end = [Message(*row[:-3]) for row in taken], taken[0][-3]
             return Claimed([] if end else messages, last[-2], is_all=True, ended=messages[0] if end else None)
-        # It is not due any more: somebody tried it meanwhile.
+        # The key is no longer due: another worker has tried it in the meantime.
 
 
-# A key that is not through goes on at once, behind all others that are due: a deep one would hold them up. What stands
-# next may have failed already, in a batch with those before it: then its own time counts.
+# A key that still has messages to be tried alone is due at once, but after all other keys that are due, so that a deep
+# key does not hold them up. Its next message may have failed already, in a batch together with earlier ones; then that
+# message's own retry_at counts.
 HEAL = Sql(
     """
-WITH well AS (
+WITH healed AS (
     DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
         AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint)
 UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), (
@@ -138,5 +141,5 @@ WHERE s.inbox = '{inbox}' AND s.key = %(key)s::text AND s.retry_at < 'infinity'
 
 
 def healing(schema: str, inbox: str, message: Message) -> Operation[None]:
-    """Say that a key in trouble is handled up to this message: it is well, or goes on with the next, in its time."""
+    """Record that a failing key was handled up to `message`: the key is healthy, or its next message becomes due."""
     yield HEAL.at(schema=schema, inbox=inbox)(key=message.key, clock=message.clock)

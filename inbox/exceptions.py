@@ -1,14 +1,13 @@
-"""What a handler may raise to say itself what becomes of its message. Any other exception is a failed attempt."""
+"""Exceptions that a handler raises to choose the outcome of its message. Any other exception is a failed attempt.
+
+The batch is rolled back in every case.
+"""
 
 
-class Verdict(Exception):
-    """The batch is rolled back, whatever the verdict."""
+class Retry(Exception):
+    """Try the message again after `after_s` seconds, by default after the inbox's own backoff.
 
-
-class Retry(Verdict):
-    """A failed attempt whose next one comes after `after_s` seconds; None stands for the inbox's own back-off.
-
-    It counts: a message that has had its last attempt (`max_attempts`) is not tried again.
+    This counts as an attempt: a message that has used up its attempts (`max_attempts`) is not tried again.
     """
 
     def __init__(self, after_s: float | None = None, reason: str = "the handler asked for another attempt") -> None:
@@ -18,15 +17,15 @@ class Retry(Verdict):
         self.after_s = after_s
 
 
-class Park(Verdict):
-    """Park the key at once: this message and all later ones of the key are held, in order, until somebody acts."""
+class Park(Exception):
+    """Park the key at once: this message and all later ones of the key are held, in order, until an operator acts."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
 
 
-class Skip(Verdict):
-    """Move this message alone to `dead_letter` at once; the key goes on with its next one."""
+class Skip(Exception):
+    """Move only this message to `dead_letter`, at once; its key continues with the next message."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,8 +1,8 @@
-"""What becomes of a message whose handler failed, recorded while its batch still locks it and never in its transaction.
+"""Failed attempts and their outcome, recorded in a separate transaction while the batch still locks the message.
 
-Counted in the rolled-back transaction, an attempt would never count; counted after it, others would have tried the
-message again meanwhile. The record says what follows. What has had its last attempt is moved by the next claim of the
-key (`inbox.due`), since only who has its lock can move it.
+An attempt recorded in the batch's own transaction would be rolled back with it. Recorded after the rollback, other
+workers could try the message in between. The record only states the outcome: the next claim of the key moves a message
+that has used up its attempts (`inbox.due`), since only the holder of its lock can move it.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ MAX_ERROR_LENGTH = 500
 
 Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 
-# `verdict` is what the handler or the worker says: fail, fatal (no further attempt), park or skip.
-# `attempt` has the history of the message, `key_state` what claims need to know of its key: when it is tried next, up
-# to which clock by itself (`alone_to`), and up to which one message at a time (`suspect_to`). A message behind others
-# of its key (not `is_head`) is counted like any other; those before it are tried at once, and it in its time
-# (`inbox.due.HEAL`).
-# A history is kept for a while only; so the last count of a key stands in its row, too.
-# A key that is parked stays so, whatever is recorded late of its other messages: its first one is held already.
-# Exponential back-off with jitter, so that keys which failed together do not come back together.
+# `failure` is the kind of failure: fail, fatal (no further attempt), park or skip.
+# `attempt` holds the history of the message. `key_state` holds what claims need to know of its key: when it is tried
+# next, up to which clock apart from other keys (`alone_to`), and up to which clock one message at a time
+# (`suspect_to`). A message behind others of its key (not `is_head`) is counted like any other: the earlier ones are
+# tried at once, and it when its own time comes (`inbox.due.HEAL`).
+# History is deleted after a while, so the count of a key's last failed message is also in the key's row.
+# A parked key stays parked, whatever is recorded late for its other messages: its first one is held already.
+# The backoff is exponential with jitter, so that keys which failed together are not retried together.
 RECORD = Sql(
     """
 WITH tried AS MATERIALIZED (
@@ -73,10 +73,11 @@ SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What becomes of a message: tried again (`retry`), its key parked, or the message skipped.
+    """The outcome of a failed attempt: the message is tried again (`retry`), its key parked, or the message skipped.
 
-    `gone`: somebody else has consumed it, or has parked its key meanwhile. `alone`: it is not known to be at fault.
-    `attempt` is which attempt it was; `due_in_s` in how many seconds its key is tried next, None if it is not.
+    `gone` means that another transaction has consumed the message or parked its key in the meantime; `alone`, that it
+    is not known which message of the batch failed, so that each is tried alone. `attempt` counts from 1. `due_in_s` is
+    the number of seconds until the key is tried next, None if it is not.
     """
 
     outcome: Outcome
@@ -88,17 +89,17 @@ GONE = Recorded("gone", 0, None)
 
 
 def described(error: BaseException) -> str:
-    """Return an error as the tables keep it: its type and text, cut."""
+    """Return an error as the tables store it: its type and text, truncated."""
     name = type(error).__name__
     try:
         text = str(error) if isinstance(error, Park | Skip | Retry) else f"{name}: {error}"
-    except Exception as trouble:  # the handler's own class, which fails to say what it is
-        text = f"{name} (its text raised {type(trouble).__name__})"
+    except Exception as raised:  # the `__str__` of a user's exception class may fail
+        text = f"{name} (its text raised {type(raised).__name__})"
     return text.replace("\0", "")[:MAX_ERROR_LENGTH].encode(errors="replace").decode()
 
 
 def failure_kind(error: BaseException, fatal: tuple[type[BaseException], ...]) -> str:
-    """Return what an exception says of its message."""
+    """Return the kind of failure that an exception of a handler stands for: park, skip, fatal or fail."""
     match error:
         case Park():
             return "park"
@@ -111,7 +112,7 @@ def failure_kind(error: BaseException, fatal: tuple[type[BaseException], ...]) -
 def recording(
     schema: str, inbox: str, message: Message, error: BaseException, fatal: tuple[type[BaseException], ...] = ()
 ) -> Operation[Recorded]:
-    """Record one failed attempt at `message` and what follows from it: its key waits, or the message ends."""
+    """Record one failed attempt at `message`, and its outcome: the key waits, or the message ends."""
     after_s = error.after_s if isinstance(error, Retry) else None
     return recording_failure(
         schema, inbox, message.key, message.clock, message.id, described(error), failure_kind(error, fatal), after_s
@@ -121,7 +122,7 @@ def recording(
 def recording_failure(
     schema: str, inbox: str, key: str, clock: int, id: object, error: str, failure: str, after_s: float | None = None
 ) -> Operation[Recorded]:
-    """`recording` of what is known of a message without having it."""
+    """Do what `recording` does, for a message that is only known by its key, clock and id."""
     rows = yield RECORD.at(schema=schema, inbox=inbox)(
         key=key, clock=clock, id=id, error=error, failure=failure, after_s=after_s
     )
@@ -132,12 +133,12 @@ def recording_failure(
 
 
 def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
-    """Return each key of some messages and its last clock among them."""
-    return {message.key: message.clock for message in messages}  # in clock order: the last one stays
+    """Return each key of these messages with its last clock; the messages are in clock order."""
+    return {message.key: message.clock for message in messages}
 
 
-# In key order, as everything that locks several keys, so that two of these cannot deadlock. A key in trouble may have
-# been in a batch too, with messages that nobody suspected until now (`inbox.due`).
+# Keys are locked in key order, as everywhere, so that two of these statements cannot deadlock. A key of the batch may
+# be failing already: above `suspect_to` its messages are claimed in batches too (`inbox.due`).
 SUSPECT = Sql(
     """
 INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
@@ -153,9 +154,9 @@ ON CONFLICT (inbox, key) DO UPDATE SET
 
 
 def suspecting(schema: str, inbox: str, keys: Sequence[str], clocks: Sequence[int], error: str) -> Operation[None]:
-    """Have the keys of a failed batch tried one message at a time, each up to the clock it had in the batch.
+    """Have these keys of a failed batch tried one message at a time, each up to its last clock in the batch.
 
-    For those of a batch that were handled before another one failed; or for all of it, if nobody knows which message
-    failed: at its COMMIT, or by the death of its worker.
+    Use it for the messages that were handled before the one that failed; or for the whole batch if nobody knows which
+    message failed, because its COMMIT failed or its worker died.
     """
     yield SUSPECT.at(schema=schema, inbox=inbox)(keys=list(keys), clocks=list(clocks), error=error)

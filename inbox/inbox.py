@@ -1,4 +1,4 @@
-"""The consumer's side: reap a key's messages in clock order, in the transaction that uses them."""
+"""`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
 from inbox.claim import Claimed, Share, reaping_any, reaping_key
 from inbox.due import reaping_due
@@ -10,13 +10,13 @@ from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_asyn
 
 
 class _Named:
-    """The inbox an instance reads, and what is the same for both flavours."""
+    """The name of an inbox, and what `Inbox` and `AsyncInbox` share."""
 
     def __init__(self, name: str, schema: str = DEFAULT_SCHEMA) -> None:
         self.name = inbox_name(name)
         self.schema = schema_name(schema)
         self._found = False
-        self._cursor = ""  # where the next walk over keys begins; only fairness depends on it
+        self._cursor = ""  # where the next walk over keys starts; only fairness depends on it
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
@@ -29,12 +29,12 @@ class _Named:
         return (yield from self.claiming(share)).messages
 
     def claiming(self, share: Share) -> Operation[Claimed]:
-        """`reap_any` as an operation, with the worker's own bounds."""
+        """Do what `reap_any` does, as an operation, within the bounds of `share`."""
         claimed, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
         return claimed
 
     def claiming_due(self, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
-        """Take one message of a key in trouble whose time has come, or end it; up to `limit` that nobody suspects."""
+        """Take one message of a failing key that is due, or end it; take up to `limit` if none is suspected."""
         return self._known(reaping_due(self.schema, self.name, limit, hold=hold))
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
@@ -44,7 +44,7 @@ class _Named:
         return self._known(counting(self.schema, self.name, _text(key)))
 
     def _known(self, operation: Operation[T]) -> Operation[T]:
-        # Asked once per instance, before the statement whose failure would spoil the caller's transaction.
+        # Checked once per instance, and first: a statement that fails would abort the caller's transaction.
         if not self._found:
             yield from finding(self.schema, self.name)
             self._found = True
@@ -56,35 +56,38 @@ def _text(key: Key | None) -> str | None:
 
 
 class Inbox(_Named):
-    """One inbox of a node; free to share between threads.
+    """One inbox of a node. Threads may share an instance.
 
-    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What `reap` and `reap_any`
-    return is consumed if and only if the caller's transaction commits; rolled back, it is in the inbox again, and
-    nothing of its keys has overtaken it. Raises `UnknownInbox`, and `NotInTransaction` on an autocommit connection
-    outside a transaction; errors of the driver (40001 and 40P01 among them: try the transaction again) pass through.
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. The messages that `reap` and
+    `reap_any` return are consumed if and only if the caller's transaction commits. After a rollback they are in the
+    inbox again, and no later message of their keys has overtaken them.
+
+    Raises `UnknownInbox`, and `NotInTransaction` on an autocommit connection outside a transaction. Errors of the
+    driver pass through unchanged; on 40001 and 40P01 retry the whole transaction.
     """
 
     def reap(self, connection: AnyConnection, key: Key, limit: int = 100) -> list[Message]:
         """Take up to `limit` of the key's oldest messages, in clock order; commit after the work, not before.
 
-        Waits while another transaction works on the key. Empty when the key has none, or waits after a failure.
+        Waits while another transaction works on the key. The list is empty if the key has no messages, or if it waits
+        after a failure or is parked.
         """
         return run(connection, self._reap(key, limit))
 
     def reap_any(self, connection: AnyConnection, max_keys: int = 100, per_key: int = 10) -> list[Message]:
         """Take messages of up to `max_keys` keys, at most `per_key` of each, the longest waiting keys first.
 
-        Never waits: keys that another transaction works on, or that wait after a failure, are left out. The list is
-        in clock order, and holds each key's oldest messages.
+        Never waits: keys that another transaction works on, that wait after a failure or that are parked are left out.
+        The list is in clock order and holds the oldest messages of each key.
         """
         return run(connection, self._reap_any(max_keys, per_key))
 
     def peek(self, connection: AnyConnection, key: Key | None = None, limit: int = 10) -> list[Message]:
-        """Look at the oldest messages, of one key or of all, and leave them; somebody may be working on them."""
+        """Return the oldest messages of one key or of all, without taking them; a worker may be handling them."""
         return run(connection, self._peek(key, limit))
 
     def backlog(self, connection: AnyConnection, key: Key | None = None) -> int:
-        """Count the messages waiting, of one key or of all."""
+        """Count the waiting messages of one key or of all."""
         return run(connection, self._backlog(key))
 
 

@@ -1,9 +1,9 @@
-"""Parked keys: held in order, out of the way of all others, until somebody replays or discards them.
+"""Parked keys: held in order, away from all other keys, until an operator replays or discards them.
 
-A key is parked while its row in `key_state` has `retry_at = 'infinity'`. Every claim leaves such a key out, in the
-snapshot in which it looks for messages. So the messages themselves may lie in either table meanwhile: the claim that
-ends the first moves it to `parked` (`inbox.due`), the mover below moves what stands behind it, and deliveries go on
-into the inbox. Whoever moves or deletes them locks the key's row first.
+A key is parked while its row in `key_state` has `retry_at = 'infinity'`. Every claim leaves such a key out, in the same
+snapshot in which it reads the messages. So the messages may be in either table meanwhile: the claim that ends the first
+one moves it to `parked` (`inbox.due`), `moving_parked` moves those behind it, and deliveries still insert into the
+inbox. Whoever moves or deletes messages of a parked key locks the key's row first.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,35 +22,36 @@ from mailroom.sql.runner import AnyConnection, run
 
 PARTITION_CHANNEL = locks.channel("'{schema}.inbox_{inbox}'::regclass")
 
-MOVED_ROWS = 10_000  # at most in one transaction of the mover
-MOVED_KEYS = 2_000  # parked keys it looks at in one
+MOVED_ROWS = 10_000  # messages that one transaction moves at most
+MOVED_KEYS = 2_000  # parked keys that it checks at most
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What the mover did: how many messages it moved, where it goes on, and whether it stopped at a bound (`more`)."""
+    """How many messages were moved, where to continue, and whether the transaction stopped at a bound (`more`)."""
 
     messages: int
     cursor: str
     more: bool
 
 
-# Keys are looked at from a cursor that goes round, and only those with something to move are locked: however many keys
-# are parked, an idle pass is so many probes of two indexes and writes nothing. LATERAL with LIMIT keeps it that way,
-# for an EXISTS may be joined by reading the whole inbox. Nothing is waited for: a key that is being replayed or
-# discarded is passed over, and so is a message whose late failure somebody still records, who may be about to wait for
-# the key. With the key's row locked here, a replay that waited for it sees all that was moved in its next statement.
-# It does so at READ COMMITTED. `touched` is for one at REPEATABLE READ, whose older snapshot would miss what was moved
-# and leave it behind for ever: a row that was only locked it may lock, one that was written gives it 40001.
-# What is moved stays in the server, as it is stored: so that is what counts for its bound.
+# Keys are checked from a rotating cursor, and only those with something to move are locked: however many keys are
+# parked, an idle pass costs two index probes per key and writes nothing. LATERAL with LIMIT keeps it that way, since
+# EXISTS may be planned as a join that reads the whole inbox. SKIP LOCKED: this statement waits for nothing. It skips a
+# key that is being replayed or discarded, and a message that another session locks to record a late failure, since that
+# session may be about to wait for the key.
+# Because the key's row is locked here, a replay at READ COMMITTED that waited for it sees everything that was moved in
+# its next statement. `touched` is for a replay at REPEATABLE READ: its older snapshot would miss the moved messages and
+# leave them behind for ever. A row that was only locked it could lock; a row that was updated gives it 40001.
+# The moved values stay in the server as they are stored, so their stored size counts for the bound.
 MOVE = Sql(
     """
-WITH looked AS MATERIALIZED (
+WITH checked AS MATERIALIZED (
     SELECT key FROM {schema}.key_state
     WHERE inbox = '{inbox}' AND retry_at = 'infinity' AND key > %(cursor)s::text
     ORDER BY key LIMIT %(keys)s::bigint),
 behind AS MATERIALIZED (
-    SELECT l.key FROM looked AS l, LATERAL (SELECT FROM {schema}.inbox_{inbox} WHERE key = l.key LIMIT 1) AS i),
+    SELECT l.key FROM checked AS l, LATERAL (SELECT FROM {schema}.inbox_{inbox} WHERE key = l.key LIMIT 1) AS i),
 held AS MATERIALIZED (
     SELECT s.key FROM (SELECT * FROM behind) AS b, LATERAL (
         SELECT key FROM {schema}.key_state AS k
@@ -63,13 +64,13 @@ picked AS MATERIALIZED (
     LIMIT %(rows)s::bigint),{fitting},
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
-aside AS (
+moved AS (
     INSERT INTO {schema}.parked ({delivered}) SELECT {delivered} FROM gone ORDER BY key, clock),
 touched AS (
     UPDATE {schema}.key_state SET parked_at = parked_at
     WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELECT DISTINCT key FROM gone)))
 SELECT (SELECT count(*) FROM gone),
-       (SELECT CASE WHEN count(*) < %(keys)s::bigint THEN '' ELSE max(key) END FROM looked),
+       (SELECT CASE WHEN count(*) < %(keys)s::bigint THEN '' ELSE max(key) END FROM checked),
        (SELECT count(*) = %(rows)s::bigint OR count(*) > (SELECT count(*) FROM fitting) FROM picked)
 """,
     columns=("bigint", "text", "boolean"),
@@ -81,24 +82,24 @@ SELECT (SELECT count(*) FROM gone),
 def moving_parked(
     schema: str, inbox: str, cursor: str, *, keys: int = MOVED_KEYS, rows: int = MOVED_ROWS
 ) -> Operation[Moved]:
-    """Move messages that stand behind a parked one out of the inbox, where they cost nobody anything.
+    """Move messages behind parked ones from the inbox to `parked`, where they do not slow down claims.
 
-    Looks at `keys` parked keys above `cursor`, begins anew with '', and moves `rows` messages and 32 MiB of values at
-    most. To be called again and again: as long as a key is parked, deliveries go on into the inbox.
+    Checks at most `keys` parked keys above `cursor`; '' starts at the first key. Moves at most `rows` messages and 32
+    MiB of values. Call it periodically: deliveries still insert messages of a parked key into the inbox.
     """
     found = yield MOVE.at(schema=schema, inbox=inbox)(cursor=cursor, keys=keys, rows=rows)
     [(moved, reached, more)] = found
     return Moved(moved, cursor if more else reached, more)
 
 
-# -- Looking ----------------------------------------------------------------------------------------------------------
+# -- Reading ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedKey:
-    """A parked key: how many messages it holds, the clock of the first, and why and since when it is parked.
+    """A parked key: how many messages it holds, the clock of the first one, and since when and why it is parked.
 
-    `attempts` is how often the message that it was parked for had been tried.
+    `attempts` is the number of attempts at the message that the key was parked for.
     """
 
     key: str
@@ -111,9 +112,9 @@ class ParkedKey:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One failed attempt at a message: the `attempt`-th, and what followed (`outcome`: retry, park or skip).
+    """One failed attempt at a message: its number, counted from 1, and its `outcome` (retry, park or skip).
 
-    A replay stands among them, with `outcome` replay and `attempt` 0: from then on they count from 1.
+    A replay is listed too, with `outcome` replay and `attempt` 0: the attempts after it count from 1 again.
     """
 
     at: datetime
@@ -175,14 +176,14 @@ WHERE inbox = '{inbox}' AND (%(key)s::text IS NULL OR key = %(key)s::text) ORDER
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a replay or discard did: to how many keys and messages, and how many of the keys work again (`freed`)."""
+    """How many keys and messages a replay or discard changed; `freed` counts the keys that are no longer parked."""
 
     keys: int
     messages: int
     freed: int
 
 
-# In key order, as everything that locks several keys, so that two of these cannot deadlock.
+# Keys are locked in key order, as everywhere, so that two of these statements cannot deadlock.
 LOCK = Sql(
     """
 SELECT s.key FROM ({chosen}) AS c JOIN {schema}.key_state AS s ON s.inbox = '{inbox}' AND s.key = c.key
@@ -192,8 +193,9 @@ WHERE s.retry_at = 'infinity' ORDER BY s.key FOR UPDATE OF s
     chosen=CHOSEN,
 )
 
-# What the keys have in the inbox already stays where it is; it is counted, since it is replayed as well. Attempts are
-# counted from the history of a message (`inbox.failure`), so it is told there that they begin anew.
+# Messages of the keys that are in the inbox already stay there; they are counted, since they are replayed as well.
+# Attempts are counted from the history of a message (`inbox.failure`), so a replay is recorded there to restart the
+# count.
 REPLAY = Sql(
     """
 WITH back AS (
@@ -202,7 +204,7 @@ placed AS (
     INSERT INTO {schema}.inbox_{inbox} ({delivered}) SELECT {delivered} FROM back ORDER BY key, clock
     RETURNING key, clock),
 first AS MATERIALIZED (SELECT key, count(*) AS messages, min(clock) AS clock FROM placed GROUP BY key),
-anew AS (
+restarted AS (
     INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, error)
     SELECT '{inbox}', f.key, f.clock, a.message_id, 0, 'replay', coalesce(%(why)s::text, 'replayed')
     FROM first AS f, LATERAL (
@@ -220,9 +222,9 @@ ORDER BY c.key
     columns=("text", "bigint", "bigint"),
     delivered=DELIVERED,
 )
-# Set also where it stays what it is: the row must be locked until the commit. Left out for a floor that looks low
-# enough, a janitor that cannot see these messages yet would raise it above them meanwhile, and no claim find them.
-# The healthy floor may also stand above what the keys have in the inbox already.
+# The row is updated even if its floors stay the same, because it must be locked until the commit. Otherwise a janitor
+# that does not see the replayed messages yet could raise the floor above them, and no claim would find them.
+# The healthy floor may also be above messages of the keys that were in the inbox already.
 LOWER = Sql(
     """
 UPDATE {schema}.inbox_registry
@@ -230,9 +232,9 @@ SET floor = least(floor, %(lowest)s::bigint - 1), healthy_floor = least(healthy_
 WHERE name = '{inbox}'
 """
 )
-# Always, and not only if a worker sleeps: to find that out takes a lock that workers going to sleep would wait for
+# Notify always, and not only if a worker sleeps: that check takes a lock, and workers about to sleep would wait for it
 # until the caller commits.
-RING = Sql(
+NOTIFY = Sql(
     "SELECT pg_notify({partition_channel}, '') IS NULL",
     columns=("boolean",),
     partition_channel=PARTITION_CHANNEL,
@@ -240,32 +242,32 @@ RING = Sql(
 
 
 def _replaying(schema: str, inbox: str, keys: list[str], actor: str, why: str | None) -> Operation[Changed]:
-    """Put the messages of these keys, whose rows are locked, back into the inbox, and let the keys go on.
+    """Put the messages of these keys, whose key_state rows are locked, back into the inbox, and free the keys.
 
-    Nothing is overtaken. All of it becomes visible at once, at the commit, and what a claim decides it decides in one
-    snapshot, floor included:
+    No message is overtaken. All changes become visible together, at the commit, and a claim decides everything,
+    including the floor, in one snapshot:
 
-    - A claim whose snapshot is older finds the key parked and leaves it out, with what was delivered since. If its
-      snapshot is even older than the parking, the head that it wants is gone for it: the one that comes back is
-      another row. A claim whose snapshot is younger sees all messages of the key, the lowest clock among them.
-    - A delivery adds higher clocks, to the inbox, where they are in their place.
-    - The mover is kept out by the key's row: one that came first has committed before REPLAY begins and sees what was
-      moved, one that comes later finds the row locked, or gone and not to be found again in its snapshot.
-    - The healthy floor passes no messages of a key whose row is locked; what it had passed before, REPLAY sees.
-    - A janitor that raises a floor has the registry's row locked when LOWER comes, which waits and then lowers what
-      was set; or it comes after LOWER, passes over the locked row, and looks anew once all this is visible.
+    - A claim with an older snapshot sees the key as parked and leaves it out, with all messages delivered since. If its
+      snapshot is even older than the parking, the head that it selects no longer exists: the one that comes back is
+      another row. A claim with a newer snapshot sees all messages of the key, including the lowest clock.
+    - A delivery inserts higher clocks into the inbox, which are in order there.
+    - The key's row excludes `moving_parked`. If that locked the row first, it has committed before REPLAY begins, which
+      sees what was moved. If it comes later, it finds the row locked, or deleted.
+    - The healthy floor does not pass messages of a key whose row is locked. REPLAY sees those it passed before.
+    - A janitor that raises a floor either holds the lock on the registry row when LOWER runs, which then waits and
+      lowers the new floor; or it comes after LOWER, skips the locked row, and reads again once all this is visible.
     """
     names = {"schema": schema, "inbox": inbox}
     replayed = yield REPLAY.at(**names)(keys=keys, why=why)
     yield from auditing(schema, "replay", [(inbox, key, number) for key, number, _ in replayed], actor, why)
-    yield RING.at(**names)()
+    yield NOTIFY.at(**names)()
     lowest = min((clock for _, _, clock in replayed if clock is not None), default=None)
     if lowest is not None:
         yield LOWER.at(**names)(lowest=lowest)
     return Changed(len(keys), sum(number for _, number, _ in replayed), len(keys))
 
 
-# What a delivery adds at this moment is not seen and stays: the key goes on with it, or holds it.
+# A message that is delivered at this moment is not seen and stays: the key continues with it, or holds it.
 DISCARD = Sql(
     """
 WITH doomed AS MATERIALIZED (
@@ -300,13 +302,16 @@ def _discarding(
 
 
 class Parked:
-    """The parked keys of one inbox; free to share between threads.
+    """The parked keys of one inbox. Threads may share an instance.
 
-    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What changes something does so
-    in the caller's transaction and never commits; with `dry_run` it only tells what it would do. It raises
-    `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who acts and `why` for what
-    reason; both go into the table `audit`, a row per key. `keys` is one key, several, or None for all parked keys;
-    `reason` narrows them to those whose reason contains that text. Raises `UnknownInbox`.
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. `replay` and `discard` make
+    their changes in the caller's transaction and never commit; with `dry_run` they change nothing and return what they
+    would do. `actor` says who acts and `why` gives the reason; both are written to the table `audit`, one row per key.
+    `keys` is one key, several, or None for all parked keys; `reason` limits them to keys whose reason contains that
+    text.
+
+    Raises `UnknownInbox`. `replay` and `discard` raise `NotInTransaction` on an autocommit connection outside a
+    transaction.
     """
 
     def __init__(self, inbox: str, schema: str = DEFAULT_SCHEMA) -> None:
@@ -324,15 +329,15 @@ class Parked:
         reason: str | None = None,
         limit: int | None = 100,
     ) -> list[ParkedKey]:
-        """Return parked keys, at most `limit` (None: all), the longest parked first; their messages are counted."""
+        """Return at most `limit` parked keys (None: all), the longest parked first, and count their messages."""
         return run(connection, self._keys(_chosen(keys, reason, limit)))
 
     def messages(self, connection: AnyConnection, key: Key, limit: int = 10) -> list[Message]:
-        """Return the first messages that a parked key holds, in clock order; none if it is not parked."""
+        """Return the first messages that a parked key holds, in clock order; none if the key is not parked."""
         return run(connection, self._messages(key_text(key), count(limit, "limit")))
 
     def attempts(self, connection: AnyConnection, key: Key | None = None, limit: int = 100) -> list[Attempt]:
-        """Return the failed attempts, the last first: of one key or of all, parked or not. Kept for 14 days."""
+        """Return the failed attempts of one key or of all, parked or not, newest first. They are kept for 14 days."""
         text = None if key is None else key_text(key)
         return run(connection, self._attempts(text, count(limit, "limit")))
 
@@ -347,10 +352,10 @@ class Parked:
         why: str | None = None,
         dry_run: bool = False,
     ) -> Changed:
-        """Let parked keys go on from their first message, with all their messages in order and attempts from 1.
+        """Put the messages of parked keys back into the inbox, in order; their attempts count from 1 again.
 
-        At most `limit` keys, the longest parked first. Until the caller commits, floors of the inbox do not move: so
-        commit soon. What fails again is parked again.
+        At most `limit` keys are replayed, the longest parked first. A key that fails again is parked again. Commit
+        soon: until then the floors of the inbox cannot rise.
         """
         check_actor(actor, why)
         return run(connection, self._replay(_chosen(keys, reason, limit), actor, why, dry_run))
@@ -366,10 +371,10 @@ class Parked:
         why: str | None = None,
         dry_run: bool = False,
     ) -> Changed:
-        """Throw away messages of parked keys for good: the first `limit` of each key, None for all of them.
+        """Delete messages of parked keys for good: the first `limit` messages of each key, or all with None.
 
-        A key that has none left works again. Any other stays parked: to drop the bad message and go on with the next
-        one, discard with `limit=1`, then `replay`.
+        A key without messages is no longer parked. Any other key stays parked: to drop the bad message and continue
+        with the next one, discard with `limit=1`, then `replay`.
         """
         check_actor(actor, why)
         per_key = count_or_all(limit, "limit")
@@ -429,7 +434,7 @@ def _chosen(keys: Key | Collection[Key] | None, reason: str | None, limit: int |
 
 
 def _texts(keys: Key | Collection[Key]) -> Iterator[str]:
-    # A text is a collection, too, of its letters.
+    # A str is a Collection too, of its characters.
     if isinstance(keys, Collection) and not isinstance(keys, str):
         yield from map(key_text, keys)
     else:

@@ -1,4 +1,4 @@
-"""Look: what is in an inbox, without taking anything."""
+"""Read what is in an inbox without taking anything, and check that the inbox exists."""
 
 from mailroom.errors import UnknownInbox
 from mailroom.message import COLUMNS, SELECTED, Message, messages
@@ -20,7 +20,7 @@ PEEK_ANY = Sql(
 
 
 def peeking(schema: str, inbox: str, key: str | None, limit: int) -> Operation[list[Message]]:
-    """Read the oldest messages, of one key or of all, and leave them where they are; waits for nobody."""
+    """Return the oldest messages of one key or of all, without taking or locking them."""
     names = {"schema": schema, "inbox": inbox}
     if key is None:
         return messages((yield PEEK_ANY.at(**names)(limit=limit)))
@@ -32,7 +32,7 @@ BACKLOG_KEY = Sql("SELECT count(*) FROM {schema}.inbox_{inbox} WHERE key = %(key
 
 
 def counting(schema: str, inbox: str, key: str | None) -> Operation[int]:
-    """Count the messages that wait, of one key or of all."""
+    """Count the waiting messages of one key or of all."""
     names = {"schema": schema, "inbox": inbox}
     [(count,)] = yield BACKLOG.at(**names)() if key is None else BACKLOG_KEY.at(**names)(key=key)
     return int(count)
@@ -48,5 +48,5 @@ def finding(schema: str, inbox: str) -> Operation[None]:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise UnknownInbox(
             f"There is no inbox {inbox!r} in schema {schema!r}. Create it: mailroom inbox create {inbox}{option}; "
-            f"see those there are: mailroom inbox list{option}"
+            f"or list the inboxes: mailroom inbox list{option}"
         )

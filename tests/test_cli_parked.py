@@ -90,7 +90,7 @@ def test_show_tells_the_history_and_the_messages(held: Node) -> None:
 
 def test_replay_of_a_key_brings_it_back_and_is_audited_as_mine(held: Node) -> None:
     text = done("parked", "replay", "shipping", "--key", "a", "--why", "mended", dsn=held.dsn)
-    assert text == "3 messages of 1 parked key replayed; 1 key free again.\n"
+    assert text == "3 messages of 1 parked key replayed; 1 key no longer parked.\n"
     assert parked(held) == ["b"]
     assert [message.value for message in INBOX.peek(held.connection)] == [0, 1, 2]
     assert audited(held) == [(ME, "replay", "a", 3, "mended")]

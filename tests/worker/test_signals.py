@@ -294,4 +294,4 @@ def test_command_refuses_one_worker_twice(node: Node, run: Any) -> None:
     process, _ = run(SEVERAL, *COMMAND, "program:sync", "program:sync")
     _, error = process.communicate(timeout=STOP_S)
     assert process.returncode == 2
-    assert "named twice" in error
+    assert "given twice" in error
