@@ -40,12 +40,7 @@ def inbox() -> None:
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.option(
-    "--subscribe",
-    "topics",
-    metavar="TOPIC",
-    type=TOPIC,
-    multiple=True,
-    help="Subscribe to this topic; may be repeated.",
+    "--subscribe", "topics", metavar="TOPIC", type=TOPIC, multiple=True, help="Subscribe to this topic; repeatable."
 )
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure; each further one doubles it. [1]")
 @click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
@@ -68,7 +63,7 @@ def create(
     """Create an inbox, or add subscriptions to it and change its settings.
 
     It gets the topics it subscribes to, and the messages and commands whose topic is its own name. Messages that were
-    sent before are not delivered to it. Repeating the command is harmless.
+    delivered before it subscribed are not added. Repeating the command is harmless.
 
     By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
     the handler calls. The command prints how long the attempts take with these settings.
@@ -179,10 +174,7 @@ def peek(call: Call, name: str, key: str | None, limit: int) -> None:
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.option(
-    "--key",
-    metavar="K",
-    type=KEY,
-    help="Take this key's messages, oldest first; waits while the key is locked.",
+    "--key", metavar="K", type=KEY, help="Take this key's messages, oldest first; waits while the key is locked."
 )
 @click.option(
     "--any", "any_key", is_flag=True, help="Take messages of any keys that are not locked, the longest waiting first."

@@ -1,4 +1,4 @@
-"""What a worker is given, looked at when it is made: a wrong value would only show when messages fail of it."""
+"""Checks of a worker's arguments when it is created: otherwise a wrong value would only show when messages fail."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -8,11 +8,11 @@ from typing import Any, TypeAlias, TypeVar
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 
-# None and not object, which a coroutine is too: so a type checker refuses an `async def` for a Worker.
+# The result is None and not object: a coroutine is an object too, and a type checker should reject an `async def` here.
 Handler: TypeAlias = Callable[[Message, Any], None]
 AsyncHandler: TypeAlias = Callable[[Message, Any], Awaitable[object]]
 OnError: TypeAlias = Callable[[Message | None, Exception], None]
-AsyncOnError: TypeAlias = Callable[[Message | None, Exception], object]  # awaited if it can be
+AsyncOnError: TypeAlias = Callable[[Message | None, Exception], object]  # an awaitable result is awaited
 
 C = TypeVar("C", bound=AsyncOnError)
 
@@ -20,17 +20,17 @@ MOST = 10_000
 
 
 class NotAwaited(ConfigurationError):
-    """A handler of a `Worker` returned something to be awaited, so it has done nothing. No message is to blame."""
+    """A handler of a `Worker` returned an awaitable, so it has not done its work. No message is to blame."""
 
 
 def synchronous(handler: Handler) -> Handler:
-    """Return the handler of a `Worker`; raises `ConfigurationError` at once, or `NotAwaited` when it is called."""
+    """Return a checked handler for a `Worker`, or raise `ConfigurationError`; calling it may raise `NotAwaited`."""
     _check_call(handler, "handler(message, connection)")
     if _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError("This handler is async: use AsyncWorker for it.")
 
     def handle(message: Message, connection: Any) -> None:
-        result: object = handler(message, connection)  # type: ignore[func-returns-value]  # as the checker believes
+        result: object = handler(message, connection)  # type: ignore[func-returns-value]  # users may not check types
         if result is not None and inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
@@ -40,25 +40,25 @@ def synchronous(handler: Handler) -> Handler:
 
 
 def asynchronous(handler: AsyncHandler) -> AsyncHandler:
-    """Return the handler of an `AsyncWorker`, or raise `ConfigurationError`."""
+    """Return `handler` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
     _check_call(handler, "handler(message, connection)")
     if not _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError(
-            "This handler is not async: define it by `async def`, or use Worker. If it only returns an awaitable, as a "
-            "lambda may, await that in one: async def handle(message, connection): await ..."
+            "This handler is not async: define it with `async def`, or use Worker. If it returns an awaitable, as a "
+            "lambda may, wrap it: async def handle(message, connection): await ..."
         )
     return handler
 
 
 def callback(on_error: OnError | None) -> OnError | None:
-    """Return what a `Worker` is to call on errors, or raise `ConfigurationError`."""
+    """Return `on_error` if a `Worker` can use it, else raise `ConfigurationError`."""
     if on_error is not None and _is(inspect.iscoroutinefunction, on_error):
         raise ConfigurationError("This on_error is async: use AsyncWorker for it.")
     return async_callback(on_error)
 
 
 def async_callback(on_error: C | None) -> C | None:
-    """Return what an `AsyncWorker` is to call on errors, or raise `ConfigurationError`."""
+    """Return `on_error` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
     if on_error is not None:
         _check_call(on_error, "on_error(message, error)")
     return on_error
@@ -72,7 +72,7 @@ def count(number: int, what: str) -> int:
 
 
 def seconds(number: float, what: str) -> float:
-    """Return `number` if it is a number above 0, else raise `ConfigurationError`; `what` names it."""
+    """Return `number` if it is a number greater than 0, else raise `ConfigurationError`; `what` names it."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
         raise ConfigurationError(f"{what} is {number!r}; give seconds above 0.")
     return number
@@ -86,7 +86,7 @@ def flag(value: bool, what: str) -> bool:
 
 
 def exceptions(classes: tuple[type[Exception], ...], what: str) -> tuple[type[Exception], ...]:
-    """Return `classes` if they are classes of exceptions, else raise `ConfigurationError`; `what` names them."""
+    """Return `classes` if it is a tuple of exception classes, else raise `ConfigurationError`; `what` names it."""
     if not isinstance(classes, tuple) or not all(
         inspect.isclass(each) and issubclass(each, Exception) for each in classes
     ):
@@ -99,10 +99,12 @@ def _check_call(given: Callable[..., object], call: str) -> None:
     if not callable(given) or inspect.isclass(given):
         raise ConfigurationError(f"{what} is {given!r}; give a function: {call}.")
     if _is(inspect.isgeneratorfunction, given) or _is(inspect.isasyncgenfunction, given):
-        raise ConfigurationError(f"This {what} is a generator: nobody would run it. Take `yield` out of it.")
+        raise ConfigurationError(
+            f"This {what} is a generator function, whose body would never run: remove its `yield`."
+        )
     try:
         signature = inspect.signature(given)
-    except Exception:  # of some builtins it is not known, or an annotation fails: a call will tell
+    except Exception:  # some builtins have no signature, and annotations may fail: the first call decides
         return
     try:
         signature.bind(None, None)
@@ -111,7 +113,7 @@ def _check_call(given: Callable[..., object], call: str) -> None:
 
 
 def _is(kind: Callable[[object], bool], handler: Callable[..., object]) -> bool:
-    """Tell whether the function that a call runs is of a kind: behind `partial`, a bound method, or `__call__`."""
+    """Return `kind` of the function that a call runs, which may be behind `partial`, a method or `__call__`."""
     while isinstance(handler, partial):
         handler = handler.func
     return kind(handler) or kind(type(handler).__call__)

@@ -1,8 +1,9 @@
-"""A batch of a worker, how far it came, and what follows if it fails.
+"""A worker's batch: its progress, and what is recorded if it fails.
 
-What follows is recorded on another session before the batch is rolled back: as long as it locks its messages, nobody
-else can try them. If its worker knows which message is to blame, that attempt is counted; the messages that had been
-handled before it are tried one at a time, so that none of them is repeated more than once. If nobody knows, all are.
+The failure is recorded on another session before the batch is rolled back: as long as the batch locks its messages, no
+other worker can try them. If the worker knows which message failed, it counts an attempt of that one, and the messages
+handled before it are tried one at a time, so that none of them is repeated more than once. If it does not know, all
+messages of the batch are tried one at a time.
 """
 
 import asyncio
@@ -23,14 +24,15 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import driver_of, is_closed, is_well
 from mailroom.sql.sqlstate import ABORTED, BLAMES, NO_CURSOR, NOT_YOURS, Meaning, meaning, sqlstate
 
-FORGIVEN = 2  # times in a row that a message may be in hand when passing trouble comes, and not be counted
+FORGIVEN = 2  # transient errors in a row that are not counted as attempts at the message being handled
 REMEMBERED = 10_000  # messages
 
 
 class Ended(BaseException):
-    """A handler ended the process, by SystemExit say; asyncio, which would leave the loop at once, does not know this.
+    """A handler ended the process, for example by SystemExit, which `error` holds.
 
-    The note of its batch stays: who finds it counts that as a death. The other lanes finish their batches.
+    SystemExit in a task would leave the event loop at once; this exception lets the other loops finish their batches
+    first. The batch's in-flight entry stays: the worker that finds it counts it as a death.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -39,25 +41,25 @@ class Ended(BaseException):
 
 
 class HandlerFailed(Exception):
-    """A handler left its transaction so that it cannot be committed, or raised what would mean something else here.
+    """A handler broke its transaction, or raised an exception that would have another meaning in the worker.
 
-    What it says is logged, so it holds no values.
+    The text is logged, so it contains no values.
     """
 
 
-# Has a deferred constraint fail now, and not at the COMMIT.
+# Makes deferred constraints fail now instead of at the COMMIT.
 SETTLE = Sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 @dataclass(slots=True)
 class Batch:
-    """One batch, and how far it came.
+    """One batch and its progress.
 
-    `due` asks for what is tried of a key in trouble instead of a batch of any keys, `size` for how many messages at
-    most. `claimed` is what a claim gave, at that
-    monotonic time. `message` is the one that is to blame if the batch fails now; `passing` says that what its handler
-    raised was the trouble of the batch's own connection. `open`: handlers have begun, and the batch may fail by what
-    they did; `ends`: all have returned. `forgiven`: it failed by what passes; `recorded`: what follows is recorded.
+    `due` asks for messages of a failing key instead of any keys, `size` is the greatest number of messages. `claimed`
+    is the result of the claim, at the monotonic time `claimed_at`. `message` is the one to blame if the batch fails
+    now, None if that would be unknown. `is_transient`: the handler raised an error of the batch's own connection.
+    `open`: handlers have started, so the batch may fail because of them. `ends`: all handlers have returned.
+    `forgiven`: whether the failure is not counted, None until decided. `recorded`: the recorded outcome.
     """
 
     due: bool = False
@@ -74,54 +76,54 @@ class Batch:
     recorded: Recorded | None = None
 
     def take(self, claimed: Claimed, connection: object) -> None:
-        """Take what a claim gave on this connection."""
+        """Take the result of a claim on this connection."""
         self.claimed, self.claimed_at = claimed, time.monotonic()
-        # Now: of a session whose connection is lost it cannot be had any more.
+        # Read now: once a session has lost its connection, it no longer gives the driver's.
         self.driver = driver_of(connection) if claimed.messages else None
         self.mark = mark(self.driver)
 
     @property
     def messages(self) -> list[Message]:
-        """What was claimed; nothing as long as nothing is."""
+        """The claimed messages; empty before the claim."""
         return self.claimed.messages if self.claimed else []
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is one message of a key in trouble, which repeats no other."""
+        """Whether this is a single message of a failing key, whose failure repeats no other message."""
         return self.due and len(self.messages) <= 1
 
     @contextlib.contextmanager
     def handling(self, message: Message, connection: object) -> Iterator[None]:
-        """Call the handler within."""
+        """Call the handler inside this context: it decides what an exception means and whom to blame."""
         self.message, self.open = message, True
         try:
             yield
             if why := why_over(connection, self.driver, self.mark):
                 raise HandlerFailed(why)
         except psycopg.Rollback as error:
-            # It would end the transaction around it without a word, and be taken for success.
+            # psycopg's transaction context would roll back silently, and the batch would look successful.
             raise HandlerFailed("the handler raised psycopg.Rollback") from error
         except asyncio.CancelledError as error:
             if cancellations():
                 raise
-            # Of something that the handler waited for; the worker itself goes on.
+            # Something that the handler awaited was cancelled, and not the worker.
             raise HandlerFailed("the handler was cancelled") from error
         except Exception as error:
             if sqlstate(error) == NOT_YOURS:
                 raise HandlerFailed(ENDED) from error
-            # Asked here: what a handler failed on, an engine closes afterwards as a matter of course.
+            # Checked here, since SQLAlchemy closes the connection after any error that leaves its context.
             self.is_transient = self._is_of_this_session(error)
             if sqlstate(error) == ABORTED:
-                self.message = None  # a statement had failed before, perhaps one of an earlier message's handler
+                self.message = None  # an earlier statement had failed, perhaps in the handler of an earlier message
             raise
         finally:
             if len(self.messages) == 1:
                 self.message = message
 
     def _is_of_this_session(self, error: Exception) -> bool:
-        """Tell whether the batch's own connection was lost or its transaction has to be run again.
+        """Return whether the batch's own connection was lost or its transaction must be retried.
 
-        A handler may have trouble of that kind with a connection of its own; that is a failure of its message.
+        The same error on a connection that the handler opened itself is a failure of the message.
         """
         closed = is_closed(self.driver)
         if closed is None:
@@ -129,7 +131,7 @@ class Batch:
         return closed or (meaning(error) is Meaning.AGAIN and not is_well(self.driver))
 
     def ending(self, schema: str, inbox: str) -> Operation[None]:
-        """Do what comes between the last handler and the COMMIT; what fails now may be the fault of any of them."""
+        """Run what comes between the last handler and the COMMIT; an error here may be the fault of any message."""
         self.ends = True
         if len(self.messages) > 1:
             self.message = None
@@ -139,21 +141,21 @@ class Batch:
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
-        """Commit within."""
+        """Commit inside this context."""
         try:
             yield
         except Exception as error:
-            if sqlstate(error) == NO_CURSOR:  # by a pooler, say, that does not pass on what the server reports
+            if sqlstate(error) == NO_CURSOR:  # `why_over` missed it, for example behind a pooler
                 raise HandlerFailed(ENDED) from error
             raise
 
     def committed(self) -> None:
-        """Say that what fails from now on is no message's fault."""
+        """Record that the batch is committed: no later error is a message's fault."""
         self.message, self.open = None, False
 
 
 def cancellations() -> int:
-    """Return how often the task that runs this was told to end; a thread never is."""
+    """Return how many cancellations of the current task are pending; 0 in a thread without a task."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -162,7 +164,7 @@ def cancellations() -> int:
 
 
 def is_transient(error: Exception, batch: Batch) -> bool:
-    """Tell whether it is the trouble of the database or of our connection to it, and not the message's."""
+    """Return whether the error is the fault of the database or of our connection, and not of a message."""
     if batch.message is not None and not batch.ends:
         return batch.is_transient
     return meaning(error) not in BLAMES
@@ -172,12 +174,12 @@ HANDLED_PER_REPEATED = 10
 
 
 class Size:
-    """How many messages the next batch of a lane may hold: `most`, unless too much had to be repeated lately.
+    """How many messages the next batch of a loop may hold: `most`, unless too many had to be repeated recently.
 
-    What was handled in a batch before the message that failed is rolled back and handled once more. So that a storm of
-    failures does not repeat a full batch for each of them, a lane has an allowance: of a tenth of what it handles, and
-    no more than a full batch is saved up. A batch holds one message, and as many more as the allowance can pay for. So
-    whatever fails when, a lane repeats at most a tenth of what it handles, and once a full batch.
+    When a message fails, those handled before it in the batch are rolled back and handled again. To keep a storm of
+    failures from repeating a full batch each time, a loop has an allowance: a tenth of the messages it handles, of
+    which at most a full batch is saved up. A batch holds one message, and as many more as the allowance covers. So,
+    whatever fails, a loop repeats at most a tenth of what it handles, plus one full batch.
     """
 
     def __init__(self, most: int) -> None:
@@ -185,60 +187,60 @@ class Size:
         self._saved = HANDLED_PER_REPEATED * (most - 1)  # counted in messages handled
 
     def next(self) -> int:
-        """Return the size of the next batch; a power of two, since for each size a statement has to be planned."""
+        """Return the size of the next batch: `most` or a power of two, since each size is a statement to be planned."""
         size = 1 + self._saved // HANDLED_PER_REPEATED
         return size if size == self._most else 1 << (size.bit_length() - 1)
 
     def handled(self, batch: Batch) -> None:
-        """Take that a batch was committed."""
+        """Add to the allowance for a batch that was committed."""
         if not batch.is_alone:
             self._saved = min(self._saved + len(batch.messages), HANDLED_PER_REPEATED * (self._most - 1))
 
     def failed(self, batch: Batch) -> None:
-        """Take that a batch failed by its messages: those before the one to blame are repeated, or all the others."""
+        """Charge a failed batch: the messages before the failed one are repeated, or all but one if it is unknown."""
         messages, blamed = batch.messages, batch.message
         repeated = len(messages) - 1 if blamed is None else messages.index(blamed)
         self._saved = max(0, self._saved - HANDLED_PER_REPEATED * repeated)
 
 
 class Patience:
-    """How often messages were being handled when trouble came that passes, in one worker; free to share by its lanes.
+    """How often transient errors struck while a message was being handled; one worker's loops share it.
 
-    Some trouble looks like the database's and is a message's: a handler that ends its own backend, outlasts a timeout
-    of its session, or runs into the same deadlock each time. Forgiven for ever, it would roll back its batch for ever.
+    Some errors look transient but come from a message: its handler terminates its own backend, exceeds a timeout of its
+    session, or runs into the same deadlock each time. If these were never counted, its batch would be retried for ever.
     """
 
     def __init__(self) -> None:
         self._times: dict[UUID, int] = {}
 
     def forgives(self, error: Exception, batch: Batch) -> bool:
-        """Tell whether to try the batch again and count nothing; asked as often as one likes of one batch."""
+        """Return whether to retry the batch without counting an attempt; repeated calls give the same answer."""
         if batch.forgiven is None:
             batch.forgiven = is_transient(error, batch) and (not batch.open or self._is_rare(batch))
         return batch.forgiven
 
     def handled(self, batch: Batch) -> None:
-        """Forget what its messages were forgiven."""
+        """Reset the counts of a batch's messages."""
         if self._times:
             for message in batch.messages:
                 self._times.pop(message.id, None)
 
     def _is_rare(self, batch: Batch) -> bool:
-        if len(self._times) > REMEMBERED:  # others have handled them since
+        if len(self._times) > REMEMBERED:  # counts remain of messages that other workers have handled
             self._times.clear()
         message = batch.message or batch.messages[0]
         self._times[message.id] = times = self._times.get(message.id, 0) + 1
         return times <= FORGIVEN
 
 
-# Of a batch of which nobody knows the message to blame; all of its keys are tried one message at a time.
+# The outcome if it is not known which message failed: all keys of the batch are tried one message at a time.
 SUSPECTED = Recorded("alone", 0, 0.0)
 
 
 def blaming(
     schema: str, inbox: str, batch: Batch, error: Exception, fatal: tuple[type[BaseException], ...]
 ) -> Operation[Recorded]:
-    """Record what follows from a batch that failed."""
+    """Record a failed batch: the attempt at the message to blame, and which messages are tried one at a time."""
     blamed, suspects = batch.message, batch.messages
     if blamed is not None:
         suspects = [each for each in suspects[: suspects.index(blamed)] if each.key != blamed.key]

@@ -1,17 +1,17 @@
-"""Frames: where an exception came from, as a log may show it: files, lines and code, and never a value."""
+"""The stack frames of an exception as the log shows them: files, lines and code, but no values."""
 
 import traceback
 from pathlib import Path
 
-# What calls handlers: the frames up to theirs are no news.
+# The modules that call handlers; frames up to and including theirs are left out.
 OURS = tuple(str(Path(__file__).with_name(name)) for name in ("arguments.py", "batch.py", "loop.py", "worker.py"))
-CAUSES = 5  # of one error; a longer chain is cut
+CAUSES = 5  # logged for one error; a longer chain is truncated
 
 
 def frames(error: BaseException) -> str:
-    """Return the frames of an error from the handler on, and of what caused it, as lines to be logged behind a text.
+    """Return the frames of an error, from the handler on, and those of its causes, as lines to append to a log text.
 
-    The errors are named by their class only, since their texts may hold what a message holds.
+    Errors are shown by their class only, since their texts may contain values of a message.
     """
     text = ""
     for depth, each in enumerate(_chain(error)):

@@ -1,13 +1,14 @@
-"""Hold: the transaction of a worker's batch is ended by its worker alone.
+"""Only the worker may commit the transaction of its batch.
 
-A handler that committed would commit the removal of all the messages behind its own, which nobody would handle; one
-that rolled back would have those before it handled twice. So the claim that takes a batch also declares a cursor WITH
-HOLD (`hold_batch`), whose query fails. The server runs it at a COMMIT or PREPARE TRANSACTION, whoever sends that in
-whatever way, and rolls back. The worker closes the cursor first; if it is not there, the transaction is another one.
+A handler that commits would also commit the deletion of the messages after its own, which nobody would handle. One
+that rolls back would have the messages before its own handled twice. So the claim of a batch also declares a cursor
+WITH HOLD (`hold_batch`) whose query fails. The server runs that query at COMMIT or PREPARE TRANSACTION, whoever sends
+it and however, and rolls back. The worker closes the cursor first; if there is no such cursor, this is another
+transaction.
 
-A ROLLBACK cannot be refused. The claim therefore also flips, for its transaction only, a setting of which the server
-reports each change. Once the driver has another value of it than after the claim, the transaction is over, or has
-failed; and that is known without a trip.
+The server cannot refuse a ROLLBACK. So the claim also changes a setting for its transaction only, one whose changes the
+server reports to the client. When the driver has another value than after the claim, the transaction has ended or
+failed; finding that out takes no round trip.
 """
 
 from typing import Any
@@ -17,32 +18,33 @@ from mailroom.sql.runner import is_aborted, reported
 
 ABORTED = "the handler returned, but a statement had failed in its transaction"
 ENDED = (
-    "the handler ended the transaction of its batch, or swallowed an error of it: leave COMMIT and ROLLBACK to the "
-    "worker, and open another connection for work of its own"
+    "the handler ended the transaction of its batch, or swallowed an error in it: leave COMMIT and ROLLBACK to the "
+    "worker, and open another connection for separate work"
 )
 
 RELEASE = Sql("CLOSE mailroom_batch")
-COMMIT = f"{RELEASE.template}; COMMIT"  # one simple query, so that it takes no trip more than COMMIT
+COMMIT = f"{RELEASE.template}; COMMIT"  # one simple query, so that it takes one round trip, like COMMIT alone
 
 
 def mark(driver: object) -> object:
-    """Return what is the same on a driver's connection as long as the transaction of its claim is."""
+    """Return a value that stays the same on a driver's connection until the transaction of its claim ends."""
     return reported(driver, "default_transaction_read_only")
 
 
 def why_over(connection: Any, driver: object, claimed: object) -> str:
-    """Tell why the transaction cannot be committed whose claim left that mark on the driver's connection; "" if it can.
+    """Return why the transaction of a claim cannot be committed, "" if it can; `claimed` is the mark after the claim.
 
-    Asks the driver only. One that a pooler keeps the reports from does not know; then closing the cursor fails.
+    This only reads the driver's state. Behind a pooler that withholds the server's reports the driver cannot know; then
+    closing the cursor fails.
     """
     in_transaction = getattr(connection, "in_transaction", None)
     if in_transaction is not None and not in_transaction():
-        return ENDED  # a session has given its connection back: another lane may use it by now
+        return ENDED  # a SQLAlchemy session has returned its connection to the pool, where another loop may use it
     if is_aborted(driver):
         return ABORTED
     return ENDED if mark(driver) != claimed else ""
 
 
 def releasing() -> Operation[None]:
-    """Let the transaction be committed; the last statement before that, where COMMIT is not sent by us."""
+    """Close the cursor as the last statement before the COMMIT, where we do not send the COMMIT ourselves."""
     yield RELEASE.at()()

@@ -1,8 +1,9 @@
-"""Notes of batches under way: what a worker had in hand when it died, so that a deadly message is counted and stopped.
+"""In-flight entries: the messages a worker was handling when it died, so that one that kills workers is counted.
 
-A lane sends a note of its batch on another session before the handlers run, and removes it after. An open batch locks
-its messages. So a note whose messages are there, and locked by nobody, is of a batch that ended without its lane; and
-if its process does not speak any more (`inbox.worker.life`), that one died with it. No process id is asked about.
+A loop adds an entry for its batch on another session before the handlers run, and removes it afterwards. An open batch
+locks its messages. So an entry whose messages exist and are not locked belongs to a batch that ended without its loop.
+If, in addition, its process no longer holds its lock (`inbox.worker.life`), that process died during the batch. Process
+ids are not compared.
 """
 
 import asyncio
@@ -31,12 +32,12 @@ from mailroom.sql.runner import run
 log = logging.getLogger("mailroom.worker")
 
 WATCH_INTERVAL_S = 1.0
-# A lane removes a note an instant after its batch was rolled back; a younger one than this is not looked at.
+# A loop removes its entry shortly after its batch was rolled back, so younger entries are ignored.
 AGE_S = 1.0
-BEGIN_S = 0.2  # between two looks before the first batch
-DIED = "the worker died with it"
-# Through a pooler a note waits for a connection to the server, and all of them may be in the hands of lanes. If the
-# last one still waits when the next is due, batches go without for a while.
+BEGIN_S = 0.2  # between two checks before the first batch
+DIED = "the worker died while handling it"
+# Behind a pooler an entry waits for a server connection, and the loops may hold all of them. If the last entry is still
+# waiting when the next one is to be sent, batches run without entries for this long.
 WITHOUT_S = 10.0
 
 ADD = Sql(
@@ -52,11 +53,12 @@ ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excl
 )
 REMOVE = Sql("DELETE FROM {schema}.worker WHERE id = %(id)s::uuid")
 
-# A note's first message tells whether its batch has ended: a batch is claimed and let go as a whole. If it is gone, the
-# batch was committed, or others had that message meanwhile and the one it died of may still be there. Notes are locked
-# last, so that those of the living are not. No plan makes (SELECT ..) IS NULL a look at all messages; EXISTS it may.
-# A server that went down took all batches with it, and no message is to blame. Of a note without a life nothing more is
-# known than that its batch has ended.
+# An entry's first message tells whether its batch has ended, because a batch is claimed and released as a whole. If
+# that message is gone, either the batch was committed, or another worker has consumed the message since and the one
+# that killed the worker may still be there. Entries are locked last, so that entries of live workers are never locked.
+# (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a full scan.
+# A server crash ends all batches, so entries from before its start blame no message. An entry without a life (from
+# behind a pooler) says nothing of its process, so it counts as soon as its batch has ended.
 TAKE_OVER = Sql(
     """
 WITH ended AS MATERIALIZED (
@@ -82,21 +84,21 @@ RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, cloc
 
 @dataclass(slots=True)
 class Entry:
-    """A lane's note; `written` says that one may stand in the table."""
+    """The in-flight entry of a loop; `written` is true while its row may exist."""
 
     id: UUID = field(default_factory=uuid4)
     written: bool = False
 
 
 class InFlight:
-    """The notes of one worker process; for any thread but that of the loop (`apart`).
+    """The in-flight entries of one worker. Its methods block: on an event loop call them by `run_in_thread`.
 
-    Over one session they are sent, over another those of the dead are looked for: that may have to wait, and no batch
-    is to wait with it.
+    One session sends the entries. Another one checks for entries of dead workers: it may have to wait for locks, and no
+    batch should wait with it.
     """
 
     def __init__(self, dsn: str, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic) -> None:
-        # A note that a crash of the server takes along says nothing that is missed.
+        # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
         self._sender = Unawaited(dsn, f"worker in flight {inbox}", session)
         self._watcher = Unawaited(dsn, f"worker watch {inbox}", session | SESSION)
@@ -108,11 +110,11 @@ class InFlight:
         self._threads = ThreadPoolExecutor(2, f"mailroom-notes-{inbox}")
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do from the loop what may wait, in a thread of their own: handlers may keep those of asyncio busy."""
+        """Run blocking work in a thread reserved for it; handlers may keep all of asyncio's own threads busy."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def add(self, entry: Entry, messages: Sequence[Message]) -> None:
-        """Send the note of a batch; through a pooler that has no connection free, leave it out."""
+        """Send the entry of a batch; leave it out for a while if a pooler has no free connection."""
         if time.monotonic() < self._without_until:
             return
         keys = last_clocks(messages)
@@ -127,53 +129,56 @@ class InFlight:
             )  # fmt: skip
         except Unanswered:
             self._without_until = time.monotonic() + WITHOUT_S
-            log.warning("%s: notes are not taken, working without them for a while", self._names["inbox"])
+            log.warning(
+                "%s: the server does not accept in-flight entries, working without them for %d s",
+                self._names["inbox"], WITHOUT_S,
+            )  # fmt: skip
 
     def remove(self, entry: Entry) -> None:
-        """Remove the note of a batch that has ended; its lane lives."""
+        """Remove the entry of a batch that has ended, in a process that goes on."""
         if entry.written:
             removing = REMOVE.at(**self._names)(id=entry.id)
             try:
                 self._sender.send(removing)
             except Unanswered:
-                self._sender.send(removing)  # on another session, since that one is closed
+                self._sender.send(removing)  # on a new session, since the old one is closed
             entry.written = False
             self._mine.discard(entry.id)
 
     def replace(self, entry: Entry, operation: Operation[T]) -> T:
-        """Run, in a transaction of its own, what is to be known before a batch is rolled back, in place of its note."""
+        """Run an operation and remove the batch's entry in one transaction, before the batch is rolled back."""
         with self._sender.session() as connection, connection.transaction():
             run(connection, self._removing(entry))
-            told = run(connection, operation)
+            result = run(connection, operation)
         entry.written = False
         self._mine.discard(entry.id)
-        return told
+        return result
 
     def _removing(self, entry: Entry) -> Operation[None]:
         yield REMOVE.at(**self._names)(id=entry.id)
 
     @contextlib.contextmanager
     def removing(self, entry: Entry) -> Iterator[None]:
-        """Remove the note when its batch has ended, unless by what ends the process too."""
+        """Remove the entry when the batch has ended, except by an exception that ends the process."""
         try:
             yield
         except Exception:
-            # At once: while a failure is recorded, the note would look like one of the dead. If it cannot be, it is
-            # with the next batch; what the handler raised says more.
+            # At once: while the failure is being recorded, the entry would look like that of a dead worker. If removing
+            # it fails, the next batch overwrites it; the handler's exception matters more.
             with contextlib.suppress(psycopg.Error):
                 self.remove(entry)
             raise
-        # Its batch was committed, so there is nothing to try again. A server that is too slow to take the note away
-        # would have the lane pause after each batch; it goes with the next one.
+        # The batch was committed, so nothing is to be retried. If the server is too slow to remove the entry, raising
+        # would make the loop pause after each batch; the next batch overwrites the entry.
         with contextlib.suppress(psycopg.OperationalError):
             self.remove(entry)
 
     @contextlib.asynccontextmanager
     async def removing_async(self, entry: Entry) -> AsyncIterator[None]:
-        """The same, async."""
+        """Do what `removing` does, for async handlers."""
         try:
             yield
-        except (Exception, asyncio.CancelledError):  # cancelled, its handler has ended too
+        except (Exception, asyncio.CancelledError):  # a cancelled handler has ended too
             with contextlib.suppress(psycopg.Error):
                 await self.run_in_thread(self.remove, entry)
             raise
@@ -181,13 +186,13 @@ class InFlight:
             await self.run_in_thread(self.remove, entry)
 
     def begin(self) -> None:
-        """Take over before the first batch, which may hold what the last worker died of: wait until that is certain."""
+        """Take over from dead workers before the first batch, which might hold the message that killed the last one."""
         self.take_over()
         while self._lives.undecided and not self._closing.wait(BEGIN_S):
             self.take_over()
 
     def take_over(self) -> bool:
-        """Look for notes of the dead, and have what they had in hand counted or tried alone; tell if there was any."""
+        """Find entries of dead workers, record their messages as failed or suspect; return whether there were any."""
         try:
             with self._watcher.session() as connection:
                 self._lives.hold_lock(connection)
@@ -196,16 +201,16 @@ class InFlight:
                 self._lives.end_paused(connection)
                 return found
         except psycopg.errors.LockNotAvailable:
-            log.debug("%s: what the dead had in hand is being tried: looking again later", self._names["inbox"])
+            log.debug("%s: messages of dead workers are locked, checking again later", self._names["inbox"])
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
-            log.warning("%s: not looking for batches of the dead: %s", self._names["inbox"], type(error).__name__)
+            log.warning("%s: could not check for dead workers (%s)", self._names["inbox"], type(error).__name__)
         return False
 
     async def watch(self, found: Callable[[], None]) -> None:
-        """Speak and look again and again, until cancelled; call `found` when there was something.
+        """Hold the process's lock and check for dead workers, until cancelled; call `found` when there were any.
 
-        In a thread of its own, which no handler blocks, and a daemon, so that a loop that is left does not keep its
-        process from ending.
+        This runs in a thread of its own, which no handler can block. It is a daemon thread, so that it does not keep
+        the process alive if its event loop is abandoned.
         """
         loop, ended = asyncio.get_running_loop(), Future[None]()
         ended.set_running_or_notify_cancel()
@@ -239,7 +244,7 @@ class InFlight:
                 if self._check():
                     found()
         finally:
-            self._watcher.close()  # it may have been made anew when the others were closed
+            self._watcher.close()  # it may have been reopened after `close`
 
     def _check(self) -> bool:
         with contextlib.suppress(psycopg.OperationalError):
@@ -259,7 +264,9 @@ class InFlight:
         schema, inbox = self._names["schema"], self._names["inbox"]
         if messages > 1:
             yield from suspecting(schema, inbox, keys, clocks, DIED)
-            log.warning("%s: %s died with %d messages", inbox, dead, messages)
+            log.warning("%s: %s died while handling a batch of %d messages", inbox, dead, messages)
         else:
             recorded: Recorded = yield from recording_failure(schema, inbox, keys[0], clocks[0], first, DIED, "fail")
-            log.warning("%s: %s died with %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome)
+            log.warning(
+                "%s: %s died while handling %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome
+            )

@@ -1,8 +1,9 @@
-"""Lives: which worker processes still speak. Each holds a lock as long as it does, and its notes tell which.
+"""Which worker processes are alive: each holds an advisory lock on a number, its life, which its entries contain.
 
-The lock belongs to the session that looks for the dead each second, from a thread of its own: no handler keeps it from
-that, neither one that is busy nor one that blocks its loop. A process that is paused says nothing, and the server ends
-the session. One that lost it takes another and the lock again, at the next look; so nobody is given up at once.
+The lock belongs to the session that checks for dead workers every second, in a thread of its own, so no handler can
+block it. A paused process sends nothing, and the server ends its idle session. A live process that lost its session
+opens another one at the next check and takes the lock again; so a process without its lock is not considered dead at
+once.
 """
 
 import logging
@@ -21,9 +22,11 @@ from mailroom.sql.runner import run
 log = logging.getLogger("mailroom.worker")
 
 SESSION = {"idle_session_timeout": "30s"}
-# Silent at each look for so long, by the clock of who listens: two looks to take another session, and one more.
+# A process is dead if it was silent (did not hold its lock) at every check for so long, by the clock of the process
+# that checks: enough for two checks to open another session, and one more.
 DEAD_S = 3.0
-# On top of those that its session lasted. It is not dead, and may go on at any moment: late is better than wrong.
+# A process whose connections are still there is paused, not dead, and may continue at any moment: late is better than
+# wrong. This comes on top of the idle timeout of its session.
 PAUSED_S = 30.0
 
 TAKE_LOCK = Sql(
@@ -31,8 +34,8 @@ TAKE_LOCK = Sql(
     columns=("boolean",),
     alive_lock=locks.ALIVE,
 )
-# Shared, so that two who listen do not take each other for a life; until the end of the transaction, so that whom it
-# finds dead stays so.
+# A shared lock, so that two processes that check do not take each other's lock for a live process. It is held until the
+# end of the transaction, so that a process found dead cannot take its lock again meanwhile.
 UNLOCKED = Sql(
     """
 WITH lives AS MATERIALIZED (
@@ -43,7 +46,7 @@ SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({a
     columns=("integer",),
     alive_lock=locks.ALIVE,
 )
-# By the transaction that had the messages when the note was written: by now others may have them.
+# Found by the transaction that held the messages when the entry was written: others may have claimed them since.
 OPEN_BATCHES = Sql(
     """
 SELECT DISTINCT w.life, w.host, w.pid::bigint, l.pid::bigint
@@ -57,7 +60,7 @@ TERMINATE = Sql("SELECT pg_terminate_backend(%(pid)s::integer)", columns=("boole
 
 
 class Lives:
-    """Those that the notes of an inbox tell of, and this process's own."""
+    """The lives in the in-flight entries of an inbox, and this process's own."""
 
     def __init__(self, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._names = {"schema": schema, "inbox": inbox}
@@ -70,52 +73,52 @@ class Lives:
 
     @property
     def mine(self) -> int | None:
-        """What a note of this process tells; None while it does not hold its lock."""
+        """This process's life, for its entries; None while it does not hold its lock."""
         return self._number if self._session is not None and not self._session.closed else None
 
     @property
     def undecided(self) -> bool:
-        """Whether somebody is silent who is not given up yet."""
+        """Whether some process is silent but not considered dead yet."""
         return any(not self._is_over(life, DEAD_S) for life in self._silent)
 
     def hold_lock(self, connection: psycopg.Connection) -> None:
-        """Hold this process's lock on its session; a session through a pooler has none."""
+        """Take this process's lock if `connection` is a new session; behind a pooler there is no lock."""
         if connection is not self._session and not is_pooled(connection):
-            # Its last session may not have ended yet.
+            # The process's last session may not have ended yet, and then still holds the lock.
             is_held = run(connection, self._taking_lock())
             self._session = connection if is_held else None
 
     def checking(self) -> Operation[bool]:
-        """Hear who is silent, in a transaction; tell whether there are notes of the dead, or of no life."""
+        """Update which processes are silent, in a transaction; return whether any entry may be taken over."""
         rows = yield UNLOCKED.at(**self._names)(mine=self._number)
         silent = {life for (life,) in rows}
         before, self._checked_at = self._checked_at, self._monotonic()
         if self._checked_at - before > DEAD_S:
-            self._silent = {}  # who knows what was said meanwhile
+            self._silent = {}  # nobody checked for a while: a process may have held its lock in between
         self._silent = {life: self._silent.get(life, self._checked_at) for life in silent if life is not None}
         return None in silent or bool(self.dead())
 
     def dead(self) -> list[int]:
-        """Return who has been silent for so long that nothing is expected of them."""
+        """Return the lives that have been silent for so long that they are considered dead."""
         return [life for life in self._silent if self._is_over(life, DEAD_S)]
 
     def end_paused(self, connection: psycopg.Connection) -> None:
-        """End the open batches of those that are silent although their connections are there: nobody else gets at them.
+        """Terminate the open batches of paused processes, which are silent but still lock their messages.
 
-        What they had in hand is then as if they had died.
+        Their messages are then treated as if the processes had died.
         """
         paused = [life for life in self._silent if self._is_over(life, PAUSED_S)]
         for life, host, process, backend in run(connection, self._open_batches(paused)) if paused else ():
             inbox = self._names["inbox"]
             try:
                 run(connection, self._terminating(backend))
-                log.warning("%s: worker %d on %s is paused: ended its batch", inbox, process, host)
+                log.warning("%s: worker %d on %s is paused: terminated its batch", inbox, process, host)
             except InsufficientPrivilege:
                 if life not in self._untouchable:
                     self._untouchable.add(life)
                     log.warning(
-                        "%s: worker %d on %s is paused and keeps its keys: another role's, whose batch this one may "
-                        "not end",
+                        "%s: worker %d on %s is paused and blocks its keys: this role may not terminate its session; "
+                        "grant it pg_signal_backend",
                         inbox, process, host,
                     )  # fmt: skip
 

@@ -1,6 +1,7 @@
-"""A lane of a worker: batch after batch, asleep when there is nothing, and what is done when one fails.
+"""A loop of a worker: it runs batch after batch, sleeps when there is nothing to do, and handles failures.
 
-A batch that fails is rolled back. What follows is recorded before (`inbox.blame`), while it still locks its messages.
+A batch that fails is rolled back. Its failure is recorded before that (`inbox.worker.batch`), while it still locks its
+messages.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Due:
-    """When a key in trouble is next to be tried, as far as this worker knows; seconds by `monotonic`."""
+    """When the next failing key is due, as far as this worker knows; in seconds of `monotonic`."""
 
     def __init__(self, poll_interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._poll_interval_s = poll_interval_s
@@ -38,13 +39,13 @@ class Due:
         self._not_before = self._recorded_at = -inf
 
     def in_s(self) -> float:
-        """In how many seconds; 0 for now."""
+        """Return the seconds until then; 0 means now."""
         return max(0.0, self._at - self._monotonic())
 
     def reported(self, in_s: float | None, at: float) -> None:
-        """Take what a claim told at that time; a key that was due and could not be had is looked at after a while."""
+        """Take the time that a claim returned at `at`; after a miss, a key that is due already waits for the poll."""
         if at < self._recorded_at:
-            self._earlier(in_s, at)  # it did not know of that one
+            self._earlier(in_s, at)  # that claim did not know of the failure recorded since
         elif in_s is None:
             self._at = inf
         elif in_s > 0:
@@ -54,17 +55,17 @@ class Due:
             self._at = min(max(now, self._not_before), self._at if self._at > now else inf)
 
     def recorded(self, in_s: float | None) -> None:
-        """Take what a recorded failure told: one key more."""
+        """Take the time of a failure that was just recorded: one more key is due then."""
         self._recorded_at = self._monotonic()
         self._earlier(in_s, self._recorded_at)
 
     def had(self, in_s: float | None, at: float) -> None:
-        """One was tried, and the next of the others is due in so many seconds from then."""
+        """Take the result of a claim that got a failing key at `at`; the next one is due `in_s` later."""
         self._at = self._not_before = -inf
         self.reported(in_s, at)
 
     def missed(self, in_s: float | None, at: float) -> None:
-        """None of those that are due could be had: whoever holds them has them for now. The next one is due then."""
+        """Take the result of a claim that got none, since others lock the due keys: wait for the poll or the next."""
         self._at = self._not_before = self._monotonic() + self._poll_interval_s
         self._earlier(in_s, at)
 
@@ -74,7 +75,7 @@ class Due:
 
 
 class Service(Protocol):
-    """What a lane needs of its worker."""
+    """What a loop needs from its worker."""
 
     name: str
     schema: str
@@ -93,12 +94,12 @@ class Service(Protocol):
         ...
 
     async def report(self, message: Message | None, error: Exception) -> None:
-        """Hand an error of a handler over to whom the user named."""
+        """Call the user's `on_error`."""
         ...
 
 
 class Loop:
-    """One lane; `due` and `notes` are shared with the worker's other lanes."""
+    """One loop; the worker's loops share `listener`, `in_flight` and `due`."""
 
     def __init__(self, service: Service, listener: InboxListener, in_flight: InFlight, due: Due) -> None:
         self._service = service
@@ -113,7 +114,7 @@ class Loop:
         self._was_due = False
 
     async def run(self) -> None:
-        """Work until the worker stops; raises what no retry mends."""
+        """Run until the worker stops; raises errors that no retry can fix."""
         try:
             while not self._service.stopping.is_set():
                 await self._turn()
@@ -124,7 +125,7 @@ class Loop:
 
     async def _turn(self) -> None:
         try:
-            # In turns: keys in trouble that are due again and again do not hold up the healthy ones.
+            # They take turns, so that failing keys that are due again and again do not hold up healthy ones.
             if not self._due.in_s() and not self._was_due:
                 await self._work(due=True)
             elif self._is_drained and not self._was_due:
@@ -137,13 +138,13 @@ class Loop:
             await self._recover(error)
 
     async def _sleep(self) -> None:
-        """Have deliveries ring, scan for what came before they did, and wait.
+        """Ask deliveries to notify, claim once more what came before that, and wait.
 
-        Woken, it does not get up, so that the next scan is the one before it waits again; not until there is more than
-        a batch to do, when nothing has to ring any more.
+        After a notification the loop still counts as asleep, so that its next claim is also the last one before it
+        waits again. It counts as awake once there is more than one batch to do, when no notification is needed.
         """
         ring = self._listener.next_ring()
-        rings = await self._listener.asleep(self, self._until_check_s())  # without the bell, this is the poll
+        rings = await self._listener.asleep(self, self._until_check_s())  # without a listener this is the poll
         if self._service.stopping.is_set():
             return
         await self._work()
@@ -174,24 +175,24 @@ class Loop:
 
     async def _recover(self, error: Exception) -> None:
         if isinstance(error, NotAwaited):
-            raise error  # it is the program that is wrong, for every message
+            raise error  # the program is wrong, so every message would fail
         batch, service = self._batch, self._service
         try:
             if service.patience.forgives(error, batch):
-                await self._pause(error, "trying the batch again")
+                await self._pause(error, "retrying the batch")
             elif not batch.open:
                 raise error
             else:
-                # Only what failed at its COMMIT, or could not be recorded before it was rolled back, is recorded now.
+                # Usually recorded before the rollback; not if the COMMIT failed, or if recording failed then.
                 recorded = batch.recorded
                 if recorded is None:
                     recorded = await service.within(blaming(service.schema, service.name, batch, error, service.fatal))
                 self._size.failed(batch)
-                await self._tell(recorded, error)
-        except Exception as trouble:
-            if trouble is error or not is_transient(trouble, Batch()):
+                await self._report(recorded, error)
+        except Exception as another:
+            if another is error or not is_transient(another, Batch()):
                 raise
-            await self._pause(trouble, "could not record what failed")
+            await self._pause(another, "could not record a failure")
 
     async def _pause(self, error: Exception, what: str) -> None:
         self._failures += 1
@@ -201,17 +202,17 @@ class Loop:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._service.stopping.wait(), pause_s)
 
-    async def _tell(self, recorded: Recorded, error: Exception) -> None:
+    async def _report(self, recorded: Recorded, error: Exception) -> None:
         service, batch = self._service, self._batch
         self._due.recorded(recorded.due_in_s)
-        # Not the text of any other error: it may hold what the message holds.
+        # The text of any other error may contain values of the message.
         what = str(error) if isinstance(error, HandlerFailed) else type(error).__name__
         if batch.message is None:
-            text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one by one"
+            text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one at a time"
         else:
             text = f"{batch.message.id} failed, attempt {recorded.attempt}: {what}; {recorded.outcome}"
         log.warning("%s: %s%s", service.name, text, frames(error))
         try:
             await service.report(batch.message, error)
-        except Exception as trouble:
-            log.error("%s: on_error failed: %s%s", service.name, type(trouble).__name__, frames(trouble))
+        except Exception as another:
+            log.error("%s: on_error failed: %s%s", service.name, type(another).__name__, frames(another))

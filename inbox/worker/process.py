@@ -1,4 +1,4 @@
-"""A process of workers: several, sync and async, until a signal comes or one of them ends."""
+"""Run several workers, sync and async, in one process until a signal comes or one of them ends."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from inbox.worker.worker import AsyncWorker, Worker
 
 
 def serve(workers: Sequence[Worker | AsyncWorker]) -> None:
-    """Run them until SIGTERM or SIGINT, then let all finish their batches; if one ends before, all do, with its error.
+    """Run workers until SIGTERM or SIGINT, then let all finish their batches; if one ends, stop all, raise its error.
 
-    The async ones share a loop, and with it what they may share in it, such as an engine.
+    Async workers share one event loop, so they may also share objects bound to it, such as an engine.
     """
 
     def stop() -> None:
@@ -35,7 +35,7 @@ async def _until_one_ends(
 
 
 async def _ending(worker: Worker | AsyncWorker, threads: ThreadPoolExecutor) -> BaseException | None:
-    """Run a worker and return what it raised: raised in a task, SystemExit would leave the loop, and the others."""
+    """Run a worker and return its exception; SystemExit raised in a task would end the event loop and the others."""
     try:
         if isinstance(worker, AsyncWorker):
             await worker.run()

@@ -1,6 +1,6 @@
-"""Signals: SIGTERM and SIGINT stop the workers of a process whose signals nobody else has in hand.
+"""SIGTERM and SIGINT stop the workers of a process, unless another handler is installed for them.
 
-By `signal.signal`, not by the loop: what a server such as uvicorn has set is seen, and left as it is.
+This uses `signal.signal` and not the event loop, so that a handler of a server such as uvicorn is seen and kept.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ FREE = (signal.SIG_DFL, signal.default_int_handler)
 @dataclass(slots=True, eq=False)
 class _Stopped:
     stop: Callable[[], None]
-    told: bool = False
+    is_stopping: bool = False
 
 
-# Signals come to the process, and all its workers share them: the first takes them, the last gives them back.
+# All workers of a process share its signals: the first one installs the handler, the last one restores the old one.
 _all: list[_Stopped] = []
 _before: dict[int, Any] = {}
 
 
 @contextlib.contextmanager
 def stopping(stop: Callable[[], None], *, owned: bool = False) -> Iterator[None]:
-    """Have SIGTERM and SIGINT call `stop` while inside; a second SIGINT ends the process at once.
+    """Make SIGTERM and SIGINT call `stop` inside this context; a second SIGINT ends the process at once.
 
-    In the main thread only, and only those of the two for which nobody has a handler; of a process that is our `owned`
-    both. Afterwards they are as they were.
+    It has an effect in the main thread only, and only for a signal without a handler, unless we own the process
+    (`owned`). Afterwards the old handlers are restored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,7 +40,7 @@ def stopping(stop: Callable[[], None], *, owned: bool = False) -> Iterator[None]
     _all.append(one)
     for number in NUMBERS:
         before = signal.getsignal(number)
-        # None: of a handler that is not Python's, and could not be set again.
+        # None is a handler that was not installed from Python, which we could not restore.
         if before is not None and before is not _handle and (owned or before in FREE):
             _before[number] = signal.signal(number, _handle)
     try:
@@ -49,14 +49,14 @@ def stopping(stop: Callable[[], None], *, owned: bool = False) -> Iterator[None]
         _all.remove(one)
         while not _all and _before:
             number, before = _before.popitem()
-            if signal.getsignal(number) is _handle:  # else somebody has taken it over, who may give it back to ours
+            if signal.getsignal(number) is _handle:  # else another handler replaced ours, and may restore it later
                 signal.signal(number, before)
 
 
 def _handle(number: int, _: FrameType | None) -> None:
-    if not _all or (number == signal.SIGINT and all(each.told for each in _all)):
+    if not _all or (number == signal.SIGINT and all(each.is_stopping for each in _all)):
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     for each in list(_all):
-        each.told = True
+        each.is_stopping = True
         each.stop()

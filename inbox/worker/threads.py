@@ -1,4 +1,4 @@
-"""Threads: where handlers run that are not async, and how what they raise comes back to the lane."""
+"""Run sync handlers in threads, and pass their exceptions on to the loop that waits."""
 
 import asyncio
 import concurrent.futures
@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from inbox.worker.batch import Ended, HandlerFailed
 from mailroom.sql.operation import T
 
-# A future does not take the one, and whoever waits for it waits for ever; the other it hands on as the cancellation of
-# the lane that waits.
+# A future refuses StopIteration, so its waiter would wait for ever; and it would pass CancelledError on as a
+# cancellation of the waiting loop.
 MISTAKEN = (StopIteration, concurrent.futures.CancelledError)
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
-    """Do `work` in a thread, and raise here what it raises; what is to end the process as `Ended`."""
+    """Run `work` in a thread and raise its exception here; one that is to end the process is raised as `Ended`."""
 
     def carried() -> T:
         try:

@@ -1,4 +1,4 @@
-"""Where a worker's transactions come from: a connection string, a psycopg pool, a SQLAlchemy engine or sessionmaker."""
+"""A worker's transactions, from a connection string, a psycopg pool, a SQLAlchemy engine or a sessionmaker."""
 
 import contextlib
 import sys
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any]"
 AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
 
-# A worker's sessions run the user's statements too, so they keep the user's search_path and timeouts.
+# A worker's sessions also run the user's statements, so they keep the user's search_path and timeouts.
 SESSION = {"jit": "off"}
-# A pool of ours tries to get a lost connection back for so long, and then when a lane asks for one. By itself it would
-# pause twice as long each time, for minutes in the end, and go on pausing when the server has long been back.
+# How long a pool of ours tries to replace a lost connection in the background; after that it tries when a loop asks for
+# one. By default the pool doubles its pauses up to minutes, and would keep pausing long after the server is back.
 RECONNECT_S = 10.0
-ANSWER_S = 5.0  # for a pool of ours to give a connection; a worker that is told to stop waits no longer either
+ANSWER_S = (
+    5.0  # the time for a pool of ours to give a connection; also the longest that a stopping worker waits for one
+)
 
 
 class Transactions(Protocol):
-    """Gives transactions: each begins on entering and commits on leaving, or rolls back on an exception."""
+    """A source of transactions: each begins on entering and commits on leaving, or rolls back on an exception."""
 
     @property
     def dsn(self) -> str:
@@ -43,24 +45,25 @@ class Transactions(Protocol):
         ...
 
     def begin(self, *, failing: bool = False) -> AbstractContextManager[Any]:
-        """Begin one; what it gives is what the handler gets.
+        """Begin a transaction and give the connection or session that the handler gets.
 
-        `failing` is for what may fail again and again. A pool of ours has connections apart for it, one to begin with:
-        at each roll-back psycopg forgets what it has prepared, and the batches of others would be planned anew.
+        `failing` is for failing keys, which may roll back again and again. With a connection string they have a pool of
+        their own, of one connection at first: psycopg forgets its prepared statements at each rollback, and the other
+        batches would be planned anew.
         """
         ...
 
     def commit(self, connection: Any) -> None:
-        """Commit one that a claim holds (`inbox.worker.hold`), or let it be committed on leaving."""
+        """Commit a transaction that a claim holds (`inbox.worker.hold`), or release it to be committed on leaving."""
         ...
 
     def close(self) -> None:
-        """Close what was opened here, never what the user gave."""
+        """Close what was opened here, but never the user's pool or engine."""
         ...
 
 
 class AsyncTransactions(Protocol):
-    """The same, async."""
+    """`Transactions` for async sources."""
 
     @property
     def dsn(self) -> str:
@@ -68,15 +71,15 @@ class AsyncTransactions(Protocol):
         ...
 
     def begin(self, *, failing: bool = False) -> AbstractAsyncContextManager[Any]:
-        """Begin one; what it gives is what the handler gets."""
+        """Begin a transaction and give the connection or session that the handler gets."""
         ...
 
     async def commit(self, connection: Any) -> None:
-        """Commit one that a claim holds, or let it be committed on leaving."""
+        """Commit a transaction that a claim holds, or release it to be committed on leaving."""
         ...
 
     async def close(self) -> None:
-        """Close what was opened here, never what the user gave."""
+        """Close what was opened here, but never the user's pool or engine."""
         ...
 
 
@@ -97,7 +100,7 @@ def usable_async(source: object) -> AsyncSource:
 
 
 def _of_async_sqlalchemy() -> "tuple[type[AsyncEngine], type[async_sessionmaker[Any]]] | tuple[()]":
-    # Without greenlet, which SQLAlchemy does not bring, this module cannot be imported; but then nobody has any of it.
+    # Importing it needs greenlet, which SQLAlchemy does not install. If it is not imported yet, no source can be of it.
     if "sqlalchemy.ext.asyncio" not in sys.modules:
         return ()
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
@@ -110,7 +113,7 @@ def _kind(source: object) -> str:
 
 
 def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
-    """Return what gives transactions on `source`."""
+    """Return the transactions of `source`."""
     if isinstance(source, str):
         pool, failing = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
         return _Pool(pool, failing)
@@ -120,7 +123,7 @@ def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
 
 
 async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
-    """Return what gives transactions on `source`."""
+    """Return the transactions of `source`."""
     if isinstance(source, str):
         pool, failing = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
         async with contextlib.AsyncExitStack() as unless_open:
@@ -135,9 +138,11 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
 
 
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of the lanes' pool and of the one aside."""
+    """Return the arguments of the pool for batches and of the one for failing keys."""
     dsn = settings.dsn(source)
-    with settings.connect(dsn, "worker", autocommit=True) as probe:  # says why, where a pool would only time out
+    with settings.connect(
+        dsn, "worker", autocommit=True
+    ) as probe:  # raises the reason, where a pool would only time out
         pooled = is_pooled(probe)
 
     def arguments(role: str, connections: int) -> dict[str, Any]:
@@ -155,7 +160,7 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
 
 class _Pool:
     def __init__(self, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None) -> None:
-        """With `failing`, both are ours."""
+        """If `failing` is given, we have opened both pools and close them."""
         self._pool = pool
         self._failing = failing
 
@@ -165,7 +170,7 @@ class _Pool:
 
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator["psycopg.Connection[Any]"]:
-        # Not `connection.transaction()`, whose end sends a COMMIT of its own, behind the one that ends a batch.
+        # Not `connection.transaction()`, which would send a second COMMIT after the one that ends the batch.
         with ((failing and self._failing) or self._pool).connection() as connection:
             if autocommit := connection.autocommit:
                 connection.autocommit = False
@@ -173,7 +178,7 @@ class _Pool:
                 yield connection
                 connection.commit()
             except BaseException as error:
-                with contextlib.suppress(psycopg.Error):  # lost: the pool will see
+                with contextlib.suppress(psycopg.Error):  # the connection is lost: the pool replaces it
                     connection.rollback()
                 if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     connection.close()
@@ -196,7 +201,7 @@ class _Pool:
 
 class _AsyncPool:
     def __init__(self, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None) -> None:
-        """With `failing`, both are ours."""
+        """If `failing` is given, we have opened both pools and close them."""
         self._pool = pool
         self._failing = failing
 
@@ -260,7 +265,7 @@ class _Factory:
         run(connection, releasing())
 
     def close(self) -> None:
-        """Leave the user's engine alone."""
+        """Do nothing: the engine is the user's."""
 
 
 class _AsyncFactory:
@@ -285,7 +290,7 @@ class _AsyncFactory:
         await run_async(connection, releasing())
 
     async def close(self) -> None:
-        """Leave the user's engine alone."""
+        """Do nothing: the engine is the user's."""
 
 
 def _libpq(options: dict[str, Any]) -> dict[str, Any]:
@@ -297,14 +302,14 @@ def _pool_dsn(pool: "ConnectionPool[Any] | AsyncConnectionPool[Any]") -> str:
     text: object = pool.conninfo
     options: object = pool.kwargs or {}
     if not isinstance(text, str) or not isinstance(options, dict):
-        raise ConfigurationError("This pool's connection string is made at run time: give the worker listen_dsn too.")
+        raise ConfigurationError("This pool computes its connection string: give the worker listen_dsn too.")
     return conninfo.make_conninfo(text, **_libpq(options))
 
 
 def _engine_dsn(factory: "Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]") -> str:
     engine: Any = factory.kw.get("bind") if hasattr(factory, "kw") else factory
     if not hasattr(engine, "url"):
-        raise ConfigurationError("This sessionmaker is not bound to an engine: make it with sessionmaker(engine).")
+        raise ConfigurationError("This sessionmaker is not bound to an engine: create it with sessionmaker(engine).")
     url = engine.url
     parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
     return conninfo.make_conninfo(**_libpq({**url.query, **parts}))

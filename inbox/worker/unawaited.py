@@ -1,8 +1,8 @@
-"""Posting: statements that are sent and not waited for.
+"""A session whose statements are sent without waiting for their answers.
 
-What the kernel has taken reaches the server even if this process dies the next moment, so what is only to outlive the
-process costs it no trip. The answer is taken before the next statement is sent, and so is what went wrong. What was
-lost with a session is sent again: only what may be done twice is posted.
+Data that the kernel has accepted reaches the server even if this process dies at once. So a statement that only has to
+outlive the process costs no round trip. Its answer is read before the next statement is sent, which then raises the
+error, if any. A statement that was lost with its session is sent again, so send only statements that may run twice.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import PARAMETER, Execute
 from mailroom.sql.sqlstate import BLAMES, meaning
 
-# For the server to answer what was sent before, and for the kernel to take what is sent.
+# The time for the server to answer the last statement, and for the kernel to accept a new one.
 WITHIN_S = 1.0
 
 
 class Unanswered(psycopg.OperationalError):
-    """What was sent before was not answered in time."""
+    """The server did not answer the last statement in time."""
 
 
 class Unawaited:
-    """One session, for any thread; lost, or of unknown state, it is made anew at the next use."""
+    """One session. Threads may share it. If it is lost or in an unknown state, the next use opens a new one."""
 
     def __init__(self, dsn: str, role: str, session: Mapping[str, str]) -> None:
         self._dsn = dsn
@@ -45,19 +45,19 @@ class Unawaited:
         self._lock = threading.Lock()
 
     def send(self, step: Execute) -> None:
-        """Send a statement, which commits by itself."""
+        """Send a statement, in autocommit, without waiting for its answer; raises the error of the last one."""
         with self.session() as connection:
             self._unanswered = step
             send(connection, step)
 
     def settle(self) -> None:
-        """See that what was sent last has arrived."""
+        """Wait for the answer of the last statement; raises its error."""
         with self.session():
             pass
 
     @contextlib.contextmanager
     def session(self) -> Iterator[psycopg.Connection]:
-        """Give the session, to nobody else meanwhile, with nothing under way on it."""
+        """Give exclusive use of the session, with no answer outstanding."""
         with self._lock:
             connection = self._answered() or self._connect()
             try:
@@ -65,12 +65,12 @@ class Unawaited:
             except errors.LockNotAvailable:
                 raise
             except BaseException:
-                # Its state is unknown: left within a transaction, it would keep whatever comes next from committing.
+                # Its state is unknown: if it is left in a transaction, nothing sent later would be committed.
                 connection.close()
                 raise
 
     def close(self) -> None:
-        """Close the session, once what was sent last is answered."""
+        """Wait for the answer of the last statement and close the session."""
         try:
             if self._unanswered is not None:
                 with contextlib.suppress(psycopg.OperationalError):
@@ -83,7 +83,7 @@ class Unawaited:
         try:
             connection = settings.connect(self._dsn, self._role, self._settings, autocommit=True)
         except ConnectionFailed as failed:
-            raise psycopg.OperationalError(str(failed)) from None  # worth another try, as on any other session
+            raise psycopg.OperationalError(str(failed)) from None  # to be retried, as on any other session
         self._connection = connection
         if self._unanswered is not None:
             try:
@@ -95,7 +95,7 @@ class Unawaited:
         return connection
 
     def _answered(self) -> psycopg.Connection | None:
-        """Return the session, None if there is none any more."""
+        """Return the session once its last statement is answered; None if there is no session or it was lost."""
         connection = self._connection
         if connection is None or connection.closed:
             return None
@@ -111,7 +111,7 @@ class Unawaited:
         try:
             _take_answer(connection)
             self._unanswered = None
-            connection.pgconn.consume_input()  # behind the answer the server may have hung up
+            connection.pgconn.consume_input()  # the server may have closed the connection after the answer
         except psycopg.Error as error:
             connection.close()
             if not _is_lost(error):
@@ -120,12 +120,12 @@ class Unawaited:
 
 
 def _is_lost(error: psycopg.Error) -> bool:
-    """Tell whether a statement may do better on another session: not refused, but cut off, or in line for too long."""
+    """Return whether the statement may succeed on another session: it was not refused, but cut off or timed out."""
     return meaning(error) not in BLAMES
 
 
 def send(connection: psycopg.Connection, step: Execute) -> None:
-    """Hand a statement to the kernel; `psycopg` has no way to do without the answer, libpq has."""
+    """Pass a statement to the kernel; this uses libpq, since psycopg always waits for the answer."""
     query, names = _numbered(step.statement.sql)
     values = [step.values[name] for name in names]
     dumped = Transformer(connection).dump_sequence(values, [PyFormat.TEXT] * len(values))
@@ -140,10 +140,10 @@ _names: WeakKeyDictionary[psycopg.Connection, dict[bytes, bytes]] = WeakKeyDicti
 
 
 def _prepared(connection: psycopg.Connection, query: bytes) -> bytes:
-    """Return the name of a statement, prepared once in its session: planned each time it would cost twice as much."""
+    """Return the name of the prepared statement; planning it each time would cost twice as much."""
     names = _names.setdefault(connection, {})
     if query not in names:
-        name = f"post_{len(names)}".encode()
+        name = f"unawaited_{len(names)}".encode()
         connection.pgconn.send_prepare(name, query)
         _flush(connection)
         _take_answer(connection)
@@ -160,7 +160,7 @@ def _flush(connection: psycopg.Connection) -> None:
 def _take_answer(connection: psycopg.Connection) -> None:
     pgconn = connection.pgconn
     deadline = time.monotonic() + WITHIN_S
-    pgconn.consume_input()  # by now it is there, as a rule
+    pgconn.consume_input()  # usually the answer has arrived by now
     while True:
         if pgconn.is_busy():
             _wait(connection, selectors.EVENT_READ, deadline)
@@ -180,7 +180,7 @@ def _wait(connection: psycopg.Connection, event: int, deadline: float) -> None:
 
 @lru_cache(maxsize=64)
 def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return a statement with its parameters in libpq's form, and their names in order."""
+    """Return the statement with numbered parameters, as libpq takes them, and their names in that order."""
     names = tuple(dict.fromkeys(match[1] for match in PARAMETER.finditer(sql)))
     numbered = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", sql)
     return numbered.replace("%%", "%").encode(), names

@@ -1,8 +1,9 @@
 """How workers are woken: a delivery sends one NOTIFY for its batch, and only if a worker of that inbox sleeps.
 
-One awake worker says nothing of the others, so the rule is the inverse of the dispatcher's: a worker about to sleep
-takes a shared session lock "asleep", scans once more, and waits; a delivery that cannot have that lock for itself
-rings. One that can holds it to its end, and the worker about to sleep waits for it before it scans.
+That one worker is awake does not mean that the others are, so the rule is the inverse of the dispatcher's. A worker
+about to sleep takes a shared session lock "asleep", claims once more, and waits. A delivery tries to lock "asleep"
+exclusively. If it cannot, it notifies. If it can, it holds the lock until its transaction ends, and a worker about to
+sleep waits for that before its last claim.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ WAKE_UP = Sql(
 
 
 class InboxListener(Bell):
-    """The bell of an inbox, for the lanes of one worker; the lock "asleep" is held while any of them sleeps."""
+    """The listener of one worker, for all its loops; it holds the lock "asleep" while any of them sleeps."""
 
     def __init__(self, dsn: str, schema: str, inbox: str) -> None:
         super().__init__(dsn, schema, f"inbox_{inbox}", f"worker listener {inbox}")
@@ -40,27 +41,27 @@ class InboxListener(Bell):
         self._asleep = asyncio.Event()
 
     async def asleep(self, loop: object, timeout_s: float) -> bool:
-        """Count a lane as asleep, and wait until deliveries ring for it, at most so long; tell whether they do."""
+        """Count a loop as asleep, and wait at most `timeout_s` until deliveries notify; return whether they do."""
         self._sleepers.add(loop)
         self._wanted.set()
         return await heard(self._asleep, timeout_s)
 
     def wake_up(self, loop: object) -> None:
-        """Count a lane as awake."""
+        """Count a loop as awake."""
         self._sleepers.discard(loop)
 
     def release(self) -> None:
-        """Let no lane wait any more, neither for a ring nor, without a connection, for somebody who would ring."""
+        """Let no loop wait any longer, neither for a notification nor, without a connection, for the lock."""
         self._asleep.set()
         self.ring()
 
     async def attend(self, connection: psycopg.AsyncConnection) -> None:
-        """Hold "asleep" while a lane sleeps, and hear what rings."""
+        """Hold the lock "asleep" while a loop sleeps, and receive notifications."""
         self._asleep.clear()
         while True:
             while not await heard(self._wanted, HEARTBEAT_S):
-                # All lanes work, but other workers may sleep, and their bell is this one: what nobody takes would pile
-                # up, in the end before the server.
+                # All loops are busy, but notifications for other, sleeping workers arrive here too. Unread, they would
+                # pile up, in the end on the server.
                 await self.beat(connection)
                 async for _ in connection.notifies(timeout=0):
                     pass

@@ -1,4 +1,4 @@
-"""Workers: services that reap an inbox, one transaction per batch, as long as they run."""
+"""`Worker` and `AsyncWorker`: services that reap an inbox, one transaction per batch."""
 
 import asyncio
 import contextlib
@@ -45,23 +45,23 @@ from mailroom.sql.runner import run, run_async
 
 log = logging.getLogger("mailroom.worker")
 
-CANCELLED_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
+CANCELLED_S = 1.0  # the time for a cancelled task to end before it is cancelled again
 
 
 class Dispatches(Protocol):
-    """What a worker that delivers by itself runs beside its loops: `dispatcher.Dispatcher`, `dispatcher.Executor`."""
+    """What a worker with `dispatch=True` runs beside its loops: `dispatcher.Dispatcher` and `dispatcher.Executor`."""
 
     async def run(self) -> None:
-        """Deliver while no other leads, until stopped."""
+        """Do the dispatcher's work while no other one leads, until stopped."""
         ...
 
     def stop(self) -> None:
-        """Return from `run`."""
+        """Make `run` return."""
         ...
 
 
 class _Service(ABC):
-    """What both flavours share: settings, loops, what runs beside them, stopping."""
+    """What `Worker` and `AsyncWorker` share: settings, loops, the tasks beside them, and stopping."""
 
     def __init__(
         self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
@@ -79,15 +79,15 @@ class _Service(ABC):
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
         self._handle_signals = handle_signals
         self._is_stopped = False
-        self._cancellations = 0  # of the task that calls `run`, before it did
+        self._cancellations = 0  # pending in the task that calls `run` when it does
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_flight: InFlight
 
     def stop(self) -> None:
-        """Let every lane finish its batch and return from `run`; safe from any thread or signal, at any time, twice."""
-        self._is_stopped = True  # first: either `_serve` sees it, or its loop is seen here
+        """Let every loop finish its batch, and `run` return. Call it from any thread or signal, at any time."""
+        self._is_stopped = True  # set first: either `_serve` sees it, or we see the event loop here
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: `run` has ended
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: `run` has ended
                 self._loop.call_soon_threadsafe(self.stopping.set)
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
@@ -101,12 +101,12 @@ class _Service(ABC):
         due = Due(self.poll_interval_s)
         self._in_flight = InFlight(dsn, self.schema, self.name)
         try:
-            # Before the first batch: it may hold the message that the last worker died of.
+            # Before the first batch, which may contain the message that killed the last worker.
             await self._in_flight.run_in_thread(self._in_flight.begin)
             if cancellations() > self._cancellations:
-                raise asyncio.CancelledError  # wait_for of Python 3.11 had swallowed it, in a pool say
+                raise asyncio.CancelledError  # Python 3.11's wait_for has swallowed it, for example in a pool
             log.info(
-                "%s: serving, in schema %s of %s: %d at once, batches of %d",
+                "%s: running in schema %s of %s: %d at once, batches of %d",
                 self.name, self.schema, settings.place(dsn), self._parallel, self.batch,
             )  # fmt: skip
             await self._run_loops(
@@ -116,13 +116,13 @@ class _Service(ABC):
             await self._in_flight.run_in_thread(self._in_flight.close)
 
     async def _run_loops(self, made: list[Loop], listener: InboxListener, due: Due, dsn: str) -> None:
-        """Run the loops and what stands beside them; cancelled, stop first, and cancelled again, end at once."""
+        """Run the loops and the tasks beside them. When cancelled, stop them first; when cancelled again, end at once."""
 
         def found() -> None:
             due.recorded(0)
             listener.ring()
 
-        # First, since it fails if the dispatcher cannot be imported.
+        # First, since it raises an error if the dispatcher cannot be imported.
         dispatchers = _dispatchers(dsn, self.schema, self.poll_interval_s) if self._dispatch else []
         loops = [asyncio.create_task(loop.run()) for loop in made]
         beside = [asyncio.create_task(listener.run()), asyncio.create_task(self._in_flight.watch(found))]
@@ -134,7 +134,7 @@ class _Service(ABC):
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as first:
                 cancelled = first
-            self.stopping.set()  # also when one of them failed: the others finish their batches
+            self.stopping.set()  # also if one failed, so that the others finish their batches
             listener.release()
             await asyncio.wait(loops)
             for each in dispatchers:
@@ -142,8 +142,8 @@ class _Service(ABC):
             if dispatching:
                 await asyncio.wait(dispatching)
         finally:
-            # What still runs stands beside the loops; or, if this was cancelled again, everything. Not once only:
-            # wait_for of Python 3.11 swallows a cancellation that comes together with what it waits for.
+            # Only the tasks beside the loops still run; or all, if this was cancelled again. Cancel repeatedly, since
+            # Python 3.11's wait_for swallows a cancellation that coincides with its result.
             self.stopping.set()
             while running := [task for task in tasks if not task.done()]:
                 for task in running:
@@ -177,7 +177,7 @@ class _Service(ABC):
 
     @abstractmethod
     async def report(self, message: Message | None, error: Exception) -> None:
-        """Hand an error of a handler over to whom the user named."""
+        """Call the user's `on_error`."""
 
     @abstractmethod
     async def within(self, operation: Operation[T]) -> T:
@@ -185,27 +185,30 @@ class _Service(ABC):
 
 
 def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatches]:
-    # Handed in by entry point, since the consumer's side does not import the dispatcher.
+    # Found by entry point, since `inbox` must not import `dispatcher`.
     loops = entry_points(group="mailroom.dispatcher")
     return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in loops]
 
 
 class Worker(_Service):
-    """Reaps an inbox and calls `handler(message, connection)` for each message, in clock order along each key.
+    """Reap an inbox and call `handler(message, connection)` for each message, in clock order within each key.
 
     A batch of up to `batch` messages is one transaction, and what the handler does on `connection` is part of it: the
     messages are consumed if and only if it commits. `parallel` batches run at once, each in a thread of its own, never
-    two on one key. If the handler raises, the batch is rolled back, and the message's key is tried again after a
-    back-off while other keys go on. After its last attempt, or at once for `DecodeError` and the classes in `fatal`,
-    the key is parked or the message skipped, as the inbox says (`create_inbox`); a handler may say so itself by raising
-    `Retry`, `Park` or `Skip`. A message that its worker dies of counts as failed too. SIGTERM finishes the batches.
-    What the handler returns is not used. An argument that does not fit, such as an async handler, raises
-    `ConfigurationError` when the worker is made.
+    two on one key. What the handler returns is ignored. SIGTERM lets the worker finish its batches.
 
-    `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or `sessionmaker`; the handler
-    gets a connection (or session) of that kind. Waking rests on a direct connection to `listen_dsn` (by default where
-    `source` points); behind a transaction pooler it is polled every `poll_interval_s`. With `dispatch=True` the worker
-    also delivers and executes when no daemon does, so that a small service needs none.
+    If the handler raises an exception, the batch is rolled back, and the message's key is tried again after a backoff
+    while other keys continue. After the last attempt, or at once for `DecodeError` and the classes in `fatal`, the key
+    is parked or the message skipped, as configured for the inbox (`create_inbox`). A handler can choose the outcome by
+    raising `Retry`, `Park` or `Skip`. A message that kills its worker counts as failed too.
+
+    `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or a `sessionmaker`; the handler
+    gets a connection (or session) of that kind. To be woken by NOTIFY the worker needs a direct connection, to
+    `listen_dsn` or by default to where `source` points; behind a transaction pooler it polls every `poll_interval_s`
+    seconds. With `dispatch=True` the worker also delivers and executes while no daemon does, so that a small service
+    needs none.
+
+    Creating a worker with an unsuitable argument, such as an async handler, raises `ConfigurationError`.
     """
 
     def __init__(
@@ -233,14 +236,14 @@ class Worker(_Service):
         self._threads: ThreadPoolExecutor
 
     def run(self) -> None:
-        """Work until SIGTERM, SIGINT or `stop`. Raises what no retry mends: no such inbox, wrong schema, bad login."""
+        """Run until SIGTERM, SIGINT or `stop`; raises what no retry can fix: unknown inbox, wrong schema, bad login."""
         with self._signals():
             self._transactions = transactions(self._source, self.name, self._parallel)
             try:
                 try:
                     with self._transactions.begin() as connection:
                         run(connection, self._start())
-                except psycopg.OperationalError as error:  # lost right behind the first connection that was made
+                except psycopg.OperationalError as error:  # lost right after the first connection was made
                     raise settings.connection_failed(error) from None
                 with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
                     asyncio.run(self._serve(self._listen_dsn or self._transactions.dsn))
@@ -269,14 +272,14 @@ class Worker(_Service):
                     raise
                 except Exception as error:
                     if not self.patience.forgives(error, batch):
-                        with contextlib.suppress(psycopg.Error):  # then it is recorded once it is rolled back
+                        with contextlib.suppress(psycopg.Error):  # then the loop records it after the rollback
                             batch.recorded = self._in_flight.replace(entry, self._blaming(batch, error))
                     raise
             self.patience.handled(batch)
             batch.committed()
 
     async def report(self, message: Message | None, error: Exception) -> None:
-        """Hand an error of a handler over to whom the user named, in a lane's thread: it may wait."""
+        """Call the user's `on_error`, in a handler's thread since it may block."""
         if self._on_error is not None:
             await in_thread(self._threads, self._on_error, message, error)
 
@@ -317,7 +320,7 @@ class AsyncWorker(_Service):
         self._transactions: AsyncTransactions
 
     async def run(self) -> None:
-        """Work until `stop`, or until cancelled: then it finishes its batches too; cancelled again, it ends at once."""
+        """Run until `stop` or until cancelled, then finish the batches; cancelled again, end at once."""
         self._cancellations = cancellations()
         with self._signals():
             self._transactions = await async_transactions(self._source, self.name, self._parallel)
@@ -357,7 +360,7 @@ class AsyncWorker(_Service):
             batch.committed()
 
     async def report(self, message: Message | None, error: Exception) -> None:
-        """Hand an error of a handler over to whom the user named, and wait for it if that is async."""
+        """Call the user's `on_error`, and await the result if it is awaitable."""
         if self._on_error is not None:
             reported = self._on_error(message, error)
             if inspect.isawaitable(reported):

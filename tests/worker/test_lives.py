@@ -208,7 +208,7 @@ def test_paused_worker_of_another_role_is_left_alone_and_told_of_once(
     batch.commit()
     assert node.delivered() == trouble(node) == []
     [line] = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "keeps its keys" in line.getMessage()
+    assert "blocks its keys" in line.getMessage()
 
 
 # -- Processes --------------------------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ def test_command_runs_several_workers_says_what_they_serve_and_a_signal_stops_th
     first, *lines = error.splitlines()
     assert "SIGTERM or Ctrl-C" in first
     assert sorted(line.partition("mailroom.worker: ")[2].partition(" of ")[0] for line in lines) == [
-        "billing: serving, in schema mailroom", "shipping: serving, in schema mailroom"
+        "billing: running in schema mailroom", "shipping: running in schema mailroom"
     ]  # fmt: skip
 
 
