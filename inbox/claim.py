@@ -137,7 +137,7 @@ DUE_IN_S = (
 )
 
 # The oldest rows (`oldest`) give the keys that have waited longest (`head`). The claim locks as many of these heads
-# (`near`) as make a full batch. Where that window is full of keys that cannot be had, a loose scan goes on over
+# (`near`) as make a full batch. Where that window is full of keys that cannot be claimed, a loose scan goes on over
 # distinct keys (`walk`, `far`) from a rotating cursor, so the cost of a claim does not depend on the rows of keys that
 # others hold. A key's share shrinks as more keys are locked, so one deep key leaves room for the others.
 # Both start at the healthy floor: everything that waits below it belongs to failing keys (`dispatcher.healthy_floor`),
@@ -195,15 +195,15 @@ locked AS MATERIALIZED (
     SELECT key, clock, true AS is_due FROM due
     UNION ALL SELECT key, clock, false FROM near UNION ALL SELECT key, clock, false FROM far),
 failing AS MATERIALIZED (SELECT key, retry_at FROM {schema}.failing_keys('{inbox}', ARRAY(SELECT key FROM locked))),
-had AS MATERIALIZED (
+granted AS MATERIALIZED (
     SELECT key, clock FROM locked AS l
     WHERE NOT EXISTS (SELECT FROM failing AS s
                       WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
 picked AS MATERIALIZED (
-    SELECT i.* FROM had AS h, LATERAL (
+    SELECT i.* FROM granted AS h, LATERAL (
         SELECT {picked} FROM {schema}.inbox_{inbox}
         WHERE key = h.key AND clock >= h.clock ORDER BY clock
-        LIMIT (SELECT least({per_key}, ceil({total}::float8 / count(*)::float8))::bigint FROM had)) AS i
+        LIMIT (SELECT least({per_key}, ceil({total}::float8 / count(*)::float8))::bigint FROM granted)) AS i
     ORDER BY i.clock LIMIT {total}),
 {fitting},
 gone AS (

@@ -68,7 +68,7 @@ def test_message_put_back_while_a_reaper_waits_is_not_overtaken(node: Node, conn
 
 
 # What a claim brings back at its end: here, what there is.
-AS_IT_IS = Sql(f"SELECT set_config('mailroom.pinned', concat_ws(',', {claim.WERE}), true)", columns=("text",))
+AS_IT_IS = Sql(f"SELECT set_config('mailroom.pinned', concat_ws(',', {claim.CURRENT}), true)", columns=("text",))
 
 
 def as_planned(step: Execute) -> Operation[tuple[list[Row], Row]]:

@@ -107,7 +107,7 @@ class InFlight:
         self._without_until = 0.0
         self._lives = Lives(schema, inbox, monotonic)
         self._closing = threading.Event()
-        self._threads = ThreadPoolExecutor(2, f"mailroom-notes-{inbox}")
+        self._threads = ThreadPoolExecutor(2, f"mailroom-in-flight-{inbox}")
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run blocking work in a thread reserved for it; handlers may keep all of asyncio's own threads busy."""

@@ -59,7 +59,7 @@ class Due:
         self._recorded_at = self._monotonic()
         self._earlier(in_s, self._recorded_at)
 
-    def had(self, in_s: float | None, at: float) -> None:
+    def claimed(self, in_s: float | None, at: float) -> None:
         """Take the result of a claim that got a failing key at `at`; the next one is due `in_s` later."""
         self._at = self._not_before = -inf
         self.reported(in_s, at)
@@ -169,7 +169,7 @@ class Loop:
             self._is_drained = claimed.is_all
             self._due.reported(claimed.due_in_s, batch.claimed_at)
         elif claimed.messages or claimed.ended:
-            self._due.had(claimed.due_in_s, batch.claimed_at)
+            self._due.claimed(claimed.due_in_s, batch.claimed_at)
         else:
             self._due.missed(claimed.due_in_s, batch.claimed_at)
 

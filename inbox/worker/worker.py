@@ -116,7 +116,7 @@ class _Service(ABC):
             await self._in_flight.run_in_thread(self._in_flight.close)
 
     async def _run_loops(self, made: list[Loop], listener: InboxListener, due: Due, dsn: str) -> None:
-        """Run the loops and the tasks beside them. When cancelled, stop them first; when cancelled again, end at once."""
+        """Run the loops and the tasks beside them. Cancelled, stop them first; cancelled again, end at once."""
 
         def found() -> None:
             due.recorded(0)
@@ -186,8 +186,8 @@ class _Service(ABC):
 
 def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatches]:
     # Found by entry point, since `inbox` must not import `dispatcher`.
-    loops = entry_points(group="mailroom.dispatcher")
-    return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in loops]
+    lanes = entry_points(group="mailroom.dispatcher")
+    return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]
 
 
 class Worker(_Service):

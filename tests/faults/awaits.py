@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# The asyncio part of dispatcher lane, keeper and bell, and of worker lane, notes and sleep.
+# The asyncio part of the dispatcher (lane, keeper, listener) and of the worker (loop, in-flight entries, sleep).
 MODULES = (
     "dispatcher.daemon", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell", "mailroom.session.listener",
     "mailroom.session.disconnect",

@@ -59,8 +59,8 @@ UNPLACED = """
 
 COMMITTED_AT = "pg_xact_commit_timestamp(({0} % 4294967296)::text::xid)"
 
-# Notes of keys of which nothing is left. A batch of a dead worker is suspected as a whole, while another worker may
-# have claimed all of it already: then each of its keys keeps a note, which the janitor's next sweep takes away.
+# Rows in key_state of keys without messages. A batch of a dead worker is suspected as a whole, while another worker may
+# have claimed all of it already: then each of its keys keeps a row, which the janitor's next sweep deletes.
 IDLE = """
     SELECT s.inbox, s.key, s.clock, s.attempts, s.retry_at <= clock_timestamp() AS is_due FROM mailroom.key_state s
     WHERE NOT EXISTS (SELECT FROM mailroom.inbox i WHERE i.inbox = s.inbox AND i.key = s.key)

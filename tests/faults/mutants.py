@@ -80,8 +80,8 @@ def _skip_locked_in_key() -> None:
     head = "AS i WHERE i.key = h.key AND i.clock = h.clock\n        FOR UPDATE SKIP LOCKED) AS l"
     _rewrite(claim.REAP_ANY, head, "AS i WHERE i.key = h.key AND i.clock = h.clock) AS l")
     _rewrite(
-        claim.REAP_ANY, "/ count(*)::float8))::bigint FROM had)) AS i",
-        "/ count(*)::float8))::bigint FROM had) FOR UPDATE SKIP LOCKED) AS i",
+        claim.REAP_ANY, "/ count(*)::float8))::bigint FROM granted)) AS i",
+        "/ count(*)::float8))::bigint FROM granted) FOR UPDATE SKIP LOCKED) AS i",
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def _ack_before_handling() -> None:
     from inbox.worker.worker import Worker
     from mailroom.sql.runner import run
 
-    def batch_of(self: Any, batch: Any, note: Any) -> None:
+    def batch_of(self: Any, batch: Any, entry: Any) -> None:
         with self._transactions.begin() as connection:
             run(connection, self._claiming(batch, self._inbox, connection))
             if not batch.messages:
@@ -297,7 +297,7 @@ def _death_not_counted() -> None:
     _put(InFlight, "take_over", nothing)
 
 
-@_mutant("a key that is well again keeps its note", habits=Habits(failing=0.05))
+@_mutant("a key that is healthy again keeps its key_state row", habits=Habits(failing=0.05))
 def _healed_dropped() -> None:
     from inbox import claim, due
 

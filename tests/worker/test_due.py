@@ -32,9 +32,9 @@ def test_recorded_failure_comes_before_what_is_later() -> None:
 
 def test_after_one_was_had_the_next_is_looked_for_when_it_is_due() -> None:
     due = Due(1.0, clock := Clock())
-    due.had(0.25, clock.now)
+    due.claimed(0.25, clock.now)
     assert due.in_s() == 0.25
-    due.had(-0.25, clock.now)
+    due.claimed(-0.25, clock.now)
     assert due.in_s() == 0
 
 
@@ -49,7 +49,7 @@ def test_keys_that_others_hold_are_looked_for_again_after_a_while_and_others_in_
     due.missed(None, clock.now)
     due.reported(-3.0, clock.now)
     assert due.in_s() == 1
-    due.had(-3.0, clock.now)
+    due.claimed(-3.0, clock.now)
     assert due.in_s() == 0
 
 
