@@ -97,7 +97,7 @@ def rows_read(connection: psycopg.Connection[Any], statement: str) -> int:
 
 
 @pytest.fixture(params=["now() + interval '1 h'", "'infinity'", "now() - interval '1 s'"])
-def many_in_trouble(request: pytest.FixtureRequest, node: Node) -> Node:
+def many_failing(request: pytest.FixtureRequest, node: Node) -> Node:
     """50,000 keys wait, are parked, or are due, each with a message; of the latest one, and of a healthy key, one more.
 
     Nothing is analyzed: what is planned while the tables are empty is kept.
@@ -117,8 +117,8 @@ def many_in_trouble(request: pytest.FixtureRequest, node: Node) -> Node:
     return node
 
 
-def test_claim_reads_no_rows_of_keys_in_trouble(many_in_trouble: Node) -> None:
-    node = many_in_trouble
+def test_claim_reads_no_rows_of_failing_keys(many_failing: Node) -> None:
+    node = many_failing
     while raise_floor(node, 10_000) < 50_001:
         pass
     statements = (CLAIM, CLAIM_OF_ONE, LOCK_HEAD, TAKE_HEAD)
@@ -127,13 +127,13 @@ def test_claim_reads_no_rows_of_keys_in_trouble(many_in_trouble: Node) -> None:
     assert max(rows_read(node.connection, statement) for statement in statements) < 20
 
 
-def test_claim_reads_each_key_in_trouble_once_where_no_house_is_kept(many_in_trouble: Node) -> None:
-    node = many_in_trouble
+def test_claim_reads_each_failing_key_once_without_housekeeping(many_failing: Node) -> None:
+    node = many_failing
     assert rows_read(node.connection, CLAIM) < 2 * claim.MAX_STEPS + 2_000
     assert claimed(node, total=1) == [("healthy", 50_002)]
 
 
-def test_house_raises_the_floor(node: Node) -> None:
+def test_housekeeping_raises_the_floor(node: Node) -> None:
     deliver(node, "bad", "bad", "good")
     fail(node, "bad", after_s=3_600)
 
@@ -157,7 +157,7 @@ def test_floor_stops_below_the_first_healthy_key(node: Node) -> None:
     assert raise_floor(node) == 4
 
 
-def test_key_stays_in_trouble_until_it_is_through_with_what_lies_below_the_floor(node: Node) -> None:
+def test_key_stays_failing_while_it_has_messages_below_the_floor(node: Node) -> None:
     deliver(node, "bad", "bad", "bad")
     fail(node, "bad")
     assert raise_floor(node) == 3
@@ -170,7 +170,7 @@ def test_key_stays_in_trouble_until_it_is_through_with_what_lies_below_the_floor
     assert claimed(node) == [("bad", 4)]
 
 
-def test_what_nobody_suspects_comes_in_batches(node: Node) -> None:
+def test_unsuspected_messages_are_claimed_in_batches(node: Node) -> None:
     deliver(node, *["bad"] * 6)
     suspect(node, "bad", 2)
     assert raise_floor(node) == 6
@@ -182,7 +182,7 @@ def test_what_nobody_suspects_comes_in_batches(node: Node) -> None:
     ]
 
 
-def test_batch_that_nobody_came_back_from_is_tried_one_by_one(node: Node) -> None:
+def test_batch_whose_worker_died_is_tried_one_message_at_a_time(node: Node) -> None:
     deliver(node, *["bad"] * 4)
     suspect(node, "bad", 1)
     raise_floor(node)
@@ -191,14 +191,14 @@ def test_batch_that_nobody_came_back_from_is_tried_one_by_one(node: Node) -> Non
     assert [tried(node, limit=3) for _ in range(3)] == [[("bad", 2)], [("bad", 3)], [("bad", 4)]]
 
 
-def test_keys_that_are_not_through_take_turns(node: Node) -> None:
+def test_failing_keys_with_more_messages_take_turns(node: Node) -> None:
     deliver(node, "a", "a", "b", "b")
     suspect(node, "a", 2)
     suspect(node, "b", 4)
     assert [tried(node) for _ in range(4)] == [[("a", 1)], [("b", 3)], [("a", 2)], [("b", 4)]]
 
 
-def test_by_hand_due_keys_are_had_from_below_the_floor_beside_healthy_ones(node: Node) -> None:
+def test_reap_any_takes_due_keys_below_the_floor_and_healthy_ones(node: Node) -> None:
     deliver(node, "bad", "later", "bad")
     fail(node, "bad")
     fail(node, "later", after_s=3_600)
@@ -208,7 +208,7 @@ def test_by_hand_due_keys_are_had_from_below_the_floor_beside_healthy_ones(node:
     assert node.rows("SELECT key FROM mailroom.key_state") == [("later",)]
 
 
-def test_floor_stops_at_a_key_whose_note_is_being_taken_away(node: Node, connect: Connect) -> None:
+def test_floor_stops_at_a_key_whose_key_state_row_is_being_deleted(node: Node, connect: Connect) -> None:
     """Who does so may not see what has come since; the floor must not pass that."""
     deliver(node, "bad")
     fail(node, "bad")
@@ -222,7 +222,7 @@ def test_floor_stops_at_a_key_whose_note_is_being_taken_away(node: Node, connect
     assert claimed(node) == [("bad", 2)]
 
 
-def test_note_that_is_marked_while_somebody_waits_for_it_stays(node: Node, connect: Connect) -> None:
+def test_key_state_row_that_is_marked_while_a_delete_waits_for_it_stays(node: Node, connect: Connect) -> None:
     deliver(node, "bad")
     fail(node, "bad")
     trying, raising, observer = connect(), connect(), connect(autocommit=True)
@@ -267,7 +267,7 @@ def test_floor_stays_where_it_is_while_a_replay_is_under_way(node: Node, connect
     assert claimed(node) == [("bad", 1)]
 
 
-def test_note_of_what_lies_below_the_floor_is_not_swept(node: Node) -> None:
+def test_key_state_row_below_the_floor_is_not_swept(node: Node) -> None:
     deliver(node, "bad", "bad")
     fail(node, "bad")
     raise_floor(node)

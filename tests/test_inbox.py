@@ -192,7 +192,7 @@ def test_reap_any_leaves_out_keys_that_others_hold_to_the_last_message(
         (["held"] * 500, "held", (10, 10, 10), True),
     ],
 )
-def test_claim_tells_whether_there_is_more_to_be_had(
+def test_claim_reports_whether_more_can_be_claimed(
     connect: Connect, filler: psycopg.Connection[Any], sent: list[str], held: str | None,
     share: tuple[int, int, int], is_all: bool,
 ) -> None:  # fmt: skip
@@ -206,7 +206,7 @@ def test_claim_tells_whether_there_is_more_to_be_had(
     assert claimed.is_all is is_all
 
 
-def test_claim_leaves_what_does_not_fit_and_tells_so(connect: Connect, filler: psycopg.Connection[Any]) -> None:
+def test_claim_leaves_what_does_not_fit_and_reports_it(connect: Connect, filler: psycopg.Connection[Any]) -> None:
     fill(filler, [("k", n) for n in range(3)])
     filler.execute(f"UPDATE {SHIPPING} SET value = repeat('x', 20000000)::bytea, value_json = NULL")
     claimed = run(connect(), Inbox("shipping").claiming(Share(10, 10, 10)))
@@ -224,7 +224,7 @@ def test_key_that_waits_is_left_out_and_the_others_go_on(connect: Connect, fille
     assert values(inbox.reap_any(connection)) == [0, 1, 2]
 
 
-def test_note_of_a_failure_goes_with_the_message_that_failed_and_not_before(
+def test_key_state_row_is_deleted_with_the_message_that_failed_and_not_before(
     connect: Connect, filler: psycopg.Connection[Any]
 ) -> None:
     fill(filler, [(key, n) for n in range(4) for key in ("k", "other")])
@@ -249,7 +249,7 @@ DEEP = 4_100
 
 
 @pytest.mark.parametrize("trouble", ["held", "waiting"])
-def test_deep_key_that_cannot_be_had_does_not_keep_other_keys_back(
+def test_deep_key_that_is_locked_does_not_hold_up_other_keys(
     connect: Connect, filler: psycopg.Connection[Any], trouble: str
 ) -> None:
     fill(filler, [("m", n) for n in range(DEEP)])

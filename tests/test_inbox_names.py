@@ -99,7 +99,7 @@ def test_partition_that_was_detached_is_not_taken_for_the_inbox(node: Node) -> N
 
 
 @pytest.mark.parametrize("setting", ["quote_all_identifiers = on", "standard_conforming_strings = off"])
-def test_inbox_that_is_there_is_known_whatever_the_settings(node: Node, setting: str) -> None:
+def test_existing_inbox_is_recognized_whatever_the_settings(node: Node, setting: str) -> None:
     node.inbox("wall")
     node.connection.execute(f"SET {setting}".encode())
     node.inbox("wall", "said")
@@ -108,7 +108,7 @@ def test_inbox_that_is_there_is_known_whatever_the_settings(node: Node, setting:
     assert node.drain().delivered == 2
 
 
-async def test_house_keeping_passes_over_what_is_no_inbox(
+async def test_housekeeping_skips_registered_names_without_a_partition(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A release before this one registered them, with no partition; an index had the name of the first.

@@ -125,7 +125,7 @@ def test_claim_touches_as_much_beside_a_parked_key_of_many_messages_as_without(n
 PKEY = "mailroom.key_of_shipping"
 
 
-def test_mover_moves_so_many_messages_at_a_time_the_oldest_of_a_key_first(node: Node) -> None:
+def test_mover_moves_a_bounded_number_of_messages_oldest_first(node: Node) -> None:
     deliver(node, *["k"] * 8)
     park(node, "k")
     assert move(node.connection, rows=3) == Moved(3, "", more=True)
@@ -133,7 +133,7 @@ def test_mover_moves_so_many_messages_at_a_time_the_oldest_of_a_key_first(node: 
     assert [move(node.connection, rows=3) for _ in range(2)] == [Moved(3, "", more=True), Moved(1, "", more=False)]
 
 
-def test_mover_moves_so_many_bytes_at_a_time(node: Node) -> None:
+def test_mover_moves_a_bounded_number_of_bytes(node: Node) -> None:
     deliver(node, *["k"] * 4)
     park(node, "k")
     zeros = f"decode(repeat('00', {12 * 2**20}), 'hex')"  # no more than two of these are moved at once
@@ -142,7 +142,7 @@ def test_mover_moves_so_many_bytes_at_a_time(node: Node) -> None:
     assert [(each.messages, each.more) for each in moved] == [(2, True), (1, False), (0, False)]
 
 
-def test_mover_looks_at_so_many_keys_at_a_time_and_goes_round(node: Node) -> None:
+def test_mover_checks_a_bounded_number_of_keys_and_goes_round(node: Node) -> None:
     deliver(node, *"aabbccddee")
     park(node, *"abcde")
     cursors, moved = [""], []
@@ -271,7 +271,7 @@ def test_replay_rolled_back_leaves_all_as_it_was(node: Node, connect: Connect) -
     assert reaped(connect()) == []
 
 
-def test_replay_wakes_whoever_listens_for_the_inbox(node: Node, connect: Connect) -> None:
+def test_replay_wakes_the_listeners_of_the_inbox(node: Node, connect: Connect) -> None:
     listener = connect(autocommit=True)
     bell = node.value("SELECT " + locks.channel("'mailroom.inbox_shipping'::regclass"))
     listener.execute(f'LISTEN "{bell}"')
@@ -376,7 +376,7 @@ def test_replay_on_a_snapshot_older_than_the_mover_is_refused(node: Node, connec
 
 
 @pytest.mark.parametrize("act", [replay, lambda connection, key: PARKED.discard(connection, key, actor="a", limit=1)])
-def test_mover_passes_over_a_key_on_which_somebody_acts(
+def test_mover_skips_a_key_that_is_being_replayed_or_discarded(
     node: Node, connect: Connect, act: Callable[[Session, str], Changed]
 ) -> None:
     held_key(node)
@@ -389,7 +389,7 @@ def test_mover_passes_over_a_key_on_which_somebody_acts(
     assert move(moving).messages == 2
 
 
-def test_mover_passes_over_a_message_whose_late_failure_is_being_recorded(node: Node, connect: Connect) -> None:
+def test_mover_skips_a_message_whose_late_failure_is_being_recorded(node: Node, connect: Connect) -> None:
     held_key(node)
     recording_it, moving = connect(), connect()
     recording_it.execute("SELECT FROM mailroom.inbox_shipping ORDER BY clock LIMIT 1 FOR UPDATE")
@@ -408,7 +408,7 @@ def test_floor_is_not_raised_past_a_replay_that_is_under_way(node: Node, connect
     assert reaped(connect()) == [0, 1, 2, 3, 4]
 
 
-def test_floor_that_looks_low_enough_is_held_all_the_same(node: Node, connect: Connect) -> None:
+def test_replay_locks_a_floor_that_is_low_enough_already(node: Node, connect: Connect) -> None:
     """The janitor cannot see what is being replayed, and would raise a floor that nobody holds."""
     deliver(node, "k", "free")
     park(node, "k")
@@ -521,7 +521,7 @@ BESIDE = ("move", "floor", "deliver", "reap", "reap_any", "park", "replay")
 
 
 @pytest.mark.parametrize(("beside", "end"), list(product(BESIDE, ("commit", "rollback"))))
-def test_nothing_is_lost_doubled_or_overtaken_whatever_stands_beside_a_replay(
+def test_nothing_is_lost_doubled_or_overtaken_whatever_runs_beside_a_replay(
     node: Node, connect: Connect, beside: str, end: str
 ) -> None:
     for order in orders("replayer", 2, "other", 4):
@@ -566,7 +566,9 @@ def test_discarding_the_first_message_and_replaying_goes_on_with_the_next(
 
 
 @pytest.mark.parametrize("limit", [4, 5, None])
-def test_discard_counts_on_into_what_stands_in_the_inbox_still(node: Node, connect: Connect, limit: int | None) -> None:
+def test_discard_also_counts_messages_that_are_still_in_the_inbox(
+    node: Node, connect: Connect, limit: int | None
+) -> None:
     held_key(node)
     thrown = 5 if limit is None else limit
     with node.connection.transaction():
@@ -611,7 +613,7 @@ def test_discard_leaves_other_keys_alone(node: Node) -> None:
 # -- Looking ----------------------------------------------------------------------------------------------------------
 
 
-def test_keys_tell_what_each_holds_and_why(node: Node) -> None:
+def test_keys_show_what_each_holds_and_why(node: Node) -> None:
     held_key(node)
     [found] = PARKED.keys(node.connection)
     assert (found.key, found.messages, found.clock, found.attempts, found.reason) == ("k", 5, 1, 1, "no such street")
@@ -619,14 +621,14 @@ def test_keys_tell_what_each_holds_and_why(node: Node) -> None:
     assert PARKED.keys(node.connection, "other") == PARKED.keys(node.connection, reason="tax") == []
 
 
-def test_messages_of_a_parked_key_are_shown_in_order_wherever_they_lie(node: Node) -> None:
+def test_messages_of_a_parked_key_are_shown_in_order_from_both_tables(node: Node) -> None:
     held_key(node)
     deliver(node, "free")
     assert [message.value for message in PARKED.messages(node.connection, "k", limit=4)] == [0, 1, 2, 3]
     assert PARKED.messages(node.connection, "free") == []
 
 
-def test_attempts_are_told_the_last_first(node: Node) -> None:
+def test_attempts_are_listed_newest_first(node: Node) -> None:
     deliver(node, "k", "other")
     with node.connection.transaction():
         fail(node.connection, "k", error=ValueError("no"))
@@ -662,7 +664,7 @@ def test_every_key_that_is_changed_is_in_the_audit(node: Node) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 1, 5])
-def test_dry_run_tells_what_the_real_one_does_and_changes_nothing(node: Node, limit: int | None) -> None:
+def test_dry_run_returns_what_the_real_one_does_and_changes_nothing(node: Node, limit: int | None) -> None:
     held_key(node)
     before = node.rows(HELD)
     with node.connection.transaction():
@@ -729,7 +731,7 @@ def test_keys_may_be_ints_and_uuids(node: Node) -> None:
         assert PARKED.replay(node.connection, [7, id], actor="ada").keys == 2
 
 
-def test_inbox_that_is_not_there_is_told(node: Node) -> None:
+def test_unknown_inbox_is_refused(node: Node) -> None:
     for look in (Parked("nowhere").keys, Parked("nowhere").attempts):
         with pytest.raises(UnknownInbox):
             look(node.connection)

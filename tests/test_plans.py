@@ -66,7 +66,7 @@ def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect
     assert joins == []
 
 
-def test_notes_of_the_dead_are_looked_up_one_by_one(connect: Connect) -> None:
+def test_entries_of_dead_workers_are_looked_up_one_by_one(connect: Connect) -> None:
     """Never by hashing the whole inbox, which such a plan would do each second."""
     with connect() as connection:
         create_inbox(connection, "shipping")

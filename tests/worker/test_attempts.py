@@ -152,7 +152,7 @@ def test_claim_that_began_before_the_record_leaves_the_key_out(
         assert [each.key for each in claimed.result(WITHIN_S)] == ["a"]
 
 
-def test_due_claim_that_began_before_the_record_passes_the_key_over(
+def test_due_claim_that_began_before_the_record_skips_the_key(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver(node, "bad")
@@ -273,7 +273,7 @@ def test_message_that_failed_behind_another_waits_for_its_own_time(node: Node, c
         assert Inbox("shipping").reap_any(node.connection) == []
 
 
-def test_message_whose_end_is_recorded_is_ended_by_whoever_comes_next(node: Node) -> None:
+def test_message_whose_end_is_recorded_is_ended_by_the_next_claim(node: Node) -> None:
     """Its worker may die between the record and the end."""
     deliver(node, "bad", "a")
     [bad] = Inbox("shipping").peek(node.connection, "bad")
@@ -284,7 +284,7 @@ def test_message_whose_end_is_recorded_is_ended_by_whoever_comes_next(node: Node
     assert node.rows("SELECT attempts, last_error, retry_at = 'infinity' FROM mailroom.key_state") == [(1, "no", True)]
 
 
-def test_replay_begins_to_count_anew(node: Node) -> None:
+def test_attempts_count_from_one_after_a_replay(node: Node) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=2)
     deliver(node, "bad")
     with node.connection.transaction():
@@ -302,7 +302,7 @@ def test_replay_begins_to_count_anew(node: Node) -> None:
     ]  # fmt: skip
 
 
-def test_keys_in_trouble_take_turns_with_full_batches(node: Node) -> None:
+def test_failing_keys_take_turns_with_full_batches(node: Node) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=1_000_000)
     deliver(node, "bad")
     calls: list[str] = []
@@ -385,7 +385,7 @@ async def test_async_on_error_is_awaited(node: Node, async_source: Any) -> None:
     assert [(key, str(error)) for key, error in errors] == [("bad", "no such state")]
 
 
-def test_error_that_cannot_say_what_it_is_is_its_message_s_failure(node: Node) -> None:
+def test_error_whose_text_cannot_be_made_is_its_message_s_failure(node: Node) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError

@@ -73,7 +73,7 @@ def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> Non
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["commits", "rolled back"])
-def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
+def test_entry_of_a_batch_exists_only_while_it_is_handled(
     node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)  # it would remove what is left behind
@@ -93,7 +93,7 @@ def test_note_of_a_batch_is_there_while_it_is_handled_and_not_after(
     assert keys == [[(["k"],)]]
 
 
-def test_note_of_a_batch_that_was_rolled_back_is_gone_while_its_lane_pauses(
+def test_entry_of_a_batch_that_was_rolled_back_is_gone_while_its_loop_pauses(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A note goes with the record of a failure; but a conflict is not recorded, and its lane may pause for long."""
@@ -117,7 +117,7 @@ def test_note_of_a_batch_that_was_rolled_back_is_gone_while_its_lane_pauses(
     assert trouble(node) == []
 
 
-async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
+async def test_entry_of_an_open_batch_is_not_taken_over(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
@@ -142,7 +142,7 @@ async def test_note_of_a_batch_under_way_is_not_taken_for_one_of_the_dead(
     assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
 
 
-def test_batches_that_a_server_took_along_are_no_message_s_fault(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_ended_by_a_server_restart_are_no_message_s_fault(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
     node.connection.execute(
@@ -155,7 +155,7 @@ def test_batches_that_a_server_took_along_are_no_message_s_fault(node: Node, mon
     assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
-def test_session_of_the_notes_that_was_cut_off_within_a_transaction_is_not_used_again(
+def test_session_that_was_cut_off_within_a_transaction_is_not_used_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its transaction would stay open, and no note could be written."""
@@ -199,7 +199,7 @@ def another_in_flight(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[I
     others.close()
 
 
-def test_dead_are_found_behind_the_many_who_live(node: Node, connect: Connect, another_in_flight: InFlight) -> None:
+def test_dead_worker_is_found_among_many_live_ones(node: Node, connect: Connect, another_in_flight: InFlight) -> None:
     deliver(node, *(f"k{n}" for n in range(30)), "deadly")
     batch = connect()
     for message in Inbox("shipping").reap_any(batch, max_keys=30, per_key=1):
@@ -210,13 +210,13 @@ def test_dead_are_found_behind_the_many_who_live(node: Node, connect: Connect, a
     assert node.value("SELECT count(*) FROM mailroom.worker") == 30
 
 
-def test_note_of_what_was_committed_is_swept_and_blames_nobody(node: Node, another_in_flight: InFlight) -> None:
+def test_entry_of_a_committed_batch_is_deleted_and_blames_no_message(node: Node, another_in_flight: InFlight) -> None:
     left(node, "k", 1)
     another_in_flight.take_over()
     assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
-def test_young_note_may_be_of_a_batch_that_was_just_rolled_back(
+def test_young_entry_is_left_alone_as_its_batch_may_just_have_been_rolled_back(
     node: Node, another_in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight, "AGE_S", 60.0)
@@ -227,7 +227,7 @@ def test_young_note_may_be_of_a_batch_that_was_just_rolled_back(
     assert node.value("SELECT count(*) FROM mailroom.worker") == 1
 
 
-def test_note_removed_by_the_worker_that_wrote_it_though_its_session_was_lost(node: Node) -> None:
+def test_entry_is_removed_by_its_worker_though_its_session_was_lost(node: Node) -> None:
     deliver(node, "k")
     mine, entry = InFlight(node.dsn, "mailroom", "shipping"), Entry()
     mine.add(entry, Inbox("shipping").peek(node.connection))
@@ -238,7 +238,9 @@ def test_note_removed_by_the_worker_that_wrote_it_though_its_session_was_lost(no
     assert node.rows("SELECT FROM mailroom.worker") == []
 
 
-def test_worker_whose_notes_the_database_refuses_ends_and_says_why(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_whose_entries_the_database_refuses_ends_and_says_why(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No retry mends it, and it is no message's fault."""
     monkeypatch.setattr(InFlight, "take_over", lambda _: None)
     deliver(node, "a", "b", "c")
@@ -248,7 +250,7 @@ def test_worker_whose_notes_the_database_refuses_ends_and_says_why(node: Node, m
     assert trouble(node) == []
 
 
-def test_deadly_message_is_found_though_others_have_consumed_the_first_of_its_batch(
+def test_message_that_kills_its_worker_is_found_though_the_first_of_its_batch_was_consumed(
     node: Node, another_in_flight: InFlight
 ) -> None:
     deliver(node, "first", "deadly")
@@ -259,7 +261,7 @@ def test_deadly_message_is_found_though_others_have_consumed_the_first_of_its_ba
     assert trouble(node) == [("deadly", 0)]
 
 
-def test_worker_does_not_take_its_own_batch_for_one_of_the_dead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_does_not_take_over_its_own_batch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection may be lost, and its messages free, while the handler is busy elsewhere."""
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
@@ -272,7 +274,7 @@ def test_worker_does_not_take_its_own_batch_for_one_of_the_dead(node: Node, monk
     mine.close()
 
 
-def test_notes_of_the_living_are_not_locked_by_who_looks_for_the_dead(
+def test_entries_of_live_workers_are_not_locked_by_the_check_for_dead_ones(
     node: Node, connect: Connect, another_in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one whose note waits would go without, or leave one behind."""
@@ -289,9 +291,7 @@ def test_notes_of_the_living_are_not_locked_by_who_looks_for_the_dead(
         assert node.rows("SELECT FROM mailroom.worker") == []
 
 
-def test_what_a_handler_says_counts_also_when_its_note_cannot_be_removed(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_counts_also_when_the_entry_cannot_be_removed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def cannot(*_: object) -> None:
         raise psycopg.OperationalError
 
@@ -309,7 +309,9 @@ def test_what_a_handler_says_counts_also_when_its_note_cannot_be_removed(
     assert said == [Skip]
 
 
-def test_dead_worker_s_batch_is_taken_up_at_once(node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_worker_s_batch_is_taken_over_at_once(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that waits is woken by its own watch: nothing else rings."""
     monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", 0.05)
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)

@@ -10,7 +10,7 @@ class Clock:
         return self.now
 
 
-def test_due_is_what_the_last_claim_told() -> None:
+def test_due_is_what_the_last_claim_reported() -> None:
     due = Due(1.0, clock := Clock())
     due.reported(None, clock.now)
     assert due.in_s() == float("inf")
@@ -30,7 +30,7 @@ def test_recorded_failure_comes_before_what_is_later() -> None:
     assert due.in_s() == 2
 
 
-def test_after_one_was_had_the_next_is_looked_for_when_it_is_due() -> None:
+def test_after_one_was_claimed_the_next_is_claimed_when_it_is_due() -> None:
     due = Due(1.0, clock := Clock())
     due.claimed(0.25, clock.now)
     assert due.in_s() == 0.25
@@ -38,7 +38,7 @@ def test_after_one_was_had_the_next_is_looked_for_when_it_is_due() -> None:
     assert due.in_s() == 0
 
 
-def test_keys_that_others_hold_are_looked_for_again_after_a_while_and_others_in_time() -> None:
+def test_keys_that_others_hold_are_tried_again_after_a_while_and_others_in_time() -> None:
     due = Due(1.0, clock := Clock())
     due.missed(0.25, clock.now)
     assert due.in_s() == 0.25
@@ -53,7 +53,7 @@ def test_keys_that_others_hold_are_looked_for_again_after_a_while_and_others_in_
     assert due.in_s() == 0
 
 
-def test_what_a_claim_told_counts_from_the_claim_and_does_not_undo_what_was_recorded_since() -> None:
+def test_what_a_claim_reported_counts_from_the_claim_and_does_not_undo_what_was_recorded_since() -> None:
     due = Due(1.0, clock := Clock())
     claimed_at = clock.now
     clock.now += 4  # its handlers take their time

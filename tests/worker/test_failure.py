@@ -113,7 +113,7 @@ def test_log_of_a_failure_names_the_message_and_not_what_it_holds(node: Node, ca
     ],
     ids=["StopIteration", "Rollback", "commit"],
 )
-def test_log_tells_what_a_handler_must_not_do(
+def test_log_says_what_a_handler_must_not_do(
     node: Node, caplog: pytest.LogCaptureFixture, raised: BaseException | None, said: str
 ) -> None:
     def handle(_: Message, connection: psycopg.Connection[Any]) -> None:
@@ -288,7 +288,7 @@ def test_message_that_is_skipped_goes_alone_to_the_dead_letters(node: Node) -> N
     ],
     ids=["Park", "Skip", "fatal", "Retry"],
 )
-def test_handler_says_what_becomes_of_its_message(
+def test_handler_chooses_the_outcome_of_its_message(
     node: Node, source: Any, error: Exception, ends: tuple[str, int, str]
 ) -> None:
     node.inbox("shipping", backoff_s=0)
@@ -321,7 +321,7 @@ def test_retry_is_an_attempt_too(node: Node) -> None:
     assert trouble(node) == [("k", 2)]
 
 
-def test_key_in_trouble_is_tried_alone_when_its_time_has_come_without_any_poll(node: Node) -> None:
+def test_failing_key_is_tried_alone_when_it_is_due_without_any_poll(node: Node) -> None:
     """Alone, so that it does not roll back the batches of others."""
     node.inbox("shipping", backoff_s=0.05, max_attempts=1_000)
     deliver(node, "bad", "a", "b")
@@ -395,7 +395,7 @@ def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
         eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
 
 
-def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Node, connect: Connect) -> None:
+def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect: Connect) -> None:
     """It is tried by a claim of its own, one message at a time."""
     deliver(node, "bad", "a", "bad")
     with node.connection.transaction():
@@ -410,7 +410,7 @@ def test_batch_leaves_out_a_key_in_trouble_also_when_its_time_has_come(node: Nod
     assert [message.clock for message in due.messages] == [head.clock]
 
 
-def test_keys_in_trouble_are_tried_aside_so_that_the_plans_of_others_are_kept(node: Node) -> None:
+def test_failing_keys_use_a_pool_of_their_own_so_that_the_plans_of_others_are_kept(node: Node) -> None:
     """With each roll-back psycopg forgets what it has prepared on that connection."""
     node.inbox("shipping", backoff_s=0, max_attempts=5)
     deliver(node, "bad")
@@ -459,7 +459,7 @@ CREATE CONSTRAINT TRIGGER raises AFTER INSERT ON ledger DEFERRABLE INITIALLY DEF
 
 
 @pytest.mark.parametrize("code", ["58030", "53100", "40001"])
-async def test_trouble_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
+async def test_error_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
     node: Node, async_source: Any, code: str
 ) -> None:
     node.connection.execute(RAISES_AT_COMMIT.format(code=code).encode())
@@ -511,7 +511,7 @@ async def test_cancelled_error_of_an_async_handler_s_own_is_its_message_s_failur
         await eventually_async(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
 
 
-def test_key_that_is_tried_one_by_one_is_told_as_due_until_it_is_through(node: Node) -> None:
+def test_key_that_is_tried_one_by_one_is_reported_as_due_until_its_last_message(node: Node) -> None:
     deliver(node, "k", "k", "k")
     with node.connection.transaction():
         run(node.connection, suspecting("mailroom", "shipping", ["k"], [3], "died"))
@@ -536,7 +536,7 @@ def wait_for_a_lock_in_vain(connection: Any) -> None:
 
 
 @pytest.mark.parametrize("trouble_of_its_own", [end_own_backend, wait_for_a_lock_in_vain])
-def test_message_that_always_ends_in_passing_trouble_is_counted_and_the_others_go_on(
+def test_message_that_always_ends_in_a_transient_error_is_counted_and_the_others_go_on(
     node: Node, source: Any, connect: Connect, trouble_of_its_own: Callable[[Any], None]
 ) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=2)

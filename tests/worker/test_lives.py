@@ -76,7 +76,7 @@ def fall_silent(node: Node, mine: InFlight) -> None:
         node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
 
 
-def test_living_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_taken_for_dead(
+def test_live_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_taken_for_dead(
     node: Node, others: InFlight, clock: Clock
 ) -> None:
     deliver(node, "k")
@@ -121,9 +121,7 @@ def test_worker_that_lost_all_its_connections_for_a_moment_is_not_taken_for_dead
     assert trouble(node) == [("k", 1)]
 
 
-def test_silence_counts_only_where_somebody_listened(
-    node: Node, mine: InFlight, others: InFlight, clock: Clock
-) -> None:
+def test_silence_counts_only_while_somebody_checked(node: Node, mine: InFlight, others: InFlight, clock: Clock) -> None:
     """As when the network was away: who comes back first has heard nothing of the others."""
     deliver(node, "k")
     write(node, mine, Inbox("shipping").peek(node.connection))
@@ -134,7 +132,7 @@ def test_silence_counts_only_where_somebody_listened(
     assert trouble(node) == []
 
 
-def test_number_is_told_only_while_its_lock_is_held(node: Node, mine: InFlight) -> None:
+def test_life_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFlight) -> None:
     """A process that could never take it would look as if it were paused."""
     deliver(node, "k")
     fall_silent(node, mine)
@@ -180,7 +178,7 @@ def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worke
     assert node.delivered() == trouble(node) == []
 
 
-def test_paused_worker_of_another_role_is_left_alone_and_told_of_once(
+def test_paused_worker_of_another_role_is_left_alone_and_logged_once(
     node: Node, connect: Connect, mine: InFlight, monkeypatch: pytest.MonkeyPatch, clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -291,7 +289,7 @@ def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
 
 
 @pytest.mark.parametrize("kind", ["sync", "blocks its loop"])
-def test_worker_whose_handler_is_busy_for_long_speaks_on(
+def test_worker_whose_handler_is_busy_for_long_keeps_its_lock(
     node: Node, start: Callable[[str], subprocess.Popen[str]], kind: str
 ) -> None:
     deliver(node, "k")
@@ -308,7 +306,7 @@ def test_worker_whose_handler_is_busy_for_long_speaks_on(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda e: type(e).__name__)
-def test_handler_that_ends_the_process_leaves_its_note_and_those_of_other_lanes_stand_until_they_are_done(
+def test_handler_that_ends_the_process_leaves_its_entry_and_other_loops_keep_theirs_until_they_are_done(
     node: Node, monkeypatch: pytest.MonkeyPatch, others: InFlight, clock: Clock, error: BaseException
 ) -> None:
     both, go_on = threading.Barrier(2), threading.Event()

@@ -47,7 +47,7 @@ def handlers() -> list[object]:
     return [signal.getsignal(number) for number in NUMBERS]
 
 
-def test_signal_stops_all_who_share_it_and_is_given_back() -> None:
+def test_signal_stops_all_workers_that_share_it_and_is_restored() -> None:
     told: list[str] = []
     before = handlers()
     with stopping(lambda: told.append("a")):
@@ -59,7 +59,7 @@ def test_signal_stops_all_who_share_it_and_is_given_back() -> None:
     assert handlers() == before
 
 
-def test_signal_that_somebody_has_is_left_unless_the_process_is_ours() -> None:
+def test_signal_with_a_handler_is_left_unless_the_process_is_ours() -> None:
     told: list[str] = []
 
     def theirs(*_: object) -> None:
@@ -75,7 +75,7 @@ def test_signal_that_somebody_has_is_left_unless_the_process_is_ours() -> None:
     assert signal.getsignal(signal.SIGTERM) is theirs
 
 
-async def test_signal_that_the_loop_has_is_left() -> None:
+async def test_signal_with_a_handler_of_the_event_loop_is_left() -> None:
     told: list[str] = []
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, told.append, "theirs")
@@ -88,13 +88,13 @@ async def test_signal_that_the_loop_has_is_left() -> None:
     assert told == ["theirs"]
 
 
-def test_signal_that_somebody_took_over_meanwhile_is_left() -> None:
+def test_signal_that_got_another_handler_meanwhile_is_left() -> None:
     with stopping(lambda: None):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
-async def test_async_worker_takes_no_signal_unless_it_is_told_to(node: Node) -> None:
+async def test_async_worker_takes_no_signal_unless_asked_to(node: Node) -> None:
     before = handlers()
     worker = AsyncWorker(node.dsn, "shipping", note_async)
     task = asyncio.create_task(worker.run())
@@ -253,7 +253,7 @@ exits_too = AsyncWorker(DSN, "billing", exits_async)
 COMMAND = ("-m", "mailroom", "worker", "run")
 
 
-def test_command_runs_several_workers_says_what_they_serve_and_a_signal_stops_them_all(node: Node, run: Any) -> None:
+def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_them_all(node: Node, run: Any) -> None:
     node.send("billing", key="c")
     node.drain()
     process, gate = run(SEVERAL, *COMMAND, "program:sync", "program:not_sync")

@@ -41,13 +41,13 @@ def test_batches_are_smaller_by_what_was_repeated_and_grow_with_what_is_handled(
     assert sizes == sorted(sizes)
 
 
-def test_of_a_batch_of_which_nobody_knows_who_failed_all_are_repeated() -> None:
+def test_all_messages_are_repeated_if_it_is_unknown_which_one_failed() -> None:
     size = Size(100)
     size.failed(batch_of(100))
     assert size.next() == 1
 
 
-def test_what_is_tried_by_itself_says_nothing_of_batches() -> None:
+def test_messages_tried_alone_do_not_change_the_size_of_batches() -> None:
     size = Size(100)
     size.failed(batch_of(1, due=True))
     assert size.next() == 100

@@ -74,13 +74,13 @@ def test_nobody_waits_for_what_is_sent(node: Node, sender: Unawaited, connect: C
     eventually(lambda: posted(node) == [1])
 
 
-def test_what_is_larger_than_any_buffer_is_sent_too(node: Node, sender: Unawaited) -> None:
+def test_statement_larger_than_any_buffer_is_sent_too(node: Node, sender: Unawaited) -> None:
     sender.send(step(1, "x" * 20_000_000))
     sender.close()
     assert node.value("SELECT length(text) FROM posted") == 20_000_000
 
 
-def test_what_the_server_refused_shows_at_the_next_use_and_not_again(node: Node, sender: Unawaited) -> None:
+def test_refused_statement_raises_at_the_next_use_and_not_again(node: Node, sender: Unawaited) -> None:
     sender.send(step(1))
     sender.send(step(1))
     with pytest.raises(psycopg.errors.UniqueViolation):
@@ -90,7 +90,7 @@ def test_what_the_server_refused_shows_at_the_next_use_and_not_again(node: Node,
     assert posted(node) == [1, 3]
 
 
-def test_session_that_was_lost_is_made_anew(node: Node, sender: Unawaited) -> None:
+def test_session_that_was_lost_is_opened_again(node: Node, sender: Unawaited) -> None:
     sender.send(step(1))
     eventually(lambda: posted(node) == [1])
     node.end_sessions("mailroom sender")
@@ -98,7 +98,7 @@ def test_session_that_was_lost_is_made_anew(node: Node, sender: Unawaited) -> No
     eventually(lambda: posted(node) == [1, 2])
 
 
-def test_server_that_does_not_answer_is_told_and_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_does_not_answer_is_reported_and_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     with proxied(node.dsn) as (network, dsn):
         sender = Unawaited(dsn, "sender", {})
         sender.send(step(1))
@@ -116,7 +116,7 @@ def test_server_that_does_not_answer_is_told_and_left(node: Node, monkeypatch: p
     assert posted(node) == [1, 2, 4]  # what was told as not sent was not; what was lost on the way was sent again
 
 
-def test_what_stood_in_line_for_too_long_is_sent_again(node: Node, connect: Connect) -> None:
+def test_statement_that_waited_too_long_for_a_lock_is_sent_again(node: Node, connect: Connect) -> None:
     sender, holder = Unawaited(node.dsn, "sender", {"lock_timeout": "50ms"}), connect()
     holder.execute("INSERT INTO posted VALUES (1)")
     sender.send(ONCE.at(schema="public")(n=1))

@@ -94,7 +94,7 @@ async def test_delivery_that_saw_nobody_asleep_is_waited_for_before_the_last_sca
         await eventually_async(lambda: noted(node) == ["k"])
 
 
-def test_delivery_rings_only_for_an_inbox_whose_worker_sleeps(node: Node) -> None:
+def test_delivery_notifies_only_for_an_inbox_whose_worker_sleeps(node: Node) -> None:
     node.inbox("billing")
     node.allow_clocks()
     node.send("shipping")

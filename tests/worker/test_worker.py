@@ -83,7 +83,7 @@ def test_async_engine_is_no_source_of_the_sync_worker(node: Node) -> None:
         Worker(engine, "shipping", note).run()  # type: ignore[arg-type]
 
 
-def test_pool_that_makes_its_connection_string_at_run_time_needs_a_listen_dsn(node: Node) -> None:
+def test_pool_that_computes_its_connection_string_needs_a_listen_dsn(node: Node) -> None:
     deliver(node, "a")
     with ConnectionPool(lambda: node.dsn, min_size=1, open=True) as pool:
         with pytest.raises(ConfigurationError, match="listen_dsn"):
@@ -92,7 +92,7 @@ def test_pool_that_makes_its_connection_string_at_run_time_needs_a_listen_dsn(no
             eventually(lambda: noted(node) == ["a"])
 
 
-def test_inbox_that_is_not_there_is_said_at_once(node: Node) -> None:
+def test_unknown_inbox_is_an_error_at_once(node: Node) -> None:
     with pytest.raises(UnknownInbox, match="mailroom inbox create"):
         Worker(node.dsn, "nowhere", note).run()
 
@@ -106,7 +106,7 @@ def test_first_connection_that_fails_says_why_and_no_password(node: Node) -> Non
 # -- Several at once --------------------------------------------------------------------------------------------------
 
 
-def test_lanes_work_at_once_and_never_two_of_them_on_one_key(node: Node) -> None:
+def test_loops_work_at_once_and_never_two_of_them_on_one_key(node: Node) -> None:
     with node.connection.transaction():
         for nth in range(60):
             send(node.connection, "shipping", nth, key=f"k{nth % 5}")
@@ -231,7 +231,7 @@ def test_stop_before_run_and_twice_is_harmless(node: Node) -> None:
     worker.stop()
 
 
-def test_error_that_no_retry_mends_ends_the_worker(node: Node) -> None:
+def test_error_that_no_retry_can_fix_ends_the_worker(node: Node) -> None:
     worker = Worker(node.dsn, "shipping", note, poll_interval_s=0.01)
     with contextlib.ExitStack() as running:
         thread = running.enter_context(working(worker))
@@ -351,7 +351,7 @@ async def test_async_worker_that_is_cancelled_while_it_connects_leaves_no_pool_o
     assert closed == [True, True]
 
 
-def test_worker_told_to_stop_does_not_wait_for_its_poll_though_nobody_rings(
+def test_stopped_worker_does_not_wait_for_its_poll_though_nothing_notifies(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a connection to listen on, nobody would: it polls."""
@@ -370,7 +370,7 @@ def test_worker_told_to_stop_does_not_wait_for_its_poll_though_nobody_rings(
         assert waits.wait(WITHIN_S)
 
 
-def test_worker_says_what_it_serves(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_logs_what_it_reaps(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mailroom.worker")
     with working(Worker(node.dsn, "shipping", note, parallel=2, batch=7)):
         eventually(lambda: "serving" in caplog.text)
@@ -386,7 +386,7 @@ MEANT = [StopIteration, StopAsyncIteration, concurrent.futures.CancelledError, p
 
 
 @pytest.mark.parametrize("kind", MEANT)
-def test_exception_that_means_something_else_elsewhere_is_a_failed_attempt(
+def test_exception_with_another_meaning_elsewhere_is_a_failed_attempt(
     node: Node, source: Any, kind: type[Exception]
 ) -> None:
     node.inbox("shipping", backoff_s=3_600)
@@ -402,7 +402,7 @@ def test_exception_that_means_something_else_elsewhere_is_a_failed_attempt(
 
 
 @pytest.mark.parametrize("kind", MEANT)
-async def test_exception_of_an_async_handler_that_means_something_elsewhere_is_a_failed_attempt(
+async def test_exception_of_an_async_handler_with_another_meaning_elsewhere_is_a_failed_attempt(
     node: Node, kind: type[Exception]
 ) -> None:
     node.inbox("shipping", backoff_s=3_600)
