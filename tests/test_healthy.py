@@ -1,4 +1,4 @@
-"""The healthy floor: claims begin above what waits for keys in trouble, and nothing is overtaken or forgotten below."""
+"""The healthy floor: claims start above the messages of failing keys, and none below is overtaken or forgotten."""
 
 import asyncio
 import random
@@ -63,7 +63,7 @@ def claimed(node: Node, *, due_too: bool = False, total: int = 100) -> list[tupl
 
 
 def tried(node: Node, limit: int = 1) -> list[tuple[str, int]]:
-    """Try a key in trouble, as a worker does, and succeed."""
+    """Try a failing key, as a worker does, and succeed."""
     with node.connection.transaction():
         messages = run(node.connection, reaping_due(SCHEMA, "shipping", limit)).messages
         if messages:
@@ -82,7 +82,7 @@ VALUES = {"cursor": "''", "key": "'k1'", "clock": "1", "limit": "100"}
 
 
 def rows_read(connection: psycopg.Connection[Any], statement: str) -> int:
-    """Return how many rows a statement of a claim reads of the tables."""
+    """Return how many rows of the tables a statement of a claim reads."""
     for name, value in VALUES.items():
         statement = statement.replace(f"%({name})s", value)
     with connection.transaction(force_rollback=True):
@@ -100,7 +100,7 @@ def rows_read(connection: psycopg.Connection[Any], statement: str) -> int:
 def many_failing(request: pytest.FixtureRequest, node: Node) -> Node:
     """50,000 keys wait, are parked, or are due, each with a message; of the latest one, and of a healthy key, one more.
 
-    Nothing is analyzed: what is planned while the tables are empty is kept.
+    Nothing is analyzed, so plans made while the tables are empty are kept.
     """
     message = "gen_random_uuid(), 'shipping', 'M', 'U', 'null'::jsonb, now()"
     columns = "inbox, key, clock, sent_clock, origin, message_id, topic, kind, message_type, value_json, sent_at"
@@ -163,7 +163,7 @@ def test_key_stays_failing_while_it_has_messages_below_the_floor(node: Node) -> 
     assert raise_floor(node) == 3
     deliver(node, "bad")
     assert tried(node) == [("bad", 1)]
-    assert claimed(node) == []  # 4 stands above the floor, 2 and 3 before it
+    assert claimed(node) == []  # 4 is above the floor, 2 and 3 are below it
     assert tried(node) == [("bad", 2)]
     assert tried(node) == [("bad", 3)]
     assert node.rows("SELECT FROM mailroom.key_state") == []
@@ -187,7 +187,7 @@ def test_batch_whose_worker_died_is_tried_one_message_at_a_time(node: Node) -> N
     suspect(node, "bad", 1)
     raise_floor(node)
     assert tried(node, limit=3) == [("bad", 1)]
-    suspect(node, "bad", 4)  # by the note of a batch of three
+    suspect(node, "bad", 4)  # by the entry of a batch of three
     assert [tried(node, limit=3) for _ in range(3)] == [[("bad", 2)], [("bad", 3)], [("bad", 4)]]
 
 
@@ -209,7 +209,7 @@ def test_reap_any_takes_due_keys_below_the_floor_and_healthy_ones(node: Node) ->
 
 
 def test_floor_stops_at_a_key_whose_key_state_row_is_being_deleted(node: Node, connect: Connect) -> None:
-    """Who does so may not see what has come since; the floor must not pass that."""
+    """The claim that deletes it may not see messages delivered since, which the floor must not pass."""
     deliver(node, "bad")
     fail(node, "bad")
     trying = connect()

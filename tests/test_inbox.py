@@ -1,4 +1,4 @@
-"""The consumer's side: order, exclusiveness per key, what is left out, and what is never left behind."""
+"""`Inbox`: order, one transaction per key at a time, which keys are left out, and that no message is forgotten."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -188,7 +188,7 @@ def test_reap_any_leaves_out_keys_that_others_hold_to_the_last_message(
         (["a", "b"] * 9, None, (10, 10, 10), False),
         (["a"] * 9 + ["b"], None, (10, 10, 10), False),  # each key has a share: five
         (["a", "held", "held"], "held", (10, 10, 10), True),
-        (["held"] * 500 + ["a"], "held", (10, 10, 10), False),  # more than it looks at at once
+        (["held"] * 500 + ["a"], "held", (10, 10, 10), False),  # more than one window
         (["held"] * 500, "held", (10, 10, 10), True),
     ],
 )
@@ -196,7 +196,7 @@ def test_claim_reports_whether_more_can_be_claimed(
     connect: Connect, filler: psycopg.Connection[Any], sent: list[str], held: str | None,
     share: tuple[int, int, int], is_all: bool,
 ) -> None:  # fmt: skip
-    """Told too much, a worker looks once more for nothing; told too little, messages wait for the poll."""
+    """If it reports too much, a worker claims once more for nothing; if too little, messages wait for the poll."""
     fill(filler, [(key, n) for n, key in enumerate(sent)])
     holder, connection = connect(), connect()
     if held is not None:
@@ -248,19 +248,19 @@ def test_key_state_row_is_deleted_with_the_message_that_failed_and_not_before(
 DEEP = 4_100
 
 
-@pytest.mark.parametrize("trouble", ["held", "waiting"])
+@pytest.mark.parametrize("state", ["held", "waiting"])
 def test_deep_key_that_is_locked_does_not_hold_up_other_keys(
-    connect: Connect, filler: psycopg.Connection[Any], trouble: str
+    connect: Connect, filler: psycopg.Connection[Any], state: str
 ) -> None:
     fill(filler, [("m", n) for n in range(DEEP)])
     fill(filler, [(f"{letter}{n}", n) for letter in "az" for n in range(5)])
     holder, connection, inbox = connect(), connect(), Inbox("shipping")
-    if trouble == "held":
+    if state == "held":
         Inbox("shipping").reap(holder, "m", limit=1)
     else:
         fail(filler, "m")
     seen: list[str] = []
-    # Every call takes something, wherever its walk begins, until nothing can be had.
+    # Every call takes something, wherever its walk starts, until nothing is left to be claimed.
     while messages := inbox.reap_any(connection, max_keys=3, per_key=1):
         seen += [message.key for message in messages]
     assert sorted(seen) == sorted(f"{letter}{n}" for letter in "az" for n in range(5))
@@ -295,7 +295,7 @@ def test_keys_that_begin_alike_are_all_walked(connect: Connect, filler: psycopg.
     holder, connection, inbox = connect(), connect(), Inbox("shipping")
     Inbox("shipping").reap(holder, "held", limit=1)
     seen = [inbox.reap_any(connection, max_keys=1)[0].key for _ in alike]
-    assert seen == sorted(alike)  # by their bytes, as the walk goes
+    assert seen == sorted(alike)  # in the order of the walk, by their bytes
 
 
 GUCS = ("enable_nestloop", "enable_indexscan", "enable_sort", "enable_tidscan", "enable_material", "enable_hashjoin")

@@ -1,4 +1,4 @@
-"""Inboxes whose names could meet those of other relations: each has a partition of its own, or is refused."""
+"""Inboxes whose names could clash with other relations: each has a partition of its own, or is refused."""
 
 from collections.abc import AsyncIterator
 from itertools import permutations
@@ -48,7 +48,7 @@ def test_longest_names_do_not_meet(node: Node) -> None:
 
 
 def test_inbox_may_not_have_the_name_of_a_relation_of_ours(node: Node) -> None:
-    # Who makes another relation that begins like partitions do would take the name of somebody's inbox.
+    # Another relation whose name starts like those of partitions would take the name of a possible inbox.
     ours = node.rows(
         "SELECT relname FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace AND relname ^@ 'inbox_' "
         "UNION SELECT typname FROM pg_type WHERE typnamespace = 'mailroom'::regnamespace AND typname ^@ 'inbox_'"
@@ -111,7 +111,7 @@ def test_existing_inbox_is_recognized_whatever_the_settings(node: Node, setting:
 async def test_housekeeping_skips_registered_names_without_a_partition(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A release before this one registered them, with no partition; an index had the name of the first.
+    # An earlier release registered them without a partition; an index had the name of the first.
     node.inbox("wall", "said")
     node.connection.execute("INSERT INTO mailroom.inbox_registry (name) VALUES ('wall_clock'), ('registry'), ('gone')")
     node.connection.execute("CREATE INDEX inbox_wall_clock ON mailroom.inbox_wall (clock)")

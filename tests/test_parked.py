@@ -1,4 +1,4 @@
-"""Parked keys: held in order, out of everybody's way; replayed in order whatever goes on beside it."""
+"""Parked keys: held in order, not slowing others down, and replayed in order whatever runs beside the replay."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def node(dsn: str, connect: Connect) -> Node:
 
 
 def deliver(node: Node, *keys: str) -> None:
-    """Send messages to `shipping`, the value of each its nth of this call from 0, and deliver them."""
+    """Send messages to `shipping`, whose values count from 0, and deliver them."""
     for nth, key in enumerate(keys):
         node.send("shipping", nth, key=key)
     node.deliver()
@@ -75,7 +75,7 @@ def replay(connection: Session, *keys: str) -> Changed:
 
 
 def reaped(connection: Session, key: str = "k") -> list[object]:
-    """Take all that can be had of a key, by both calls in turn, in a transaction that is committed."""
+    """Reap all messages of a key, by both calls in turn, in a transaction that is committed."""
     values = []
     while messages := INBOX.reap(connection, key, limit=2) + INBOX.reap_any(connection, per_key=2):
         values += [message.value for message in messages if message.key == key]
@@ -104,7 +104,7 @@ def test_claim_touches_as_much_beside_a_parked_key_of_many_messages_as_without(n
     def touched() -> int:
         node.connection.execute("VACUUM mailroom.inbox_shipping")
         with connect() as connection:
-            INBOX.reap_any(connection)  # what a session reads once
+            INBOX.reap_any(connection)  # what a session reads only once
             before = connection.execute("SELECT pg_stat_get_xact_blocks_fetched(%s::regclass::oid)", [PKEY]).fetchone()
             INBOX.reap_any(connection)
             after = connection.execute("SELECT pg_stat_get_xact_blocks_fetched(%s::regclass::oid)", [PKEY]).fetchone()
@@ -286,7 +286,7 @@ def test_replay_wakes_the_listeners_of_the_inbox(node: Node, connect: Connect) -
 
 
 def held_key(node: Node) -> None:
-    """Leave the key k parked with the values 0 to 2 aside and 3 and 4 in the inbox, and the floor raised."""
+    """Leave the key k parked with the values 0 to 2 in `parked` and 3 and 4 in the inbox, and the floor raised."""
     deliver(node, *["k"] * 3)
     park(node, "k")
     move(node.connection)
@@ -319,7 +319,7 @@ def test_delivery_during_a_replay_stays_behind_what_is_replayed(node: Node, conn
 
 
 def test_claim_that_waited_through_parking_and_replay_begins_at_the_head(node: Node, connect: Connect) -> None:
-    """The head that it waited for is gone; what came back is another row."""
+    """The head that it waited for is deleted; the one that came back is another row."""
     deliver(node, *["k"] * 3)
     other, waiting = connect(), connect()
     with ThreadPoolExecutor(1) as thread:
@@ -409,7 +409,7 @@ def test_floor_is_not_raised_past_a_replay_that_is_under_way(node: Node, connect
 
 
 def test_replay_locks_a_floor_that_is_low_enough_already(node: Node, connect: Connect) -> None:
-    """The janitor cannot see what is being replayed, and would raise a floor that nobody holds."""
+    """The janitor does not see the messages being replayed, and would raise a floor that is not locked."""
     deliver(node, "k", "free")
     park(node, "k")
     replaying, janitor = connect(), connect()
@@ -450,7 +450,7 @@ def test_second_of_two_replays_waits_and_changes_nothing(node: Node, connect: Co
 
 @pytest.mark.parametrize("error", [ValueError("no"), Park("too"), Retry(60)], ids=["fail", "park", "retry"])
 def test_failure_recorded_late_leaves_the_key_parked(node: Node, error: Exception) -> None:
-    """A batch held the first messages too, and was rolled back; another worker has parked the key since."""
+    """The batch that failed held the first messages too; after its rollback another worker parked the key."""
     deliver(node, *["k"] * 3)
     park(node, "k")
     for nth in (2, 1):
@@ -474,7 +474,7 @@ def test_failure_recorded_beside_the_parking_leaves_the_key_parked(node: Node, c
 
 
 class Actor:
-    """What a session does to a parked key, in two steps; what it reaped is logged in the order of the commits."""
+    """What a session does to a parked key, in two steps; reaped messages are logged in the order of the commits."""
 
     def __init__(self, log: list[object]) -> None:
         self._log = log
@@ -504,7 +504,7 @@ class Actor:
             fail(connection, "k")
 
     def commit(self, connection: Session) -> None:
-        # Noted before the commit: whoever waits for this one goes on the moment it is done.
+        # Logged before the commit, since a session that waits for this one continues right after it.
         self._log += self._taken
         connection.commit()
         self._taken = []
@@ -771,7 +771,7 @@ def test_grants_of_the_page_about_failure_are_enough(node: Node, connect: Connec
     with node.connection.transaction():
         fail(node.connection, "skipped", error=Skip("no"))
     connection = connect()
-    # All of it is rolled back, the role too: it is the whole server's.
+    # Everything is rolled back, also the role, which belongs to the whole server.
     connection.execute("CREATE ROLE shop_operator")
     connection.execute(grants)
     connection.execute("SET LOCAL ROLE shop_operator")

@@ -1,4 +1,4 @@
-"""What a worker is given is looked at when the worker is made, before it has touched a message."""
+"""A worker checks its arguments when it is created, before it has claimed a message."""
 
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -211,7 +211,7 @@ async def test_async_worker_takes_each_source_and_refuses_every_other_thing_when
 
 def test_handler_that_turns_out_to_be_async_ends_the_worker_and_no_message_is_to_blame(node: Node) -> None:
     def hand_on(message: Message, connection: Any) -> Any:
-        worker.stop()  # of no use to a worker that ends by itself
+        worker.stop()  # the worker has already ended by itself
         return handle_async(message, connection)
 
     deliver(node, "a", "b")

@@ -1,4 +1,4 @@
-"""Attempts: with several processes and lanes, no message is tried too often, too early, or by two at once."""
+"""Attempts: with several processes and loops, no message is tried too often, too early, or by two at once."""
 
 import contextlib
 import random
@@ -28,8 +28,8 @@ BACKOFF_S = 0.2
 
 CALLS = "CREATE TABLE calls (nth bigserial, clock bigint, at timestamptz DEFAULT clock_timestamp(), failed timestamptz)"
 
-# A message's value says how often it fails. Calls are written down on a session of the lane's own, whatever becomes of
-# the batch; what is committed, in the batch.
+# A message's value says how often it fails. Each thread logs its calls on a session of its own, so that they outlive a
+# rollback of the batch; handled messages are logged in the batch's transaction.
 CLIENT = """
 import sys, threading
 import psycopg
@@ -56,7 +56,7 @@ Worker(sys.argv[1], "shipping", handle, parallel=3, batch=15, poll_interval_s=0.
 
 @contextlib.contextmanager
 def clients(dsn: str, number: int) -> Iterator[None]:
-    """Run so many workers, each in a process of its own."""
+    """Run this number of workers, each in a process of its own."""
     with contextlib.ExitStack() as ending:
         for _ in range(number):
             process = ending.enter_context(subprocess.Popen([sys.executable, "-c", CLIENT, dsn]))
@@ -85,7 +85,7 @@ def test_no_message_is_tried_too_often_or_too_early_by_several_processes(
 
     with clients(node.dsn, 2):
         eventually(is_done, 60)
-        # Of its failures, in order: how long each was before the next call, in back-offs of its shortest.
+        # Between a failure and the next call lies at least the shortest backoff of that failure.
         often = "SELECT clock, count(failed), count(*) - count(failed) FROM calls GROUP BY clock"
         assert [row for row in node.rows(often) if row[1] > MAX_ATTEMPTS or row[2] > 2] == []
         early = """
@@ -94,10 +94,10 @@ def test_no_message_is_tried_too_often_or_too_early_by_several_processes(
                        row_number() OVER (PARTITION BY clock, failed IS NULL ORDER BY nth) AS failure FROM calls) AS c
             WHERE failed IS NOT NULL AND wait < interval '1 s' * (0.5 * %s * 2 ^ (failure - 1))"""
         assert node.rows(early, BACKOFF_S) == []
-        # The history tells the same; and who ended, ended at its last attempt.
-        told = "SELECT clock, count(*) FROM mailroom.attempt GROUP BY clock"
+        # The history agrees, and messages ended at their last attempt.
+        recorded = "SELECT clock, count(*) FROM mailroom.attempt GROUP BY clock"
         happened = "SELECT clock, count(*) FROM calls WHERE failed IS NOT NULL GROUP BY clock"
-        assert sorted(node.rows(told)) == sorted(node.rows(happened))
+        assert sorted(node.rows(recorded)) == sorted(node.rows(happened))
     ended = {"park": "mailroom.key_state WHERE parked_at IS NOT NULL", "skip": "mailroom.dead_letter"}[on_failure]
     assert {attempts for (attempts,) in node.rows(f"SELECT attempts FROM {ended}")} == {MAX_ATTEMPTS}
     assert node.rows("SELECT key, clock FROM ledger GROUP BY key, clock HAVING count(*) > 1") == []
@@ -133,7 +133,7 @@ def test_attempt_is_recorded_before_the_batch_is_rolled_back(
 def test_claim_that_began_before_the_record_leaves_the_key_out(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets the key's lock after the roll-back, and its own snapshot does not show the record."""
+    """It gets the key's lock after the rollback, and its own snapshot does not see the record."""
     deliver(node, "bad", "a")
     failing_batch, late, observer = connect(), connect(), connect(autocommit=True)
     [message, _] = Inbox("shipping").reap_any(failing_batch)
@@ -176,7 +176,7 @@ def test_attempt_that_cannot_be_recorded_before_the_roll_back_is_recorded_after_
     node: Node, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(self: InFlight, *arguments: Any) -> Any:
-        raise psycopg.OperationalError("the notes' session is lost")
+        raise psycopg.OperationalError("the session is lost")
 
     def handle(message: Message, connection: Any) -> None:
         raise ValueError
@@ -258,7 +258,7 @@ def test_count_of_a_message_outlives_a_failure_of_one_before_it(node: Node) -> N
 
 
 def test_message_that_failed_behind_another_waits_for_its_own_time(node: Node, connect: Connect) -> None:
-    """Also if one before it has failed since: the key goes on when that one is through, and it when its time comes."""
+    """Also if one before it has failed since: the key continues when that is handled, and this one when it is due."""
     send_to_one_key(node, "first", "second")
     first, second = Inbox("shipping").peek(node.connection, "k")
     run(node.connection, recording(SCHEMA, "shipping", second, Retry(after_s=3_600)))
@@ -274,7 +274,7 @@ def test_message_that_failed_behind_another_waits_for_its_own_time(node: Node, c
 
 
 def test_message_whose_end_is_recorded_is_ended_by_the_next_claim(node: Node) -> None:
-    """Its worker may die between the record and the end."""
+    """The worker may die between the record and the move."""
     deliver(node, "bad", "a")
     [bad] = Inbox("shipping").peek(node.connection, "bad")
     run(node.connection, recording(SCHEMA, "shipping", bad, Park("no")))

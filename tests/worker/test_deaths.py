@@ -1,4 +1,4 @@
-"""Deaths: what a worker had in hand when it died is counted and stopped, and the living are left alone."""
+"""Deaths: a message that kills its worker is counted and ended, and live workers are left alone."""
 
 import asyncio
 import subprocess
@@ -33,16 +33,16 @@ from tests.support.working import (
     working_async,
 )
 
-DEADLY = """
+KILLER = """
 import os, sys
 from inbox import Worker
 from inbox.worker import life
 
-life.DEAD_S = 0.3  # until it is certain that the last one is dead
+life.DEAD_S = 0.3  # until the last one is considered dead
 
 def handle(message, connection):
     connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
-    if message.key == "deadly":
+    if message.key == "killer":
         os.kill(os.getpid(), 9)
 
 Worker(sys.argv[1], "shipping", handle, poll_interval_s=0.05).run()
@@ -50,39 +50,39 @@ Worker(sys.argv[1], "shipping", handle, poll_interval_s=0.05).run()
 
 
 def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> None:
-    """As a supervisor would, the worker is started again each time it dies."""
+    """The worker is restarted each time it dies, as by a supervisor."""
     node.inbox("shipping", backoff_s=0, max_attempts=2)
-    deliver(node, "a", "deadly", "b", "deadly", "c")
+    deliver(node, "a", "killer", "b", "killer", "c")
     deaths = 0
     while not node.rows("SELECT FROM mailroom.parked"):
         assert deaths < 20
-        with subprocess.Popen([sys.executable, "-c", DEADLY, node.dsn]) as process:
+        with subprocess.Popen([sys.executable, "-c", KILLER, node.dsn]) as process:
             try:
                 eventually(lambda: process.poll() is not None or node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
             finally:
                 deaths += process.poll() is not None
                 process.kill()
-        # A server that is slow to end the session which says that it lives takes its note for that of a living one.
+        # Until the server has ended its sessions, the dead worker holds its lock and counts as alive.
         eventually(lambda: not node.sessions("mailroom worker"), WITHIN_S)
     with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
         eventually(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
-    assert trouble(node) == [("deadly", 2)]
-    assert node.rows("SELECT key, error FROM mailroom.attempt") == [("deadly", DIED)] * 2
-    assert node.rows("SELECT key, clock FROM mailroom.parked") == [("deadly", 2)]
+    assert trouble(node) == [("killer", 2)]
+    assert node.rows("SELECT key, error FROM mailroom.attempt") == [("killer", DIED)] * 2
+    assert node.rows("SELECT key, clock FROM mailroom.parked") == [("killer", 2)]
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["commits", "rolled back"])
 def test_entry_of_a_batch_exists_only_while_it_is_handled(
     node: Node, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)  # it would remove what is left behind
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)  # a check would remove an entry left behind
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "k")
     keys: list[object] = []
 
     def handle(message: Message, connection: Any) -> None:
-        # Sent before, and not waited for.
+        # It was sent, but not waited for.
         keys.append(eventually(lambda: node.rows("SELECT keys FROM mailroom.worker")))
         if fails:
             raise ValueError
@@ -96,7 +96,7 @@ def test_entry_of_a_batch_exists_only_while_it_is_handled(
 def test_entry_of_a_batch_that_was_rolled_back_is_gone_while_its_loop_pauses(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A note goes with the record of a failure; but a conflict is not recorded, and its lane may pause for long."""
+    """Recording a failure removes the entry; but a conflict is not recorded, and the loop may pause for long."""
     monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)
     pauses = threading.Event()
 
@@ -131,7 +131,7 @@ async def test_entry_of_an_open_batch_is_not_taken_over(
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
         await asyncio.wait_for(handling.wait(), 10)
-        # Of no life, as behind a pooler: then there is nothing but its locks.
+        # Without a life, as behind a pooler: then only its locks tell.
         await eventually_async(lambda: node.rows("UPDATE mailroom.worker SET life = NULL RETURNING id"))
         others = InFlight(node.dsn, "mailroom", "shipping")
         await asyncio.to_thread(others.take_over)
@@ -158,7 +158,7 @@ def test_batches_ended_by_a_server_restart_are_no_message_s_fault(node: Node, mo
 def test_session_that_was_cut_off_within_a_transaction_is_not_used_again(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its transaction would stay open, and no note could be written."""
+    """Its transaction would stay open, and no entry would be committed."""
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     mine = InFlight(node.dsn, "mailroom", "shipping")
     with monkeypatch.context() as patched:
@@ -182,7 +182,7 @@ def leaving_it_open(*_: object) -> None:
 
 
 def left(node: Node, key: str, clock: int, rest: dict[str, int] | None = None) -> None:
-    """Leave the note of a batch, as a worker that died would."""
+    """Leave the entry of a batch, as a worker that died does."""
     batch = {key: clock} | (rest or {})
     node.connection.execute(
         "INSERT INTO mailroom.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks) "
@@ -200,13 +200,13 @@ def another_in_flight(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[I
 
 
 def test_dead_worker_is_found_among_many_live_ones(node: Node, connect: Connect, another_in_flight: InFlight) -> None:
-    deliver(node, *(f"k{n}" for n in range(30)), "deadly")
+    deliver(node, *(f"k{n}" for n in range(30)), "killer")
     batch = connect()
     for message in Inbox("shipping").reap_any(batch, max_keys=30, per_key=1):
         left(node, message.key, message.clock)
-    left(node, "deadly", 31)
+    left(node, "killer", 31)
     another_in_flight.take_over()
-    assert trouble(node) == [("deadly", 1)]
+    assert trouble(node) == [("killer", 1)]
     assert node.value("SELECT count(*) FROM mailroom.worker") == 30
 
 
@@ -241,7 +241,7 @@ def test_entry_is_removed_by_its_worker_though_its_session_was_lost(node: Node) 
 def test_worker_whose_entries_the_database_refuses_ends_and_says_why(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No retry mends it, and it is no message's fault."""
+    """No retry can fix it, and it is no message's fault."""
     monkeypatch.setattr(InFlight, "take_over", lambda _: None)
     deliver(node, "a", "b", "c")
     node.connection.execute("DROP TABLE mailroom.worker")
@@ -253,12 +253,12 @@ def test_worker_whose_entries_the_database_refuses_ends_and_says_why(
 def test_message_that_kills_its_worker_is_found_though_the_first_of_its_batch_was_consumed(
     node: Node, another_in_flight: InFlight
 ) -> None:
-    deliver(node, "first", "deadly")
-    left(node, "first", 1, rest={"deadly": 2})
+    deliver(node, "first", "killer")
+    left(node, "first", 1, rest={"killer": 2})
     with node.connection.transaction():
         Inbox("shipping").reap(node.connection, "first")
     another_in_flight.take_over()
-    assert trouble(node) == [("deadly", 0)]
+    assert trouble(node) == [("killer", 0)]
 
 
 def test_worker_does_not_take_over_its_own_batch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_worker_does_not_take_over_its_own_batch(node: Node, monkeypatch: pytest
 def test_entries_of_live_workers_are_not_locked_by_the_check_for_dead_ones(
     node: Node, connect: Connect, another_in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one whose note waits would go without, or leave one behind."""
+    """A worker whose entry is locked would run without it, or leave it behind."""
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     deliver(node, "k")
     batch, mine, entry = connect(), InFlight(node.dsn, "mailroom", "shipping"), Entry()
@@ -298,21 +298,21 @@ def test_failure_counts_also_when_the_entry_cannot_be_removed(node: Node, monkey
     def handle(message: Message, connection: Any) -> None:
         raise Skip("too old")
 
-    said: list[type[Exception]] = []
+    raised: list[type[Exception]] = []
     monkeypatch.setattr(InFlight, "remove", cannot)
     deliver(node, "k")
     worker = Worker(
-        node.dsn, "shipping", handle, poll_interval_s=NEVER_S, on_error=lambda _, error: said.append(type(error))
+        node.dsn, "shipping", handle, poll_interval_s=NEVER_S, on_error=lambda _, error: raised.append(type(error))
     )
     with working(worker):
         eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter"), WITHIN_S)
-    assert said == [Skip]
+    assert raised == [Skip]
 
 
 def test_dead_worker_s_batch_is_taken_over_at_once(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that waits is woken by its own watch: nothing else rings."""
+    """A worker that waits is woken by its own check: nothing else notifies it."""
     monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", 0.05)
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     waits, wait = threading.Event(), listener.heard

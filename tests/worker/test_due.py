@@ -1,4 +1,4 @@
-"""Due: when a lane looks for keys in trouble, by a clock of the test's own."""
+"""Due: when a loop claims failing keys, by a clock of the test's own."""
 
 from inbox.worker.loop import Due
 
@@ -56,7 +56,7 @@ def test_keys_that_others_hold_are_tried_again_after_a_while_and_others_in_time(
 def test_what_a_claim_reported_counts_from_the_claim_and_does_not_undo_what_was_recorded_since() -> None:
     due = Due(1.0, clock := Clock())
     claimed_at = clock.now
-    clock.now += 4  # its handlers take their time
+    clock.now += 4  # its handlers take a while
     due.reported(5.0, claimed_at)
     assert due.in_s() == 1
     due.recorded(0.5)

@@ -139,7 +139,7 @@ def test_value_that_cannot_be_decoded_fails_only_its_own_message(node: Node) -> 
 
     with working(Worker(node.dsn, "shipping", handle)):
         eventually(lambda: sorted(noted(node)) == ["a", "b"])
-    # Tried again it would fail again: parked at once.
+    # Another attempt would fail too, so the key is parked at once.
     assert trouble(node) == [("bad", 1)]
     assert node.value("SELECT last_error FROM mailroom.key_state").startswith(DecodeError.__name__)
     assert [key for (key,) in node.rows("SELECT key FROM mailroom.parked")] == ["bad"]
@@ -204,7 +204,7 @@ def test_worker_goes_on_when_an_attempt_could_not_be_recorded(
 
 
 def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_through(node: Node) -> None:
-    """Not the head of its key: those before it are consumed at once, and it waits like any other."""
+    """It is not the head of its key: earlier messages are consumed at once, and it waits like any other."""
     node.inbox("shipping", backoff_s=3_600)
     calls: list[object] = []
     with node.connection.transaction():
@@ -240,7 +240,7 @@ def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> Non
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
-        # Exactly the head; the rest waits in order behind it.
+        # Exactly the head; the others wait in order behind it.
         assert node.rows("SELECT inbox, key, clock FROM mailroom.parked") == [("shipping", "bad", 1)]
         assert "bad" in [key for (key,) in node.delivered("key")]
         deliver(node, "b", "bad")
@@ -337,7 +337,7 @@ def test_failing_key_is_tried_alone_when_it_is_due_without_any_poll(node: Node) 
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: sorted(noted(node)) == ["a", "b", "bad"], WITHIN_S)
-    # The first time in a batch with others; then, known to be in trouble, always alone.
+    # The first time in a batch with others; then, as a failing key, always alone.
     tries = [batch for batch in batches.values() if "bad" in batch]
     assert tries == [tries[0], ["bad"], ["bad"], ["bad"]]
     assert trouble(node) == []
@@ -348,7 +348,7 @@ def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(
 ) -> None:
     """COMMIT of a transaction in which a statement failed rolls back and reports success."""
     node.inbox("shipping", backoff_s=3_600)
-    deliver(node, "a", "b", "bad")  # none behind it that would meet the error
+    deliver(node, "a", "b", "bad")  # no message after it, which would run into the error
 
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
@@ -411,7 +411,7 @@ def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect:
 
 
 def test_failing_keys_use_a_pool_of_their_own_so_that_the_plans_of_others_are_kept(node: Node) -> None:
-    """With each roll-back psycopg forgets what it has prepared on that connection."""
+    """At each rollback psycopg forgets the statements that it has prepared on that connection."""
     node.inbox("shipping", backoff_s=0, max_attempts=5)
     deliver(node, "bad")
     on: dict[str, set[int]] = {}
@@ -446,7 +446,7 @@ def test_connection_lost_at_commit_is_no_attempt(node: Node, monkeypatch: pytest
     assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
 
 
-# A trigger that raises at COMMIT, as often as `tries` has not counted to 3; a sequence keeps count through roll-backs.
+# A trigger that raises at COMMIT, until `tries` has counted to 3; a sequence keeps its value in rollbacks.
 RAISES_AT_COMMIT = """
 CREATE SEQUENCE tries;
 CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -472,7 +472,7 @@ async def test_error_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
 @pytest.mark.parametrize("messages", [1, 2])
 def test_session_ended_right_behind_a_begin_or_commit_is_no_attempt(node: Node, command: bytes, messages: int) -> None:
-    """psycopg has an error of its own for that, which is neither the server's nor an OperationalError."""
+    """psycopg raises InternalError for that, which is neither the server's nor an OperationalError."""
     deliver(node, "first")
     keys = [*"ab"[:messages]]
     with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", note, poll_interval_s=0.05)):

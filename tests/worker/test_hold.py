@@ -1,4 +1,4 @@
-"""Holding: a handler that ends the transaction of its batch fails by that, and nothing else is lost or doubled."""
+"""Hold: ending the transaction of its batch is a failure of that handler, and nothing else is lost or doubled."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ ROLLBACKS = ["ROLLBACK", "abort", "ROLLBACK AND CHAIN"]
 
 @contextlib.contextmanager
 def opened(dsn: str, kind: str) -> Iterator[Any]:
-    """Give a source of this kind."""
+    """Return a source of this kind."""
     if kind == "dsn":
         yield dsn
     elif "pool" in kind:
@@ -71,7 +71,7 @@ async def execute_async(connection: Any, statement: str) -> None:
 
 
 def driver_of(connection: Any) -> Any:
-    """Return the driver's connection, as users get at it."""
+    """Return the driver's connection, as users reach it."""
     if isinstance(connection, Session):
         connection = connection.connection()
     return connection.connection.driver_connection
@@ -94,7 +94,7 @@ def swallowing(connection: Any) -> None:
 
 
 def going_on(connection: Any) -> None:
-    """End it where SQLAlchemy does not see, and work on."""
+    """End the transaction where SQLAlchemy does not see it, and continue."""
     run_raw(b"ROLLBACK")(connection)
     execute(connection, "SELECT 1")
 
@@ -121,7 +121,7 @@ SYNC += [(kind, way) for kind in SQLALCHEMY for way in OF_DRIVERS]
 
 
 def cases(pairs: Sequence[tuple[str, str]]) -> list[Any]:
-    """Every way with one kind, and the two main ways with all of them, are usual; the others are many, and alike."""
+    """Every way with one kind of source, and the two main ways with all kinds, run by default; the rest is slow."""
     return [
         pytest.param(kind, way, marks=[] if kind == "dsn" or way in ("COMMIT", "ROLLBACK") else [pytest.mark.slow])
         for kind, way in pairs
@@ -135,7 +135,7 @@ def assert_only_the_ender_failed(node: Node, way: str) -> None:
     assert trouble(node) == [("bad", ATTEMPTS)]
     history = node.rows("SELECT key, attempt, error FROM mailroom.attempt ORDER BY id")
     assert [row[:2] for row in history] == [("bad", nth) for nth in range(1, 1 + ATTEMPTS)]
-    if not way.startswith("PREPARE"):  # the server has its own words for that
+    if not way.startswith("PREPARE"):  # the server has another message for that
         assert {"leave COMMIT and ROLLBACK to the worker" in error for _, _, error in history} == {True}, history
     assert node.rows("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()") == []
 
@@ -162,7 +162,7 @@ def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, wa
 
 @pytest.mark.parametrize("kind", ["dsn", "engine psycopg2"])
 def test_handler_that_ends_it_behind_another_statement_fails_alone(node: Node, kind: str) -> None:
-    """And begins another one in the same breath, so that the driver sees no end of it."""
+    """It begins another one in the same query, so that the driver does not see the end."""
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
     deliver(node, *KEYS)
 
@@ -219,7 +219,7 @@ async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, k
     assert_only_the_ender_failed(node, way)
 
 
-# -- Where less is told -----------------------------------------------------------------------------------------------
+# -- Behind a pooler --------------------------------------------------------------------------------------------------
 
 
 def end_by(statement: str) -> Callable[[Message, Any], None]:
@@ -247,7 +247,7 @@ def test_end_of_the_transaction_is_found_behind_a_pooler(node: Node, server_home
 def test_end_that_is_not_reported_is_found_before_anything_is_committed(
     node: Node, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A pooler may keep the reports of the server to itself; then nobody knows who it was until all are tried alone."""
+    """A pooler may withhold the server's reports; then all are tried alone to find the handler."""
     monkeypatch.setattr(hold, "reported", lambda *_: "off")
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
     deliver(node, *KEYS)

@@ -1,4 +1,4 @@
-"""Lives: a worker that is busy is not taken for dead, whatever happens to its connections; a paused one is."""
+"""Life: a busy worker is not taken for dead, whatever happens to its connections; a paused one is."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, note, noted, trouble, working
 
 WATCH = "mailroom worker watch"
-SPEAKS = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"
+HOLDS_LOCK = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"
 
 
 class Clock:
@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def others(node: Node, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[InFlight]:
-    """Another worker's notes, by a clock of the test's own."""
+    """Another worker's entries, by a clock of the test's own."""
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     others = InFlight(node.dsn, "mailroom", "shipping", clock)
     yield others
@@ -51,7 +51,7 @@ def others(node: Node, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterato
 
 @pytest.fixture
 def mine(node: Node) -> Iterator[InFlight]:
-    """A worker's notes; it speaks."""
+    """A worker's entries; it holds its lock."""
     mine = InFlight(node.dsn, "mailroom", "shipping")
     mine.take_over()
     yield mine
@@ -60,11 +60,11 @@ def mine(node: Node) -> Iterator[InFlight]:
 
 def write(node: Node, mine: InFlight, messages: list[Message]) -> None:
     mine.add(Entry(), messages)
-    eventually(lambda: node.rows(SPEAKS))
+    eventually(lambda: node.rows(HOLDS_LOCK))
 
 
-def listen(others: InFlight, clock: Clock, seconds: float) -> None:
-    """Look as often in so many seconds as a worker does."""
+def check_for(others: InFlight, clock: Clock, seconds: float) -> None:
+    """Check as often in this time as a worker does."""
     for _ in range(round(seconds)):
         others.take_over()
         clock.now += 1
@@ -89,9 +89,9 @@ def test_live_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.05)):
         assert busy.wait(WITHIN_S)
-        eventually(lambda: node.rows(SPEAKS))
+        eventually(lambda: node.rows(HOLDS_LOCK))
         node.end_sessions("mailroom worker shipping")
-        listen(others, clock, DEAD_S + PAUSED_S)
+        check_for(others, clock, DEAD_S + PAUSED_S)
         assert trouble(node) == []
         assert len(node.rows("SELECT FROM mailroom.worker")) == 1
         go_on.set()
@@ -122,7 +122,7 @@ def test_worker_that_lost_all_its_connections_for_a_moment_is_not_taken_for_dead
 
 
 def test_silence_counts_only_while_somebody_checked(node: Node, mine: InFlight, others: InFlight, clock: Clock) -> None:
-    """As when the network was away: who comes back first has heard nothing of the others."""
+    """As after a network outage: the first worker to come back has not checked the others meanwhile."""
     deliver(node, "k")
     write(node, mine, Inbox("shipping").peek(node.connection))
     fall_silent(node, mine)
@@ -133,7 +133,7 @@ def test_silence_counts_only_while_somebody_checked(node: Node, mine: InFlight, 
 
 
 def test_life_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFlight) -> None:
-    """A process that could never take it would look as if it were paused."""
+    """A process that could never take the lock would look paused."""
     deliver(node, "k")
     fall_silent(node, mine)
     lock = [locks.ALIVE, mine._lives._number]
@@ -173,7 +173,7 @@ def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worke
     first.rollback()
     assert Inbox("shipping").reap_any(second)
     fall_silent(node, mine)
-    listen(others, clock, DEAD_S + PAUSED_S)
+    check_for(others, clock, DEAD_S + PAUSED_S)
     second.commit()
     assert node.delivered() == trouble(node) == []
 
@@ -197,7 +197,7 @@ def test_paused_worker_of_another_role_is_left_alone_and_logged_once(
             urlunsplit(parts._replace(netloc=f"{role}:weak@{parts.hostname}:{parts.port}")),
             "mailroom", "shipping", clock,
         )  # fmt: skip
-        listen(others, clock, DEAD_S + PAUSED_S)
+        check_for(others, clock, DEAD_S + PAUSED_S)
         others.close()
         eventually(lambda: node.rows("SELECT FROM pg_stat_activity WHERE usename = %s", role) == [])
     finally:
@@ -211,7 +211,7 @@ def test_paused_worker_of_another_role_is_left_alone_and_logged_once(
 
 # -- Processes --------------------------------------------------------------------------------------------------------
 
-# The server takes it for silent in half a second, where it speaks ten times as often.
+# The server ends its session after half a second without a statement; it sends one ten times as often.
 PROGRAM = """
 import asyncio, os, sys
 from inbox import AsyncWorker, Worker
@@ -246,7 +246,7 @@ def start(node: Node) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             stdin=subprocess.PIPE,
         )  # fmt: skip
         started.append(process)
-        eventually(lambda: node.rows(SPEAKS), WITHIN_S)
+        eventually(lambda: node.rows(HOLDS_LOCK), WITHIN_S)
         return process
 
     yield start
@@ -268,11 +268,11 @@ def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
     process = start(PROGRAM)
     process.send_signal(signal.SIGSTOP)
     eventually(lambda: node.sessions(WATCH) == [])
-    listen(others, clock, PAUSED_S - 1)
-    # It may only have lost a connection: its batch is left alone for a while longer.
+    check_for(others, clock, PAUSED_S - 1)
+    # It may only have lost a connection, so its batch is left alone for a while.
     assert node.sessions("mailroom worker shipping", "state = 'idle in transaction'")
     assert trouble(node) == []
-    listen(others, clock, 1)
+    check_for(others, clock, 1)
     eventually(lambda: node.sessions("mailroom worker shipping", "state = 'idle in transaction'") == [])
     others.take_over()
     assert trouble(node) == [("k", 1)]
@@ -333,7 +333,7 @@ def test_handler_that_ends_the_process_leaves_its_entry_and_other_loops_keep_the
     try:
         eventually(worker.stopping.is_set, WITHIN_S)
         assert worker._loop is not None
-        for _ in range(10):  # whatever else follows from that in its loop and its threads has been done then
+        for _ in range(10):  # lets its event loop and threads do whatever follows from that
             asyncio.run_coroutine_threadsafe(worker._in_flight.run_in_thread(int), worker._loop).result(STOP_S)
         assert sorted(node.rows("SELECT keys FROM mailroom.worker")) == [(["busy"],), (["ends"],)]
     finally:

@@ -1,4 +1,4 @@
-"""Signals: they stop a process's workers where nobody else has them in hand, and are left alone where somebody has."""
+"""Signals stop the workers of a process, unless another handler is installed for them."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def node(node: Node) -> Node:
 
 @pytest.fixture(autouse=True)
 def as_in_a_process_of_its_own() -> Iterator[None]:
-    """Nobody has the signals, as at the start of a process; pytest and its plugins may."""
+    """Remove all handlers, as at the start of a process; pytest and its plugins may have installed some."""
     before = {number: signal.getsignal(number) for number in NUMBERS}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -196,7 +196,7 @@ def test_sigterm_ends_an_api_and_the_worker_in_its_lifespan_which_finishes_its_b
     assert process.stdout.readline() == "stopping\n"
     gate.execute("SELECT pg_advisory_unlock(1)")
     _, error = process.communicate(timeout=STOP_S)
-    assert process.returncode == -signal.SIGTERM, error  # uvicorn hands it on, once it has shut down
+    assert process.returncode == -signal.SIGTERM, error  # uvicorn raises it again once it has shut down
     assert noted(node) == ["a", "b"], error
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
 
@@ -218,7 +218,7 @@ Telling(DSN, "shipping", handle).run()
 
 
 def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, run: Any) -> None:
-    """asyncio takes it then, and cancels; the handler goes on in its thread."""
+    """asyncio handles it then and cancels the task; the handler continues in its thread."""
     process, gate = run('Worker(DSN, "shipping", handle, handle_signals=False).run()')
     at_the_gate(node, process)
     process.send_signal(signal.SIGINT)

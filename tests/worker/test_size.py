@@ -1,4 +1,4 @@
-"""How large batches are after one that failed, by counting calls: a storm of failures repeats little of the rest."""
+"""The size of batches after failures: a storm of failures repeats few other messages."""
 
 import random
 from collections import Counter
@@ -17,7 +17,7 @@ from tests.support.working import NEVER_S, note, noted, working
 
 
 def batch_of(messages: int, *, due: bool = False, bad: int | None = None) -> Batch:
-    """Return a batch of so many messages, of which that one is to blame if it fails."""
+    """Return a batch of this many messages, of which that one is to blame if it fails."""
     made = cast("list[Message]", list(range(messages)))
     return Batch(due, claimed=Claimed(made, None, is_all=True), message=None if bad is None else made[bad])
 
@@ -77,7 +77,7 @@ def test_no_more_than_a_tenth_is_repeated_whatever_fails_when(nth: int, record_p
 
 
 def test_storm_of_first_failures_repeats_little(node: Node) -> None:
-    """Of 1,000 keys in one lane, 100 fail once; each failure once repeated all that its batch had handled before."""
+    """Of 1,000 keys in one loop 100 fail once. Without the allowance each failure repeated the batch before it."""
     keys, bad = 1_000, {f"k{nth}" for nth in random.Random(13).sample(range(1_000), 100)}
     with node.connection.transaction():
         for nth in range(keys):
@@ -98,6 +98,6 @@ def test_storm_of_first_failures_repeats_little(node: Node) -> None:
     healthy = [key for key in calls if key not in bad]
     assert {calls[key] for key in bad} <= {2, 3}  # more than once, if it was before another in its batch
     assert sum(calls[key] - 1 for key in healthy) <= keys / HANDLED_PER_REPEATED + 99
-    # What is tried again takes turns with what is new, and so holds up no healthy key for longer than one of its own.
+    # Retries take turns with new batches, so each holds up healthy keys by one message at most.
     new = [nth for nth, is_new in enumerate(order) if is_new]
     assert max(after - before for before, after in pairwise(new)) <= 2

@@ -1,4 +1,4 @@
-"""Posting: what is sent and not waited for arrives, and what goes wrong with it shows at the next use."""
+"""Unawaited: a statement that is sent without waiting arrives, and its error is raised at the next use."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def posted(node: Node) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A note is worth a second; what is sent here may take as long as a busy machine lets it."""
+    """A worker waits one second for its entries; these tests may run on a busy machine."""
     monkeypatch.setattr(unawaited, "WITHIN_S", 60.0)
 
 
@@ -113,7 +113,7 @@ def test_server_that_does_not_answer_is_reported_and_left(node: Node, monkeypatc
         network.forward()
         sender.send(step(4))
         sender.close()
-    assert posted(node) == [1, 2, 4]  # what was told as not sent was not; what was lost on the way was sent again
+    assert posted(node) == [1, 2, 4]  # the one that raised was not sent; the one that was lost was sent again
 
 
 def test_statement_that_waited_too_long_for_a_lock_is_sent_again(node: Node, connect: Connect) -> None:

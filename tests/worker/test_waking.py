@@ -1,4 +1,4 @@
-"""Sleep: nothing is missed on the way to it, and a delivery wakes whom it must."""
+"""Sleep: a worker misses no delivery while it falls asleep, and a delivery wakes the workers that sleep."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from tests.support.working import (
 
 
 class Watched(AsyncWorker):
-    """A worker that says where it is: before and after each scan, and when it waits for the bell."""
+    """A worker that reports where it is: before and after each scan, and when it waits for a notification."""
 
     def __init__(self, node: Node, act: Callable[[str], None], listens: asyncio.Event) -> None:
         super().__init__(node.dsn, "shipping", note_async, poll_interval_s=NEVER_S)
@@ -35,7 +35,7 @@ class Watched(AsyncWorker):
         self._listens = listens
 
     async def work(self, batch: Batch, entry: Entry) -> None:
-        await self._listens.wait()  # it rings when it begins to listen, which would wake a worker by luck
+        await self._listens.wait()  # the listener rings when it starts, which would wake the worker by chance
         self._act("before scan")
         await super().work(batch, entry)
         self._act("after scan")
@@ -48,7 +48,7 @@ POINTS = ["before scan", "after scan", "before scan", "after scan", "waits"]
 async def test_delivery_is_found_without_the_poll_wherever_the_worker_is(
     node: Node, monkeypatch: pytest.MonkeyPatch, delivered_at: int
 ) -> None:
-    """The poll never comes: either the scan after lying down sees the delivery, or the bell rings for it."""
+    """It never polls: either the scan after it counts as asleep sees the delivery, or the delivery notifies it."""
     passed: list[str] = []
 
     def act(point: str) -> None:
@@ -76,7 +76,7 @@ async def test_delivery_is_found_without_the_poll_wherever_the_worker_is(
 
 
 async def test_delivery_that_saw_nobody_asleep_is_waited_for_before_the_last_scan(node: Node, connect: Connect) -> None:
-    """An open delivery holds the lock that tells it whether to ring: a worker about to sleep stands in line for it."""
+    """An open delivery that does not notify holds the lock "asleep", and a worker about to sleep waits for it."""
     node.allow_clocks()
     delivering = Node(node.dsn, connect(autocommit=True))
     node.send("shipping", key="k")

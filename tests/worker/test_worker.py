@@ -1,4 +1,4 @@
-"""Workers: a batch is one transaction, several work at once, and SIGTERM finishes what they have in hand."""
+"""Workers: a batch is one transaction, several run at once, and SIGTERM lets them finish their batches."""
 
 import asyncio
 import concurrent.futures
@@ -243,7 +243,7 @@ def test_error_that_no_retry_can_fix_ends_the_worker(node: Node) -> None:
 
 
 async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As wait_for of Python 3.11 does when it comes together with what it waits for."""
+    """As Python 3.11's wait_for does when it coincides with its result."""
     swallowed: list[object] = []
 
     async def run(bell: InboxListener) -> None:
@@ -263,7 +263,7 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
 
 
 class Held:
-    """A handler that is busy until told to go on, and notes its messages then."""
+    """A handler that is busy until released, and then logs its message."""
 
     def __init__(self) -> None:
         self.busy, self.go_on = asyncio.Event(), asyncio.Event()
@@ -302,14 +302,14 @@ async def test_async_worker_cancelled_again_leaves_no_task_and_gives_its_batch_b
         await asyncio.wait_for(task, STOP_S)
     with node.connection.transaction():
         assert [message.key for message in Inbox("shipping").reap_any(node.connection)] == ["a"]
-    # Nobody takes it for a batch of the dead.
+    # No other worker takes it over.
     assert node.rows("SELECT FROM mailroom.worker") == []
 
 
 async def test_cancellation_that_a_pool_swallows_ends_the_worker_all_the_same(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As wait_for of Python 3.11 does when it comes together with what it waits for: a connection, say."""
+    """As Python 3.11's wait_for does when it coincides with its result, for example a connection."""
     opening = asyncio.Event()
 
     async def swallowing(*arguments: Any) -> Any:
@@ -354,7 +354,7 @@ async def test_async_worker_that_is_cancelled_while_it_connects_leaves_no_pool_o
 def test_stopped_worker_does_not_wait_for_its_poll_though_nothing_notifies(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a connection to listen on, nobody would: it polls."""
+    """It polls because it has no connection to listen on."""
     waits, asleep = threading.Event(), InboxListener.asleep
 
     async def without_a_connection(_: InboxListener) -> None:
