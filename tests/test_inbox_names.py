@@ -108,7 +108,7 @@ def test_existing_inbox_is_recognized_whatever_the_settings(node: Node, setting:
     assert node.drain().delivered == 2
 
 
-async def test_housekeeping_skips_registered_names_without_a_partition(
+async def test_housekeeping_passes_over_what_is_no_inbox(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An earlier release registered them without a partition; an index had the name of the first.
