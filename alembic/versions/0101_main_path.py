@@ -245,14 +245,14 @@ COMMENTS = {
         },
     ),
     "key_state": (
-        "Keys in trouble only: a key whose last attempt failed waits here.",
+        "The failing keys: those with a message whose last attempt failed, or that was in a batch that failed.",
         {
             "inbox": "The inbox.",
             "key": "The key.",
             "clock": "Clock of the message that failed.",
             "attempts": "How often it failed.",
-            "retry_at": "The key waits until then; other keys go on.",
-            "last_error": "The last failure, cut.",
+            "retry_at": "The key waits until then; other keys continue.",
+            "last_error": "The error of the last failure, truncated.",
         },
     ),
     "scheduled": (

@@ -1,4 +1,4 @@
-"""Failure: attempts and their history, parked keys, workers' notes, commit tokens, the audit trail."""
+"""Failure: attempts and their history, parked keys, in-flight entries of workers, commit tokens, the audit trail."""
 
 from alembic import op
 from mailroom.schema import refuse_to_drop_messages
@@ -86,14 +86,14 @@ AUDIT_AT = "CREATE INDEX audit_at ON audit (at)"
 
 COMMENTS = {
     "inbox_registry": {
-        "on_failure": "When attempts run out: park the key, or skip the message into dead_letter.",
+        "on_failure": "After the last attempt: park the key, or skip the message, which moves it to dead_letter.",
         "max_attempts": "How often a message is tried.",
     },
     "key_state": {
         "clock": "Clock of the message that failed; up to it the key is tried one message at a time.",
         "attempts": "How often that message failed; 0 if it was only in a batch that did.",
-        "retry_at": "The key waits until then; infinity while it is parked. Other keys go on.",
-        "parked_at": "Since when it is parked: held, in order, in `parked` until somebody acts.",
+        "retry_at": "The key waits until then; infinity while it is parked. Other keys continue.",
+        "parked_at": "Since when it is parked: held, in order, in `parked` until an operator acts.",
     },
     "dead_letter": {
         "inbox": "The inbox that skipped it; null if it was never delivered.",
@@ -110,13 +110,13 @@ COMMENTS = {
         "clock": "The message's clock there.",
         "message_id": "The message.",
         "attempt": "Which attempt it was, from 1.",
-        "outcome": "What followed: retry, park or skip.",
-        "error": "Why it failed, cut.",
+        "outcome": "What became of the message: retry, park or skip.",
+        "error": "The error, truncated.",
         "worker": "Who recorded it.",
     },
     "worker": {
-        None: "Batches under way: one row per lane. Locked by the batch; a row that nobody locks was left by a death.",
-        "id": "The lane.",
+        None: "In-flight entries: each loop of a worker has one. If its messages are not locked, the loop died.",
+        "id": "The loop.",
         "inbox": "Its inbox.",
         "host": "The worker's host.",
         "pid": "The worker's process id.",

@@ -1,4 +1,4 @@
-"""Attempts: counted per message, told while its lock is held; by default spread over hours."""
+"""Attempts: counted per message, checked by claims that hold its lock, and by default spread over hours."""
 
 from alembic import op
 
@@ -7,7 +7,7 @@ down_revision = "0107"
 branch_labels = None
 depends_on = None
 
-# With (inbox, key, clock) alone, the last attempt of a message might be looked for from the end of the whole history.
+# With (inbox, key, clock) alone, a plan may search the last attempt of a message from the end of the whole history.
 STATEMENTS = (
     "ALTER TABLE key_state ADD alone_to bigint NOT NULL DEFAULT 0",
     "ALTER TABLE attempt ADD retry_at timestamptz",
@@ -16,8 +16,8 @@ STATEMENTS = (
     "ALTER TABLE inbox_registry ALTER backoff_max_s SET DEFAULT 3600, ALTER max_attempts SET DEFAULT 16",
 )
 
-# Volatile, and so it looks in a snapshot of its own: a claim asks with the keys' locks in hand, which its own snapshot
-# may be too old for. In PL/pgSQL, which keeps the plan; one in SQL would be planned for each claim.
+# Volatile, so that it reads in a snapshot of its own: a claim calls it while it holds the keys' locks, which its own
+# snapshot may predate. In PL/pgSQL, which keeps the plan; a function in SQL would be planned for each claim.
 FAILING_KEYS = """
 CREATE FUNCTION failing_keys(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
@@ -30,7 +30,7 @@ END $$
 COMMENTS = {
     "TABLE attempt": "The history of failed attempts and of replays, kept for a while; attempts are counted from it.",
     "COLUMN attempt.attempt": "Which attempt it was, from 1; 0 for a replay.",
-    "COLUMN attempt.outcome": "What followed: retry, park or skip; or replay.",
+    "COLUMN attempt.outcome": "What became of the message: retry, park or skip; or replay.",
     "COLUMN attempt.retry_at": "When the message may be tried again, if it may.",
     "COLUMN key_state.clock": "Clock of the message that failed last.",
     "COLUMN key_state.attempts": "How often that message failed; 0 if it was only in a batch that did.",

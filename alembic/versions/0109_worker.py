@@ -1,4 +1,4 @@
-"""Notes of batches under way tell which process is theirs, and which transaction."""
+"""In-flight entries say which process they belong to, and which transaction."""
 
 from alembic import op
 
@@ -8,7 +8,7 @@ branch_labels = None
 depends_on = None
 
 COMMENTS = {
-    "life": "The worker process: it holds the lock of this number while it lives; null if it has none.",
+    "life": "The worker process, which holds an advisory lock on this number while it is alive; null behind a pooler.",
     "xact": "The transaction of the batch.",
 }
 

@@ -1,4 +1,4 @@
-"""A worker's batch is held: the server refuses a COMMIT that is not its worker's."""
+"""The server refuses a COMMIT of a worker's batch by anybody but the worker."""
 
 from alembic import op
 
@@ -7,17 +7,17 @@ down_revision = "0110"
 branch_labels = None
 depends_on = None
 
-# What a cursor WITH HOLD is to give is computed at COMMIT, whoever sends it and however; an error then rolls back.
+# The query of a cursor WITH HOLD runs at COMMIT, whoever sends it and however; its error rolls back.
 REFUSE_COMMIT = """
 CREATE FUNCTION refuse_commit() RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RAISE EXCEPTION 'the transaction of a batch is for its worker to end' USING
+    RAISE EXCEPTION 'only its worker may end the transaction of a batch' USING
         ERRCODE = 'invalid_transaction_termination',
-        HINT = 'Leave COMMIT and ROLLBACK to the worker; for work of its own, a handler opens another connection.';
+        HINT = 'Leave COMMIT and ROLLBACK to the worker; for separate work open another connection.';
 END $$
 """
-# The server tells its client when this setting changes, and undoes it at the end of the transaction. It says how the
-# next transaction of the session would begin, so it means nothing to this one, and is itself again before the next.
+# The server reports changes of this setting to the client, and restores it at the end of the transaction. It is the
+# default of later transactions, so it does not affect this one, and it is restored before the next.
 HOLD_BATCH = """
 CREATE FUNCTION hold_batch() RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -29,8 +29,8 @@ END $$
 """
 
 COMMENTS = {
-    "hold_batch()": "Has the transaction refuse COMMIT until the cursor mailroom_batch is closed, and its end be told.",
-    "refuse_commit()": "What the COMMIT of a batch fails by if it is not its worker who sends it.",
+    "hold_batch()": "Makes COMMIT fail until the cursor mailroom_batch is closed, and the transaction end visibly.",
+    "refuse_commit()": "Makes the COMMIT of a batch fail unless its worker sends it.",
 }
 
 
