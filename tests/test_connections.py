@@ -34,7 +34,7 @@ from tests.support.node import SCHEMA, Node
 from tests.support.proxy import proxied
 from tests.support.standby import standby_of
 from tests.support.waiting import eventually, eventually_async
-from tests.support.working import LEDGER, note, noted, working
+from tests.support.working import LEDGER, ledger_keys, working, write_ledger
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 POLL_S = 0.05
@@ -359,14 +359,14 @@ def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, 
         elif kind == "engine":
             source = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))
             closing.callback(source.dispose)
-        with working(Worker(source, "shipping", note, poll_interval_s=POLL_S)):
-            eventually(lambda: noted(private) == ["a"], WITHIN_S)
+        with working(Worker(source, "shipping", write_ledger, poll_interval_s=POLL_S)):
+            eventually(lambda: ledger_keys(private) == ["a"], WITHIN_S)
             [before] = private.sessions(name)
             with read_only(private):
                 eventually(lambda: before not in private.sessions(name), WITHIN_S)
             private.send("shipping", key="b")
             private.drain()
-            eventually(lambda: noted(private) == ["a", "b"], WITHIN_S)
+            eventually(lambda: ledger_keys(private) == ["a", "b"], WITHIN_S)
     assert private.rows("SELECT FROM mailroom.key_state") == []
 
 

@@ -46,8 +46,7 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import Node
 from tests.support.waiting import eventually
-from tests.support.working import LEDGER, NEVER_S, noted, working
-from tests.support.working import note as note_in_ledger
+from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger
 from tests.test_codec import supported
 from tests.test_plans import nodes
 
@@ -491,8 +490,8 @@ def test_claims_together_take_every_message_once_in_the_order_of_its_key(node: N
 def test_worker_takes_large_messages_in_batches_that_fit_and_all_of_them(node: Node) -> None:
     node.connection.execute(LEDGER)
     fill(node, *[("a", 4_000), ("b", 4_000), ("a", 10), ("c", 30_000)] * 5)
-    with working(Worker(node.dsn, "shipping", note_in_ledger, parallel=2, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(noted(node)) == 20)
+    with working(Worker(node.dsn, "shipping", write_ledger, parallel=2, poll_interval_s=NEVER_S)):
+        eventually(lambda: len(ledger_keys(node)) == 20)
     assert node.delivered() == []
     assert node.value("SELECT max(count) FROM (SELECT count(*) FROM ledger GROUP BY xact) AS batch") <= 4
     for key in "abc":

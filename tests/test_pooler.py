@@ -31,11 +31,11 @@ from tests.support.working import (
     STOP_S,
     WITHIN_S,
     deliver,
-    note,
-    note_async,
-    noted,
+    ledger_keys,
     working,
     working_async,
+    write_ledger,
+    write_ledger_async,
 )
 
 POLL_S = 0.1
@@ -178,33 +178,38 @@ def test_command_works_through_a_pooler(node: Node, pooled: str) -> None:
 
 def test_worker_works_through_a_pooler(node: Node, pooled: str) -> None:
     deliver(node, *"abc")
-    with working(Worker(pooled, "shipping", note, poll_interval_s=POLL_S, batch=1, parallel=2)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
+    with working(Worker(pooled, "shipping", write_ledger, poll_interval_s=POLL_S, batch=1, parallel=2)):
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
         deliver(node, "d")
-        eventually(lambda: len(noted(node)) == 4, WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 4, WITHIN_S)
         assert session_locks(node) == []
 
 
 async def test_async_worker_works_through_a_pooler(node: Node, pooled: str) -> None:
     deliver(node, *"abc")
-    async with working_async(AsyncWorker(pooled, "shipping", note_async, poll_interval_s=POLL_S, batch=1, parallel=2)):
-        await eventually_async(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
+    async with working_async(
+        AsyncWorker(pooled, "shipping", write_ledger_async, poll_interval_s=POLL_S, batch=1, parallel=2)
+    ):
+        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
 
 
 def test_worker_on_a_pool_of_the_user_s_works_through_a_pooler(node: Node, pooled: str) -> None:
     deliver(node, *"abc")
     with (
         ConnectionPool(pooled, kwargs={"prepare_threshold": None}, min_size=2, open=True) as pool,
-        working(Worker(pool, "shipping", note, poll_interval_s=POLL_S, parallel=2)),
+        working(Worker(pool, "shipping", write_ledger, poll_interval_s=POLL_S, parallel=2)),
     ):
-        eventually(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
 
 
 async def test_async_worker_on_a_pool_of_the_user_s_works_through_a_pooler(node: Node, pooled: str) -> None:
     deliver(node, *"abc")
     pool = AsyncConnectionPool(pooled, kwargs={"prepare_threshold": None}, min_size=2, open=False)
-    async with pool, working_async(AsyncWorker(pool, "shipping", note_async, poll_interval_s=POLL_S, parallel=2)):
-        await eventually_async(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
+    async with (
+        pool,
+        working_async(AsyncWorker(pool, "shipping", write_ledger_async, poll_interval_s=POLL_S, parallel=2)),
+    ):
+        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
 
 
 def test_two_workers_share_a_pooler_with_two_server_connections(node: Node, pooled: str) -> None:
@@ -212,19 +217,19 @@ def test_two_workers_share_a_pooler_with_two_server_connections(node: Node, pool
     deliver(node, *keys)
     with contextlib.ExitStack() as workers:
         for _ in range(2):
-            workers.enter_context(working(Worker(pooled, "shipping", note, poll_interval_s=POLL_S, batch=2)))
-        eventually(lambda: len(noted(node)) == len(keys), WITHIN_S)
-    assert sorted(noted(node)) == sorted(keys)
+            workers.enter_context(working(Worker(pooled, "shipping", write_ledger, poll_interval_s=POLL_S, batch=2)))
+        eventually(lambda: len(ledger_keys(node)) == len(keys), WITHIN_S)
+    assert sorted(ledger_keys(node)) == sorted(keys)
 
 
 def test_worker_does_not_wait_for_the_connection_that_its_own_batch_holds(node: Node, server_home: Path) -> None:
-    """The note of a batch is written beside its transaction: with no connection left for it, the batch does without."""
+    """The in-flight entry needs a second connection: if there is none left, the batch runs without an entry."""
     deliver(node, *"abc")
     with (
         pgbouncer(node.dsn, server_home, pool_size=1) as url,
-        working(Worker(url, "shipping", note, poll_interval_s=POLL_S, batch=1)),
+        working(Worker(url, "shipping", write_ledger, poll_interval_s=POLL_S, batch=1)),
     ):
-        eventually(lambda: noted(node) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a", "b", "c"], WITHIN_S)
 
 
 def test_batch_does_not_wait_for_who_looks_for_the_dead(node: Node, server_home: Path) -> None:
@@ -249,12 +254,12 @@ def test_failed_transactions_do_not_stay_in_the_pooler(node: Node, pooled: str) 
         if len(failures) < 6:
             failures.append(message.key)
             connection.execute("SELECT 1 / 0")
-        note(message, connection)
+        write_ledger(message, connection)
 
     deliver(node, *"abcd")
     node.connection.execute("UPDATE mailroom.inbox_registry SET max_attempts = 100")
     with working(Worker(pooled, "shipping", fails_at_first, poll_interval_s=POLL_S)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b", "c", "d"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c", "d"], WITHIN_S)
     with psycopg.connect(pooled, prepare_threshold=None) as first, psycopg.connect(pooled) as second:
         # Both server connections at once, and neither is in a transaction that failed.
         assert first.execute("SELECT 1").fetchone() == second.execute("SELECT 1").fetchone() == (1,)
@@ -285,20 +290,20 @@ def test_worker_behind_a_pooler_takes_no_session_lock_and_says_how_to_be_woken(
     node: Node, pooled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "mailroom.session.listener")
-    with working(Worker(pooled, "shipping", note, poll_interval_s=POLL_S)):
+    with working(Worker(pooled, "shipping", write_ledger, poll_interval_s=POLL_S)):
         for key in "abc":
             deliver(node, key)
-            eventually(lambda key=key: key in noted(node), WITHIN_S)  # type: ignore[misc]
+            eventually(lambda key=key: key in ledger_keys(node), WITHIN_S)  # type: ignore[misc]
             assert session_locks(node) == []
     [line] = [record.getMessage() for record in caplog.records if record.name == "mailroom.session.listener"]
     assert "listen_dsn" in line
 
 
 def test_worker_behind_a_pooler_is_woken_over_its_listen_dsn(node: Node, pooled: str) -> None:
-    with working(Worker(pooled, "shipping", note, poll_interval_s=NEVER_S, listen_dsn=node.dsn)):
+    with working(Worker(pooled, "shipping", write_ledger, poll_interval_s=NEVER_S, listen_dsn=node.dsn)):
         eventually(lambda: (locks.ASLEEP,) in session_locks(node), WITHIN_S)
         deliver(node, "k")
-        eventually(lambda: noted(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
 
 
 # -- What needs a session of its own ----------------------------------------------------------------------------------
@@ -317,4 +322,4 @@ def test_dispatcher_s_command_refuses_a_pooler(pooled: str) -> None:
 
 async def test_worker_that_dispatches_needs_a_listen_dsn_behind_a_pooler(node: Node, pooled: str) -> None:
     with pytest.raises(ConfigurationError, match="listen_dsn"):
-        await AsyncWorker(pooled, "shipping", note_async, dispatch=True).run()
+        await AsyncWorker(pooled, "shipping", write_ledger_async, dispatch=True).run()

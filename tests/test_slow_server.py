@@ -32,7 +32,16 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually, eventually_async
-from tests.support.working import LEDGER, NEVER_S, deliver, note, note_async, noted, working, working_async
+from tests.support.working import (
+    LEDGER,
+    NEVER_S,
+    deliver,
+    ledger_keys,
+    working,
+    working_async,
+    write_ledger,
+    write_ledger_async,
+)
 
 WITHIN_S = 30.0
 MANY, FEW = 1_000, 100
@@ -262,14 +271,17 @@ def test_worker_connects_soon_after_an_outage_however_long_that_was(
     # What the pauses of a pool have grown to after minutes.
     monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", NEVER_S)
     monkeypatch.setattr(transactions, "RECONNECT_S", 0.1)
-    with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", note, poll_interval_s=0.1)) as worker:
+    with (
+        proxied(node.dsn) as (network, dsn),
+        working(Worker(dsn, "shipping", write_ledger, poll_interval_s=0.1)) as worker,
+    ):
         deliver(node, "a")
-        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
         network.cut()
         eventually(lambda: "error connecting in" in caplog.text, WITHIN_S)
         deliver(node, "b")
         network.restore()
-        eventually(lambda: noted(node) == ["a", "b"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a", "b"], WITHIN_S)
         assert worker.is_alive()
 
 
@@ -289,7 +301,9 @@ async def test_note_that_the_server_is_too_slow_to_take_away_keeps_no_worker_fro
     deliver(node, *"abc")
     async with contextlib.AsyncExitStack() as stack:
         if flavour == "sync":
-            stack.enter_context(working(Worker(node.dsn, "shipping", note, batch=1)))
+            stack.enter_context(working(Worker(node.dsn, "shipping", write_ledger, batch=1)))
         else:
-            await stack.enter_async_context(working_async(AsyncWorker(node.dsn, "shipping", note_async, batch=1)))
-        await eventually_async(lambda: noted(node) == ["a", "b", "c"], WITHIN_S)
+            await stack.enter_async_context(
+                working_async(AsyncWorker(node.dsn, "shipping", write_ledger_async, batch=1))
+            )
+        await eventually_async(lambda: ledger_keys(node) == ["a", "b", "c"], WITHIN_S)

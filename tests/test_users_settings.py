@@ -24,7 +24,7 @@ from tests.support.databases import Connect, Databases
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
-from tests.support.working import NEVER_S, deliver, note, working, working_async
+from tests.support.working import NEVER_S, deliver, working, working_async, write_ledger
 
 KEY = "鍵 é"
 FOLLOWING = [kind for kind in SYNC if kind.split()[-1] == "psycopg"]
@@ -154,7 +154,7 @@ def test_worker_on_a_driver_that_keeps_its_encoding_says_what_to_do(node: Node, 
     deliver(node, KEY)
     engine = sa.create_engine(url(node.dsn, driver), client_encoding="latin1")
     with pytest.raises(ConfigurationError, match="client_encoding='utf8'"):
-        Worker(engine, "shipping", note).run()
+        Worker(engine, "shipping", write_ledger).run()
     engine.dispose()
     assert len(node.delivered()) == 1
 

@@ -24,22 +24,22 @@ LEDGER = "CREATE TABLE ledger (nth bigserial, key text, clock bigint, xact xid8 
 INSERT = "INSERT INTO ledger (key, clock) VALUES ({}, {})"
 
 
-def note(message: Message, connection: Any) -> None:
-    """Handle a message: note it in the batch's transaction, whatever kind of connection that has."""
+def write_ledger(message: Message, connection: Any) -> None:
+    """Handle a message: write it to the ledger in the batch's transaction, whatever kind of connection that has."""
     if isinstance(connection, psycopg.Connection):
         connection.execute(INSERT.format("%s", "%s"), [message.key, message.clock])
     else:
         connection.execute(text(INSERT.format(":key", ":clock")), {"key": message.key, "clock": message.clock})
 
 
-async def note_async(message: Message, connection: Any) -> None:
+async def write_ledger_async(message: Message, connection: Any) -> None:
     if isinstance(connection, psycopg.AsyncConnection):
         await connection.execute(INSERT.format("%s", "%s"), [message.key, message.clock])
     else:
         await connection.execute(text(INSERT.format(":key", ":clock")), {"key": message.key, "clock": message.clock})
 
 
-def noted(node: Node) -> list[str]:
+def ledger_keys(node: Node) -> list[str]:
     return [key for (key,) in node.rows("SELECT key FROM ledger ORDER BY nth")]
 
 
@@ -50,7 +50,7 @@ def deliver(node: Node, *keys: str) -> None:
     node.drain()
 
 
-def trouble(node: Node) -> list[tuple[Any, ...]]:
+def failing_keys(node: Node) -> list[tuple[Any, ...]]:
     return node.rows("SELECT key, attempts FROM mailroom.key_state ORDER BY key")
 
 

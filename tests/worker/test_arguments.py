@@ -16,7 +16,7 @@ from inbox import AsyncWorker, Message, Worker
 from inbox.worker.arguments import NotAwaited
 from mailroom.errors import ConfigurationError, MailroomError
 from tests.support.node import Node
-from tests.support.working import deliver, trouble
+from tests.support.working import deliver, failing_keys
 
 DSN = "postgresql://me@127.0.0.1/shop"
 PSYCOPG = "postgresql+psycopg://me@127.0.0.1/shop"
@@ -219,5 +219,5 @@ def test_handler_that_turns_out_to_be_async_ends_the_worker_and_no_message_is_to
     with pytest.raises(NotAwaited, match="use AsyncWorker"):
         worker.run()
     assert node.value("SELECT count(*) FROM mailroom.inbox") == 2
-    assert trouble(node) == []
+    assert failing_keys(node) == []
     assert node.value("SELECT count(*) FROM mailroom.worker") == 0

@@ -21,7 +21,17 @@ from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, failing
 from tests.support.waiting import eventually, eventually_async, wait_until_blocked
-from tests.support.working import NEVER_S, WITHIN_S, deliver, is_asleep, note, noted, trouble, working, working_async
+from tests.support.working import (
+    NEVER_S,
+    WITHIN_S,
+    deliver,
+    failing_keys,
+    is_asleep,
+    ledger_keys,
+    working,
+    working_async,
+    write_ledger,
+)
 
 MAX_ATTEMPTS = 3
 BACKOFF_S = 0.2
@@ -116,17 +126,17 @@ def test_attempt_is_recorded_before_the_batch_is_rolled_back(
 
     def replacing(self: InFlight, *arguments: Any) -> Any:
         recorded = replace(self, *arguments)
-        seen.append((trouble(node), Inbox("shipping").reap_any(connect())))
+        seen.append((failing_keys(node), Inbox("shipping").reap_any(connect())))
         return recorded
 
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     monkeypatch.setattr(InFlight, "replace", replacing)
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
     assert seen == [([("bad", 1)], [])]
 
 
@@ -185,7 +195,7 @@ def test_attempt_that_cannot_be_recorded_before_the_roll_back_is_recorded_after_
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "bad")
     with working(Worker(source, "shipping", handle)):
-        eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
 
 
 def test_what_was_handled_before_the_failure_is_repeated_once_and_alone(node: Node) -> None:
@@ -198,14 +208,14 @@ def test_what_was_handled_before_the_failure_is_repeated_once_and_alone(node: No
         batches.setdefault(transaction, []).append(message.key)
         if message.key in ("bad", "worse"):
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b", "c", "d"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c", "d"], WITHIN_S)
         eventually(lambda: is_asleep(node), WITHIN_S)
     assert [batch for batch in batches.values() if len(batch) > 1] == [["a", "b", "bad"], ["c", "worse"]]
     assert sorted(batch for [batch, *more] in batches.values() if not more) == ["a", "b", "c", "d"]
-    assert trouble(node) == [("bad", 1), ("worse", 1)]
+    assert failing_keys(node) == [("bad", 1), ("worse", 1)]
 
 
 # -- Counted per message ----------------------------------------------------------------------------------------------
@@ -228,13 +238,13 @@ def test_message_that_ends_behind_others_of_its_key_is_not_tried_again(node: Nod
         calls.append(message.value)
         if message.value == "bad":
             raise error
-        note(message, connection)
+        write_ledger(message, connection)
 
     table = "dead_letter" if isinstance(error, Skip) else "parked"
     with working(Worker(node.dsn, "shipping", handle, fatal=(KeyError,), poll_interval_s=NEVER_S)):
         eventually(lambda: node.rows(f"SELECT FROM mailroom.{table}"), WITHIN_S)
         if isinstance(error, Skip):
-            eventually(lambda: len(noted(node)) == 2, WITHIN_S)
+            eventually(lambda: len(ledger_keys(node)) == 2, WITHIN_S)
     assert calls[:3] == ["good", "bad", "good"]
     assert calls.count("bad") == 1
     assert [clock for (clock,) in node.rows(f"SELECT clock FROM mailroom.{table}")] == [2]
@@ -249,12 +259,12 @@ def test_count_of_a_message_outlives_a_failure_of_one_before_it(node: Node) -> N
         calls.append(message.value)
         if calls in (["first", "second"], ["first", "second", "first"]) or message.value == "second":
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
     assert calls == ["first", "second", "first", "first", "second"]
-    assert trouble(node) == [("k", 2)]
+    assert failing_keys(node) == [("k", 2)]
 
 
 def test_message_that_failed_behind_another_waits_for_its_own_time(node: Node, connect: Connect) -> None:
@@ -278,9 +288,9 @@ def test_message_whose_end_is_recorded_is_ended_by_the_next_claim(node: Node) ->
     deliver(node, "bad", "a")
     [bad] = Inbox("shipping").peek(node.connection, "bad")
     run(node.connection, recording(SCHEMA, "shipping", bad, Park("no")))
-    with working(Worker(node.dsn, "shipping", note)):
+    with working(Worker(node.dsn, "shipping", write_ledger)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
-        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
     assert node.rows("SELECT attempts, last_error, retry_at = 'infinity' FROM mailroom.key_state") == [(1, "no", True)]
 
 
@@ -311,12 +321,12 @@ def test_failing_keys_take_turns_with_full_batches(node: Node) -> None:
         calls.append(message.key)
         if message.key == "bad":
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, batch=1, poll_interval_s=NEVER_S)):
         eventually(lambda: len(calls) > 10, WITHIN_S)
         deliver(node, *"abcdefgh")
-        eventually(lambda: len(noted(node)) == 8, WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 8, WITHIN_S)
     good = [nth for nth, key in enumerate(calls) if key != "bad"]
     assert {second - first for first, second in pairwise(good)} <= {1, 2}
 
@@ -357,14 +367,14 @@ def test_on_error_gets_the_message_and_the_error(node: Node, caplog: pytest.LogC
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise ValueError("no such state")
-        note(message, connection)
+        write_ledger(message, connection)
 
     def report(message: Message | None, error: Exception) -> None:
         errors.append((message and message.key, error))
         raise KeyError("of the report's own")
 
     with working(Worker(node.dsn, "shipping", handle, on_error=report)):
-        eventually(lambda: noted(node) == ["a"] and len(errors) == 2, WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and len(errors) == 2, WITHIN_S)
     assert [(key, str(error)) for key, error in errors] == [("bad", "no such state")] * 2
     assert "on_error failed: KeyError" in caplog.text
 
@@ -396,8 +406,8 @@ def test_error_whose_text_cannot_be_made_is_its_message_s_failure(node: Node) ->
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise Mute
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
     assert node.value("SELECT last_error FROM mailroom.key_state") == "Mute (its text raised RuntimeError)"

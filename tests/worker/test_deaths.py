@@ -25,12 +25,12 @@ from tests.support.working import (
     NEVER_S,
     WITHIN_S,
     deliver,
-    note,
-    note_async,
-    noted,
-    trouble,
+    failing_keys,
+    ledger_keys,
     working,
     working_async,
+    write_ledger,
+    write_ledger_async,
 )
 
 KILLER = """
@@ -64,10 +64,10 @@ def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> Non
                 process.kill()
         # Until the server has ended its sessions, the dead worker holds its lock and counts as alive.
         eventually(lambda: not node.sessions("mailroom worker"), WITHIN_S)
-    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b", "c"], WITHIN_S)
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
-    assert trouble(node) == [("killer", 2)]
+    assert failing_keys(node) == [("killer", 2)]
     assert node.rows("SELECT key, error FROM mailroom.attempt") == [("killer", DIED)] * 2
     assert node.rows("SELECT key, clock FROM mailroom.parked") == [("killer", 2)]
 
@@ -88,7 +88,7 @@ def test_entry_of_a_batch_exists_only_while_it_is_handled(
             raise ValueError
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: trouble(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
+        eventually(lambda: failing_keys(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
     assert keys == [[(["k"],)]]
 
@@ -114,7 +114,7 @@ def test_entry_of_a_batch_that_was_rolled_back_is_gone_while_its_loop_pauses(
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         assert pauses.wait(WITHIN_S)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
-    assert trouble(node) == []
+    assert failing_keys(node) == []
 
 
 async def test_entry_of_an_open_batch_is_not_taken_over(
@@ -127,7 +127,7 @@ async def test_entry_of_an_open_batch_is_not_taken_over(
     async def handle(message: Message, connection: Any) -> None:
         handling.set()
         await go_on.wait()
-        await note_async(message, connection)
+        await write_ledger_async(message, connection)
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
         await asyncio.wait_for(handling.wait(), 10)
@@ -137,9 +137,9 @@ async def test_entry_of_an_open_batch_is_not_taken_over(
         await asyncio.to_thread(others.take_over)
         assert len(node.rows("SELECT FROM mailroom.worker")) == 1
         go_on.set()
-        await eventually_async(lambda: noted(node) == ["a", "b"])
+        await eventually_async(lambda: ledger_keys(node) == ["a", "b"])
         await asyncio.to_thread(others.close)
-    assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
+    assert failing_keys(node) == node.rows("SELECT FROM mailroom.attempt") == []
 
 
 def test_batches_ended_by_a_server_restart_are_no_message_s_fault(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_batches_ended_by_a_server_restart_are_no_message_s_fault(node: Node, mo
     others = InFlight(node.dsn, "mailroom", "shipping")
     others.take_over()
     others.close()
-    assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
+    assert failing_keys(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
 def test_session_that_was_cut_off_within_a_transaction_is_not_used_again(
@@ -206,14 +206,14 @@ def test_dead_worker_is_found_among_many_live_ones(node: Node, connect: Connect,
         left(node, message.key, message.clock)
     left(node, "killer", 31)
     another_in_flight.take_over()
-    assert trouble(node) == [("killer", 1)]
+    assert failing_keys(node) == [("killer", 1)]
     assert node.value("SELECT count(*) FROM mailroom.worker") == 30
 
 
 def test_entry_of_a_committed_batch_is_deleted_and_blames_no_message(node: Node, another_in_flight: InFlight) -> None:
     left(node, "k", 1)
     another_in_flight.take_over()
-    assert trouble(node) == node.rows("SELECT FROM mailroom.worker") == []
+    assert failing_keys(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
 def test_young_entry_is_left_alone_as_its_batch_may_just_have_been_rolled_back(
@@ -223,7 +223,7 @@ def test_young_entry_is_left_alone_as_its_batch_may_just_have_been_rolled_back(
     deliver(node, "k")
     left(node, "k", 1)
     another_in_flight.take_over()
-    assert trouble(node) == []
+    assert failing_keys(node) == []
     assert node.value("SELECT count(*) FROM mailroom.worker") == 1
 
 
@@ -246,8 +246,8 @@ def test_worker_whose_entries_the_database_refuses_ends_and_says_why(
     deliver(node, "a", "b", "c")
     node.connection.execute("DROP TABLE mailroom.worker")
     with pytest.raises(psycopg.errors.UndefinedTable):
-        Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S).run()
-    assert trouble(node) == []
+        Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S).run()
+    assert failing_keys(node) == []
 
 
 def test_message_that_kills_its_worker_is_found_though_the_first_of_its_batch_was_consumed(
@@ -258,7 +258,7 @@ def test_message_that_kills_its_worker_is_found_though_the_first_of_its_batch_wa
     with node.connection.transaction():
         Inbox("shipping").reap(node.connection, "first")
     another_in_flight.take_over()
-    assert trouble(node) == [("killer", 0)]
+    assert failing_keys(node) == [("killer", 0)]
 
 
 def test_worker_does_not_take_over_its_own_batch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_worker_does_not_take_over_its_own_batch(node: Node, monkeypatch: pytest
     mine.add(entry, Inbox("shipping").peek(node.connection))
     eventually(lambda: node.rows("SELECT FROM mailroom.worker"))
     mine.take_over()
-    assert trouble(node) == []
+    assert failing_keys(node) == []
     mine.remove(entry)
     mine.close()
 
@@ -326,8 +326,8 @@ def test_dead_worker_s_batch_is_taken_over_at_once(
     deliver(node, "k")
     dying = connect()
     Inbox("shipping").reap(dying, "k")
-    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
         assert waits.wait(10)
         dying.rollback()
         left(node, "k", 1, rest={"other": 2})
-        eventually(lambda: noted(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)

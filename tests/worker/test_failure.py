@@ -24,13 +24,13 @@ from tests.support.working import (
     NEVER_S,
     WITHIN_S,
     deliver,
+    failing_keys,
     is_asleep,
-    note,
-    note_async,
-    noted,
-    trouble,
+    ledger_keys,
     working,
     working_async,
+    write_ledger,
+    write_ledger_async,
 )
 
 
@@ -39,17 +39,17 @@ def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node,
     seen: list[list[tuple[Any, ...]]] = []
 
     def handle(message: Message, connection: Any) -> None:
-        note(message, connection)
+        write_ledger(message, connection)
         if message.key == "bad":
-            seen.append(trouble(node))
+            seen.append(failing_keys(node))
             if len(seen) < 3:
                 raise ValueError("no such state")
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.01)):
-        eventually(lambda: len(noted(node)) == 3, WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 3, WITHIN_S)
     assert seen == [[], [("bad", 1)], [("bad", 2)]]
-    assert sorted(noted(node)) == ["a", "b", "bad"]
-    assert trouble(node) == []
+    assert sorted(ledger_keys(node)) == ["a", "b", "bad"]
+    assert failing_keys(node) == []
     assert node.delivered() == []
 
 
@@ -58,16 +58,16 @@ async def test_async_exception_counts_one_attempt(node: Node, async_source: Any)
     seen: list[list[tuple[Any, ...]]] = []
 
     async def handle(message: Message, connection: Any) -> None:
-        await note_async(message, connection)
+        await write_ledger_async(message, connection)
         if message.key == "bad":
-            seen.append(trouble(node))
+            seen.append(failing_keys(node))
             if len(seen) < 3:
                 raise ValueError("no such state")
 
     async with working_async(AsyncWorker(async_source, "shipping", handle, poll_interval_s=0.01)):
-        await eventually_async(lambda: len(noted(node)) == 3, WITHIN_S)
+        await eventually_async(lambda: len(ledger_keys(node)) == 3, WITHIN_S)
     assert seen == [[], [("bad", 1)], [("bad", 2)]]
-    assert trouble(node) == []
+    assert failing_keys(node) == []
 
 
 def test_key_that_failed_waits_with_all_its_messages_while_others_go_on(node: Node) -> None:
@@ -76,13 +76,13 @@ def test_key_that_failed_waits_with_all_its_messages_while_others_go_on(node: No
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise ValueError("secret")
-        note(message, connection)
+        write_ledger(message, connection)
 
     deliver(node, "bad", "a", "bad")
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.01)):
-        eventually(lambda: noted(node) == ["a"])
+        eventually(lambda: ledger_keys(node) == ["a"])
         deliver(node, "b", "bad")
-        eventually(lambda: noted(node) == ["a", "b"])
+        eventually(lambda: ledger_keys(node) == ["a", "b"])
     assert [key for _, key, _ in node.delivered()] == ["bad"] * 3
     [(attempts, waits, error)] = node.rows(
         "SELECT attempts, retry_at > now() + interval '1000 s', last_error FROM mailroom.key_state"
@@ -99,7 +99,7 @@ def test_log_of_a_failure_names_the_message_and_not_what_it_holds(node: Node, ca
         raise ValueError(message.value)
 
     with working(Worker(node.dsn, "shipping", handle)):
-        eventually(lambda: trouble(node))
+        eventually(lambda: failing_keys(node))
     eventually(lambda: str(message_id) in caplog.text)
     assert "secret" not in caplog.text
 
@@ -135,12 +135,12 @@ def test_value_that_cannot_be_decoded_fails_only_its_own_message(node: Node) -> 
 
     def handle(message: Message, connection: Any) -> None:
         values.append(message.value)
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b"])
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"])
     # Another attempt would fail too, so the key is parked at once.
-    assert trouble(node) == [("bad", 1)]
+    assert failing_keys(node) == [("bad", 1)]
     assert node.value("SELECT last_error FROM mailroom.key_state").startswith(DecodeError.__name__)
     assert [key for (key,) in node.rows("SELECT key FROM mailroom.parked")] == ["bad"]
 
@@ -152,17 +152,17 @@ def test_lost_connection_is_no_attempt_and_the_batch_comes_again(node: Node, sou
 
     def handle(message: Message, connection: Any) -> None:
         nonlocal lost
-        seen.append(trouble(node))
+        seen.append(failing_keys(node))
         if lost < 2 and message.key == "b":
             lost += 1
             node.rows(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND state ~ 'in transaction'"
             )
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
     assert lost == 2
     assert seen == [[]] * len(seen)
 
@@ -174,11 +174,11 @@ def test_connection_of_the_handler_s_own_that_is_lost_is_an_attempt(node: Node, 
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise psycopg.OperationalError("another database is away")
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(lambda: noted(node) == ["a"], WITHIN_S)
-    assert trouble(node) == [("bad", 1)]
+        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+    assert failing_keys(node) == [("bad", 1)]
 
 
 def test_worker_goes_on_when_an_attempt_could_not_be_recorded(
@@ -196,11 +196,11 @@ def test_worker_goes_on_when_an_attempt_could_not_be_recorded(
     def handle(message: Message, connection: Any) -> None:
         if next(failures, None) is not None:
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     monkeypatch.setattr(Worker, "within", within)
     with working(Worker(source, "shipping", handle, poll_interval_s=0.01)):
-        eventually(lambda: noted(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
 
 
 def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_through(node: Node) -> None:
@@ -216,13 +216,13 @@ def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_th
         calls.append(message.value)
         if message.value == 2:
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["k", "k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k", "k"], WITHIN_S)
         eventually(lambda: is_asleep(node), WITHIN_S)
     assert calls == [0, 1, 2, 0, 1]
-    assert trouble(node) == [("k", 1)]
+    assert failing_keys(node) == [("k", 1)]
     assert len(node.delivered()) == 2
     assert node.value("SELECT retry_at > now() + interval '1000 s' FROM mailroom.key_state")
 
@@ -236,7 +236,7 @@ def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> Non
         calls.append(message.key)
         if message.key == "bad":
             raise ValueError("no such state")
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
@@ -244,7 +244,7 @@ def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> Non
         assert node.rows("SELECT inbox, key, clock FROM mailroom.parked") == [("shipping", "bad", 1)]
         assert "bad" in [key for (key,) in node.delivered("key")]
         deliver(node, "b", "bad")
-        eventually(lambda: noted(node) == ["a", "b"])
+        eventually(lambda: ledger_keys(node) == ["a", "b"])
     assert calls.count("bad") == 3
     assert node.rows("SELECT key, clock, attempts, retry_at = 'infinity', last_error FROM mailroom.key_state") == [
         ("bad", 1, 3, True, "ValueError: no such state")
@@ -267,11 +267,11 @@ def test_message_that_is_skipped_goes_alone_to_the_dead_letters(node: Node) -> N
     def handle(message: Message, connection: Any) -> None:
         if message.value == "bad":
             raise ValueError("no such state")
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["k"] and not node.delivered(), WITHIN_S)
-    assert trouble(node) == []
+        eventually(lambda: ledger_keys(node) == ["k"] and not node.delivered(), WITHIN_S)
+    assert failing_keys(node) == []
     assert node.rows(
         "SELECT message_id, stage, reason, inbox, key, clock, attempts, headers ->> 'user' FROM mailroom.dead_letter "
         "ORDER BY clock LIMIT 1"
@@ -297,10 +297,10 @@ def test_handler_chooses_the_outcome_of_its_message(
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise error
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S, fatal=(LookupError,))):
-        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
         eventually(lambda: node.rows("SELECT FROM mailroom.attempt"), WITHIN_S)
         held = "SELECT (SELECT count(*) FROM mailroom.parked), (SELECT count(*) FROM mailroom.dead_letter)"
         eventually(lambda: node.rows(held) == [(ends[0] == "park", ends[0] == "skip")], WITHIN_S)
@@ -318,7 +318,7 @@ def test_retry_is_an_attempt_too(node: Node) -> None:
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
-    assert trouble(node) == [("k", 2)]
+    assert failing_keys(node) == [("k", 2)]
 
 
 def test_failing_key_is_tried_alone_when_it_is_due_without_any_poll(node: Node) -> None:
@@ -333,14 +333,14 @@ def test_failing_key_is_tried_alone_when_it_is_due_without_any_poll(node: Node) 
         batches.setdefault(transaction, []).append(message.key)
         if message.key == "bad" and next(failures, None) is not None:
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b", "bad"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "bad"], WITHIN_S)
     # The first time in a batch with others; then, as a failing key, always alone.
     tries = [batch for batch in batches.values() if "bad" in batch]
     assert tries == [tries[0], ["bad"], ["bad"], ["bad"]]
-    assert trouble(node) == []
+    assert failing_keys(node) == []
 
 
 def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(
@@ -355,11 +355,11 @@ def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(
             with contextlib.suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
                 connection.execute("SELECT 1/0" if isinstance(connection, psycopg.Connection) else text("SELECT 1/0"))
         else:
-            note(message, connection)
+            write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
-        eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
     assert "one at a time" not in caplog.text  # it was known at once
 
 
@@ -373,11 +373,11 @@ async def test_error_that_an_async_handler_swallows_is_its_own(node: Node, async
                 is_psycopg = isinstance(connection, psycopg.AsyncConnection)
                 await connection.execute("SELECT 1/0" if is_psycopg else text("SELECT 1/0"))
         else:
-            await note_async(message, connection)
+            await write_ledger_async(message, connection)
 
     async with working_async(AsyncWorker(async_source, "shipping", handle, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
-        await eventually_async(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
+        await eventually_async(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
 
 
 def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
@@ -388,11 +388,11 @@ def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
 
     def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
         connection.execute("INSERT INTO once VALUES (%s)", [message.key])
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.01)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b"], WITHIN_S)
-        eventually(lambda: trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
 
 
 def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect: Connect) -> None:
@@ -401,7 +401,7 @@ def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect:
     with node.connection.transaction():
         [head] = Inbox("shipping").peek(node.connection, "bad", limit=1)
         run(node.connection, recording("mailroom", "shipping", head, ValueError()))
-    worker = Worker(node.dsn, "shipping", note)
+    worker = Worker(node.dsn, "shipping", write_ledger)
     batch, due = Batch(), Batch(due=True)
     for each in (batch, due):
         connection = connect()
@@ -420,13 +420,13 @@ def test_failing_keys_use_a_pool_of_their_own_so_that_the_plans_of_others_are_ke
         on.setdefault(message.key, set()).add(connection.info.backend_pid)
         if message.key == "bad":
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
         for nth in range(3):
             deliver(node, "good")
-            eventually(lambda: len(noted(node)) == nth + 1)  # noqa: B023 - called before the next turn
+            eventually(lambda: len(ledger_keys(node)) == nth + 1)  # noqa: B023 - called before the next turn
     assert len(on["good"]) == 1
     assert len(on["bad"] - on["good"]) == 1  # the first attempt was in a batch like any other
 
@@ -437,13 +437,13 @@ def test_connection_lost_at_commit_is_no_attempt(node: Node, monkeypatch: pytest
     losses = iter(range(2))
 
     def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
-        note(message, connection)
+        write_ledger(message, connection)
         if message.clock == messages and next(losses, None) is not None:
             node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["a", "b"][:messages], WITHIN_S)
-    assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
+        eventually(lambda: ledger_keys(node) == ["a", "b"][:messages], WITHIN_S)
+    assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
 # A trigger that raises at COMMIT, until `tries` has counted to 3; a sequence keeps its value in rollbacks.
@@ -464,9 +464,9 @@ async def test_error_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
 ) -> None:
     node.connection.execute(RAISES_AT_COMMIT.format(code=code).encode())
     deliver(node, "a")
-    async with working_async(AsyncWorker(async_source, "shipping", note_async, poll_interval_s=0.01)):
-        await eventually_async(lambda: noted(node) == ["a"], WITHIN_S)
-    assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
+    async with working_async(AsyncWorker(async_source, "shipping", write_ledger_async, poll_interval_s=0.01)):
+        await eventually_async(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+    assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
@@ -475,12 +475,12 @@ def test_session_ended_right_behind_a_begin_or_commit_is_no_attempt(node: Node, 
     """psycopg raises InternalError for that, which is neither the server's nor an OperationalError."""
     deliver(node, "first")
     keys = [*"ab"[:messages]]
-    with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", note, poll_interval_s=0.05)):
-        eventually(lambda: noted(node) == ["first"], WITHIN_S)  # it runs
+    with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", write_ledger, poll_interval_s=0.05)):
+        eventually(lambda: ledger_keys(node) == ["first"], WITHIN_S)  # it runs
         network.end_behind(command, 3, only=b"mailroom worker shipping\0")
         deliver(node, *keys)
-        eventually(lambda: noted(node) == ["first", *keys] and not network.endings, WITHIN_S)
-    assert node.rows("SELECT FROM mailroom.attempt") == trouble(node) == []
+        eventually(lambda: ledger_keys(node) == ["first", *keys] and not network.endings, WITHIN_S)
+    assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
 def test_cancelled_error_of_a_handler_s_own_is_its_message_s_failure(node: Node) -> None:
@@ -490,10 +490,10 @@ def test_cancelled_error_of_a_handler_s_own_is_its_message_s_failure(node: Node)
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             raise asyncio.CancelledError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
 
 
 async def test_cancelled_error_of_an_async_handler_s_own_is_its_message_s_failure(node: Node) -> None:
@@ -505,10 +505,10 @@ async def test_cancelled_error_of_an_async_handler_s_own_is_its_message_s_failur
             gone = asyncio.create_task(asyncio.sleep(NEVER_S))
             gone.cancel()
             await gone
-        await note_async(message, connection)
+        await write_ledger_async(message, connection)
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
 
 
 def test_key_that_is_tried_one_by_one_is_reported_as_due_until_its_last_message(node: Node) -> None:
@@ -547,10 +547,12 @@ def test_message_that_always_ends_in_a_transient_error_is_counted_and_the_others
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
             trouble_of_its_own(connection)
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(lambda: sorted(noted(node)) == ["a", "b"] and node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        eventually(
+            lambda: sorted(ledger_keys(node)) == ["a", "b"] and node.rows("SELECT FROM mailroom.parked"), WITHIN_S
+        )
     assert [attempt for (attempt,) in node.rows("SELECT attempt FROM mailroom.attempt ORDER BY id")] == [1, 2]
 
 
@@ -563,10 +565,10 @@ def test_conflict_of_a_handler_s_own_connection_is_an_attempt(node: Node, source
         calls.append(message.key)
         if message.key == "bad":
             raise psycopg.errors.SerializationFailure("in another database")
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
     assert calls.count("bad") == 1
 
 
@@ -580,8 +582,8 @@ def test_engine_of_a_handler_s_own_that_loses_its_connection_is_an_attempt(node:
         if message.key == "bad":
             lost = psycopg.OperationalError("another database is away")
             raise sqlalchemy.exc.OperationalError("SELECT", {}, lost, connection_invalidated=True)
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
     assert calls.count("bad") == 1

@@ -20,7 +20,16 @@ from tests.support.drivers import url
 from tests.support.node import Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import eventually, eventually_async
-from tests.support.working import WITHIN_S, deliver, note, note_async, noted, trouble, working, working_async
+from tests.support.working import (
+    WITHIN_S,
+    deliver,
+    failing_keys,
+    ledger_keys,
+    working,
+    working_async,
+    write_ledger,
+    write_ledger_async,
+)
 
 KEYS = ["a", "b", "bad", "c", "d", "e"]
 ATTEMPTS = 2
@@ -129,10 +138,10 @@ def cases(pairs: Sequence[tuple[str, str]]) -> list[Any]:
 
 
 def assert_only_the_ender_failed(node: Node, way: str) -> None:
-    assert sorted(noted(node)) == sorted({*KEYS} - {"bad"})
+    assert sorted(ledger_keys(node)) == sorted({*KEYS} - {"bad"})
     assert node.delivered() == []
     assert node.rows("SELECT key FROM mailroom.parked") == [("bad",)]
-    assert trouble(node) == [("bad", ATTEMPTS)]
+    assert failing_keys(node) == [("bad", ATTEMPTS)]
     history = node.rows("SELECT key, attempt, error FROM mailroom.attempt ORDER BY id")
     assert [row[:2] for row in history] == [("bad", nth) for nth in range(1, 1 + ATTEMPTS)]
     if not way.startswith("PREPARE"):  # the server has another message for that
@@ -141,7 +150,7 @@ def assert_only_the_ender_failed(node: Node, way: str) -> None:
 
 
 def is_over(node: Node) -> bool:
-    return len(noted(node)) >= len(KEYS) - 1 and bool(node.rows("SELECT FROM mailroom.parked"))
+    return len(ledger_keys(node)) >= len(KEYS) - 1 and bool(node.rows("SELECT FROM mailroom.parked"))
 
 
 @pytest.mark.parametrize(("kind", "way"), cases(SYNC))
@@ -151,7 +160,7 @@ def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, wa
     ends = (WAYS | OF_DRIVERS)[way]
 
     def handle(message: Message, connection: Any) -> None:
-        note(message, connection)
+        write_ledger(message, connection)
         if message.key == "bad":
             ends(connection)
 
@@ -167,7 +176,7 @@ def test_handler_that_ends_it_behind_another_statement_fails_alone(node: Node, k
     deliver(node, *KEYS)
 
     def handle(message: Message, connection: Any) -> None:
-        note(message, connection)
+        write_ledger(message, connection)
         if message.key == "bad":
             behind_another_statement(connection)
 
@@ -207,7 +216,7 @@ async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, k
     deliver(node, *KEYS)
 
     async def handle(message: Message, connection: Any) -> None:
-        await note_async(message, connection)
+        await write_ledger_async(message, connection)
         if message.key == "bad":
             await ASYNC_WAYS[way](connection)
 
@@ -224,7 +233,7 @@ async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, k
 
 def end_by(statement: str) -> Callable[[Message, Any], None]:
     def handle(message: Message, connection: Any) -> None:
-        note(message, connection)
+        write_ledger(message, connection)
         if message.key == "bad":
             execute(connection, statement)
 
@@ -267,16 +276,16 @@ def test_handler_may_use_savepoints(node: Node, kind: str) -> None:
     def handle(message: Message, connection: Any) -> None:
         if isinstance(connection, psycopg.Connection):
             with connection.transaction(force_rollback=True):
-                note(message, connection)
+                write_ledger(message, connection)
         else:
             connection.begin_nested().rollback()
         for statement in ("SAVEPOINT mine", "SELECT 1", "ROLLBACK TO mine", "RELEASE mine", "SET LOCAL jit = on"):
             execute(connection, statement)
-        note(message, connection)
+        write_ledger(message, connection)
 
     with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: len(noted(node)) == len(KEYS), WITHIN_S)
-    assert noted(node) == KEYS
+        eventually(lambda: len(ledger_keys(node)) == len(KEYS), WITHIN_S)
+    assert ledger_keys(node) == KEYS
     assert len(node.rows("SELECT DISTINCT xact FROM ledger")) == 1
     assert node.rows("SELECT FROM mailroom.attempt") == []
 
@@ -285,7 +294,7 @@ def test_connections_of_the_user_s_pool_are_as_they_were(node: Node) -> None:
     deliver(node, *KEYS)
     with opened(node.dsn, "autocommit pool") as pool:
         with working(Worker(pool, "shipping", end_by("COMMIT"), poll_interval_s=0.02)):
-            eventually(lambda: len(noted(node)) == len(KEYS) - 1, WITHIN_S)
+            eventually(lambda: len(ledger_keys(node)) == len(KEYS) - 1, WITHIN_S)
         with pool.connection() as one, pool.connection() as other:
             assert (one.autocommit, other.autocommit) == (True, True)
             found = "SELECT current_setting('default_transaction_read_only'), (SELECT count(*) FROM pg_cursors)"

@@ -22,7 +22,7 @@ from mailroom import locks
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually
-from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, note, noted, trouble, working
+from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, failing_keys, ledger_keys, working, write_ledger
 
 WATCH = "mailroom worker watch"
 HOLDS_LOCK = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"
@@ -85,18 +85,18 @@ def test_live_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_
     def handle(message: Message, connection: Any) -> None:
         busy.set()
         assert go_on.wait(WITHIN_S)
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.05)):
         assert busy.wait(WITHIN_S)
         eventually(lambda: node.rows(HOLDS_LOCK))
         node.end_sessions("mailroom worker shipping")
         check_for(others, clock, DEAD_S + PAUSED_S)
-        assert trouble(node) == []
+        assert failing_keys(node) == []
         assert len(node.rows("SELECT FROM mailroom.worker")) == 1
         go_on.set()
-        eventually(lambda: noted(node) == ["k"], WITHIN_S)
-    assert trouble(node) == node.rows("SELECT FROM mailroom.attempt") == []
+        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
+    assert failing_keys(node) == node.rows("SELECT FROM mailroom.attempt") == []
 
 
 def test_worker_that_lost_all_its_connections_for_a_moment_is_not_taken_for_dead(
@@ -112,13 +112,13 @@ def test_worker_that_lost_all_its_connections_for_a_moment_is_not_taken_for_dead
         mine.take_over()
         others.take_over()
         clock.now += DEAD_S * 0.9
-    assert trouble(node) == []
+    assert failing_keys(node) == []
     fall_silent(node, mine)
     others.take_over()
-    assert trouble(node) == []
+    assert failing_keys(node) == []
     clock.now += DEAD_S
     others.take_over()
-    assert trouble(node) == [("k", 1)]
+    assert failing_keys(node) == [("k", 1)]
 
 
 def test_silence_counts_only_while_somebody_checked(node: Node, mine: InFlight, others: InFlight, clock: Clock) -> None:
@@ -129,7 +129,7 @@ def test_silence_counts_only_while_somebody_checked(node: Node, mine: InFlight, 
     others.take_over()
     clock.now += DEAD_S + PAUSED_S
     others.take_over()
-    assert trouble(node) == []
+    assert failing_keys(node) == []
 
 
 def test_life_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFlight) -> None:
@@ -157,7 +157,7 @@ def test_first_batch_waits_until_it_is_certain_who_is_dead(
     tried: list[list[tuple[Any, ...]]] = []
 
     def handle(message: Message, connection: Any) -> None:
-        tried.append(trouble(node))
+        tried.append(failing_keys(node))
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: tried, WITHIN_S)
@@ -175,7 +175,7 @@ def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worke
     fall_silent(node, mine)
     check_for(others, clock, DEAD_S + PAUSED_S)
     second.commit()
-    assert node.delivered() == trouble(node) == []
+    assert node.delivered() == failing_keys(node) == []
 
 
 def test_paused_worker_of_another_role_is_left_alone_and_logged_once(
@@ -204,7 +204,7 @@ def test_paused_worker_of_another_role_is_left_alone_and_logged_once(
         node.connection.execute(f"DROP OWNED BY {role}")
         node.connection.execute(f"DROP ROLE {role}")
     batch.commit()
-    assert node.delivered() == trouble(node) == []
+    assert node.delivered() == failing_keys(node) == []
     [line] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "blocks its keys" in line.getMessage()
 
@@ -271,21 +271,21 @@ def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
     check_for(others, clock, PAUSED_S - 1)
     # It may only have lost a connection, so its batch is left alone for a while.
     assert node.sessions("mailroom worker shipping", "state = 'idle in transaction'")
-    assert trouble(node) == []
+    assert failing_keys(node) == []
     check_for(others, clock, 1)
     eventually(lambda: node.sessions("mailroom worker shipping", "state = 'idle in transaction'") == [])
     others.take_over()
-    assert trouble(node) == [("k", 1)]
-    with working(Worker(node.dsn, "shipping", note, poll_interval_s=0.05)):
-        eventually(lambda: noted(node) == ["k"], WITHIN_S)
+    assert failing_keys(node) == [("k", 1)]
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.05)):
+        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
     process.send_signal(signal.SIGCONT)
     go_on(process)
     eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
     process.send_signal(signal.SIGTERM)
     assert process.wait(STOP_S) == 0
-    assert noted(node) == ["k"]
+    assert ledger_keys(node) == ["k"]
     assert len(node.rows("SELECT FROM mailroom.attempt")) == 1
-    assert trouble(node) == []
+    assert failing_keys(node) == []
 
 
 @pytest.mark.parametrize("kind", ["sync", "blocks its loop"])
@@ -299,7 +299,7 @@ def test_worker_whose_handler_is_busy_for_long_keeps_its_lock(
     spoke = "application_name ^@ %s AND backend_start < %s AND query_start > %s + interval '1.5 s'"
     eventually(lambda: node.rows(f"SELECT FROM pg_stat_activity WHERE {spoke}", WATCH, began, began))
     go_on(process)
-    eventually(lambda: noted(node) == ["k"])
+    eventually(lambda: ledger_keys(node) == ["k"])
 
 
 # -- Handlers that end the process ------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_handler_that_ends_the_process_leaves_its_entry_and_other_loops_keep_the
         if message.key == "ends":
             raise error
         assert go_on.wait(WITHIN_S)
-        note(message, connection)
+        write_ledger(message, connection)
 
     deliver(node, "ends", "busy")
     worker = Worker(node.dsn, "shipping", handle, parallel=2, batch=1, poll_interval_s=NEVER_S)
@@ -340,9 +340,9 @@ def test_handler_that_ends_the_process_leaves_its_entry_and_other_loops_keep_the
         go_on.set()
         thread.join(STOP_S)
     assert raised == [error]
-    assert noted(node) == ["busy"]
+    assert ledger_keys(node) == ["busy"]
     assert node.rows("SELECT keys FROM mailroom.worker") == [(["ends"],)]
     others.take_over()
     clock.now += DEAD_S
     others.take_over()
-    assert trouble(node) == [("ends", 1)]
+    assert failing_keys(node) == [("ends", 1)]

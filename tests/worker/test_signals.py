@@ -17,7 +17,7 @@ from mailroom.settings import DSN_VARIABLE
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
-from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, note_async, noted
+from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, ledger_keys, write_ledger_async
 
 GATE = "SELECT pg_advisory_xact_lock(1)"
 WAITS = (
@@ -96,7 +96,7 @@ def test_signal_that_got_another_handler_meanwhile_is_left() -> None:
 
 async def test_async_worker_takes_no_signal_unless_asked_to(node: Node) -> None:
     before = handlers()
-    worker = AsyncWorker(node.dsn, "shipping", note_async)
+    worker = AsyncWorker(node.dsn, "shipping", write_ledger_async)
     task = asyncio.create_task(worker.run())
     await eventually_async(lambda: node.sessions("mailroom worker listener"))
     assert handlers() == before
@@ -106,7 +106,7 @@ async def test_async_worker_takes_no_signal_unless_asked_to(node: Node) -> None:
 
 async def test_signal_stops_both_of_two_workers_in_one_loop(node: Node) -> None:
     before = handlers()
-    workers = [AsyncWorker(node.dsn, name, note_async, handle_signals=True) for name in ("shipping", "billing")]
+    workers = [AsyncWorker(node.dsn, name, write_ledger_async, handle_signals=True) for name in ("shipping", "billing")]
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
     await eventually_async(lambda: len(node.sessions("mailroom worker listener")) == 2)
     signal.raise_signal(signal.SIGTERM)
@@ -197,7 +197,7 @@ def test_sigterm_ends_an_api_and_the_worker_in_its_lifespan_which_finishes_its_b
     gate.execute("SELECT pg_advisory_unlock(1)")
     _, error = process.communicate(timeout=STOP_S)
     assert process.returncode == -signal.SIGTERM, error  # uvicorn raises it again once it has shut down
-    assert noted(node) == ["a", "b"], error
+    assert ledger_keys(node) == ["a", "b"], error
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
 
 
@@ -225,7 +225,7 @@ def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, r
     gate.execute("SELECT pg_advisory_unlock(1)")
     _, error = process.communicate(timeout=STOP_S)
     assert (process.returncode, error.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
-    assert noted(node) == ["a", "b"], error
+    assert ledger_keys(node) == ["a", "b"], error
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
 
 
@@ -234,7 +234,7 @@ def test_signal_is_left_to_its_default_on_request(node: Node, run: Any) -> None:
     at_the_gate(node, process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(STOP_S) == -signal.SIGTERM
-    assert noted(node) == []
+    assert ledger_keys(node) == []
 
 
 # -- Several in one process -------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_the
     gate.execute("SELECT pg_advisory_unlock(1)")
     _, error = process.communicate(timeout=STOP_S)
     assert process.returncode == 0, error
-    assert sorted(noted(node)) == ["a", "b", "c"]
+    assert sorted(ledger_keys(node)) == ["a", "b", "c"]
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
     first, *lines = error.splitlines()
     assert "SIGTERM or Ctrl-C" in first
@@ -287,7 +287,7 @@ def test_worker_that_ends_ends_the_others_of_its_process_which_finish_their_batc
     assert process.returncode == code, error
     assert error.splitlines()[-1].startswith(last)
     if other != "lost":
-        assert noted(node) == ["a", "b"], error
+        assert ledger_keys(node) == ["a", "b"], error
 
 
 def test_command_refuses_one_worker_twice(node: Node, run: Any) -> None:

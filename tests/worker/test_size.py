@@ -13,7 +13,7 @@ from inbox.claim import Claimed
 from inbox.worker.batch import HANDLED_PER_REPEATED, Batch, Size
 from tests.support.node import Node
 from tests.support.waiting import eventually
-from tests.support.working import NEVER_S, note, noted, working
+from tests.support.working import NEVER_S, ledger_keys, working, write_ledger
 
 
 def batch_of(messages: int, *, due: bool = False, bad: int | None = None) -> Batch:
@@ -91,10 +91,10 @@ def test_storm_of_first_failures_repeats_little(node: Node) -> None:
         order.append(calls[message.key] == 1)
         if message.key in bad and calls[message.key] == 1:
             raise ValueError
-        note(message, connection)
+        write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(noted(node)) == keys, 60)
+        eventually(lambda: len(ledger_keys(node)) == keys, 60)
     healthy = [key for key in calls if key not in bad]
     assert {calls[key] for key in bad} <= {2, 3}  # more than once, if it was before another in its batch
     assert sum(calls[key] - 1 for key in healthy) <= keys / HANDLED_PER_REPEATED + 99

@@ -18,11 +18,11 @@ from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
     is_asleep,
-    note,
-    note_async,
-    noted,
+    ledger_keys,
     working,
     working_async,
+    write_ledger,
+    write_ledger_async,
 )
 
 
@@ -30,7 +30,7 @@ class Watched(AsyncWorker):
     """A worker that reports where it is: before and after each scan, and when it waits for a notification."""
 
     def __init__(self, node: Node, act: Callable[[str], None], listens: asyncio.Event) -> None:
-        super().__init__(node.dsn, "shipping", note_async, poll_interval_s=NEVER_S)
+        super().__init__(node.dsn, "shipping", write_ledger_async, poll_interval_s=NEVER_S)
         self._act = act
         self._listens = listens
 
@@ -71,7 +71,7 @@ async def test_delivery_is_found_without_the_poll_wherever_the_worker_is(
     monkeypatch.setattr(loop, "heard", heard)
     node.allow_clocks()
     async with working_async(Watched(node, act, listens)):
-        await eventually_async(lambda: noted(node) == ["k"])
+        await eventually_async(lambda: ledger_keys(node) == ["k"])
         assert passed[: delivered_at + 1] == POINTS[: delivered_at + 1]
 
 
@@ -84,14 +84,14 @@ async def test_delivery_that_saw_nobody_asleep_is_waited_for_before_the_last_sca
         with delivering.connection.transaction():
             delivery = delivering.deliver()
             assert (delivery.taken, delivery.woken) == (1, 0)
-            worker = AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=NEVER_S)
+            worker = AsyncWorker(node.dsn, "shipping", write_ledger_async, poll_interval_s=NEVER_S)
             await running.enter_async_context(working_async(worker))
             waits = (
                 "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
                 "(SELECT oid FROM pg_database WHERE datname = current_database())"
             )
             await eventually_async(lambda: node.rows(waits))
-        await eventually_async(lambda: noted(node) == ["k"])
+        await eventually_async(lambda: ledger_keys(node) == ["k"])
 
 
 def test_delivery_notifies_only_for_an_inbox_whose_worker_sleeps(node: Node) -> None:
@@ -99,11 +99,11 @@ def test_delivery_notifies_only_for_an_inbox_whose_worker_sleeps(node: Node) -> 
     node.allow_clocks()
     node.send("shipping")
     assert node.deliver().woken == 0
-    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(noted(node)) == 1)
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
+        eventually(lambda: len(ledger_keys(node)) == 1)
         eventually(lambda: is_asleep(node))
         node.send("billing")
         assert node.deliver().woken == 0
         node.send("shipping")
         assert node.deliver().woken == 1
-        eventually(lambda: len(noted(node)) == 2)
+        eventually(lambda: len(ledger_keys(node)) == 2)

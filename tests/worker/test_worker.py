@@ -33,13 +33,13 @@ from tests.support.working import (
     WITHIN_S,
     Handler,
     deliver,
+    failing_keys,
     is_asleep,
-    note,
-    note_async,
-    noted,
-    trouble,
+    ledger_keys,
     working,
     working_async,
+    write_ledger,
+    write_ledger_async,
 )
 
 # -- Where its transactions come from ---------------------------------------------------------------------------------
@@ -47,8 +47,8 @@ from tests.support.working import (
 
 def test_batch_and_what_the_handler_does_are_one_transaction(node: Node, source: Any) -> None:
     deliver(node, "a", "b", "a")
-    with working(Worker(source, "shipping", note, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(noted(node)) == 3)
+    with working(Worker(source, "shipping", write_ledger, poll_interval_s=NEVER_S)):
+        eventually(lambda: len(ledger_keys(node)) == 3)
         assert node.value("SELECT count(DISTINCT xact) FROM ledger") == 1
         assert node.delivered() == []
         assert node.rows("SELECT clock FROM ledger ORDER BY nth") == node.rows("SELECT clock FROM ledger ORDER BY 1")
@@ -56,8 +56,8 @@ def test_batch_and_what_the_handler_does_are_one_transaction(node: Node, source:
 
 async def test_async_batch_and_what_the_handler_does_are_one_transaction(node: Node, async_source: Any) -> None:
     deliver(node, "a", "b", "a")
-    async with working_async(AsyncWorker(async_source, "shipping", note_async, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: len(noted(node)) == 3)
+    async with working_async(AsyncWorker(async_source, "shipping", write_ledger_async, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: len(ledger_keys(node)) == 3)
         assert node.value("SELECT count(DISTINCT xact) FROM ledger") == 1
         assert node.delivered() == []
 
@@ -80,26 +80,26 @@ def test_handler_gets_a_connection_of_its_source_s_kind(node: Node, source: Any)
 def test_async_engine_is_no_source_of_the_sync_worker(node: Node) -> None:
     engine: AsyncEngine = create_async_engine(node.dsn.replace("postgresql:", "postgresql+psycopg:"))
     with pytest.raises(ConfigurationError, match="AsyncEngine"):
-        Worker(engine, "shipping", note).run()  # type: ignore[arg-type]
+        Worker(engine, "shipping", write_ledger).run()  # type: ignore[arg-type]
 
 
 def test_pool_that_computes_its_connection_string_needs_a_listen_dsn(node: Node) -> None:
     deliver(node, "a")
     with ConnectionPool(lambda: node.dsn, min_size=1, open=True) as pool:
         with pytest.raises(ConfigurationError, match="listen_dsn"):
-            Worker(pool, "shipping", note).run()
-        with working(Worker(pool, "shipping", note, listen_dsn=node.dsn)):
-            eventually(lambda: noted(node) == ["a"])
+            Worker(pool, "shipping", write_ledger).run()
+        with working(Worker(pool, "shipping", write_ledger, listen_dsn=node.dsn)):
+            eventually(lambda: ledger_keys(node) == ["a"])
 
 
 def test_unknown_inbox_is_an_error_at_once(node: Node) -> None:
     with pytest.raises(UnknownInbox, match="mailroom inbox create"):
-        Worker(node.dsn, "nowhere", note).run()
+        Worker(node.dsn, "nowhere", write_ledger).run()
 
 
 def test_first_connection_that_fails_says_why_and_no_password(node: Node) -> None:
     with pytest.raises(ConnectionFailed) as caught:
-        Worker("postgresql://nobody:s3cret@127.0.0.1:1/none", "shipping", note).run()
+        Worker("postgresql://nobody:s3cret@127.0.0.1:1/none", "shipping", write_ledger).run()
     assert "s3cret" not in str(caught.value)
 
 
@@ -117,7 +117,7 @@ def test_loops_work_at_once_and_never_two_of_them_on_one_key(node: Node) -> None
     doubled: list[str] = []
 
     def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
-        note(message, connection)
+        write_ledger(message, connection)
         [(transaction,)] = connection.execute("SELECT pg_current_xact_id()::text").fetchall()
         before = working_on.get(message.key, transaction)
         if before != transaction and is_open(before):
@@ -168,9 +168,9 @@ def test_two_workers_share_an_inbox(node: Node) -> None:
 
 
 def test_worker_that_dispatches_needs_no_daemon(node: Node) -> None:
-    with working(Worker(node.dsn, "shipping", note, poll_interval_s=0.1, dispatch=True)):
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.1, dispatch=True)):
         node.send("shipping", key="k")
-        eventually(lambda: noted(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
 
 
 async def test_worker_that_dispatches_stands_by_while_another_leads(node: Node) -> None:
@@ -178,10 +178,10 @@ async def test_worker_that_dispatches_stands_by_while_another_leads(node: Node) 
     task = asyncio.create_task(daemon.run())
     await eventually_async(lambda: node.rows("SELECT FROM mailroom.lease WHERE role = 'dispatcher'"))
     holder = node.value("SELECT holder FROM mailroom.lease WHERE role = 'dispatcher'")
-    async with working_async(AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=0.1, dispatch=True)):
+    async with working_async(AsyncWorker(node.dsn, "shipping", write_ledger_async, poll_interval_s=0.1, dispatch=True)):
         for key in "abc":
             node.send("shipping", key=key)
-        await eventually_async(lambda: noted(node) == ["a", "b", "c"], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a", "b", "c"], WITHIN_S)
         assert daemon.totals.taken == 3
         assert node.value("SELECT holder FROM mailroom.lease WHERE role = 'dispatcher'") == holder
     daemon.stop()
@@ -215,24 +215,24 @@ def test_sigterm_finishes_the_batch(node: Node, connect: Connect) -> None:
             [(pid,)] = eventually(lambda: node.rows(waits), WITHIN_S)
             assert wait_until_blocked(node.connection, pid) == [gate.info.backend_pid]
             process.send_signal(signal.SIGTERM)
-            assert noted(node) == []
+            assert ledger_keys(node) == []
             gate.execute("SELECT pg_advisory_unlock(1)")
             assert process.wait(STOP_S) == 0
         finally:
             process.kill()
-    assert noted(node) == ["a", "b"]
+    assert ledger_keys(node) == ["a", "b"]
     assert node.delivered() == []
 
 
 def test_stop_before_run_and_twice_is_harmless(node: Node) -> None:
-    worker = Worker(node.dsn, "shipping", note)
+    worker = Worker(node.dsn, "shipping", write_ledger)
     worker.stop()
     worker.run()
     worker.stop()
 
 
 def test_error_that_no_retry_can_fix_ends_the_worker(node: Node) -> None:
-    worker = Worker(node.dsn, "shipping", note, poll_interval_s=0.01)
+    worker = Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.01)
     with contextlib.ExitStack() as running:
         thread = running.enter_context(working(worker))
         eventually(lambda: is_asleep(node))
@@ -257,7 +257,7 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
 
     monkeypatch.setattr(InboxListener, "run", run)
     monkeypatch.setattr(workers, "CANCELLED_S", 0.01)
-    async with working_async(AsyncWorker(node.dsn, "shipping", note_async, poll_interval_s=0.01)):
+    async with working_async(AsyncWorker(node.dsn, "shipping", write_ledger_async, poll_interval_s=0.01)):
         await eventually_async(lambda: node.sessions("mailroom worker shipping"))
     assert len(swallowed) == 2
 
@@ -271,7 +271,7 @@ class Held:
     async def __call__(self, message: Message, connection: Any) -> None:
         self.busy.set()
         await self.go_on.wait()
-        await note_async(message, connection)
+        await write_ledger_async(message, connection)
 
 
 async def test_cancelled_async_worker_finishes_its_batch_and_is_cancelled(node: Node) -> None:
@@ -285,7 +285,7 @@ async def test_cancelled_async_worker_finishes_its_batch_and_is_cancelled(node: 
     handle.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, STOP_S)
-    assert noted(node) == ["a", "b"]
+    assert ledger_keys(node) == ["a", "b"]
     assert node.rows("SELECT FROM mailroom.worker") == node.delivered() == []
 
 
@@ -320,12 +320,12 @@ async def test_cancellation_that_a_pool_swallows_ends_the_worker_all_the_same(
 
     monkeypatch.setattr(workers, "async_transactions", swallowing)
     deliver(node, "a")
-    task = asyncio.create_task(AsyncWorker(node.dsn, "shipping", note_async).run())
+    task = asyncio.create_task(AsyncWorker(node.dsn, "shipping", write_ledger_async).run())
     await opening.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, STOP_S)
-    assert noted(node) == []
+    assert ledger_keys(node) == []
 
 
 async def test_async_worker_that_is_cancelled_while_it_connects_leaves_no_pool_open(
@@ -340,7 +340,7 @@ async def test_async_worker_that_is_cancelled_while_it_connects_leaves_no_pool_o
             await asyncio.Event().wait()
 
     monkeypatch.setattr(AsyncConnectionPool, "open", opening)
-    task = asyncio.create_task(AsyncWorker(node.dsn, "shipping", note_async).run())
+    task = asyncio.create_task(AsyncWorker(node.dsn, "shipping", write_ledger_async).run())
     await eventually_async(lambda: len(opened) == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -366,13 +366,13 @@ def test_stopped_worker_does_not_wait_for_its_poll_though_nothing_notifies(
 
     monkeypatch.setattr(InboxListener, "run", without_a_connection)
     monkeypatch.setattr(InboxListener, "asleep", falling_asleep)
-    with working(Worker(node.dsn, "shipping", note, poll_interval_s=NEVER_S)):
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
         assert waits.wait(WITHIN_S)
 
 
 def test_worker_logs_what_it_reaps(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mailroom.worker")
-    with working(Worker(node.dsn, "shipping", note, parallel=2, batch=7)):
+    with working(Worker(node.dsn, "shipping", write_ledger, parallel=2, batch=7)):
         eventually(lambda: "serving" in caplog.text)
     [line] = [record.getMessage() for record in caplog.records if "serving" in record.getMessage()]
     known = node.connection.info
@@ -393,12 +393,12 @@ def test_exception_with_another_meaning_elsewhere_is_a_failed_attempt(
     deliver(node, "bad", "a")
 
     def handle(message: Message, connection: Any) -> None:
-        note(message, connection)
+        write_ledger(message, connection)
         if message.key == "bad":
             raise kind
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
 
 
 @pytest.mark.parametrize("kind", MEANT)
@@ -409,9 +409,9 @@ async def test_exception_of_an_async_handler_with_another_meaning_elsewhere_is_a
     deliver(node, "bad", "a")
 
     async def handle(message: Message, connection: Any) -> None:
-        await note_async(message, connection)
+        await write_ledger_async(message, connection)
         if message.key == "bad":
             raise kind
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: noted(node) == ["a"] and trouble(node) == [("bad", 1)], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
