@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from dispatcher import daemon
-from dispatcher.floor import Batch
+from dispatcher.floor import Scanned
 from dispatcher.lane import POLL_INTERVAL_S
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
@@ -26,12 +26,12 @@ poll_interval = click.option(
 
 
 @contextmanager
-def counted_off(what: str, waiting: int) -> Iterator[Callable[[Batch], None]]:
+def counted_off(what: str, waiting: int) -> Iterator[Callable[[Scanned], None]]:
     """Show how many of those that wait are done; gives what is to be called with each batch."""
     done = 0
     with progress_bar(what, waiting) as bar:
 
-        def show(batch: Batch) -> None:
+        def show(batch: Scanned) -> None:
             nonlocal done
             done += batch.taken
             bar.show(done, done)

@@ -17,8 +17,8 @@ from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.executor.execute import Execution
 from dispatcher.executor.executor import Applier
-from dispatcher.house import House
-from dispatcher.janitor import Janitor, moving_all_aside
+from dispatcher.housekeeping import Housekeeping
+from dispatcher.janitor import Janitor, moving_all_parked
 from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
 from dispatcher.portion import Portion
 from mailroom import schema as node
@@ -32,7 +32,7 @@ log = logging.getLogger("mailroom.dispatcher")
 # Somebody waits for its end and sees how far it is: it may wait for another's batch, and take its time with its own.
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # Rows of users' own tables are waited for so long; then the other lane's, and the lease, would wonder.
-PATIENCE = LANE | {"lock_timeout": "2s"}
+EXECUTOR = LANE | {"lock_timeout": "2s"}
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Dispatcher(Lane):
         self._max_bytes = max_bytes
         self._portion = Portion()
         self._janitor = Janitor(self._schema)
-        self._house = House(self._dsn, self._janitor)
+        self._housekeeping = Housekeeping(self._dsn, self._janitor)
         self.totals = Totals()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
@@ -89,7 +89,7 @@ class Dispatcher(Lane):
         return _Delivering(deliverer, self._count)
 
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
-        return [self._house.run(leading)]
+        return [self._housekeeping.run(leading)]
 
     def _count(self, delivery: Delivery) -> None:
         self.totals.add(delivery)
@@ -129,7 +129,7 @@ class Executor(Lane):
     """The lane that executes what stands in a node's second outbox; see `Lane`."""
 
     role, outbox = "executor", "outbox_executable"
-    session = PATIENCE
+    session = EXECUTOR
     totals: Executed
 
     def __init__(
@@ -218,7 +218,7 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
             while await run_async(connection, releasing(schema, now=now)):
                 pass
             await deliverer.drain(now, count)
-            await run_async(connection, moving_all_aside(schema))
+            await run_async(connection, moving_all_parked(schema))
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None
     return totals

@@ -29,7 +29,7 @@ OLDEST_FITTING = """
     ORDER BY position LIMIT %(rows)s::bigint"""
 # The steps, in order: `start` (where to look), `reach` (who gets a topic), `batch` (at most so many rows and bytes,
 # oldest first), `stamp` (the clock before and after), `taken` (deleted by range, twice as fast as by ids; one snapshot,
-# so the very rows of `batch`), `fated` (numbered in position order before anything is joined: one clock per message,
+# so the very rows of `batch`), `stamped` (numbered in position order before anything is joined: one clock per message,
 # however many get it).
 # Inserting in key order is 1.5 times as fast as in the order taken. A clock above the ceiling is not given out: then
 # nothing is taken and the caller is told how high the ceiling must be.
@@ -53,49 +53,50 @@ taken AS (
     DELETE FROM {schema}.outbox
     WHERE position > (SELECT position FROM start) AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)
     RETURNING position, deliver_at, {message}),
-fated AS MATERIALIZED (
+stamped AS MATERIALIZED (
     SELECT n.*, inboxes, CASE WHEN expires_at <= now THEN 'expired'
                               WHEN deliver_at > now THEN 'scheduled'
                               WHEN kind = 'E' AND subscribers > 0 THEN 'delivered'
                               WHEN kind = 'E' THEN 'unrouted'
                               WHEN kind = 'C' AND inboxes > 1 THEN 'dead'
                               WHEN inboxes > 0 THEN 'delivered'
-                              ELSE 'dead' END AS fate
+                              ELSE 'dead' END AS outcome
     FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin FROM taken t, stamp) AS n
     CROSS JOIN moment LEFT JOIN reach USING (topic)),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-    SELECT inbox, clock, clock, origin, {message} FROM fated JOIN route USING (topic)
-    WHERE fate = 'delivered' AND (kind <> 'E' OR subscribed)
+    SELECT inbox, clock, clock, origin, {message} FROM stamped JOIN route USING (topic)
+    WHERE outcome = 'delivered' AND (kind <> 'E' OR subscribed)
     ORDER BY inbox, key, clock
     RETURNING inbox),
 scheduled AS (
     INSERT INTO {schema}.scheduled (deliver_at, position, {message})
-    SELECT deliver_at, position, {message} FROM fated WHERE fate = 'scheduled'),
+    SELECT deliver_at, position, {message} FROM stamped WHERE outcome = 'scheduled'),
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, {message})
     SELECT 'deliver', CASE WHEN inboxes > 1
                            THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', inboxes)
                            ELSE 'no inbox gets this topic' END, {message}
-    FROM fated WHERE fate = 'dead' ORDER BY clock),
-fates AS MATERIALIZED (
+    FROM stamped WHERE outcome = 'dead' ORDER BY clock),
+outcomes AS MATERIALIZED (
     SELECT max(clock) AS clock, max(position) AS last, count(*) AS taken,
-           count(*) FILTER (WHERE fate = 'scheduled') AS scheduled, count(*) FILTER (WHERE fate = 'expired') AS expired,
-           count(*) FILTER (WHERE fate = 'unrouted') AS unrouted, count(*) FILTER (WHERE fate = 'dead') AS dead
-    FROM fated),
+           count(*) FILTER (WHERE outcome = 'scheduled') AS scheduled,
+           count(*) FILTER (WHERE outcome = 'expired') AS expired,
+           count(*) FILTER (WHERE outcome = 'unrouted') AS unrouted, count(*) FILTER (WHERE outcome = 'dead') AS dead
+    FROM stamped),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox),
 woken AS MATERIALIZED (
     SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
     WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
-SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), fates.scheduled, fates.expired, unrouted, dead,
-       fates.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
+SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), outcomes.scheduled, outcomes.expired,
+       unrouted, dead, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT count FROM woken), coalesce(more, false),
        (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched),
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start)
-FROM fates, stamp
+FROM outcomes, stamp
 """,
     columns=(*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]"),
     start=START,

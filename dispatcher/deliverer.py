@@ -12,7 +12,7 @@ import psycopg
 from dispatcher.deliver import Delivery, delivering, reading_oldest, recovering_clock
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
-from dispatcher.refusal import Refused, burying, reason_of, sifting
+from dispatcher.refusal import Refused, dead_lettering, finding_refused, reason_of
 from mailroom.clock import WARN_CLOCK, raising_ceiling
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run_async
@@ -88,12 +88,12 @@ class Deliverer:
                 if alone:
                     names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
                     return _dead(
-                        await self._bury([Refused(start.position + 1, reason_of(error.sqlstate or "", *names))])
+                        await self._dead_letter([Refused(start.position + 1, reason_of(error.sqlstate or "", *names))])
                     )
                 failures += 1
                 if failures == 1:
-                    rows, refused = await self._sift(start, rows, max_bytes, now)
-                    dead += await self._bury(refused)
+                    rows, refused = await self._find_refused(start, rows, max_bytes, now)
+                    dead += await self._dead_letter(refused)
                     rows -= len(refused)
                     if not rows:
                         return _dead(dead)
@@ -118,15 +118,19 @@ class Deliverer:
         oldest = await run_async(self._connection, reading_oldest(self._schema))
         return Start() if oldest is None else Start(oldest - 1)
 
-    async def _sift(self, start: Start, rows: int, max_bytes: int, now: datetime | None) -> tuple[int, list[Refused]]:
-        return await self._transaction(sifting(self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now))
+    async def _find_refused(
+        self, start: Start, rows: int, max_bytes: int, now: datetime | None
+    ) -> tuple[int, list[Refused]]:
+        return await self._transaction(
+            finding_refused(self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now)
+        )
 
-    async def _bury(self, refused: list[Refused]) -> int:
+    async def _dead_letter(self, refused: list[Refused]) -> int:
         if not refused:
             return 0
         for reason, count in Counter(each.reason for each in refused).items():
             log.error("messages that could not be delivered went to dead_letter: %d, for %s", count, reason)
-        return await self._transaction(burying(self._schema, refused))
+        return await self._transaction(dead_lettering(self._schema, refused))
 
     async def _transaction(self, operation: Operation[T]) -> T:
         async with self._connection.transaction():

@@ -28,7 +28,7 @@ TAKE = Sql(
     awake_lock=locks.AWAKE,
     awake_key=AWAKE_KEY,
 )
-LET_GO = Sql(
+RELEASE = Sql(
     "SELECT pg_advisory_unlock({awake_lock}, {awake_key})",
     columns=("boolean",),
     awake_lock=locks.AWAKE,
@@ -74,7 +74,7 @@ class Doorbell:
             await self._take()
         held = self.awake
         ring = self._bell.next_ring()
-        await self._let_go()
+        await self._release()
         writers = await run_async(self._connection, reading_writers(self._schema, self._table))
         await drain()
         pause_s = FIRST_PAUSE_S
@@ -96,10 +96,10 @@ class Doorbell:
         [(taken,)] = yield TAKE.at(schema=self._schema, outbox=self._table)()
         return bool(taken)
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         if self.awake:
-            await run_async(self._connection, self._letting_go())
+            await run_async(self._connection, self._releasing())
             self.awake = False
 
-    def _letting_go(self) -> Operation[None]:
-        yield LET_GO.at(schema=self._schema, outbox=self._table)()
+    def _releasing(self) -> Operation[None]:
+        yield RELEASE.at(schema=self._schema, outbox=self._table)()

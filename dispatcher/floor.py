@@ -50,7 +50,7 @@ start AS MATERIALIZED (
           FROM unnest(%(gaps)s::bigint[], %(writers)s::text[]) AS g (gap, writer)) AS g)"""
 
 
-class Batch(Protocol):
+class Scanned(Protocol):
     """What was taken from an outbox."""
 
     @property
@@ -127,7 +127,7 @@ class Floor:
         self._scanned = self._monotonic()
         return Start(0, tuple((0, writer) for _, writer in gaps))
 
-    def raising(self, schema: str, batch: Batch) -> Operation[None]:
+    def raising(self, schema: str, batch: Scanned) -> Operation[None]:
         """Take one step, after `batch` has committed."""
         running = set(map(int, batch.running))
         reached = (batch.last or 0) if batch.more else math.inf

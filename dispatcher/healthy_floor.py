@@ -43,13 +43,14 @@ WITH oldest AS MATERIALIZED (
     SELECT key, clock FROM {schema}.inbox_{inbox}
     WHERE {by_clock} > (SELECT greatest(floor, healthy_floor) FROM {schema}.inbox_registry WHERE name = '{inbox}')
     ORDER BY {by_clock} LIMIT %(rows)s::bigint),
-well AS MATERIALIZED (
+healthy AS MATERIALIZED (
     SELECT clock FROM (SELECT * FROM oldest) AS o
     WHERE {healthy}
     ORDER BY clock LIMIT 1),
 held AS MATERIALIZED (
     SELECT s.key FROM (
-        SELECT DISTINCT key FROM oldest WHERE clock < coalesce((SELECT clock FROM well), {max_clock})) AS o, LATERAL (
+        SELECT DISTINCT key FROM oldest
+        WHERE clock < coalesce((SELECT clock FROM healthy), {max_clock})) AS o, LATERAL (
         SELECT key FROM {schema}.key_state AS k WHERE k.inbox = '{inbox}' AND k.key = o.key
         FOR NO KEY UPDATE SKIP LOCKED) AS s),
 stop AS MATERIALIZED (
@@ -57,7 +58,7 @@ stop AS MATERIALIZED (
 passed AS MATERIALIZED (
     SELECT key, max(clock) AS clock FROM oldest
     WHERE clock < coalesce((SELECT clock FROM stop), {max_clock}) GROUP BY key),
-kept AS (
+marked AS (
     UPDATE {schema}.key_state AS s SET alone_to = p.clock FROM passed AS p
     WHERE s.inbox = '{inbox}' AND s.key = p.key AND s.alone_to < p.clock)
 UPDATE {schema}.inbox_registry SET healthy_floor = reached.clock

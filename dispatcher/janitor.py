@@ -69,7 +69,7 @@ class Janitor:
         for inbox in inboxes:
             self._watched.setdefault(inbox, None)
 
-    async def keep_house(self, connection: psycopg.AsyncConnection) -> int:
+    async def run_once(self, connection: psycopg.AsyncConnection) -> int:
         """Go through the house once; returns how much calls for coming back soon.
 
         Raises what the connection did not outlive.
@@ -79,19 +79,19 @@ class Janitor:
             await run_async(connection, releasing(self._schema, rows=self._portion.of(RELEASED_ROWS)))
         with self._passing(connection, "large batches of Spark"):
             unfinished += await self._move_on(connection)
-        in_trouble: dict[str, bool] = {}
+        failing: dict[str, bool] = {}
         with self._passing(connection, "keys in trouble"):
-            in_trouble = await run_async(connection, listing_troubled(self._schema))
-        for inbox in (inbox for inbox, holds_parked in in_trouble.items() if holds_parked):
+            failing = await run_async(connection, listing_failing(self._schema))
+        for inbox in (inbox for inbox, holds_parked in failing.items() if holds_parked):
             with self._passing(connection, f"parked keys of {inbox}"):
                 moved = await run_async(connection, moving_parked(self._schema, inbox, self._cursors.get(inbox, "")))
                 self._cursors[inbox] = moved.cursor
                 unfinished += moved.more
-        for inbox in in_trouble:
+        for inbox in failing:
             with self._passing(connection, f"the healthy floor of {inbox}"):
                 unfinished += await self._raise_healthy_floor(connection, inbox)
         if self._monotonic() - self._swept >= SWEEP_INTERVAL_S:
-            if await self._sweep(connection, in_trouble):
+            if await self._sweep(connection, failing):
                 unfinished += 1
             else:
                 self._swept = self._monotonic()
@@ -125,10 +125,10 @@ class Janitor:
     async def _raise_floor(self, connection: psycopg.AsyncConnection, inbox: str) -> bool:
         before = self._watched.pop(inbox, None)
         try:
-            look = await run_async(connection, looking(self._schema, inbox))
-            if look is None:
+            state = await run_async(connection, reading_floor(self._schema, inbox))
+            if state is None:
                 return False  # it was removed this instant
-            floor, oldest, clock = look
+            floor, oldest, clock = state
             lags = (clock if oldest is None else oldest - 1) - floor >= STEP
             # Watched as long as it moves. With none alive it is raised once: what comes will be told of.
             if oldest is not None and (lags or oldest != before):
@@ -150,12 +150,12 @@ class Janitor:
                     return False
         return True
 
-    async def _sweep(self, connection: psycopg.AsyncConnection, in_trouble: Iterable[str]) -> bool:
+    async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable[str]) -> bool:
         """Tell whether more may be left: what comes by the message grows faster than one step a minute takes away."""
         more = 0
-        for inbox in in_trouble:
+        for inbox in failing:
             with self._passing(connection, f"notes of {inbox}"):
-                await run_async(connection, sweeping_notes(self._schema, inbox))
+                await run_async(connection, sweeping_key_state(self._schema, inbox))
         with self._passing(connection, "history"):
             more += await run_async(connection, sweeping_history(self._schema))
         with self._passing(connection, "batches of Spark"):
@@ -185,9 +185,9 @@ class Janitor:
             self._faulty.discard(what)
 
 
-def moving_all_aside(schema: str) -> Operation[None]:
+def moving_all_parked(schema: str) -> Operation[None]:
     """Move aside all that stands behind parked messages and nobody holds; in autocommit, in steps that commit."""
-    for inbox, holds_parked in (yield from listing_troubled(schema)).items():
+    for inbox, holds_parked in (yield from listing_failing(schema)).items():
         moved = Moved(0, cursor="", more=holds_parked)
         while moved.more or moved.cursor:
             moved = yield from moving_parked(schema, inbox, moved.cursor)
@@ -210,7 +210,7 @@ def listing_inboxes(schema: str, named: list[str], *, after: str, rows: int) -> 
 
 
 # From one inbox to the next by the index, however many keys each of them has there.
-TROUBLED = Sql(
+FAILING = Sql(
     """
 WITH RECURSIVE troubled AS (
     SELECT min(inbox) AS inbox FROM {schema}.key_state
@@ -224,14 +224,14 @@ FROM troubled AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER B
 )
 
 
-def listing_troubled(schema: str) -> Operation[dict[str, bool]]:
+def listing_failing(schema: str) -> Operation[dict[str, bool]]:
     """Return the names of the inboxes that have keys in trouble, and whether some of those are parked."""
-    return dict((yield TROUBLED.at(schema=schema)()))
+    return dict((yield FAILING.at(schema=schema)()))
 
 
 # -- Floors -----------------------------------------------------------------------------------------------------------
 
-LOOK = Sql(
+FLOOR_STATE = Sql(
     """
 SELECT floor, (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
        last_value
@@ -242,9 +242,9 @@ FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
 )
 
 
-def looking(schema: str, inbox: str) -> Operation[tuple[int, int | None, int] | None]:
+def reading_floor(schema: str, inbox: str) -> Operation[tuple[int, int | None, int] | None]:
     """Return the inbox's floor, the clock of its oldest message if it has one, and the node's; None if not listed."""
-    rows = yield LOOK.at(schema=schema, inbox=inbox)()
+    rows = yield FLOOR_STATE.at(schema=schema, inbox=inbox)()
     return rows[0] if rows else None
 
 
@@ -293,7 +293,7 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
 # Left when a claim's snapshot was older than the note on what it took. The oldest due are looked at: whatever stands
 # before a note of nothing, workers take. LATERAL keeps it to a probe of the key's index for each. A row that somebody
 # else has is left alone, and so is one that was written since: what it is about may be too new for this snapshot.
-NOTES = Sql(
+IDLE_KEYS = Sql(
     """
 WITH due AS MATERIALIZED (
     SELECT key, greatest(clock, alone_to) AS clock, alone_to, retry_at FROM {schema}.key_state
@@ -312,9 +312,9 @@ DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELE
 )
 
 
-def sweeping_notes(schema: str, inbox: str) -> Operation[None]:
+def sweeping_key_state(schema: str, inbox: str) -> Operation[None]:
     """Delete notes of keys in trouble whose messages are gone."""
-    yield NOTES.at(schema=schema, inbox=inbox)(rows=SWEPT_ROWS)
+    yield IDLE_KEYS.at(schema=schema, inbox=inbox)(rows=SWEPT_ROWS)
 
 
 OLD = Sql(

@@ -21,7 +21,7 @@ import psycopg
 from dispatcher.deliver import SESSION
 from dispatcher.doorbell import Doorbell
 from dispatcher.lease import RENEW_S, Lease, reading_backend
-from dispatcher.notifications import DROP_AT, LOOK_INTERVAL_S, WARN_AT, reading_queue_usage
+from dispatcher.notifications import CHECK_INTERVAL_S, DROP_AT, WARN_AT, reading_queue_usage
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
@@ -47,7 +47,7 @@ LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
 KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
 # Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
 FINISH_WITHIN_S = 3.0
-SEVER_AFTER_S = 2.0
+DISCONNECT_AFTER_S = 2.0
 
 
 class Work(Protocol):
@@ -156,7 +156,7 @@ class Lane(ABC):
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         if not keeper.closed:
-            await answered(keeper, run_async(keeper, self._lease.giving_up()), SEVER_AFTER_S)
+            await answered(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
 
     def _log(self, error: Exception) -> None:
         if isinstance(error, OF_THE_SESSION):
@@ -207,7 +207,7 @@ class Lane(ABC):
         self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell, bell: Bell
     ) -> None:
         backend = await run_async(lane, reading_backend())
-        renewed = looked = float("-inf")
+        renewed = checked = float("-inf")
         while True:
             try:
                 # Standing by, each time: a leader that is gone is replaced within 5 s, of which its lease takes 3.
@@ -216,9 +216,9 @@ class Lane(ABC):
                     state = "awake" if doorbell.awake else "asleep"
                     self._lead(await run_async(keeper, self._lease.taking(backend, state, asdict(self.totals))))
                     renewed = began
-                if time.monotonic() - looked >= LOOK_INTERVAL_S:
-                    looked = time.monotonic()
-                    await self._look_at_queue(keeper, bell)
+                if time.monotonic() - checked >= CHECK_INTERVAL_S:
+                    checked = time.monotonic()
+                    await self._check_queue(keeper, bell)
             except psycopg.Error as error:
                 # The lease may run out meanwhile. A batch under way would be lost with the sessions at once.
                 if not self._is_held_up(error, "the lease"):
@@ -232,7 +232,7 @@ class Lane(ABC):
             self._leading.set() if leads else self._leading.clear()
         self._has_begun = self._has_begun or not leads
 
-    async def _look_at_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
+    async def _check_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
         usage = await run_async(keeper, reading_queue_usage())
         if usage < WARN_AT:
             return
@@ -264,10 +264,10 @@ async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncCo
     """Cancel the tasks and see them end, severing their connections if the database does not answer."""
     for task in tasks:
         task.cancel()
-    _, pending = await asyncio.wait(tasks, timeout=SEVER_AFTER_S)
+    _, pending = await asyncio.wait(tasks, timeout=DISCONNECT_AFTER_S)
     if pending:
         for connection in connections:
             sever(connection)
         for task in pending:
             task.cancel()  # again: the bell's connection is its own, and psycopg gives up on it at the second time
-        await asyncio.wait(pending, timeout=SEVER_AFTER_S)
+        await asyncio.wait(pending, timeout=DISCONNECT_AFTER_S)

@@ -5,7 +5,7 @@ A commit that notifies fails once it is full. The dispatcher warns early, and ma
 
 from mailroom.sql.operation import Operation, Sql
 
-LOOK_INTERVAL_S = 10.0
+CHECK_INTERVAL_S = 10.0
 WARN_AT = 0.10
 DROP_AT = 0.25  # then a dispatcher drops the connection it listens with, and listens on another
 

@@ -104,7 +104,7 @@ END $sift$
 ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
 
-def sifting(
+def finding_refused(
     schema: str, *, start: Start, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[tuple[int, list[Refused]]]:
     """Return how many messages the next delivery of `rows` would take, and which of them the database refuses alone."""
@@ -116,7 +116,7 @@ def sifting(
 
 
 # By their positions: others may by now stand before those that were refused.
-BURY = Sql(
+DEAD_LETTER = Sql(
     """
 WITH refused AS (
     SELECT * FROM unnest(%(positions)s::bigint[], %(reasons)s::text[]) AS r (position, reason)),
@@ -132,10 +132,10 @@ SELECT count(*) FROM gone
 )
 
 
-def burying(schema: str, refused: Sequence[Refused]) -> Operation[int]:
+def dead_lettering(schema: str, refused: Sequence[Refused]) -> Operation[int]:
     """Move messages to `dead_letter`, so that they cannot stop the others; returns how many were still there."""
     yield LOCK.at(schema=schema)()
-    [(count,)] = yield BURY.at(schema=schema)(
+    [(count,)] = yield DEAD_LETTER.at(schema=schema)(
         positions=[each.position for each in refused], reasons=[each.reason for each in refused]
     )
     return int(count)

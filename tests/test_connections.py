@@ -81,7 +81,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "session",
-    [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.PATIENCE, bells.SESSION],
+    [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.EXECUTOR, bells.SESSION],
     ids=["command", "notes", "lane", "keeper", "drain", "executor", "bell"],
 )
 async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
@@ -169,7 +169,7 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
 async def test_dispatcher_drops_its_own_listener_when_the_queue_fills_up_further(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(lane, "CHECK_INTERVAL_S", 0.1)
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         [bell] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
         monkeypatch.setattr(lane, "WARN_AT", 1e-6)

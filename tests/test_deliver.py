@@ -481,9 +481,9 @@ async def test_message_that_commits_below_the_refused_one_is_not_buried_in_its_p
     node.send("shipping", key="bad")
 
     class CommitsBeforeTheBurial(Deliverer):
-        async def _bury(self, *arguments: Any, **options: Any) -> int:
+        async def _dead_letter(self, *arguments: Any, **options: Any) -> int:
             late.commit()
-            return await super()._bury(*arguments, **options)
+            return await super()._dead_letter(*arguments, **options)
 
     await CommitsBeforeTheBurial(lane, SCHEMA).drain()
     assert [key for key, _, _ in node.dead()] == ["bad"]

@@ -268,14 +268,14 @@ def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Conne
         gone.execute("SELECT 1")
 
 
-async def test_lease_is_renewed_on_time_however_long_something_in_the_house_takes(
+async def test_lease_is_renewed_on_time_however_long_housekeeping_takes(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hang(_janitor: Janitor, connection: psycopg.AsyncConnection) -> int:
         await connection.execute("SELECT pg_sleep(3600)")
         return 0
 
-    monkeypatch.setattr(Janitor, "keep_house", hang)
+    monkeypatch.setattr(Janitor, "run_once", hang)
     async with running(Dispatcher(node.dsn)):
         await eventually_async(lambda: leader(node) is not None)
         async with running(Dispatcher(node.dsn)):
@@ -323,14 +323,14 @@ async def test_removing_inboxes_ends_nothing(node: Node, monkeypatch: pytest.Mon
         "dropped first": (drop, unlist),
     }[order]  # fmt: skip
     turns: list[int] = []
-    keep_house = Janitor.keep_house
+    run_once = Janitor.run_once
 
-    async def counted(house: Janitor, connection: psycopg.AsyncConnection) -> int:
-        house._swept = float("-inf")
-        turns.append(await keep_house(house, connection))
+    async def counted(janitor: Janitor, connection: psycopg.AsyncConnection) -> int:
+        janitor._swept = float("-inf")
+        turns.append(await run_once(janitor, connection))
         return 1
 
-    monkeypatch.setattr(Janitor, "keep_house", counted)
+    monkeypatch.setattr(Janitor, "run_once", counted)
     async with running(Dispatcher(node.dsn, poll_interval_s=0.05)):
         for turn in range(2):
             node.inbox("gone", "news")

@@ -24,7 +24,7 @@ from tests.support.waiting import eventually_async
 NEVER_S = 3_600.0  # a poll that no test lives to see
 OUTBOX = "'mailroom.outbox'::regclass"
 HOLD_AWAKE = f"SELECT pg_try_advisory_lock({locks.AWAKE}, {locks.key(OUTBOX)})"
-LET_GO = HOLD_AWAKE.replace("pg_try_advisory_lock", "pg_advisory_unlock")
+RELEASE = HOLD_AWAKE.replace("pg_try_advisory_lock", "pg_advisory_unlock")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_commit_does_not_ring_while_a_dispatcher_is_awake(
     awake.execute(HOLD_AWAKE)
     node.send("shipping")
     assert rings(listener) == 0
-    awake.execute(LET_GO)
+    awake.execute(RELEASE)
     node.send("shipping")
     assert rings(listener) == 1
 
@@ -196,8 +196,8 @@ TURN = [
     "after drain",
     "before _taking",
     "after _taking",
-    "before _letting_go",
-    "after _letting_go",
+    "before _releasing",
+    "after _releasing",
     "before reading_writers",
     "after reading_writers",
     "before drain",
@@ -327,7 +327,7 @@ async def test_dispatcher_stays_awake_while_messages_keep_coming(node: Node, ser
     steps.act = act
     async with steps.serving():
         await asyncio.wait_for(steps.asleep.wait(), 10)
-        assert steps.names.count("before _letting_go") == 1
+        assert steps.names.count("before _releasing") == 1
         assert node.waiting() == []
 
 
@@ -337,7 +337,7 @@ async def test_nothing_of_awake_is_left_when_it_sleeps(node: Node, served: Calla
         await asyncio.wait_for(steps.asleep.wait(), 10)
         assert not steps.doorbell.awake
         assert node.value(HOLD_AWAKE) is True
-        node.connection.execute(LET_GO.encode())
+        node.connection.execute(RELEASE.encode())
 
 
 # -- Listening --------------------------------------------------------------------------------------------------------

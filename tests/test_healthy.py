@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from dispatcher import healthy_floor as healthy
-from dispatcher.janitor import Janitor, sweeping_notes
+from dispatcher.janitor import Janitor, sweeping_key_state
 from inbox import Inbox, Parked, claim, due
 from inbox.claim import Share
 from inbox.due import healing, reaping_due
@@ -139,7 +139,7 @@ def test_housekeeping_raises_the_floor(node: Node) -> None:
 
     async def keep() -> None:
         async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
-            await Janitor(SCHEMA).keep_house(connection)
+            await Janitor(SCHEMA).run_once(connection)
 
     asyncio.run(keep())
     assert node.value("SELECT healthy_floor FROM mailroom.inbox_registry") == 2
@@ -272,10 +272,10 @@ def test_key_state_row_below_the_floor_is_not_swept(node: Node) -> None:
     fail(node, "bad")
     raise_floor(node)
     node.connection.execute("DELETE FROM mailroom.inbox WHERE clock = 1")  # as by a claim with an old snapshot
-    run(node.connection, sweeping_notes(SCHEMA, "shipping"))
+    run(node.connection, sweeping_key_state(SCHEMA, "shipping"))
     assert claimed(node) == []
     assert tried(node) == [("bad", 2)]
-    run(node.connection, sweeping_notes(SCHEMA, "shipping"))
+    run(node.connection, sweeping_key_state(SCHEMA, "shipping"))
     assert node.rows("SELECT FROM mailroom.key_state") == []
 
 

@@ -119,5 +119,5 @@ async def test_housekeeping_passes_over_what_is_no_inbox(
     node.send("said")
     node.drain()
     node.connection.execute("DELETE FROM mailroom.inbox_wall")
-    assert await Janitor("mailroom").keep_house(keeper) == 1
+    assert await Janitor("mailroom").run_once(keeper) == 1
     assert node.rows("SELECT name FROM mailroom.inbox_registry WHERE floor > 0") == [("wall",)]

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from dispatcher import janitor
-from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_notes
+from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_key_state
 from dispatcher.lane import KEEPER
 from inbox import Inbox, Park, Parked
 from inbox.failure import suspecting
@@ -42,7 +42,7 @@ async def keeper(node: Node) -> AsyncIterator[psycopg.AsyncConnection]:
         yield connection
 
 
-class House:
+class Clocked:
     """A janitor whose clock the test moves."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def suspect(node: Node, key: str, clock: int) -> None:
         run(node.connection, suspecting(SCHEMA, "shipping", [key], [clock], "in a batch that failed"))
 
 
-def troubled(node: Node) -> list[str]:
+def keys_failing(node: Node) -> list[str]:
     return [key for (key,) in node.rows("SELECT key FROM mailroom.key_state ORDER BY key")]
 
 
@@ -92,7 +92,7 @@ def reap_step(node: Node, inbox: str) -> None:
         Inbox(inbox).reap(node.connection, "k", limit=janitor.STEP)
 
 
-async def test_house_of_many_idle_inboxes_is_kept_by_as_many_statements_as_that_of_some(
+async def test_round_over_many_idle_inboxes_takes_as_many_statements_as_over_some(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inboxes = {f"inbox{nth}" for nth in range(25)}
@@ -104,13 +104,13 @@ async def test_house_of_many_idle_inboxes_is_kept_by_as_many_statements_as_that_
         done.append(getgeneratorlocals(operation).get("inbox"))
         return await run_async(connection, operation)
 
-    house = House()
-    await house.janitor.keep_house(keeper)  # sweeps
+    clocked = Clocked()
+    await clocked.janitor.run_once(keeper)  # sweeps
     monkeypatch.setattr(janitor, "run_async", counted)
     costs = []
     for _ in range(3):
         before = len(done)
-        await house.janitor.keep_house(keeper)
+        await clocked.janitor.run_once(keeper)
         costs.append(len(done) - before)
     assert max(costs) <= janitor.IN_TURN + 4
     assert set(done) - {None} == inboxes | {"shipping"}
@@ -122,17 +122,17 @@ async def test_floor_of_an_inbox_that_got_something_is_raised_before_its_turn(
     monkeypatch.setattr(janitor, "IN_TURN", 1)
     for name in ("zoo", "zulu"):
         node.inbox(name)
-    house = House().janitor
+    own_janitor = Clocked().janitor
     fill(node, "zoo")
     fill(node, "zulu", steps=3)
-    house.watch(["zulu"])
-    await house.keep_house(keeper)
+    own_janitor.watch(["zulu"])
+    await own_janitor.run_once(keeper)
     assert set(floors(node)) == {"shipping", "zulu"}
     # And as long as somebody reaps there, with nothing delivered.
     for _ in range(2):
         reap_step(node, "zulu")
         before = floors(node)["zulu"]
-        await house.keep_house(keeper)
+        await own_janitor.run_once(keeper)
         assert floors(node)["zulu"] == before + janitor.STEP
 
 
@@ -142,11 +142,11 @@ async def test_inbox_that_is_being_removed_is_passed_over(
 ) -> None:
     for name in ("a_gone", "b_there"):
         node.inbox(name)
-    house = House().janitor
+    own_janitor = Clocked().janitor
     fill(node, "a_gone", "b_there")
     deliver(node, "k")
     park(node, "k")
-    house.watch(["a_gone", "b_there"])
+    own_janitor.watch(["a_gone", "b_there"])
     node.connection.execute(STATE.replace("shipping", "a_gone"), ["k", 1, "infinity"])
     if removed == "unlisted and dropped":
         node.connection.execute("DELETE FROM mailroom.inbox_registry WHERE name = 'a_gone'")
@@ -156,7 +156,7 @@ async def test_inbox_that_is_being_removed_is_passed_over(
         node.connection.execute("DROP TABLE mailroom.inbox_a_gone")
     deliver(node, "k")
     for _ in range(2):
-        await house.keep_house(keeper)
+        await own_janitor.run_once(keeper)
     assert "b_there" in floors(node)
     assert ("shipping", "k") not in node.rows("SELECT 'shipping', key FROM mailroom.inbox_shipping")
     told = [record.getMessage() for record in caplog.records if "a_gone" in record.getMessage()]
@@ -169,14 +169,14 @@ async def test_inbox_that_is_locked_stops_no_other(
 ) -> None:
     for name in ("a_locked", "b_free"):
         node.inbox(name)
-    house = House().janitor
+    own_janitor = Clocked().janitor
     fill(node, "a_locked", "b_free")
     holder = connect()
     holder.execute("LOCK mailroom.inbox_a_locked")
-    await house.keep_house(keeper)
+    await own_janitor.run_once(keeper)
     assert set(floors(node)) == {"b_free", "shipping"}
     holder.rollback()
-    await house.keep_house(keeper)
+    await own_janitor.run_once(keeper)
     assert set(floors(node)) == {"a_locked", "b_free", "shipping"}
 
 
@@ -187,11 +187,11 @@ async def test_what_is_delivered_for_parked_keys_is_moved_aside_again_and_again(
     node: Node, keeper: psycopg.AsyncConnection
 ) -> None:
     node.inbox("billing")
-    house = House().janitor
+    own_janitor = Clocked().janitor
     deliver(node, "k", "free", "k")
     park(node, "k")
     for _ in range(2):
-        assert await house.keep_house(keeper) == 0
+        assert await own_janitor.run_once(keeper) == 0
         assert node.delivered("key") == [("free",)]
         deliver(node, "k")
 
@@ -200,10 +200,10 @@ async def test_full_move_calls_for_coming_back_soon(
     node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(janitor, "moving_parked", partial(moving_parked, rows=2))
-    house = House().janitor
+    own_janitor = Clocked().janitor
     deliver(node, *["k"] * 4)
     park(node, "k")
-    assert [await house.keep_house(keeper) for _ in range(2)] == [1, 0]
+    assert [await own_janitor.run_once(keeper) for _ in range(2)] == [1, 0]
 
 
 def test_drain_moves_all_aside_that_stands_behind_parked_messages(
@@ -227,24 +227,24 @@ def test_drain_moves_all_aside_that_stands_behind_parked_messages(
     assert node.delivered("concat(inbox, ' ', key)") == [(each,) for each in left]
 
 
-async def test_house_of_parked_keys_with_nothing_new_is_kept_without_writing(
+async def test_round_over_parked_keys_with_nothing_new_writes_nothing(
     node: Node, keeper: psycopg.AsyncConnection
 ) -> None:
-    house = House().janitor
+    own_janitor = Clocked().janitor
     deliver(node, "k")
     park(node, "k")
-    await house.keep_house(keeper)
+    await own_janitor.run_once(keeper)
     async with keeper.transaction():
-        await house.keep_house(keeper)
+        await own_janitor.run_once(keeper)
         [(clean,)] = await (await keeper.execute("SELECT pg_current_xact_id_if_assigned() IS NULL")).fetchall()
     assert clean
 
 
-async def test_house_is_kept_beside_an_open_replay_and_an_open_claim(
+async def test_housekeeping_goes_on_beside_an_open_replay_and_an_open_claim(
     node: Node, keeper: psycopg.AsyncConnection, connect: Connect
 ) -> None:
     replaying, claiming = connect(), connect()
-    house = House()
+    clocked = Clocked()
     deliver(node, *["free"] * janitor.STEP, "k", "k", "free")
     park(node, "k")
     INBOX.reap(claiming, "free", limit=janitor.STEP)
@@ -252,11 +252,11 @@ async def test_house_is_kept_beside_an_open_replay_and_an_open_claim(
     suspect(node, "free", janitor.STEP + 3)
     INBOX.reap(claiming, "free")
     Parked("shipping").replay(replaying, "k", actor="ada")
-    await house.janitor.keep_house(keeper)
+    await clocked.janitor.run_once(keeper)
     assert node.value("SELECT floor FROM mailroom.inbox_registry") == 0
     replaying.commit()
     claiming.rollback()
-    await house.janitor.keep_house(keeper)
+    await clocked.janitor.run_once(keeper)
     assert node.value("SELECT floor FROM mailroom.inbox_registry") == janitor.STEP
     assert [message.key for message in INBOX.peek(node.connection)] == ["k", "k", "free"]
 
@@ -264,14 +264,14 @@ async def test_house_is_kept_beside_an_open_replay_and_an_open_claim(
 # -- Sweeping ---------------------------------------------------------------------------------------------------------
 
 
-async def test_house_is_swept_at_first_and_then_once_a_minute(node: Node, keeper: psycopg.AsyncConnection) -> None:
-    house = House()
+async def test_node_is_swept_at_first_and_then_once_a_minute(node: Node, keeper: psycopg.AsyncConnection) -> None:
+    clocked = Clocked()
     swept = []
     for wait_s in (0, SWEEP_INTERVAL_S - 1, 1):
-        house.now_s += wait_s
+        clocked.now_s += wait_s
         node.connection.execute(STATE, ["gone", 1, "2020-01-01"])
-        await house.janitor.keep_house(keeper)
-        swept.append(not troubled(node))
+        await clocked.janitor.run_once(keeper)
+        swept.append(not keys_failing(node))
         node.connection.execute("DELETE FROM mailroom.key_state")
     assert swept == [True, False, True]
 
@@ -287,8 +287,8 @@ async def test_notes_of_messages_that_are_gone_are_swept_and_no_others(
     for key, clock in (("alive", 1), ("later", 2), ("gone", 5)):
         node.connection.execute(STATE, [key, clock, "2020-01-01"])
     node.connection.execute(STATE, ["waits", 3, "2999-01-01"])
-    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
-    assert troubled(node) == ["alive", "parked", "waits"]
+    await run_async(keeper, sweeping_key_state(SCHEMA, "shipping"))
+    assert keys_failing(node) == ["alive", "parked", "waits"]
 
 
 async def test_notes_of_a_batch_that_was_suspected_while_another_worker_had_it_are_swept(
@@ -301,9 +301,9 @@ async def test_notes_of_a_batch_that_was_suspected_while_another_worker_had_it_a
     suspect(node, "a", 1)
     suspect(node, "b", 2)
     claiming.commit()
-    assert troubled(node) == ["a", "b"]
-    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
-    assert troubled(node) == []
+    assert keys_failing(node) == ["a", "b"]
+    await run_async(keeper, sweeping_key_state(SCHEMA, "shipping"))
+    assert keys_failing(node) == []
 
 
 async def test_note_of_a_message_that_is_being_reaped_is_left(
@@ -313,9 +313,9 @@ async def test_note_of_a_message_that_is_being_reaped_is_left(
     suspect(node, "k", 1)
     claiming = connect()
     INBOX.reap(claiming, "k")
-    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
+    await run_async(keeper, sweeping_key_state(SCHEMA, "shipping"))
     claiming.rollback()
-    assert troubled(node) == ["k"]
+    assert keys_failing(node) == ["k"]
 
 
 async def test_idle_note_that_an_open_claim_takes_along_is_passed_over(
@@ -325,9 +325,9 @@ async def test_idle_note_that_an_open_claim_takes_along_is_passed_over(
     node.connection.execute(STATE, ["k", 0, "2020-01-01"])
     claiming = connect()
     INBOX.reap(claiming, "k")
-    await run_async(keeper, sweeping_notes(SCHEMA, "shipping"))
+    await run_async(keeper, sweeping_key_state(SCHEMA, "shipping"))
     claiming.rollback()
-    assert troubled(node) == ["k"]
+    assert keys_failing(node) == ["k"]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ async def test_history_is_kept_so_long_and_then_swept(
         node.connection.execute(
             f"INSERT INTO mailroom.{table} (at, {columns}) VALUES (now() - interval '{age_h} h', {values})"
         )
-    await House().janitor.keep_house(keeper)
+    await Clocked().janitor.run_once(keeper)
     assert node.value(f"SELECT count(*) FROM mailroom.{table}") == 2
 
 
@@ -358,7 +358,7 @@ async def test_history_is_swept_in_bounded_steps_the_oldest_first(
             "INSERT INTO mailroom.audit (at, actor, action, messages) "
             f"VALUES (now() - interval '{days} days', 'ada', '{days}', 1)"
         )
-    await House().janitor.keep_house(keeper)
+    await Clocked().janitor.run_once(keeper)
     assert node.value("SELECT action FROM mailroom.audit") == "500"
 
 
@@ -379,7 +379,7 @@ async def test_old_batches_of_spark_are_swept_but_the_last_of_a_stream(
             "VALUES (%s, %s, 1, now() - %s * interval '1 day')",
             [name, batch, days],
         )
-    await House().janitor.keep_house(keeper)
+    await Clocked().janitor.run_once(keeper)
     kept = node.rows("SELECT name, batch FROM mailroom.spark_batch ORDER BY name")
     assert kept == [("dead", 1), ("live", 8), ("young job", -1)]
 
@@ -388,7 +388,7 @@ async def test_old_tokens_of_commits_are_swept(node: Node, keeper: psycopg.Async
     node.connection.execute(
         "INSERT INTO mailroom.commit_token VALUES ('00000000-0000-7000-8000-000000000000', true)"  # of 1970
     )
-    await House().janitor.keep_house(keeper)
+    await Clocked().janitor.run_once(keeper)
     assert node.value("SELECT count(*) FROM mailroom.commit_token") == 0
 
 
@@ -397,7 +397,7 @@ def test_notes_are_looked_at_by_indexes_only_even_in_a_plan_of_empty_tables(node
     connection = connect()
     for name, value in KEEPER.items():
         connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-    plan = generic_plan(connection, janitor.NOTES, {})
+    plan = generic_plan(connection, janitor.IDLE_KEYS, {})
     tables = [each for each in plan if each.get("Relation Name") in ("inbox_shipping", "key_state")]
     assert {each["Node Type"] for each in tables} <= {"Index Scan", "Index Only Scan", "ModifyTable"}
     used = {each["Index Name"] for each in plan if str(each.get("Index Name")).endswith("_of_shipping")}

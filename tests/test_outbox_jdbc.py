@@ -362,7 +362,7 @@ def test_who_may_not_write_cannot_use_up_ids(
 
 @pytest.fixture
 async def keeper(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
-    """The session of the dispatcher that keeps house."""
+    """The session of the dispatcher that does the housekeeping."""
     connection = await settings.connect_async(dsn, "keeper", KEEPER)
     async with connection:
         yield connection
@@ -378,7 +378,7 @@ async def test_id_is_remembered_for_seven_days(
 ) -> None:
     write(session, 1)
     age(session, hours)
-    await Janitor("mailroom").keep_house(keeper)
+    await Janitor("mailroom").run_once(keeper)
     assert write(session, 2) == taken
 
 
@@ -388,10 +388,10 @@ async def test_old_ids_are_swept_in_steps_one_soon_after_the_other(
     monkeypatch.setattr(janitor, "SWEPT_ROWS", 4)
     session.execute(MANY, [10])
     age(session, 8 * 24)
-    house = Janitor("mailroom", lambda: 1_000.0)
+    sweeper = Janitor("mailroom", lambda: 1_000.0)
     left = []
     for _ in range(4):
-        soon = await house.keep_house(keeper)
+        soon = await sweeper.run_once(keeper)
         left.append((soon, session.execute("SELECT count(*) FROM mailroom.outbox_jdbc_id").fetchall()[0][0]))
     assert left == [(1, 6), (1, 2), (0, 0), (0, 0)]
 

@@ -13,7 +13,7 @@ from dispatcher.executor.delete_range import Step, deleting, finding_progress, f
 from dispatcher.executor.fold import Refused, Taken
 from dispatcher.executor.function import Functions, reading_functions
 from dispatcher.executor.guest import IMMEDIATE, checking, noting_settings
-from dispatcher.executor.outcome import Done, Outcome, burying_executables, reason_of, telling
+from dispatcher.executor.outcome import Done, Outcome, dead_lettering_executables, reason_of, telling
 from dispatcher.executor.take import Look, locking_executables, looking_at_next, looking_at_oldest, removing
 from dispatcher.executor.target import Targets, reading_targets
 from dispatcher.floor import FIRST, Start
@@ -149,7 +149,7 @@ def _groups(taken: Sequence[Taken], targets: Targets) -> Iterator[list[Taken]]:
 
 def _ending(schema: str, done: Done) -> Operation[int]:
     """Put away what could not be applied, and tell who wants to know; returns how many messages that took."""
-    yield from burying_executables(schema, sorted(done.dead, key=lambda each: each[0].position))
+    yield from dead_lettering_executables(schema, sorted(done.dead, key=lambda each: each[0].position))
     outcomes = sorted(done.outcomes, key=lambda outcome: outcome.taken.position)
     return (yield from telling(schema, outcomes))
 

@@ -124,7 +124,7 @@ def telling(schema: str, outcomes: Sequence[Outcome]) -> Operation[int]:
     return (yield from sending_many(schema, [each.row() for each in outcomes if each.taken.notify]))
 
 
-BURY = Sql(
+DEAD_LETTER = Sql(
     """
 INSERT INTO {schema}.dead_letter (stage, reason, message_id, topic, key, kind, message_type, value, headers,
                                   after_clock, source, sent_at)
@@ -137,12 +137,12 @@ ORDER BY nth
 )
 
 
-def burying_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Operation[None]:
+def dead_lettering_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -> Operation[None]:
     """Put executables that could not be applied among the dead letters, each with its reason."""
     if not dead:
         return
     taken = [each for each, _ in dead]
-    yield BURY.at(schema=schema)(
+    yield DEAD_LETTER.at(schema=schema)(
         reason=[reason for _, reason in dead],
         message_id=[each.message_id for each in taken],
         topic=[f"{each.target}.{each.operation}" for each in taken],

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from dispatcher.janitor import sweeping_notes
+from dispatcher.janitor import sweeping_key_state
 from mailroom.sql.runner import run
 
 ROWS_SHOWN = 10
@@ -241,7 +241,7 @@ def check(
             if rows:
                 found.append(Violation(invariant.name, invariant.promise, tuple(map(tuple, rows))))
         for (inbox,) in connection.execute(LISTED).fetchall():
-            run(connection, sweeping_notes("mailroom", inbox))
+            run(connection, sweeping_key_state("mailroom", inbox))
         if idle := connection.execute(
             f"SELECT * FROM ({IDLE}) AS k WHERE is_due LIMIT {ROWS_SHOWN}".encode()
         ).fetchall():

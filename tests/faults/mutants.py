@@ -244,13 +244,13 @@ def _notify_only() -> None:
 def _purge_by_age() -> None:
     from dispatcher.janitor import Janitor
 
-    keep_house = Janitor.keep_house
+    run_once = Janitor.run_once
 
     async def purging(self: Janitor, connection: Any) -> int:
         await connection.execute("DELETE FROM mailroom.outbox WHERE sent_at < clock_timestamp() - interval '0.2 s'")
-        return await keep_house(self, connection)
+        return await run_once(self, connection)
 
-    _put(Janitor, "keep_house", purging)
+    _put(Janitor, "run_once", purging)
 
 
 @_mutant("what a claim gives is in no order")
@@ -333,20 +333,20 @@ def _cancelled_is_dead() -> None:
     _put(sys.modules["dispatcher.executor.execute"], "reason_of", blaming)  # the package has a function of that name
 
 
-@_mutant("the house passes over nothing, and its trouble is the daemon's", "F41")
-def _trouble_of_the_house() -> None:
-    from dispatcher import house, lane
+@_mutant("housekeeping passes over nothing, and its errors end the daemon's session", "F41")
+def _housekeeping_errors_spread() -> None:
+    from dispatcher import housekeeping, lane
     from dispatcher.janitor import Janitor
 
     async def run(self: Any, leading: asyncio.Event) -> None:
         while True:
             await leading.wait()
-            async with lane.open_session(self._dsn, "dispatcher house", lane.KEEPER) as session:
+            async with lane.open_session(self._dsn, "dispatcher housekeeping", lane.KEEPER) as session:
                 while leading.is_set():
-                    await self._janitor.keep_house(session)
+                    await self._janitor.run_once(session)
                     await asyncio.sleep(0.02)
 
-    _put(house.House, "run", run)
+    _put(housekeeping.Housekeeping, "run", run)
     _put(Janitor, "_passing", lambda *_: contextlib.nullcontext())
     # As if it had not begun yet: then trouble of its own ends it.
     daemon: Any = lane.Lane

@@ -295,7 +295,7 @@ def test_answer_to_the_commit_of_a_chunk_is_lost(dsn: str, connect: Connect, fau
     assert sent(connect) == list(range(ROWS))
 
 
-async def test_what_a_driver_leaves_at_any_statement_is_finished_by_the_house(dsn: str, connect: Connect) -> None:
+async def test_what_a_driver_leaves_at_any_statement_is_finished_by_housekeeping(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
     mailroom = Mailroom(dsn, connect(autocommit=True))
     mailroom.inbox("numbers")
@@ -313,7 +313,7 @@ async def test_what_a_driver_leaves_at_any_statement_is_finished_by_the_house(ds
                 drop(node, attempts)
             known = (batch.name, -1, ROWS) in ledger(connect)
             while unfinished(connect):
-                await janitor.keep_house(keeper)
+                await janitor.run_once(keeper)
                 mailroom.deliver()
             mailroom.deliver()
             expected += range(ROWS) if known else ()
@@ -326,22 +326,22 @@ async def test_what_a_driver_leaves_at_any_statement_is_finished_by_the_house(ds
     assert staging_tables(connect) == 0
 
 
-async def test_house_moves_the_next_chunk_when_the_last_one_was_taken(dsn: str, connect: Connect) -> None:
+async def test_housekeeping_moves_the_next_chunk_when_the_last_one_was_taken(dsn: str, connect: Connect) -> None:
     decided_and_left(Node(dsn=dsn), chunks=1)
     mailroom = Mailroom(dsn, connect(autocommit=True))
     janitor = Janitor(SCHEMA, abandoned_after_s=0)
     async with await settings.connect_async(dsn, "keeper", KEEPER) as keeper:
         for _ in range(2):
-            assert await janitor.keep_house(keeper) == 1
+            assert await janitor.run_once(keeper) == 1
         assert len(mailroom.waiting()) == 4
         mailroom.allow_clocks()
         mailroom.deliver()
-        assert await janitor.keep_house(keeper) == 1
+        assert await janitor.run_once(keeper) == 1
         assert len(mailroom.waiting()) == ROWS - 4  # a chunk of the usual size
-        assert await Janitor(SCHEMA).keep_house(keeper) == 0  # to whom it is too young
+        assert await Janitor(SCHEMA).run_once(keeper) == 0  # to whom it is too young
 
 
-async def test_house_goes_on_with_others_where_one_batch_cannot(
+async def test_housekeeping_goes_on_with_others_where_one_batch_cannot(
     dsn: str, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node(dsn=dsn)
@@ -353,7 +353,7 @@ async def test_house_goes_on_with_others_where_one_batch_cannot(
         connection.execute(f"TRUNCATE mailroom.{table(one.token)}".encode())
     async with await settings.connect_async(dsn, "keeper", KEEPER) as keeper:
         for _ in range(3):
-            await janitor.keep_house(keeper)
+            await janitor.run_once(keeper)
     assert sent(connect) == list(range(ROWS))
     assert unfinished(connect) == [("a", -1, 0, ROWS)]
     told = [record.message for record in caplog.records if "cannot go on" in record.message]
@@ -697,7 +697,7 @@ async def test_ledger_keeps_a_batch_that_is_not_finished(dsn: str, connect: Conn
     with connect(autocommit=True) as connection:
         connection.execute("UPDATE mailroom.spark_batch SET at = at - interval '500 days'")
     async with await settings.connect_async(dsn, "keeper", KEEPER) as keeper:
-        await Janitor(SCHEMA).keep_house(keeper)
+        await Janitor(SCHEMA).run_once(keeper)
     assert ledger(connect) == [("job", -1, ROWS)]
 
 

@@ -22,7 +22,7 @@ BUSY_INTERVAL_S = 0.1
 LONGEST_PAUSE_S = 30.0
 
 
-class House:
+class Housekeeping:
     """A janitor and the session it works over."""
 
     def __init__(self, dsn: str, janitor: Janitor) -> None:
@@ -35,9 +35,9 @@ class House:
         while True:
             await leading.wait()
             try:
-                async with open_session(self._dsn, "dispatcher house", KEEPER) as session:
+                async with open_session(self._dsn, "dispatcher housekeeping", KEEPER) as session:
                     while leading.is_set():
-                        unfinished = await self._janitor.keep_house(session)
+                        unfinished = await self._janitor.run_once(session)
                         failures = 0
                         await asyncio.sleep(BUSY_INTERVAL_S if unfinished else INTERVAL_S)
             except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
