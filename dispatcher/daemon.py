@@ -15,8 +15,8 @@ import psycopg
 
 from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
+from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execute import Execution
-from dispatcher.executor.executor import Applier
 from dispatcher.housekeeping import Housekeeping
 from dispatcher.janitor import Janitor, moving_all_parked
 from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
@@ -112,17 +112,17 @@ class _Delivering:
 
 @dataclass(slots=True)
 class Executed:
-    """Executables taken, those of them that went to `dead_letter`, and messages that told outcomes."""
+    """Totals: executables taken, those of them that went to `dead_letter`, and replies sent."""
 
     taken: int = 0
     dead: int = 0
-    told: int = 0
+    replied: int = 0
 
     def add(self, execution: Execution) -> None:
         """Count one execution."""
         self.taken += execution.taken
         self.dead += execution.dead
-        self.told += execution.told
+        self.replied += execution.replied
 
 
 class Executor(Lane):
@@ -141,21 +141,21 @@ class Executor(Lane):
         self.totals = Executed()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
-        return _Executing(Applier(connection, self._schema, rows=self._rows, portion=self._portion), self.totals)
+        return _Executing(BatchExecutor(connection, self._schema, rows=self._rows, portion=self._portion), self.totals)
 
 
 class _Executing:
-    def __init__(self, applier: Applier, totals: Executed) -> None:
-        self._applier = applier
+    def __init__(self, executor: BatchExecutor, totals: Executed) -> None:
+        self._executor = executor
         self._totals = totals
 
     async def first(self) -> int:
-        execution = await self._applier.execute()
+        execution = await self._executor.execute()
         self._totals.add(execution)
         return execution.taken
 
     async def drain(self) -> int:
-        return await self._applier.drain(self._totals.add)
+        return await self._executor.drain(self._totals.add)
 
 
 def run(
@@ -240,10 +240,10 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
     try:
         async with open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
-            applier = Applier(connection, schema)
+            executor = BatchExecutor(connection, schema)
             while True:
                 try:
-                    await applier.drain(count)
+                    await executor.drain(count)
                     return totals
                 except psycopg.OperationalError as error:
                     if not is_held_up(error):  # such as a deadlock with whoever holds rows of a target

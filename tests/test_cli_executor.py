@@ -41,8 +41,8 @@ def test_drain_executes_and_tells_what_became_of_the_executables(node: Node) -> 
     increment(node, "a", notify="told")
     increment(node, "a")
     increment(node, "a", target="nowhere")
-    assert done("executor", "drain", dsn=node.dsn) == "3 executables taken, 1 dead, 1 told.\n"
-    assert json_of("executor", "drain", dsn=node.dsn) == {"taken": 0, "dead": 0, "told": 0}
+    assert done("executor", "drain", dsn=node.dsn) == "3 executables taken, 1 dead, 1 replied.\n"
+    assert json_of("executor", "drain", dsn=node.dsn) == {"taken": 0, "dead": 0, "replied": 0}
     assert node.value("SELECT number FROM mailroom.store") == 2
 
 
@@ -119,7 +119,7 @@ def test_dry_runs_change_nothing(node: Node) -> None:
         ((*STATS[:3], "store", *STATS[4:]), 2, "choose another one"),
         ((*STATS[:4], "public.nowhere", *STATS[5:]), 2, "no table 'public.nowhere'"),
         ((*STATS[:4], "counters", *STATS[5:]), 2, "give schema.table"),
-        ((*STATS[:5], "--key", "name"), 2, "Say what executables write"),
+        ((*STATS[:5], "--key", "name"), 2, "Give a column for values"),
         ((*STATS[:5], "--number", "hits"), 2, "--key"),
         (("executor", "target", "remove", "stats"), 1, "no such target stats. See: mailroom executor target list"),
         (("executor", "function", "add", "note", "public.nowhere"), 2, "no function 'public.nowhere'"),

@@ -11,8 +11,8 @@ import pytest
 from psycopg.rows import TupleRow
 
 from dispatcher.executor import delete_range as ranges
-from dispatcher.executor.executor import Applier
-from dispatcher.executor.outcome import UNTOLD
+from dispatcher.executor.batch_executor import BatchExecutor
+from dispatcher.executor.reply import TOO_LARGE
 from dispatcher.floor import FULL_SCAN_S
 from inbox import Inbox
 from mailroom import executable
@@ -174,7 +174,7 @@ def test_what_cannot_be_applied_goes_to_dead_letter_and_the_others_go_on(node: N
     sent(node, STORE.account, "a", LARGEST, 0, AT)
     booked = sent(node, STORE.account, "a/b", 1, 0, AT)
     [execution] = execute(node)
-    assert (execution.taken, execution.dead, execution.told) == (10, 5, 0)
+    assert (execution.taken, execution.dead, execution.replied) == (10, 5, 0)
     assert store_of(node.connection) == {"n": LARGEST - 1, "low": SMALLEST, "v": b"secret"}
     range_of = f"{SMALLEST} to {LARGEST}"
     assert dead_of(node.connection) == [
@@ -217,7 +217,7 @@ def test_unknown_version_is_parked_and_never_guessed_at(node: Node, operation: s
     assert store_of(node.connection) == {"k": b"v", "n": 1}
     [(buried, reason)] = dead_of(node.connection)
     assert buried == id
-    assert reason.startswith("version 2 of the format is not known")
+    assert reason.startswith("this release does not know version 2 of the format")
     [(_, status, event, told)] = told_of(node.connection)
     assert (status, event, told["outcome"]) == (500, None, "refused")
     wire = executable.unwired(node.value("SELECT value FROM mailroom.dead_letter"))
@@ -254,7 +254,7 @@ def test_outcome_is_told_to_who_asked(node: Node) -> None:
         sent(node, STORE.delete_range, "n", "o", **asked),
         sent(node, STORE.account, "a", 1, 2, AT, **asked),
     ]
-    told = sum(each.told for each in execute(node))
+    told = sum(each.replied for each in execute(node))
     assert told == len(ids)
     refusal = f"the number would leave its range, {SMALLEST} to {LARGEST}"
     applied, failed = {"outcome": "applied"}, {"outcome": "compare failed"}
@@ -346,9 +346,9 @@ def test_outcome_that_no_message_can_hold_is_told_without_it(node: Node) -> None
     execute(node)
     assert dead_of(node.connection) == []
     assert [(status, told["outcome"], told["reason"]) for _, status, _, told in told_of(node.connection)] == [
-        *[(200, "applied", UNTOLD)] * 3,
-        (409, "compare failed", UNTOLD),
-        (200, "applied", UNTOLD),
+        *[(200, "applied", TOO_LARGE)] * 3,
+        (409, "compare failed", TOO_LARGE),
+        (200, "applied", TOO_LARGE),
     ]
     assert store_of(node.connection) == {"n": 1}
 
@@ -592,13 +592,13 @@ async def test_floor_does_not_pass_what_commits_late_before_a_range(
     STORE.put(late, "late", b"v")
     sent(node, STORE.delete_range)
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        applier = Applier(connection, SCHEMA)
-        await applier.execute()  # what was put, and the goal is read
-        await applier.execute()  # a step of the range
+        executor = BatchExecutor(connection, SCHEMA)
+        await executor.execute()  # what was put, and the goal is read
+        await executor.execute()  # a step of the range
         late.commit()
         for _ in range(3):
-            await applier.execute()
-        await applier.drain()
+            await executor.execute()
+        await executor.drain()
     assert store_of(node.connection) == {"late": b"v"}
     assert list(waiting(node.connection)) == []
 
@@ -609,17 +609,17 @@ async def test_row_written_below_the_floor_is_found_by_the_scan_of_every_minute(
     monkeypatch.setattr("dispatcher.floor.STEP", 1)
     seconds = 0.0
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        applier = Applier(connection, SCHEMA, monotonic=lambda: seconds)
+        executor = BatchExecutor(connection, SCHEMA, monotonic=lambda: seconds)
         for _ in range(3):
             sent(node, STORE.increment, "n")
-            await applier.execute()
+            await executor.execute()
         node.connection.execute(
             "INSERT INTO mailroom.outbox_executable (position, operation, key, amount) OVERRIDING SYSTEM VALUE "
             "VALUES (1, 'increment', 'n', 1)"
         )
-        assert await applier.drain() == 0
+        assert await executor.drain() == 0
         seconds = FULL_SCAN_S + 1
-        assert await applier.drain() == 1
+        assert await executor.drain() == 1
     assert store_of(node.connection) == {"n": 4}
 
 
@@ -658,5 +658,5 @@ def test_range_whose_bounds_are_no_keys_is_refused(node: Node, start: str | None
     node.connection.execute("INSERT INTO app.thing VALUES (1)")
     id = sent(node, THINGS.delete_range, start, end)
     execute(node)
-    assert dead_of(node.connection) == [(id, "the key is no integer")]
+    assert dead_of(node.connection) == [(id, "the key is not a valid integer")]
     assert sorted(things_of(node.connection)) == [1]

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 from psycopg.errors import LockNotAvailable, SerializationFailure
 
-from dispatcher.executor import batch as batches
+from dispatcher.executor import apply as applies
 from dispatcher.executor import guarded
+from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execute import Execution
-from dispatcher.executor.executor import Applier
-from dispatcher.executor.take import looking_at_oldest
+from dispatcher.executor.take import reading_oldest_executables
 from dispatcher.executor.target import reading_targets
 from dispatcher.floor import FIRST, Start
 from mailroom.sql import runner
@@ -57,10 +57,10 @@ async def session(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
         yield connection
 
 
-async def taken_by(applier: Applier) -> list[int]:
+async def taken_by(executor: BatchExecutor) -> list[int]:
     """Execute all there is, and return how many executables each transaction took."""
     executions: list[Execution] = []
-    await applier.drain(executions.append)
+    await executor.drain(executions.append)
     return [each.taken for each in executions if each.taken]
 
 
@@ -87,12 +87,12 @@ async def test_batch_ends_when_its_time_is_over_and_what_is_done_stays_done(
 ) -> None:
     guard(node)
     send(node, increments(5, keys=5))
-    applier = Applier(session, SCHEMA, bound_s=0)
+    executor = BatchExecutor(session, SCHEMA, bound_s=0)
     user = connect()
     for nth in range(5):
         assert things_of(node.connection) == {key: [None, 1] for key in range(nth)}
         assert len(list(waiting(node.connection))) == 5 - nth
-        execution = await applier.execute()
+        execution = await executor.execute()
         assert (execution.taken, execution.more) == (1, True)
         user.execute("SELECT FROM app.thing FOR UPDATE NOWAIT")  # it holds nothing
         user.rollback()
@@ -113,9 +113,9 @@ async def test_time_of_a_batch_is_asked_before_whatever_it_begins(
         seconds += 10
         return seconds
 
-    applier = Applier(session, SCHEMA, bound_s=bound_s, monotonic=ten_later)
+    executor = BatchExecutor(session, SCHEMA, bound_s=bound_s, monotonic=ten_later)
     calls = int(bound_s // 10)
-    assert (await applier.execute()).taken == calls
+    assert (await executor.execute()).taken == calls
     assert len(list(waiting(node.connection))) == 8 - calls
 
 
@@ -124,17 +124,17 @@ async def test_batch_after_one_that_was_cut_looks_at_no_more_than_it_will_do(
 ) -> None:
     function(node, "nothing", "BEGIN END", "void")
     send(node, [Executable("call", target="nothing") for _ in range(20)])
-    looked_at = []
+    found = []
 
     def noted(schema: str, *, start: Start, rows: int, max_bytes: int) -> Any:
-        looked_at.append(rows)
-        return looking_at_oldest(schema, start=start, rows=rows, max_bytes=max_bytes)
+        found.append(rows)
+        return reading_oldest_executables(schema, start=start, rows=rows, max_bytes=max_bytes)
 
     # The package has a function of the module's name.
-    monkeypatch.setattr(import_module("dispatcher.executor.execute"), "looking_at_oldest", noted)
-    assert await taken_by(Applier(session, SCHEMA, rows=20, bound_s=0)) == [1] * 20
-    assert set(looked_at[1:19]) == {2}
-    assert looked_at[0] == 20
+    monkeypatch.setattr(import_module("dispatcher.executor.execute"), "reading_oldest_executables", noted)
+    assert await taken_by(BatchExecutor(session, SCHEMA, rows=20, bound_s=0)) == [1] * 20
+    assert set(found[1:19]) == {2}
+    assert found[0] == 20
 
 
 async def test_executable_before_what_is_not_known_is_not_taken_for_done(
@@ -147,7 +147,7 @@ async def test_executable_before_what_is_not_known_is_not_taken_for_done(
         ids.append(sent(node, unknown.increment, "a"))
         sent(node, THINGS.increment, key)
         ids.append(sent(node, unknown.increment, "b"))
-    assert await taken_by(Applier(session, SCHEMA, bound_s=0)) == [4, 2]
+    assert await taken_by(BatchExecutor(session, SCHEMA, bound_s=0)) == [4, 2]
     assert [id for id, _ in dead_of(node.connection)] == ids
     assert things_of(node.connection) == {1: [None, 1], 2: [None, 1]}
 
@@ -158,8 +158,8 @@ def test_trip_does_nothing_more_once_the_time_is_over(node: Node, left_s: float,
     send(node, increments(10))
     with node.connection.transaction():
         target = runner.run(node.connection, reading_targets(SCHEMA, {"things"}))["things"]
-        look = runner.run(node.connection, looking_at_oldest(SCHEMA, start=FIRST, rows=10, max_bytes=2**20))
-        done = runner.run(node.connection, guarded.applying_in_turn(SCHEMA, target, look.taken, left_s))
+        oldest = runner.run(node.connection, reading_oldest_executables(SCHEMA, start=FIRST, rows=10, max_bytes=2**20))
+        done = runner.run(node.connection, guarded.applying_in_turn(SCHEMA, target, oldest.taken, left_s))
     assert done.count == count
     assert things_of(node.connection) == {key: [None, 1] for key in range(count)}
 
@@ -170,22 +170,22 @@ def test_trip_does_nothing_more_once_the_time_is_over(node: Node, left_s: float,
 async def test_row_that_somebody_holds_ends_the_batch_before_it(
     node: Node, session: psycopg.AsyncConnection, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "HURRY_S", 0.05)
+    monkeypatch.setattr(applies, "LATER_WAIT_S", 0.05)
     guard(node)
     node.connection.execute("INSERT INTO app.thing SELECT n, null, 0 FROM generate_series(0, 9) AS n")
     other, third = connect(), connect(autocommit=True)
     other.execute("SELECT FROM app.thing WHERE id = 7 FOR UPDATE")
     send(node, increments(20))
-    applier = Applier(session, SCHEMA, bound_s=NEVER_S)
-    assert (await applier.execute()).taken == 7
+    executor = BatchExecutor(session, SCHEMA, bound_s=NEVER_S)
+    assert (await executor.execute()).taken == 7
     assert [total for _, (_, total) in sorted(things_of(node.connection).items())] == [1] * 7 + [0] * 3
     third.execute("SELECT FROM app.thing WHERE id <> 7 FOR UPDATE NOWAIT")
     # The first of its batch is waited for, as long as the session says.
     await session.execute("SET lock_timeout = '50ms'")
     with pytest.raises(LockNotAvailable):
-        await Applier(session, SCHEMA, bound_s=NEVER_S).execute()
+        await BatchExecutor(session, SCHEMA, bound_s=NEVER_S).execute()
     other.rollback()
-    assert await taken_by(applier) == [13]
+    assert await taken_by(executor) == [13]
     assert {total for _, total in things_of(node.connection).values()} == {2}
     assert dead_of(node.connection) == []
 
@@ -209,12 +209,12 @@ async def test_conflict_repeats_nothing_that_was_done_before_it(
         names = ["counts"] * 5 + ["conflicts"] + ["counts"] * 2
         send(node, [Executable("call", target=name) for name in names])
         failures = 1
-    applier = Applier(session, SCHEMA, bound_s=NEVER_S)
-    assert (await applier.execute()).taken == 5
+    executor = BatchExecutor(session, SCHEMA, bound_s=NEVER_S)
+    assert (await executor.execute()).taken == 5
     for _ in range(failures):  # the first of its batch: then nothing is done that could stay
         with pytest.raises(psycopg.OperationalError):
-            await applier.execute()
-    assert await taken_by(applier) == [3]
+            await executor.execute()
+    assert await taken_by(executor) == [3]
     assert node.value("SELECT last_value FROM public.others") == 7
     assert dead_of(node.connection) == []
 
@@ -222,17 +222,17 @@ async def test_conflict_repeats_nothing_that_was_done_before_it(
 async def test_call_that_is_not_the_first_is_stopped_sooner_and_called_again_with_all_its_time(
     node: Node, session: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "HURRY_S", 0.05)
+    monkeypatch.setattr(applies, "LATER_WAIT_S", 0.05)
     waits = "LOOP EXIT WHEN EXISTS (SELECT FROM app.told); PERFORM pg_sleep(0.001); END LOOP;"
     function(node, "waits", f"BEGIN {waits} RETURN current_setting('statement_timeout'); END", "text", timeout_s=60)
     node.connection.execute("CREATE TABLE app.told ()")
     sent(node, STORE.increment, "n")
     sent(node, STORE.call, "waits", notify="outcomes")
-    applier = Applier(session, SCHEMA, bound_s=NEVER_S)
-    assert (await applier.execute()).taken == 1
+    executor = BatchExecutor(session, SCHEMA, bound_s=NEVER_S)
+    assert (await executor.execute()).taken == 1
     assert store_of(node.connection) == {"n": 1}
     node.connection.execute("INSERT INTO app.told DEFAULT VALUES")
-    assert await taken_by(applier) == [1]
+    assert await taken_by(executor) == [1]
     assert [told["result"] for *_, told in told_of(node.connection)] == ["1min"]
     assert dead_of(node.connection) == []
 
@@ -263,7 +263,7 @@ async def test_call_may_remove_executables(node: Node, session: psycopg.AsyncCon
     sent(node, STORE.call, "nothing")
     for key in ("a1", "b1", "b2", "a2"):
         sent(node, STORE.increment, key)
-    await taken_by(Applier(session, SCHEMA, bound_s=NEVER_S))
+    await taken_by(BatchExecutor(session, SCHEMA, bound_s=NEVER_S))
     left = {"all": "", "later": "a1 a2", "itself": "a1 b1 b2 a2"}[kind]
     assert store_of(node.connection) == dict.fromkeys(["a", *left.split()], 1)
     assert list(waiting(node.connection)) == []
@@ -301,9 +301,9 @@ def test_names_with_quotes_and_dollars_take_few_trips_too(node: Node) -> None:
     node.connection.execute('CREATE SCHEMA "it\'s"')
     table = '"it\'s"."$clear$ g$1 t"'
     node.connection.execute(
-        f'CREATE TABLE {table} ("g\'s" text PRIMARY KEY, touched bytea, glance bigint CHECK (glance < 3))'.encode()
+        f'CREATE TABLE {table} ("g\'s" text PRIMARY KEY, touched bytea, watched bigint CHECK (watched < 3))'.encode()
     )
-    register(node.connection, "odd", "it's.$clear$ g$1 t", "g's", "touched", "glance")
+    register(node.connection, "odd", "it's.$clear$ g$1 t", "g's", "touched", "watched")
     odd = Store(target="odd")
 
     def round_of(count: int) -> int:
@@ -315,19 +315,19 @@ def test_names_with_quotes_and_dollars_take_few_trips_too(node: Node) -> None:
     few = round_of(7)
     node.connection.execute(f"DELETE FROM {table}".encode())
     assert round_of(20) <= few
-    assert node.value(f"SELECT count(*) FROM {table} WHERE touched = 'v''\\\\' AND glance = 1") == 20
+    assert node.value(f"SELECT count(*) FROM {table} WHERE touched = 'v''\\\\' AND watched = 1") == 20
 
 
 # -- As one by one ----------------------------------------------------------------------------------------------------
 
-SEEN = "INSERT INTO app.seen (id, body, total) VALUES (new.id, new.body, new.total);"
+WATCHED_NAMES = "INSERT INTO app.seen (id, body, total) VALUES (new.id, new.body, new.total);"
 TRIGGERS = {
     "nothing": (WRITTEN, "RETURN coalesce(new, old);"),
     "raises": ("BEFORE INSERT OR UPDATE", "IF new.total % 3 = 2 THEN RAISE 'no %', new.total; END IF; RETURN new;"),
     "skips": ("BEFORE INSERT OR UPDATE", "IF new.total % 3 = 2 THEN RETURN null; END IF; RETURN new;"),
     "keeps": ("BEFORE DELETE", "IF old.id % 2 = 0 THEN RETURN null; END IF; RETURN old;"),
     "changes": ("BEFORE INSERT OR UPDATE", "new.total := least(new.total, 3); new.body := 'theirs'; RETURN new;"),
-    "notes": ("AFTER INSERT OR UPDATE", f"{SEEN} RETURN null;"),
+    "notes": ("AFTER INSERT OR UPDATE", f"{WATCHED_NAMES} RETURN null;"),
     "sums": (
         "BEFORE INSERT OR UPDATE",
         "INSERT INTO app.seen (id, total) SELECT new.id, sum(total) FROM app.thing; RETURN new;",
@@ -345,7 +345,7 @@ TRIGGERS = {
     ),
     "leaves a setting": (
         "BEFORE INSERT OR UPDATE",
-        f"{SEEN} IF new.total % 3 = 2 THEN SET session_replication_role = replica; END IF; RETURN new;",
+        f"{WATCHED_NAMES} IF new.total % 3 = 2 THEN SET session_replication_role = replica; END IF; RETURN new;",
     ),
     "defers": (
         "BEFORE INSERT OR UPDATE",

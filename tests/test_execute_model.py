@@ -202,7 +202,7 @@ def test_model_is_not_trivial(node: Callable[[], Model]) -> None:
     reasons = {reason for _, reason in model.dead}
     assert UNREGISTERED in reasons
     assert len(reasons) >= 8
-    assert {(status, event) for _, status, event, _ in model.told} == {
+    assert {(status, event) for _, status, event, _ in model.replies} == {
         *((200, event) for event in ("C", "U", "D", None)),
         (409, None),
         (500, None),

@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.executor import batch as batches
+from dispatcher.executor import apply as applies
 from dispatcher.executor import target as targets
-from dispatcher.executor.batch import HIDDEN, Batch
+from dispatcher.executor.apply import HIDDEN, ApplyState
 from dispatcher.executor.fold import Taken
 from mailroom import codec
 from mailroom.sql import runner
@@ -92,7 +92,7 @@ def test_key_that_is_none_of_its_table_is_refused_alone_in_its_batch_too(node: N
     for rows in (1, 10):
         id = sent(node, THINGS.increment, "x", notify="outcomes")
         execute(node, rows=rows)
-        assert dead_of(node.connection)[-1] == (id, "the key is no integer")
+        assert dead_of(node.connection)[-1] == (id, "the key is not a valid integer")
     assert [status for _, status, _, _ in told_of(node.connection)] == [500, 500]
 
 
@@ -230,20 +230,20 @@ def test_write_is_not_hidden_by_a_delete_behind_it(node: Node) -> None:
     for send, name in sends:
         sent(node, send, name)
     assert groups_of(node) == [4, 5, 2]
-    assert [reason for _, reason in dead_of(node.connection)] == ["the key is no uuid"]
+    assert [reason for _, reason in dead_of(node.connection)] == ["the key is not a valid uuid"]
 
 
 def groups_of(node: Node) -> list[int]:
     """Execute, and return the sizes of the groups that were applied as one."""
     sizes = []
-    applying = batches._applying
+    applying = applies._applying
 
-    def noted(batch: Batch, group: list[Taken], following: list[Taken]) -> Any:
+    def noted(state: ApplyState, group: list[Taken], following: list[Taken]) -> Any:
         sizes.append(len(group))
-        return applying(batch, group, following)
+        return applying(state, group, following)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "_applying", noted)
+        patch.setattr(applies, "_applying", noted)
         execute(node)
     return sizes
 
@@ -438,7 +438,7 @@ def executing_beside(node: Node, before_write: Callable[[], None]) -> None:
         return contents
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "finding_contents", found)
+        patch.setattr(applies, "finding_contents", found)
         execute(node)
 
 

@@ -111,7 +111,7 @@ async def test_what_was_sent_before_it_started_is_executed_in_batches(node: Node
     executor = Executor(node.dsn, poll_interval_s=NEVER_S, rows=7)
     async with running(executor):
         await eventually_async(lambda: executor.totals.taken == 102)
-    assert (executor.totals.dead, executor.totals.told) == (1, 50)
+    assert (executor.totals.dead, executor.totals.replied) == (1, 50)
     assert counted(node, "n") == 50
 
 
@@ -120,7 +120,7 @@ def test_execute_does_all_there_is_and_tells_the_totals(node: Node) -> None:
     increment(node, "n", 2**63 - 1)
     seen: list[Execution] = []
     totals = execute(node.dsn, progress=seen.append)
-    assert (totals.taken, totals.dead, totals.told) == (2, 1, 0)
+    assert (totals.taken, totals.dead, totals.replied) == (2, 1, 0)
     assert sum(each.taken for each in seen) == 2
     with pytest.raises(ConnectionFailed):
         execute("postgresql://127.0.0.1:1/none?password=s3cret")

@@ -10,7 +10,7 @@ import pytest
 from dispatcher import floor as floors
 from dispatcher.deliver import OLDEST_FITTING, SESSION, Delivery
 from dispatcher.deliverer import Deliverer
-from dispatcher.executor import executor as applier
+from dispatcher.executor import batch_executor as batch_executors
 from dispatcher.floor import FULL_SCAN_S, START, Floor, Start
 from dispatcher.writers import reading_writers, remaining
 from mailroom.sql.operation import Operation, Sql
@@ -159,14 +159,14 @@ async def test_executor_passes_over_a_long_transaction_and_comes_back_for_it(
         made.append(Floor(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(applier, "Floor", noted)
+    monkeypatch.setattr(batch_executors, "Floor", noted)
     bulk, store = connect(), Store()
     for _ in range(5):
         store.increment(bulk, "a")
     with node.connection.transaction():
         store.increment(node.connection, "b")
     async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
-        executor = applier.Applier(connection, SCHEMA)
+        executor = batch_executors.BatchExecutor(connection, SCHEMA)
         assert [(await executor.execute()).taken for _ in range(2)] == [1, 0]
         assert made[0].start().position == 6
         bulk.commit()

@@ -300,21 +300,21 @@ def test_tables_of_these_forms_are_taken(connection: psycopg.Connection[Any], ta
     ("table", "told"),
     [
         ("CREATE TABLE other (k text PRIMARY KEY, n bigint)", "no table 'public.t'"),
-        ("CREATE TABLE \"T\" (k text PRIMARY KEY, n bigint)", "upper and lower case"),
-        ("CREATE VIEW t AS SELECT 'a'::text AS k, 1::bigint AS n", "neither an ordinary table"),
-        ("CREATE MATERIALIZED VIEW t AS SELECT 'a'::text AS k, 1::bigint AS n", "neither an ordinary table"),
-        ("CREATE SEQUENCE t", "neither an ordinary table"),
+        ("CREATE TABLE \"T\" (k text PRIMARY KEY, n bigint)", "case-sensitive"),
+        ("CREATE VIEW t AS SELECT 'a'::text AS k, 1::bigint AS n", "not an ordinary"),
+        ("CREATE MATERIALIZED VIEW t AS SELECT 'a'::text AS k, 1::bigint AS n", "not an ordinary"),
+        ("CREATE SEQUENCE t", "not an ordinary"),
         ("CREATE TABLE t (k text PRIMARY KEY, n bigint); CREATE TABLE child () INHERITS (t)", "inherit"),
         ("CREATE TABLE t (key text PRIMARY KEY, n bigint)", "no column 'k'"),
         ("CREATE TABLE t (k text PRIMARY KEY, m bigint)", "no column 'n'"),
         ("CREATE TABLE t (k text PRIMARY KEY, n bigint); ALTER TABLE t DROP n", "no column 'n'"),
-        ("CREATE TABLE t (k numeric PRIMARY KEY, n bigint)", "'k' of 'public.t' is numeric; for the key"),
-        ("CREATE TABLE t (k char(8) PRIMARY KEY, n bigint)", "is character; for the key"),
-        ("CREATE TABLE t (k bytea PRIMARY KEY, n bigint)", "is bytea; for the key"),
-        ("CREATE DOMAIN name AS text; CREATE TABLE t (k public.name PRIMARY KEY, n bigint)", "for the key"),
-        ("CREATE DOMAIN text AS integer; CREATE TABLE t (k public.text PRIMARY KEY, n bigint)", "for the key"),
-        ("CREATE TABLE t (k text PRIMARY KEY, n numeric)", "is numeric; for the number"),
-        ("CREATE TABLE t (k text PRIMARY KEY, n text)", "is text; for the number"),
+        ("CREATE TABLE t (k numeric PRIMARY KEY, n bigint)", "'k' of 'public.t' is numeric; the key may be"),
+        ("CREATE TABLE t (k char(8) PRIMARY KEY, n bigint)", "is character; the key may be"),
+        ("CREATE TABLE t (k bytea PRIMARY KEY, n bigint)", "is bytea; the key may be"),
+        ("CREATE DOMAIN name AS text; CREATE TABLE t (k public.name PRIMARY KEY, n bigint)", "the key may be"),
+        ("CREATE DOMAIN text AS integer; CREATE TABLE t (k public.text PRIMARY KEY, n bigint)", "the key may be"),
+        ("CREATE TABLE t (k text PRIMARY KEY, n numeric)", "is numeric; the number may be"),
+        ("CREATE TABLE t (k text PRIMARY KEY, n text)", "is text; the number may be"),
         ("CREATE TABLE t (k text, n bigint)", "may be null"),
         ("CREATE TABLE t (k text UNIQUE, n bigint)", "may be null"),
         ("CREATE TABLE t (k text NOT NULL, n bigint)", "not unique by itself"),
@@ -323,7 +323,7 @@ def test_tables_of_these_forms_are_taken(connection: psycopg.Connection[Any], ta
         ("CREATE TABLE t (k text NOT NULL, n bigint); CREATE UNIQUE INDEX ON t (k) WHERE n > 0", "not unique"),
         ("CREATE TABLE t (k text NOT NULL, n bigint); CREATE UNIQUE INDEX ON t (lower(k))", "not unique"),
         ("CREATE TABLE t (k text NOT NULL, n bigint); CREATE UNIQUE INDEX ON t (k) INCLUDE (n)", "not unique"),
-        ("CREATE TABLE t (k text NOT NULL, n bigint, UNIQUE (k) DEFERRABLE)", "not deferrable"),
+        ("CREATE TABLE t (k text NOT NULL, n bigint, UNIQUE (k) DEFERRABLE)", "nor deferrable"),
         ("CREATE TABLE t (k text PRIMARY KEY, n bigint GENERATED ALWAYS AS (length(k)) STORED)", "is generated"),
         ("CREATE TABLE t (k bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, n bigint)", "is generated"),
     ],
@@ -348,7 +348,7 @@ def test_key_of_which_two_may_be_one_is_refused(connection: psycopg.Connection[A
 
 def test_value_column_that_is_no_text_or_bytes_is_refused(connection: psycopg.Connection[Any]) -> None:
     connection.execute("CREATE TABLE t (k text PRIMARY KEY, v jsonb)")
-    with pytest.raises(ConfigurationError, match="is jsonb; for the value it may be bytea, text, character varying"):
+    with pytest.raises(ConfigurationError, match="is jsonb; the value may be bytea, text, character varying"):
         register(connection, table="public.t", key="k", value="v", number=None)
     connection.rollback()
 
@@ -374,9 +374,9 @@ def test_tables_of_a_node_and_of_the_server_are_refused(connection: psycopg.Conn
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({"number": None}, "Say what executables write"),
-        ({"number": "name"}, "columns of their own"),
-        ({"value": "hits"}, "columns of their own"),
+        ({"number": None}, "Give a column for values"),
+        ({"number": "name"}, "three different columns"),
+        ({"value": "hits"}, "three different columns"),
     ],
     ids=str,
 )
@@ -427,9 +427,9 @@ def test_timeout_out_of_bounds_is_refused(timeout_s: Any) -> None:
     ("function", "told"),
     [
         ("CREATE FUNCTION other(jsonb) RETURNS int LANGUAGE sql AS 'SELECT 1'", "no function 'public.f'"),
-        ("CREATE FUNCTION f(text) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument jsonb"),
-        ("CREATE FUNCTION f(json) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument jsonb"),
-        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument jsonb"),
+        ("CREATE FUNCTION f(text) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument, of type jsonb"),
+        ("CREATE FUNCTION f(json) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument, of type jsonb"),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument, of type jsonb"),
         ("CREATE FUNCTION f(jsonb, int DEFAULT 1) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument"),
         ("CREATE FUNCTION f(VARIADIC jsonb[]) RETURNS int LANGUAGE sql AS 'SELECT 1'", "exactly one argument"),
         ("CREATE PROCEDURE f(jsonb) LANGUAGE sql AS 'SELECT 1'", "is a procedure"),

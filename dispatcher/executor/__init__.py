@@ -1,1 +1,1 @@
-"""The executor: what is carried out where it is met, exactly once."""
+"""The executor: applies executables, each exactly once."""

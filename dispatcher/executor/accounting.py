@@ -1,4 +1,4 @@
-"""The books in their table: which of them stand how, and what they come to."""
+"""The table `accounting`: reads and writes the books that account operations add to."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -17,7 +17,7 @@ FROM unnest(%(keys)s::text[], %(minutes)s::timestamptz[]) AS g (key, minute),
 
 
 def finding_books(schema: str, wanted: Collection[Book]) -> Operation[Books]:
-    """Return what the books say; one that was never begun says nothing."""
+    """Return the books that exist; a missing one has no entry."""
     if not wanted:
         return {}
     keys, minutes = _columns(wanted)
@@ -25,7 +25,7 @@ def finding_books(schema: str, wanted: Collection[Book]) -> Operation[Books]:
     return {Book(key, minute): Sums(entries, size) for key, minute, entries, size in rows}
 
 
-# In the order of the key: the index is walked once.
+# In key order, so that the index is walked once.
 WRITE = Sql(
     """
 INSERT INTO {schema}.accounting (key, minute, count, bytes)
@@ -38,7 +38,7 @@ ON CONFLICT (key, minute) DO UPDATE SET count = excluded.count, bytes = excluded
 
 
 def writing_books(schema: str, books: Books) -> Operation[None]:
-    """Write what the books come to. Nobody else writes them."""
+    """Write the new sums. Nobody but the executor writes this table."""
     if not books:
         return
     keys, minutes = _columns(books)

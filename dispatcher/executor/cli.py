@@ -21,10 +21,10 @@ from mailroom.errors import MailroomError
 
 @click.group(cls=Group)
 def executor() -> None:
-    """Execute what writers committed as executables, and say what these may reach.
+    """Run executables, and register what they may reach.
 
     \b
-    An executable may write the node's own store, and by registration a table of yours, or call a function of yours:
+    Executables write the node's own store, tables of yours that are registered, and call registered functions:
       mailroom executor target add stats public.stats --key name --number hits
       mailroom executor function add reindex public.reindex
     """
@@ -36,8 +36,8 @@ def executor() -> None:
 def run(call: Call, poll_interval_s: float) -> None:
     """Run the executor alone until SIGTERM or Ctrl-C.
 
-    `mailroom dispatcher run` runs one too, so this is for a process, a machine or a role of its own. Of several one
-    leads, wherever they run, and the others stand by.
+    `mailroom dispatcher run` includes one, so use this for a process, a machine or a role of its own. If several run,
+    one leads and the others stand by.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def run(call: Call, poll_interval_s: float) -> None:
 @executor.command()
 @pass_call
 def drain(call: Call) -> None:
-    """Execute everything committed so far, then end. An executor may run beside it.
+    """Execute everything committed so far, then exit. A running executor does no harm.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def drain(call: Call) -> None:
 @executor.command()
 @pass_call
 def status(call: Call) -> None:
-    """Tell who executes: host, process, awake or asleep, and what it has done.
+    """Show which executor leads: host, process, awake or asleep, and its totals.
 
     Exits with 1 if nobody leads.
 
@@ -92,25 +92,25 @@ def status(call: Call) -> None:
 
 @executor.group()
 def target() -> None:
-    """Say which tables of yours executables may write."""
+    """Register the tables that executables may write."""
 
 
 @target.command("add")
 @click.argument("name")
 @click.argument("table_name", metavar="SCHEMA.TABLE")
-@click.option("--key", metavar="COLUMN", required=True, help="The key: not null, and unique by itself.")
+@click.option("--key", metavar="COLUMN", required=True, help="The key: NOT NULL and unique by itself.")
 @click.option("--value", metavar="COLUMN", help="What put writes: bytea or text.")
-@click.option("--number", metavar="COLUMN", help="What increment counts: an integer of any size.")
+@click.option("--number", metavar="COLUMN", help="What increment changes: an integer of any size.")
 @acting
 @pass_call
 def add_target(
     call: Call, name: str, table_name: str, key: str, value: str | None, number: str | None, dry_run: bool, actor: str,
     why: str | None,
 ) -> None:  # fmt: skip
-    """Let executables write a table, as the target NAME; given again, it is changed.
+    """Let executables write a table, as the target NAME. A registered NAME is changed.
 
-    Names of tables and columns are taken as they are, upper and lower case. The executor's role needs USAGE on the
-    schema, and SELECT, INSERT, UPDATE and DELETE on the table.
+    Names of tables and columns are case-sensitive. The executor's role needs USAGE on the schema, and SELECT, INSERT,
+    UPDATE and DELETE on the table.
 
     \b
     Examples:
@@ -152,9 +152,9 @@ def list_targets(call: Call) -> None:
 @acting
 @pass_call
 def remove_target(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> None:
-    """Let executables write the table of a target no more; the table is left alone.
+    """Stop executables from writing the table of a target. The table is not changed.
 
-    Executables for it that wait go to the dead letters, from where they can be requeued.
+    Waiting executables for it become dead letters, which can be requeued.
 
     \b
     Examples:
@@ -173,22 +173,22 @@ def remove_target(call: Call, name: str, dry_run: bool, actor: str, why: str | N
 
 @executor.group()
 def function() -> None:
-    """Say which functions of yours executables may call."""
+    """Register the functions that executables may call."""
 
 
 @function.command("add")
 @click.argument("name")
 @click.argument("function_name", metavar="SCHEMA.FUNCTION")
-@click.option("--timeout-s", type=seconds_above_0, default=10.0, show_default=True, help="A call may take so long.")
+@click.option("--timeout-s", type=seconds_above_0, default=10.0, show_default=True, help="How long a call may take.")
 @acting
 @pass_call
 def add_function(
     call: Call, name: str, function_name: str, timeout_s: float, dry_run: bool, actor: str, why: str | None
 ) -> None:
-    """Let executables call a function, as NAME; given again, it is changed.
+    """Let executables call a function, as NAME. A registered NAME is changed.
 
-    It takes one jsonb and returns no set. It runs with the rights of the executor's role, which needs EXECUTE on it,
-    and other executables wait for it. Names are taken as they are, upper and lower case.
+    It takes one jsonb and does not return a set. It runs with the rights of the executor's role, which needs EXECUTE on
+    it. Other executables wait for it. Names are case-sensitive.
 
     \b
     Examples:
@@ -230,9 +230,9 @@ def list_functions(call: Call) -> None:
 @acting
 @pass_call
 def remove_function(call: Call, name: str, dry_run: bool, actor: str, why: str | None) -> None:
-    """Let executables call a function no more; the function is left alone.
+    """Stop executables from calling a function. The function is not changed.
 
-    Executables for it that wait go to the dead letters, from where they can be requeued.
+    Waiting executables for it become dead letters, which can be requeued.
 
     \b
     Examples:

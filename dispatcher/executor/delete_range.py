@@ -1,4 +1,4 @@
-"""Ranges of keys: deleted in steps, each a transaction; how far they are is kept in the database."""
+"""Deletes ranges of keys in steps, one transaction each. The table `executable_cursor` holds the progress."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ ROWS = 10_000  # keys that one transaction deletes
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a range is: the last key deleted, and how many."""
+    """Progress of a range: the last key reached, and how many were deleted."""
 
     reached: str | None = None
     deleted: int = 0
@@ -19,14 +19,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a range: where it got to, and whether that is the end."""
+    """Result of one step: the progress, and whether the range is done."""
 
     progress: Progress
     is_done: bool
 
 
-# By an array: with a join the planner may walk the whole table. The highest key is the last of the order, for not every
-# type of key has a max().
+# The array matters: with a join the planner may scan the whole table. ORDER BY ... DESC gives the highest key, since
+# not every key type has a max().
 DELETE = Sql(
     """
 WITH doomed AS MATERIALIZED (
@@ -41,7 +41,7 @@ FROM gone
 
 
 def deleting(schema: str, target: Target, taken: Taken, progress: Progress) -> Operation[Step]:
-    """Delete the next keys of the range. Raises `Refused` for bounds that the target cannot have as keys."""
+    """Delete the next keys of the range. Raises `Refused` if a bound is not a valid key of the target."""
     limit = ROWS if taken.row_limit is None else min(ROWS, taken.row_limit - progress.deleted)
     bounds = {"start": target.key_of(taken.key) if taken.key else None, "reached": progress.reached}
     bounds["end"] = None if taken.end_key is None else target.key_of(taken.end_key)
@@ -53,37 +53,37 @@ def deleting(schema: str, target: Target, taken: Taken, progress: Progress) -> O
     )
     statement = DELETE.at(**target.names(schema), bounds=conditions)
     given = {name: key for name, key in bounds.items() if key is not None}
-    [(deleted, looked_at, reached)] = yield statement(**given, rows=limit)
+    [(deleted, found, reached)] = yield statement(**given, rows=limit)
     total = progress.deleted + deleted
-    # Not by what was deleted: a trigger of the table may keep some, and behind those there are others.
-    return Step(Progress(reached, total), looked_at < limit or total == taken.row_limit)
+    # Not by the number deleted: a trigger may keep some rows, and others may follow them.
+    return Step(Progress(reached, total), found < limit or total == taken.row_limit)
 
 
 FIND = Sql(
     "SELECT reached, deleted FROM {schema}.executable_cursor WHERE position = %(position)s::bigint",
     columns=("text", "bigint"),
 )
-NOTE = Sql(
+SAVE = Sql(
     """
 INSERT INTO {schema}.executable_cursor (position, reached, deleted)
 VALUES (%(position)s::bigint, %(reached)s::text, %(deleted)s::bigint)
 ON CONFLICT (position) DO UPDATE SET reached = excluded.reached, deleted = excluded.deleted
 """
 )
-FORGET = Sql("DELETE FROM {schema}.executable_cursor WHERE position = %(position)s::bigint")
+DELETE_CURSOR = Sql("DELETE FROM {schema}.executable_cursor WHERE position = %(position)s::bigint")
 
 
 def finding_progress(schema: str, position: int) -> Operation[Progress]:
-    """Return how far the range is that stands at a position of the outbox."""
+    """Return the progress of the range at this position of the outbox."""
     rows = yield FIND.at(schema=schema)(position=position)
     return Progress(*rows[0]) if rows else Progress()
 
 
-def noting_progress(schema: str, position: int, progress: Progress) -> Operation[None]:
-    """Note how far the range is, in the transaction of the step."""
-    yield NOTE.at(schema=schema)(position=position, reached=progress.reached, deleted=progress.deleted)
+def saving_progress(schema: str, position: int, progress: Progress) -> Operation[None]:
+    """Save the progress of the range, in the transaction of the step."""
+    yield SAVE.at(schema=schema)(position=position, reached=progress.reached, deleted=progress.deleted)
 
 
-def forgetting_progress(schema: str, position: int) -> Operation[None]:
-    """The range is done."""
-    yield FORGET.at(schema=schema)(position=position)
+def deleting_progress(schema: str, position: int) -> Operation[None]:
+    """Delete the progress of a range that is done."""
+    yield DELETE_CURSOR.at(schema=schema)(position=position)

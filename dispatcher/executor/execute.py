@@ -1,53 +1,61 @@
-"""Execute: the oldest committed executables, applied and taken off in one transaction, as if one after another.
+"""Execute: apply the oldest committed executables and remove them, in one transaction, as if one after another.
 
-Operations on one key come to one write per batch. What cannot be applied goes to `dead_letter`, and the others go on.
-What is here runs inside one transaction; `dispatcher.executor.executor` says where transactions begin and end.
+Each key is written once per batch. An executable that cannot be applied goes to `dead_letter`; the others go on.
+Everything here runs inside one transaction, which `dispatcher.executor.batch_executor` begins and ends.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from dispatcher.executor.batch import Batch, applying, saved
-from dispatcher.executor.delete_range import Step, deleting, finding_progress, forgetting_progress, noting_progress
+from dispatcher.executor.apply import ApplyState, applying, saved
+from dispatcher.executor.dead import dead_lettering_executables, reason_of
+from dispatcher.executor.delete_range import Step, deleting, deleting_progress, finding_progress, saving_progress
 from dispatcher.executor.fold import Refused, Taken
 from dispatcher.executor.function import Functions, reading_functions
-from dispatcher.executor.guest import IMMEDIATE, checking, noting_settings
-from dispatcher.executor.outcome import Done, Outcome, dead_lettering_executables, reason_of, telling
-from dispatcher.executor.take import Look, locking_executables, looking_at_next, looking_at_oldest, removing
+from dispatcher.executor.reply import Reply, sending_replies
+from dispatcher.executor.results import Results
+from dispatcher.executor.take import (
+    Oldest,
+    locking_executables,
+    reading_next_executable,
+    reading_oldest_executables,
+    removing,
+)
 from dispatcher.executor.target import Targets, reading_targets
+from dispatcher.executor.user_code import IMMEDIATE, checking, reading_session
 from dispatcher.floor import FIRST, Start
 from mailroom.executable import STORE, VERSION
 from mailroom.sql.operation import Operation
 
 KEYED = ("put", "increment", "delete")
-# How long a batch goes on beginning things: rows of users that it has written are locked until its end, and users wait
-# for them as for each other. Long enough to make what each batch costs by itself (some 5 ms) small.
+# How long a batch may begin executables. Users' rows that it has written stay locked until it ends, and users wait for
+# them. Long enough to make the fixed cost of a batch (some 5 ms) small.
 BOUND_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What one transaction did. `taken` counts executables, of which `dead` could not be applied; `told` messages.
+    """What one transaction did: took `taken` executables, of which `dead` could not be applied; sent `replied` replies.
 
-    `last` is the largest position of a batch; a range has none, for what commits late may stand before it. `more`:
-    there may be more to take. `is_cut`: others were looked at and left for the next batch. `deleted` counts keys of a
-    range. `guest`: code of users ran, a function or a trigger. `drawn` and `running` are for the floor.
+    `last` is the largest position of a batch; a range has none, since lower positions may still commit. `more`: there
+    may be more to take. `is_cut`: some that were read are left for the next batch. `deleted` counts a range's keys.
+    `ran_user_code`: a function or trigger may have run. `drawn` and `running` are for the floor.
     """
 
     taken: int
     dead: int = 0
-    told: int = 0
+    replied: int = 0
     deleted: int = 0
     last: int | None = None
     more: bool = False
     is_cut: bool = False
-    guest: bool = False
+    ran_user_code: bool = False
     drawn: int = 0
     running: list[str] = field(default_factory=list)
 
     def rows(self, most: int) -> int:
-        """Return how many executables the next batch is to look at: after one that was cut, twice what that did."""
+        """Return how many executables the next batch reads: after a cut batch, twice as many as that applied."""
         return min(most, max(1, 2 * self.taken)) if self.is_cut else most
 
 
@@ -57,53 +65,53 @@ def executing(
     start: Start = FIRST,
     rows: int,
     max_bytes: int,
-    ours: bool = False,
+    own_session: bool = False,
     bound_s: float = BOUND_S,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Operation[Execution]:
     """Execute up to `rows` executables and `max_bytes` of values (at least one) from `start` on.
 
-    Nothing more is begun once `bound_s` seconds are over by `monotonic`, a clock. `ours` says that the session is our
-    own and may be reset.
+    After `bound_s` seconds by the clock `monotonic` nothing more is begun. `own_session`: the session is our own and
+    may be reset.
     """
     until = monotonic() + bound_s
     yield from locking_executables(schema)
-    look = yield from looking_at_oldest(schema, start=start, rows=rows, max_bytes=max_bytes)
-    if look.taken:
-        execution = yield from _executing(schema, look, ours, until, monotonic)
+    oldest = yield from reading_oldest_executables(schema, start=start, rows=rows, max_bytes=max_bytes)
+    if oldest.taken:
+        execution = yield from _executing(schema, oldest, own_session, until, monotonic)
     else:
-        execution = yield from _ranging(schema, start, ours=ours)
-    return replace(execution, drawn=look.drawn, running=look.running)
+        execution = yield from _ranging(schema, start, own_session=own_session)
+    return replace(execution, drawn=oldest.drawn, running=oldest.running)
 
 
 def _executing(
-    schema: str, look: Look, ours: bool, until: float, monotonic: Callable[[], float]
+    schema: str, oldest: Oldest, own_session: bool, until: float, monotonic: Callable[[], float]
 ) -> Operation[Execution]:
-    taken = look.taken
+    taken = oldest.taken
     targets = yield from reading_targets(schema, {each.target for each in taken if each.operation in KEYED})
     functions = yield from reading_functions(schema, {each.target for each in taken if each.operation == "call"})
     if functions or len(targets) > 1:
         yield IMMEDIATE.at()()
-    host = (yield from noting_settings(ours=ours)) if functions or _are_guarded(targets) else None
+    session = (yield from reading_session(own_session=own_session)) if functions or _are_guarded(targets) else None
     reasons = {each.position: _unknown(each, targets, functions) for each in taken}
     known = [each for each in taken if reasons[each.position] is None]
-    batch = Batch(schema, targets, functions, host, ours, until, monotonic)
-    first_left = yield from applying(batch, [*_groups(known, targets)])
+    state = ApplyState(schema, targets, functions, session, own_session, until, monotonic)
+    first_left = yield from applying(state, [*_groups(known, targets)])
     reached = [each for each in taken if first_left is None or each.position < first_left.position]
     for each in reached:
         if (reason := reasons[each.position]) is not None:
-            batch.done.refuse(each, reason)
-    yield from removing(schema, reached, may_be_gone=host is not None)
-    told = yield from _ending(schema, batch.done)
+            state.results.refuse(each, reason)
+    yield from removing(schema, reached, may_be_gone=session is not None)
+    replies = yield from _ending(schema, state.results)
     is_cut = len(reached) < len(taken)
     return Execution(
         len(reached),
-        len(batch.done.dead),
-        told,
+        len(state.results.dead),
+        replies,
         last=reached[-1].position,
-        more=look.more or is_cut or host is not None,  # a function, or a trigger, may have sent executables
+        more=oldest.more or is_cut or session is not None,  # a function or trigger may have sent executables
         is_cut=is_cut,
-        guest=host is not None,
+        ran_user_code=session is not None,
     )
 
 
@@ -112,22 +120,23 @@ def _are_guarded(targets: Targets) -> bool:
 
 
 def _unknown(taken: Taken, targets: Targets, functions: Functions) -> str | None:
-    """Return why one cannot even be tried."""
+    """Return why an executable cannot even be tried; None if it can."""
     if taken.fault is not None:
-        return f"it is no executable (outbox_executable_{taken.fault}), and was inserted past the trigger that says so"
+        return f"it is not valid (outbox_executable_{taken.fault}), and was inserted past the trigger that checks it"
     if taken.version != VERSION:
-        return f"version {taken.version} of the format is not known to this release: upgrade it, and requeue this"
+        return f"this release does not know version {taken.version} of the format: upgrade, then requeue this"
     if (taken.operation in KEYED or taken.operation == "delete_range") and taken.target not in targets:
-        return "its target is not registered, or its table has changed: mailroom executor target add, and requeue this"
+        return "its target is not registered, or its table has changed: mailroom executor target add, then requeue this"
     if taken.operation == "call" and taken.target not in functions:
-        return "its function is not registered, or is gone: mailroom executor function add, and requeue this"
+        return "its function is not registered, or is gone: mailroom executor function add, then requeue this"
     return None
 
 
 def _groups(taken: Sequence[Taken], targets: Targets) -> Iterator[list[Taken]]:
-    """Cut executables into those that come to one write, calls, and those that one guarded table must see one by one.
+    """Split executables into groups: those folded into one write per key, single calls, and runs on a guarded table.
 
-    What is written is not hidden by a delete behind it: one by one it may be refused, by the default of a column say.
+    A delete of a key that its group has written begins a new group: the fold would skip that write, which the database
+    may refuse, such as by a column's default.
     """
     group: list[Taken] = []
     kind: tuple[bool, str | None] = (False, None)
@@ -147,30 +156,30 @@ def _groups(taken: Sequence[Taken], targets: Targets) -> Iterator[list[Taken]]:
         yield group
 
 
-def _ending(schema: str, done: Done) -> Operation[int]:
-    """Put away what could not be applied, and tell who wants to know; returns how many messages that took."""
-    yield from dead_lettering_executables(schema, sorted(done.dead, key=lambda each: each[0].position))
-    outcomes = sorted(done.outcomes, key=lambda outcome: outcome.taken.position)
-    return (yield from telling(schema, outcomes))
+def _ending(schema: str, results: Results) -> Operation[int]:
+    """Send dead letters and replies; return how many replies."""
+    yield from dead_lettering_executables(schema, sorted(results.dead, key=lambda each: each[0].position))
+    replies = sorted(results.replies, key=lambda reply: reply.taken.position)
+    return (yield from sending_replies(schema, replies))
 
 
 # -- Ranges -----------------------------------------------------------------------------------------------------------
 
 
-def _ranging(schema: str, start: Start, *, ours: bool) -> Operation[Execution]:
-    """Delete what one transaction may of the range that comes next, if a range is what comes next."""
-    taken = yield from looking_at_next(schema, start)
+def _ranging(schema: str, start: Start, *, own_session: bool) -> Operation[Execution]:
+    """Do one step of the range that comes next, if a range comes next."""
+    taken = yield from reading_next_executable(schema, start)
     if taken is None or taken.version != VERSION or taken.operation != "delete_range":
-        return Execution(0, more=taken is not None)  # it came after the look that found nothing
+        return Execution(0, more=taken is not None)  # it committed after the read that found nothing
     targets = yield from reading_targets(schema, {taken.target})
     progress = yield from finding_progress(schema, taken.position)
-    before, done, step = progress.deleted, Done(), None
+    before, results, step = progress.deleted, Results(), None
     reason = _unknown(taken, targets, {})
-    host = (yield from noting_settings(ours=ours)) if _are_guarded(targets) else None
+    session = (yield from reading_session(own_session=own_session)) if _are_guarded(targets) else None
 
     def checked() -> Operation[Step]:
         step = yield from deleting(schema, targets[taken.target], taken, progress)
-        yield from checking(schema, host)
+        yield from checking(schema, session)
         return step
 
     if reason is None:
@@ -183,15 +192,16 @@ def _ranging(schema: str, start: Start, *, ours: bool) -> Operation[Execution]:
             if reason is None:
                 raise
     if step is None:
-        done.refuse(taken, f"{reason}, after {before:,} keys were deleted" if before else str(reason))
+        results.refuse(taken, f"{reason}, after {before:,} keys were deleted" if before else str(reason))
     else:
         progress = step.progress
         if not step.is_done:
-            yield from noting_progress(schema, taken.position, progress)
-            return Execution(0, deleted=progress.deleted - before, more=True, guest=host is not None)
+            yield from saving_progress(schema, taken.position, progress)
+            return Execution(0, deleted=progress.deleted - before, more=True, ran_user_code=session is not None)
         details = {"outcome": "applied", "deleted": progress.deleted}
-        done.outcomes.append(Outcome(taken, 200, details, "D" if progress.deleted else None))
+        results.replies.append(Reply(taken, 200, details, "D" if progress.deleted else None))
     yield from removing(schema, [taken])
-    yield from forgetting_progress(schema, taken.position)
-    told = yield from _ending(schema, done)
-    return Execution(1, len(done.dead), told, progress.deleted - before, more=True, guest=host is not None)
+    yield from deleting_progress(schema, taken.position)
+    replies = yield from _ending(schema, results)
+    deleted = progress.deleted - before
+    return Execution(1, len(results.dead), replies, deleted, more=True, ran_user_code=session is not None)

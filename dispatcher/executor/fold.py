@@ -1,6 +1,6 @@
-"""Fold: what many operations come to for the keys they touch, as if applied one after another. No database in here.
+"""Fold: compute the result of many operations per key, as if applied one after another. No database access.
 
-The operations and what they mean are those of CockroachDB's design of executable messages: put with compare-and-set,
+The operations and their meaning are those of CockroachDB's design of executable messages: put with compare-and-set,
 increment, delete, and accounting for every successive prefix of a key.
 """
 
@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-Raw: TypeAlias = bytes  # where the word is a field
+Raw: TypeAlias = bytes  # for classes with a field named bytes
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 class Taken(NamedTuple):
-    """An executable as it is taken from its outbox: its columns, arguments and headers as JSON text."""
+    """An executable as read from its outbox: its columns, with arguments and headers as JSON text."""
 
     position: int
     message_id: UUID
@@ -36,11 +36,11 @@ class Taken(NamedTuple):
     after_clock: int | None
     source: str | None
     sent_at: datetime
-    fault: str | None  # the rule of executables that it breaks
+    fault: str | None  # the rule in `rules.RULES` that it breaks, if any
 
 
 class Content(NamedTuple):
-    """What a key holds: a value, a number, or in a table of the user's both. A key without content is absent."""
+    """What a key holds: a value, a number, or in a user's table both. A key without content is absent."""
 
     value: bytes | None
     number: int | None
@@ -50,7 +50,7 @@ Contents: TypeAlias = dict[str, Content | None]
 
 
 class Refused(Exception):
-    """The operation cannot be applied; the text says why. Nothing has changed."""
+    """The operation cannot be applied, and changed nothing; the text says why."""
 
 
 class CompareFailed(Refused):
@@ -63,7 +63,7 @@ class CompareFailed(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a target can hold. In the store a key has a value or a number, elsewhere each has a column of its own."""
+    """What a target can hold. In the store a key has a value or a number; elsewhere each has a column of its own."""
 
     has_value: bool = True
     has_number: bool = True
@@ -77,7 +77,7 @@ STORE_RULES = Rules(exclusive=True)
 
 
 def applied(operation: Taken, content: Content | None, rules: Rules) -> Content | None:
-    """Return what the key holds after a put, an increment or a delete. Raises `Refused`."""
+    """Return what the key holds after the operation: a put, an increment or a delete. Raises `Refused`."""
     match operation.operation:
         case "increment":
             return _incremented(content, operation.amount or 0, rules)
@@ -105,7 +105,7 @@ def _incremented(content: Content | None, amount: int, rules: Rules) -> Content:
 def _compare(expected: bytes | None, content: Content | None) -> None:
     if expected is None:
         return
-    # Zero bytes: there must be nothing. A value of no bytes can be put, but never be expected.
+    # Empty bytes expect an absent key. So an empty value can be put, but never expected.
     if content is not None if expected == b"" else content is None or content.value != expected:
         raise CompareFailed(content)
 
@@ -122,18 +122,18 @@ def _put(content: Content | None, value: bytes, rules: Rules) -> Content:
             raise Refused("the value holds a NUL character, and the column is text")
     if rules.exclusive or not rules.has_number:
         return Content(value, None)
-    return Content(value, 0 if content is None else content.number)  # it may be NOT NULL, so it begins at 0
+    return Content(value, 0 if content is None else content.number)  # the column may be NOT NULL: start at 0
 
 
 class Book(NamedTuple):
-    """Whose books, and of which minute."""
+    """A row of `accounting`: a prefix and a minute."""
 
     key: str
     minute: datetime
 
 
 class Sums(NamedTuple):
-    """What a book says: how many, and how many bytes."""
+    """The sums of a book: how many entries, and how many bytes."""
 
     entries: int
     bytes: int
@@ -143,7 +143,7 @@ Books: TypeAlias = dict[Book, Sums]
 
 
 def prefixes(key: str) -> Iterator[str]:
-    """Give every successive prefix of a key: of a/b/c these are a, a/b and a/b/c; none is empty."""
+    """Yield every successive prefix of a key, for a/b/c: a, a/b and a/b/c. None is empty."""
     cut = key.find("/")
     while cut >= 0:
         if cut:
@@ -153,14 +153,14 @@ def prefixes(key: str) -> Iterator[str]:
 
 
 def books_of(operation: Taken) -> list[Book]:
-    """Return the books that an account operation is entered into."""
-    # In UTC: zones of old are off by seconds.
+    """Return the books that an account operation adds to."""
+    # In UTC: historical time zones have offsets with seconds.
     minute = (operation.at or operation.sent_at).astimezone(UTC).replace(second=0, microsecond=0)
     return [Book(prefix, minute) for prefix in prefixes(operation.key)]
 
 
 def entered(operation: Taken, keys: Iterable[Book], books: Books) -> None:
-    """Enter an account operation into all of its books, or into none and raise `Refused`."""
+    """Add an account operation to all of its books, or to none and raise `Refused`."""
     count, size = operation.amount or 0, operation.bytes or 0
     found = {book: books.get(book, Sums(0, 0)) for book in keys}
     sums = {book: Sums(before.entries + count, before.bytes + size) for book, before in found.items()}

@@ -1,4 +1,4 @@
-"""Functions that executables may call: a closed list that an administrator keeps; no message ever names what runs."""
+"""Functions that executables may call: a closed list that an administrator keeps. No message names what runs."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mailroom.sql.sqlstate import CANCELLED, sqlstate
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function by its quoted name, that takes one jsonb and may run for so long."""
+    """A function, by its quoted name, that takes one jsonb. A call may run for `timeout_s` seconds."""
 
     name: str
     is_void: bool
@@ -21,7 +21,7 @@ class Function:
 
 Functions: TypeAlias = dict[str, Function]
 
-# Not by to_regprocedure, which fails where the schema may not be used: then only its calls are to fail.
+# Not to_regprocedure: it fails without USAGE on the schema, and then only calls of that function may fail.
 FUNCTIONS = Sql(
     """
 SELECT f.name, f.function_schema, f.function_name, p.prorettype = 'void'::regtype, f.timeout_s
@@ -37,7 +37,7 @@ WHERE f.name = ANY(%(names)s::text[])
 
 
 def reading_functions(schema: str, names: Collection[str]) -> Operation[Functions]:
-    """Return the functions of these names that are registered, and are there."""
+    """Return those of the named functions that are registered and exist."""
     if not names:
         return {}
     rows = yield FUNCTIONS.at(schema=schema)(names=sorted(names))
@@ -58,7 +58,7 @@ CALL_VOID = Sql("SELECT {function}(%(arguments)s::text::jsonb)::text", columns=(
 
 
 class Cancelled(Exception):
-    """The call was cancelled: by its timeout, or by somebody who meant the session."""
+    """The call was cancelled: by its timeout, or by pg_cancel_backend."""
 
     def __init__(self, function: Function, began: datetime, error: Exception) -> None:
         super().__init__(function, began, error)
@@ -68,9 +68,9 @@ class Cancelled(Exception):
 
 
 def calling(function: Function, arguments: str | None, *, at_most_s: float) -> Operation[str | None]:
-    """Call a function, and return its result as JSON text. Its errors come out as they are, but for `Cancelled`.
+    """Call a function, and return its result as JSON text. Errors pass through, except that 57014 becomes `Cancelled`.
 
-    To be done within a savepoint: an error leaves its timeout, which is that of the function or `at_most_s`.
+    The call's timeout is the function's, at most `at_most_s`. Use within a savepoint: an error leaves the timeout set.
     """
     timeout_s = min(function.timeout_s, at_most_s)
     [(began, before, _)] = yield LIMIT.at()(timeout=f"{max(1, round(1000 * timeout_s))}ms")
@@ -91,6 +91,6 @@ OVERRUNS = Sql(
 
 
 def overrunning(cancelled: Cancelled) -> Operation[bool]:
-    """Tell whether a call that was cancelled just now had run for its time. By the server's clock, as its timeout."""
+    """Return whether a call that was just cancelled had reached its timeout, by the server's clock."""
     [(overran,)] = yield OVERRUNS.at()(began=cancelled.began, limit=cancelled.function.timeout_s)
     return bool(overran)

@@ -1,9 +1,8 @@
-"""Guarded: operations that their table has to see one by one, many of them in one trip to the server.
+"""Guarded tables: their constraints or triggers must see each operation by itself; one trip applies many.
 
-What they come to is told beforehand by the same rules as ever, from what their keys hold. A block within the server
-then does them one after another, each in a savepoint with statements of its own, as if they had come alone. It stops at
-the first for which something is not as foretold: a row that is not what it was to be, an error, a setting that is left.
-That one is undone; who asked applies it by itself, and so finds out what it comes to.
+Python predicts each result from what the keys hold, by the rules of the fold. A DO block in the server then applies the
+operations one after another, each in a savepoint with statements of its own. It undoes and stops at the first that does
+not go as predicted: its row differs, it fails, or a setting is left changed. The caller applies that one by itself.
 """
 
 from collections.abc import Sequence
@@ -11,46 +10,46 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dispatcher.executor.fold import Content, Contents, Refused, Taken
-from dispatcher.executor.guest import GLANCED
-from dispatcher.executor.outcome import Done
+from dispatcher.executor.results import Results
 from dispatcher.executor.target import Target, finding_contents
+from dispatcher.executor.user_code import WATCHED_SETTINGS
 from mailroom.sql.operation import Operation, Sql
 
-OPERATIONS = 100  # that one trip does at most: by then the trip costs little
+OPERATIONS = 100  # at most per trip; by then the cost of the trip is small
 MAX_BYTES = 1024 * 1024  # of values, which travel as text
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one operation finds, what it writes (begin, update, delete, or it has but a look), and what it comes to."""
+    """What one operation finds, how it writes (insert, update, delete, or only a check), and its results."""
 
     write: str
     key: str | None
     before: Content | None
     after: Content | None
-    done: Done
+    results: Results
 
     @property
     def size(self) -> int:
         return sum(len(each.value or b"") for each in (self.before, self.after) if each is not None)
 
 
-def _foretold(target: Target, taken: Taken, contents: Contents) -> _Step:
-    """Return what an operation comes to if its key holds what `contents` say; and then they say what it holds."""
-    done = Done(1)
+def _predicted(target: Target, taken: Taken, contents: Contents) -> _Step:
+    """Return what an operation does if its key holds what `contents` says, and update `contents`."""
+    results = Results(1)
     try:
         key = target.key_of(taken.key)
     except Refused as refusal:
-        done.refuse(taken, str(refusal))
-        return _Step("look", None, None, None, done)
+        results.refuse(taken, str(refusal))
+        return _Step("check", None, None, None, results)
     before = contents[key]
-    contents[key], is_applied = done.apply(taken, before, target.rules)
+    contents[key], is_applied = results.apply(taken, before, target.rules)
     after = contents[key]
-    write = "look" if not is_applied else "delete" if after is None else "begin" if before is None else "update"
-    return _Step(write, key, before, after, done)
+    write = "check" if not is_applied else "delete" if after is None else "insert" if before is None else "update"
+    return _Step(write, key, before, after, results)
 
 
-# A block has no parameters and no result, so both are settings of the transaction.
+# A DO block has no parameters and no result, so both are passed as settings of the transaction.
 GIVE = Sql(
     "SELECT "
     + ", ".join(
@@ -68,14 +67,14 @@ GIVE = Sql(
     ),
     columns=("text",) * 8,
 )
-GLANCE = " || ' ' || ".join(GLANCED)
-AS_FORETOLD = "({found_value}) IS NOT DISTINCT FROM g.old_value AND {found_number} IS NOT DISTINCT FROM g.old_number"
+WATCHED = " || ' ' || ".join(WATCHED_SETTINGS)
+AS_PREDICTED = "({found_value}) IS NOT DISTINCT FROM g.old_value AND {found_number} IS NOT DISTINCT FROM g.old_number"
 BLOCK = f"""
 #variable_conflict use_column
 DECLARE
     g record;
     deadline timestamptz := clock_timestamp() + current_setting('mailroom.left_s')::float8 * interval '1 second';
-    glance text := {GLANCE};
+    watched text := {WATCHED};
     touched bigint;
     applied bigint := 0;
 BEGIN
@@ -90,20 +89,20 @@ BEGIN
         EXIT WHEN applied > 0 AND clock_timestamp() >= deadline;
         BEGIN
             CASE g.write
-            WHEN 'begin' THEN
+            WHEN 'insert' THEN
                 INSERT INTO {{target}} ({{key}}, {{columns}}) VALUES (g.key::{{key_type}}, {{given}})
                 ON CONFLICT ({{key}}) DO NOTHING;
             WHEN 'update' THEN
-                UPDATE {{target}} AS t SET {{sets}} WHERE t.{{key}} = g.key::{{key_type}} AND {AS_FORETOLD};
+                UPDATE {{target}} AS t SET {{sets}} WHERE t.{{key}} = g.key::{{key_type}} AND {AS_PREDICTED};
             WHEN 'delete' THEN
                 DELETE FROM {{target}} AS t WHERE t.{{key}} = g.key::{{key_type}};
             ELSE
                 PERFORM FROM {{target}} AS t
-                WHERE t.{{key}} = g.key::{{key_type}} AND (NOT g.is_there OR {AS_FORETOLD});
+                WHERE t.{{key}} = g.key::{{key_type}} AND (NOT g.is_there OR {AS_PREDICTED});
             END CASE;
             GET DIAGNOSTICS touched = ROW_COUNT;
             SET CONSTRAINTS ALL IMMEDIATE;
-            IF touched <> (g.is_there OR g.write = 'begin')::integer OR {GLANCE} <> glance THEN
+            IF touched <> (g.is_there OR g.write = 'insert')::integer OR {WATCHED} <> watched THEN
                 RAISE EXCEPTION USING ERRCODE = 'MR000';
             END IF;
         EXCEPTION WHEN OTHERS THEN
@@ -114,17 +113,17 @@ BEGIN
     PERFORM set_config('mailroom.applied', applied::text, true);
 END
 """
-# As a string and not between dollars, which a name may hold: quotes in it, and in names, are doubled.
+# A quoted string, not dollar-quoted: a name may hold dollars. Quotes in the block and in names are doubled.
 APPLY = Sql("DO '" + BLOCK.replace("'", "''") + "'")
 ANSWER = Sql("SELECT current_setting('mailroom.applied')::bigint", columns=("bigint",))
 
 
-def applying_in_turn(schema: str, target: Target, group: Sequence[Taken], left_s: float) -> Operation[Done]:
-    """Apply operations on one guarded table until one of them is not as foretold, or `left_s` seconds are over.
+def applying_in_turn(schema: str, target: Target, group: Sequence[Taken], left_s: float) -> Operation[Results]:
+    """Apply operations on one guarded table until one does not go as predicted, or `left_s` seconds are over.
 
-    `count` of what is returned says how many of them, in their order, that was. To be done within a savepoint.
+    `count` of the results says how many were applied, from the first on. Use within a savepoint.
     """
-    # Rows that others have locked are waited for by who comes to them.
+    # Does not wait for locked rows: the operations before them come first.
     keys = set()
     for each in group:
         with suppress(Refused):
@@ -132,14 +131,14 @@ def applying_in_turn(schema: str, target: Target, group: Sequence[Taken], left_s
     contents = yield from finding_contents(schema, target, keys, waits=False)
     steps, size = [], 0
     for each in group:
-        step = _foretold(target, each, contents)
+        step = _predicted(target, each, contents)
         size += step.size
         if size > MAX_BYTES:
             break
         steps.append(step)
-    done = Done()
+    results = Results()
     if not steps:
-        return done
+        return results
     yield GIVE.at()(
         left_s=left_s,
         writes=[step.write for step in steps],
@@ -154,5 +153,5 @@ def applying_in_turn(schema: str, target: Target, group: Sequence[Taken], left_s
     yield APPLY.at(**names)()
     [(count,)] = yield ANSWER.at()()
     for step in steps[:count]:
-        done.add(step.done)
-    return done
+        results.add(step.results)
+    return results

@@ -1,9 +1,9 @@
-"""What executables may reach beside the node's own store: tables and functions, in lists that an administrator keeps.
+"""Register the tables that executables may write and the functions they may call.
 
-All of it happens in the caller's transaction, never commits, and raises `NotInTransaction` on an autocommit connection
-outside of one. `actor` says who acts and `why` for what reason; both go into the table `audit`, with what was
-registered. With `dry_run` everything is checked and nothing changes. Names of tables, columns and functions are taken
-as the catalog has them, upper and lower case, and without quotes.
+Every function runs in the caller's transaction and never commits. On an autocommit connection outside of a transaction
+it raises `NotInTransaction`. `actor` says who acts, `why` for what reason; the table `audit` keeps both, with what was
+registered. With `dry_run` everything is checked and nothing changes. Names of tables, columns and functions are given
+as in the catalog: case-sensitive and without quotes.
 """
 
 import re
@@ -21,19 +21,19 @@ from mailroom.sql.runner import AnyConnection, run
 
 MAX_TIMEOUT_S = 300.0
 
-# What a column may be, by the names of pg_catalog's types.
+# Allowed column types, by their names in pg_catalog.
 INTS = {"int2": "smallint", "int4": "integer", "int8": "bigint"}
 TEXTS = {"text": "text", "varchar": "character varying"}
 KEY_TYPES = TEXTS | {"uuid": "uuid"} | INTS
 VALUE_TYPES = {"bytea": "bytea"} | TEXTS
-# These names become identifiers inside of statements; a lone surrogate is no text for PostgreSQL.
+# These names become identifiers in statements. PostgreSQL does not accept a lone surrogate.
 RENDERED = re.compile('[^"%{}\0\ud800-\udfff]+')
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTarget:
-    """A table that executables may write. `table` is schema.table; without `value` nothing can be put there, without
-    `number` nothing counted. Where it is listed, `fault` says why it could not be registered now, for tables change.
+    """A table that executables may write. `table` is schema.table. Without `value` nothing can be put, without
+    `number` nothing incremented. In a list, `fault` says why it could not be registered now: tables change.
     """
 
     name: str
@@ -51,9 +51,9 @@ class RegisteredTarget:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFunction:
-    """A function that executables may call; `function` is schema.function, and a call may take `timeout_s` seconds.
+    """A function that executables may call. `function` is schema.function; a call may take `timeout_s` seconds.
 
-    Where it is listed, `fault` says why it could not be registered now.
+    In a list, `fault` says why it could not be registered now.
     """
 
     name: str
@@ -82,13 +82,14 @@ def register_target(
     why: str | None = None,
     dry_run: bool = False,
 ) -> RegisteredTarget | None:
-    """Let executables write a table, as the target `name`; return what that name stood for before, None if for nothing.
+    """Let executables write a table, as the target `name`. Return what the name stood for before, or None.
 
-    A name that is registered already is given to the table anew; what is the same already stays as it is. `table` is
-    schema.table, an ordinary or partitioned table of yours. `key` is a column of text, character varying, uuid or an
-    integer type, not null and unique by itself, `value` one of bytea, text or character varying, which `put` writes,
-    `number` one of an integer type, which `increment` counts; of the last two one is needed. The executor's role needs
-    USAGE on its schema, and SELECT, INSERT, UPDATE and DELETE on it. Raises `InvalidName` or `ConfigurationError`.
+    A name that is registered already is changed; registering the same again changes nothing. `table` is schema.table,
+    an ordinary or partitioned table of yours. `key` is a column of type text, character varying, uuid or an integer
+    type, not null and unique by itself. `value` is a column of type bytea, text or character varying, which `put`
+    writes; `number` one of an integer type, which `increment` changes. At least one of the two is needed. The
+    executor's role needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on the table. Raises `InvalidName`
+    or `ConfigurationError`.
     """
     check_actor(actor, why)
     operation = _registering_target(
@@ -108,20 +109,20 @@ def remove_target(
     why: str | None = None,
     dry_run: bool = False,
 ) -> RegisteredTarget | None:
-    """Let executables write the table of target `name` no more; return what it was, None if there was none.
+    """Stop executables from writing the table of target `name`. Return what it was, or None if there was none.
 
-    Executables for it that have been sent and not yet executed go to `dead_letter`. The table itself is left alone.
+    Executables for it that are not executed yet go to `dead_letter`. The table itself is not changed.
     """
     check_actor(actor, why)
     return run(connection, _removing_target(schema_name(schema), executable_name(name), actor, why, dry_run))
 
 
 def targets(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> list[RegisteredTarget]:
-    """Return the registered targets, by name. The node's own, store and accounting, are not among them."""
+    """Return the registered targets, ordered by name, without the built-in ones, store and accounting."""
     return run(connection, _listing_targets(schema_name(schema)))
 
 
-# Joined by name: to_regclass would fail where this role may not look.
+# Joined by name: to_regclass would fail without USAGE on the schema.
 TABLE = Sql(
     """
 SELECT c.oid::bigint, c.relkind IN ('r', 'p'),
@@ -133,7 +134,7 @@ WHERE n.nspname = %(table_schema)s::text AND c.relname = %(table_name)s::text
 """,
     columns=("bigint", "boolean", "boolean", "boolean"),
 )
-# A unique index that cannot decide at once, or not for every row, is none for ON CONFLICT.
+# ON CONFLICT does not accept a unique index that is deferrable or partial.
 COLUMNS = Sql(
     """
 SELECT a.attname::text, CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace::oid THEN t.typname::text END,
@@ -213,47 +214,45 @@ def _listing_targets(schema: str) -> Operation[list[RegisteredTarget]]:
 def _checking_table(table: tuple[str, str], key: str, value: str | None, number: str | None) -> Operation[None]:
     columns = [column for column in (key, value, number) if column is not None]
     if len(columns) == 1:
-        raise ConfigurationError("Say what executables write: a column for values, one for numbers, or both.")
+        raise ConfigurationError("Give a column for values, one for numbers, or both.")
     if len(set(columns)) < len(columns):
-        raise ConfigurationError("Key, value and number are columns of their own: name each of them once.")
+        raise ConfigurationError("Key, value and number must be three different columns.")
     of = shown(".".join(table))
     found = yield TABLE.at()(table_schema=table[0], table_name=table[1])
     if not found:
-        raise ConfigurationError(f"There is no table {of}. Names are taken as they are, upper and lower case.")
+        raise ConfigurationError(f"There is no table {of}. Names are case-sensitive.")
     [(oid, is_table, has_children, is_ours)] = found
     if is_ours or table[0].startswith("pg_") or table[0] == "information_schema":
         raise ConfigurationError(
-            f"Table {of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: name a table of your own."
+            f"Table {of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own."
         )
     if not is_table:
-        raise ConfigurationError(f"{of} is neither an ordinary table nor a partitioned one.")
+        raise ConfigurationError(f"{of} is not an ordinary or partitioned table.")
     if has_children:
-        raise ConfigurationError(f"Other tables inherit from {of}, so that no key is unique in it.")
+        raise ConfigurationError(f"Other tables inherit from {of}, so no key is unique in it.")
     described = {row[0]: row[1:] for row in (yield COLUMNS.at()(table=oid, columns=columns))}
     if missing := [column for column in columns if column not in described]:
-        raise ConfigurationError(
-            f"Table {of} has no column {shown(missing[0])}. Names are taken as they are, upper and lower case."
-        )
+        raise ConfigurationError(f"Table {of} has no column {shown(missing[0])}. Names are case-sensitive.")
     for column, what, types in ((key, "key", KEY_TYPES), (value, "value", VALUE_TYPES), (number, "number", INTS)):
         if column is None:
             continue
-        kind, told, _, is_generated, _, _ = described[column]
+        kind, type_name, _, is_generated, _, _ = described[column]
         if kind not in types:
             allowed = ", ".join(types.values())
-            raise ConfigurationError(f"Column {shown(column)} of {of} is {told}; for the {what} it may be {allowed}.")
+            raise ConfigurationError(f"Column {shown(column)} of {of} is {type_name}; the {what} may be {allowed}.")
         if is_generated:
-            raise ConfigurationError(f"Column {shown(column)} of {of} is generated: nothing can be written to it.")
+            raise ConfigurationError(f"Column {shown(column)} of {of} is generated and cannot be written.")
     _, _, is_not_null, _, is_deterministic, is_unique = described[key]
     if not is_not_null:
-        raise ConfigurationError(f"Column {shown(key)} of {of} may be null: a key has to be NOT NULL.")
+        raise ConfigurationError(f"Column {shown(key)} of {of} may be null; a key must be NOT NULL.")
     if not is_unique:
         raise ConfigurationError(
-            f"Column {shown(key)} of {of} is not unique by itself: it needs a unique index of its own, without "
-            "condition and not deferrable."
+            f"Column {shown(key)} of {of} is not unique by itself: it needs a unique index that is neither "
+            "partial nor deferrable."
         )
     if not is_deterministic:
         raise ConfigurationError(
-            f"Column {shown(key)} of {of} has a nondeterministic collation, for which two keys may be one."
+            f"Column {shown(key)} of {of} has a nondeterministic collation, under which two keys can be equal."
         )
 
 
@@ -271,16 +270,16 @@ def register_function(
     why: str | None = None,
     dry_run: bool = False,
 ) -> RegisteredFunction | None:
-    """Let executables call a function, as `name`; return what that name stood for before, None if for nothing.
+    """Let executables call a function, as `name`. Return what the name stood for before, or None.
 
-    A name that is registered already is given to the function anew; what is the same already stays as it is.
-    `function` is schema.function; it takes one jsonb, and returns no set. It runs in the executor's transaction and
-    with its rights, one call after another: a slow one holds up all executables, for `timeout_s` seconds at most (10,
+    A name that is registered already is changed; registering the same again changes nothing. `function` is
+    schema.function; it takes one jsonb and does not return a set. It runs in the executor's transaction and with its
+    rights, one call after another: a slow call holds up all executables, for at most `timeout_s` seconds (default 10,
     up to 300). Raises `InvalidName` or `ConfigurationError`.
     """
     check_actor(actor, why)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise ConfigurationError(f"timeout_s is {shown(timeout_s)}; give seconds above 0, up to {MAX_TIMEOUT_S:g}.")
+        raise ConfigurationError(f"timeout_s is {shown(timeout_s)}; give seconds above 0 and up to {MAX_TIMEOUT_S:g}.")
     operation = _registering_function(
         schema_name(schema), _own_name(name), _qualified(function, "function"), float(timeout_s), actor, why, dry_run
     )
@@ -296,16 +295,16 @@ def remove_function(
     why: str | None = None,
     dry_run: bool = False,
 ) -> RegisteredFunction | None:
-    """Let executables call the function `name` no more; return what it was, None if there was none.
+    """Stop executables from calling the function `name`. Return what it was, or None if there was none.
 
-    Executables for it that have been sent and not yet executed go to `dead_letter`. The function itself is left alone.
+    Executables for it that are not executed yet go to `dead_letter`. The function itself is not changed.
     """
     check_actor(actor, why)
     return run(connection, _removing_function(schema_name(schema), executable_name(name), actor, why, dry_run))
 
 
 def functions(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> list[RegisteredFunction]:
-    """Return the registered functions, by name."""
+    """Return the registered functions, ordered by name."""
     return run(connection, _listing_functions(schema_name(schema)))
 
 
@@ -384,8 +383,7 @@ def _checking_function(function: tuple[str, str]) -> Operation[None]:
     found = yield FUNCTION.at()(function_schema=function[0], function_name=function[1])
     if not found:
         raise ConfigurationError(
-            f"There is no function {of} of exactly one argument jsonb. Names are taken as they are, upper and lower "
-            "case."
+            f"There is no function {of} with exactly one argument, of type jsonb. Names are case-sensitive."
         )
     [(is_function, is_set)] = found
     if not is_function:
@@ -415,7 +413,7 @@ def _fault(check: Operation[None]) -> Operation[str | None]:
 def _own_name(name: str) -> str:
     name = executable_name(name)
     if name in (STORE, ACCOUNTING):
-        raise InvalidName(f"{name} is the name of what every node has: choose another one.")
+        raise InvalidName(f"{name} is a built-in target: choose another name.")
     return name
 
 
@@ -423,8 +421,8 @@ def _qualified(name: str, what: str) -> tuple[str, str]:
     schema, dot, rest = str.partition(name, ".") if isinstance(name, str) else ("", "", "")
     if not (dot and RENDERED.fullmatch(schema) and RENDERED.fullmatch(rest)):
         raise InvalidName(
-            f"The {what} {shown(name)} is not valid: give schema.{what}, without quotes; its names hold none of the "
-            'characters " % { } and NUL.'
+            f"The {what} {shown(name)} is not valid: give schema.{what} without quotes. Names may not contain any of "
+            'the characters " % { } and NUL.'
         )
     return schema, rest
 
@@ -432,7 +430,7 @@ def _qualified(name: str, what: str) -> tuple[str, str]:
 def _column(name: str) -> str:
     if not isinstance(name, str) or not RENDERED.fullmatch(name):
         raise InvalidName(
-            f"The column {shown(name)} is not valid: give its name without quotes; it holds none of the characters "
-            '" % { } and NUL.'
+            f"The column {shown(name)} is not valid: give its name without quotes. It may not contain any of the "
+            'characters " % { } and NUL.'
         )
     return str.__str__(name)

@@ -1,12 +1,12 @@
-"""What an executable has to be, asked again as it is taken: rows may have come past the trigger that asks for it.
+"""The rules of executables, checked again when they are taken: rows may have bypassed the trigger that checks them.
 
-A superuser's COPY into a disabled trigger does, or a session in which `session_replication_role` is replica. The rules
-are those of the trigger's function, `check_executable`, without `new.` (a test compares them).
+A superuser's COPY with the trigger disabled bypasses it, or a session with `session_replication_role = replica`. The
+rules are those of the trigger function `check_executable`, without `new.`; a test compares them.
 """
 
 import re
 
-# Of other versions of the format nothing is known but the columns.
+# Of another version of the format only the columns are known.
 RULES = {
     "operation": """CASE WHEN version <> 1 THEN true ELSE CASE operation
         WHEN 'put'          THEN key <> '' AND value IS NOT NULL AND num_nonnulls(
@@ -43,7 +43,7 @@ RULES = {
     "source": "octet_length(source) <= 200",
     "sent_at": "sent_at >= '0001-01-01 UTC' AND sent_at < '9999-01-01 UTC'",
 }
-# The name of a rule that the row breaks, else null; as in a CHECK, what comes to null is right. Of these two functions
-# one of a user's could fit the arguments better.
+# The name of a rule that the row breaks, else null. As in a CHECK, a rule that is null holds. The two functions get
+# their schema, since a user's overload could match the arguments better.
 BROKEN = "\n".join(f"WHEN NOT ({rule}) THEN '{name}'" for name, rule in RULES.items())
 FAULT = re.sub(r"\b(num_nonnulls|jsonb_path_exists)\(", r"pg_catalog.\1(", f"CASE {BROKEN} END")

@@ -1,4 +1,4 @@
-"""Take: the oldest committed executables, off their outbox, by one executor at a time."""
+"""Take: read the oldest committed executables and remove them from their outbox, one executor at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from mailroom import locks
 from mailroom.sql.operation import Operation, Sql
 
 EXECUTABLE_KEY = locks.key("'{schema}.outbox_executable'::regclass")
-# In UTC, whatever the server's zone: in others the first year has times that Python cannot hold. And psycopg writes
-# arrays as text: with other settings nulls in them, and bytes, would become something else.
+# UTC, whatever the server's zone: in others year 1 has times that Python cannot hold. The other two, since psycopg
+# writes arrays as text: under other settings their nulls and bytes would be read differently.
 OWN = (
     "set_config('TimeZone', 'UTC', true), set_config('array_nulls', 'on', true), "
     "set_config('standard_conforming_strings', 'on', true)"
@@ -28,29 +28,29 @@ LOCK = Sql(
 
 
 def locking_executables(schema: str) -> Operation[None]:
-    """Be the one executor until the transaction ends; what the one before it did is then seen."""
+    """Become the only executor until the transaction ends. Later statements see what the previous one committed."""
     yield LOCK.at(schema=schema)()
 
 
-# Times that Python cannot hold, infinite ones for one, break a rule: then the nearest that it can.
-HELD = "least(greatest({0}, '0001-01-01 UTC'::timestamptz), '9998-12-31 23:59:59.999999 UTC'::timestamptz)"
+# Times that Python cannot hold, such as infinity, break a rule anyway; they are read as the nearest it can hold.
+CLAMPED = "least(greatest({0}, '0001-01-01 UTC'::timestamptz), '9998-12-31 23:59:59.999999 UTC'::timestamptz)"
 COLUMNS = (
     "position, message_id, version::bigint, operation, target, key, end_key, value, amount, bytes, expected, "
-    f"arguments::text, CASE WHEN at IS NOT NULL THEN {HELD.format('at')} END, row_limit, notify, headers::text, "
-    f"after_clock, source, {HELD.format('sent_at')}, {FAULT}"
+    f"arguments::text, CASE WHEN at IS NOT NULL THEN {CLAMPED.format('at')} END, row_limit, notify, headers::text, "
+    f"after_clock, source, {CLAMPED.format('sent_at')}, {FAULT}"
 )
 TYPES = (
     *("bigint", "uuid", "bigint", "text", "text", "text", "text", "bytea", "bigint", "bigint", "bytea", "text"),
     *("timestamptz", "bigint", "text", "text", "bigint", "text", "timestamptz", "text"),
 )
-# A range that has begun, and has keys left to delete.
+# A range that has begun and has keys left to delete.
 UNDER_WAY = """
     SELECT c.position FROM {schema}.executable_cursor AS c JOIN {schema}.outbox_executable AS o USING (position)
     ORDER BY c.position LIMIT 1
 """
-# Up to what has transactions of its own, a delete_range: all before it is done, and nothing behind it begun. Nothing at
-# all while a range is under way: a lower position may commit meanwhile, and would see half of it. Nothing behind the
-# barrier is read, or many of them would cost their square.
+# Stops before a delete_range, which has transactions of its own: everything before it is applied, and nothing after it
+# is begun. Reads nothing while a range is under way: a lower position may commit meanwhile, and would see half of the
+# range. Rows behind the barrier are not read: with many ranges that would cost the square of their number.
 OLDEST = Sql(
     """
 WITH {start},
@@ -84,8 +84,8 @@ FROM start LEFT JOIN LATERAL (
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Executables in their order, and whether there may be more. `drawn` and `running` are for the floor."""
+class Oldest:
+    """Executables in order, and whether there may be more. `drawn` and `running` are for the floor."""
 
     taken: list[Taken]
     more: bool
@@ -93,15 +93,15 @@ class Look:
     running: list[str]
 
 
-def looking_at_oldest(schema: str, *, start: Start, rows: int, max_bytes: int) -> Operation[Look]:
-    """Look at up to `rows` executables and `max_bytes` of values (at least one), from `start` on.
+def reading_oldest_executables(schema: str, *, start: Start, rows: int, max_bytes: int) -> Operation[Oldest]:
+    """Read up to `rows` executables and `max_bytes` of values (at least one), from `start` on.
 
-    They stay where they are: what is done of them is taken off by `removing`.
+    They stay in the outbox until `removing` deletes those that were applied.
     """
     found = yield OLDEST.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes)
     *_, heads, is_barred, drawn, running = found[0]
     taken = [Taken._make(row[:-4]) for row in found if row[0] is not None]
-    return Look(taken, bool(taken) and (len(taken) == rows or len(taken) < heads or is_barred), drawn, running)
+    return Oldest(taken, bool(taken) and (len(taken) == rows or len(taken) < heads or is_barred), drawn, running)
 
 
 NEXT = Sql(
@@ -116,7 +116,7 @@ SELECT {names} FROM {schema}.outbox_executable WHERE position = coalesce(({under
     names=COLUMNS,
     under_way=UNDER_WAY,
 )
-# By their positions, and not by range: one with a lower position may have committed since the look.
+# By position, not by range: an executable with a lower position may have committed since the read.
 REMOVE = Sql(
     """
 WITH gone AS (DELETE FROM {schema}.outbox_executable WHERE position = ANY(%(positions)s::bigint[]) RETURNING 1)
@@ -126,17 +126,18 @@ SELECT count(*) FROM gone
 )
 
 
-def looking_at_next(schema: str, start: Start) -> Operation[Taken | None]:
-    """Return the range that is under way, else the oldest executable, and leave it where it is."""
+def reading_next_executable(schema: str, start: Start) -> Operation[Taken | None]:
+    """Return the range that is under way, else the oldest executable; it stays in the outbox."""
     rows = yield NEXT.at(schema=schema)(**start.values())
     return Taken._make(rows[0]) if rows else None
 
 
 def removing(schema: str, taken: Sequence[Taken], *, may_be_gone: bool = False) -> Operation[None]:
-    """Take executables off the outbox, in the transaction of their effect.
+    """Delete executables from the outbox, in the transaction of their effects.
 
-    Raises if one of them is gone meanwhile; one that a guest of the transaction has removed `may_be_gone`.
+    Raises `SerializationFailure` if one is gone already, unless `may_be_gone`: user code of this transaction
+    may have removed it.
     """
     [(count,)] = yield REMOVE.at(schema=schema)(positions=[each.position for each in taken])
-    if count != len(taken) and not may_be_gone:  # no executor's doing: they lock each other out
-        raise psycopg.errors.SerializationFailure("somebody has removed an executable while it was executed")
+    if count != len(taken) and not may_be_gone:  # not by an executor: only one runs at a time
+        raise psycopg.errors.SerializationFailure("another session removed an executable while it was being applied")

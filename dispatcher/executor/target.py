@@ -1,4 +1,4 @@
-"""What executables act on: the node's store, and tables of users that an administrator has registered."""
+"""Targets of executables: the node's store, and users' tables that an administrator has registered."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ INT = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table by its quoted names; `guarded`: its constraints and triggers look at every single operation."""
+    """A table, by its quoted names. `guarded`: its constraints or triggers must see each operation by itself."""
 
     name: str
     table: str
@@ -31,28 +31,28 @@ class Target:
     guarded: bool
 
     def key_of(self, text: str) -> str:
-        """Return a key as the table spells it, so that one row has one name. Raises `Refused`."""
+        """Return a key in the spelling of the table, so that each row has one name. Raises `Refused`."""
         if self.key_type in RANGES:
             smallest, largest = RANGES[self.key_type]
             if not INT.fullmatch(text) or not smallest <= int(text) <= largest:
-                raise Refused(f"the key is no {self.key_type}")
+                raise Refused(f"the key is not a valid {self.key_type}")
             return text
         if self.key_type == "uuid":
             try:
                 return str(UUID(text))
             except ValueError:
-                raise Refused("the key is no uuid") from None
+                raise Refused("the key is not a valid uuid") from None
         return text
 
     def spelled(self, text: str) -> str:
-        """`key_of`, and the text itself where it is no key."""
+        """Return `key_of(text)`, or the text itself if it is not a valid key."""
         try:
             return self.key_of(text)
         except Refused:
             return text
 
     def names(self, schema: str) -> dict[str, str]:
-        """Return the names that the statements below are rendered with."""
+        """Return the names with which the statements below are rendered."""
         given = "convert_from(g.value, 'UTF8'::name)" if self.rules.text else "g.value"
         found = f"convert_to(t.{self.value}, 'UTF8'::name)" if self.rules.text else f"t.{self.value}"
         columns = [(self.value, given), (self.number, f"g.number::{self.number_type}")]
@@ -73,12 +73,12 @@ class Target:
 
 STORE_TARGET = Target(STORE, "{schema}.store", "key", "text", "value", "number", "bigint", STORE_RULES, guarded=False)
 
-# Usable is a key of a type that spells each row in one way, unique by itself at once, and columns that are there. Types
-# by their names in the catalog: what regtype says depends on `quote_all_identifiers`.
-# Guarded is whatever could tell operations applied one by one from what they come to: checks, foreign keys either way,
-# other unique columns, indexes that compute or hold the value, triggers, rules, row security, tables that inherit,
-# partitions, columns that are computed, of a domain, must be given or hold only so much. Asked each time, since tables
-# change. Not by to_regclass, which fails where the schema may not be used.
+# Usable: the columns exist, and the key is of a type with one spelling per value and unique by itself, not deferred.
+# Types by their names in the catalog: the output of regtype depends on `quote_all_identifiers`.
+# Guarded: something could tell single operations from their folded result. That is a check, a foreign key in either
+# direction, another unique column, an index on an expression or on the value, a trigger, a rule, row security,
+# inheritance, a partition, or a column that is generated, of a domain, of limited length or has to be given.
+# Read each time, since tables change. Not by to_regclass: it fails without USAGE on the schema.
 TARGETS = Sql(
     """
 SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.number_column,
@@ -128,11 +128,11 @@ Targets: TypeAlias = dict[str, Target]
 
 
 def reading_targets(schema: str, names: Collection[str]) -> Operation[Targets]:
-    """Return the targets of these names that are registered, and are as they were registered."""
+    """Return those of the named targets that are registered and still usable."""
     targets = {STORE: STORE_TARGET}
     if others := sorted(set(names) - {STORE}):
         rows = yield TARGETS.at(schema=schema)(names=others, keys=[*KEY_TYPES], values=[*VALUE_TYPES], numbers=[*INTS])
-        # Of a table that is in use by two names, what is done by one is seen by the other only once it is written.
+        # Two names for one table: each sees the writes of the other only once they are made, so both are guarded.
         names_of = Counter(row[1:3] for row in rows)
         targets |= {row[0]: _target(*row[:9], guarded=row[10] or names_of[row[1:3]] > 1) for row in rows if row[9]}
     return targets
@@ -153,7 +153,7 @@ def _target(
 
 
 def quoted(name: str) -> str:
-    """Return a name, which registration has seen to hold no quote, as an identifier within a statement."""
+    """Return a name as an identifier within a statement. Registration has checked that it holds no quote."""
     return '"' + name.replace("%", "%%") + '"'
 
 
@@ -165,9 +165,9 @@ FIND = Sql(
 
 
 def finding_contents(schema: str, target: Target, keys: Iterable[str], *, waits: bool = True) -> Operation[Contents]:
-    """Return what the keys hold, absent ones too; rows of users are locked until the transaction ends.
+    """Return what the keys hold, None for absent ones. Users' rows stay locked until the transaction ends.
 
-    Without `waits` a row that somebody else has locked counts as absent.
+    Without `waits` a row that another session has locked counts as absent.
     """
     contents: Contents = dict.fromkeys(keys)
     find = FIND.at(**target.names(schema), skipping="" if waits else "SKIP LOCKED")
@@ -178,7 +178,7 @@ def finding_contents(schema: str, target: Target, keys: Iterable[str], *, waits:
 
 GIVEN = "unnest(%(keys)s::text[], %(values)s::bytea[], %(numbers)s::bigint[]) AS g (key, value, number)"
 UPDATE = Sql("UPDATE {target} AS t SET {sets} FROM " + GIVEN + " WHERE t.{key} = g.key::{key_type}")
-# A row that somebody has inserted since the look is not overwritten.
+# DO NOTHING: a row that another session has inserted since the read is not overwritten.
 INSERT = Sql(
     "WITH begun AS (INSERT INTO {target} ({key}, {columns}) SELECT g.key::{key_type}, {given} FROM "
     + GIVEN
@@ -191,14 +191,15 @@ DELETE = Sql("DELETE FROM {target} WHERE {key} = ANY(%(keys)s::text[]::{key_type
 def writing_contents(
     schema: str, target: Target, before: Contents, after: Contents, dropped: Collection[str]
 ) -> Operation[bool]:
-    """Write what has changed; false if somebody has inserted one of the keys meanwhile: then look again, and anew.
+    """Write what has changed. Return false if another session inserted one of the keys meanwhile: then read again.
 
-    A row of a user that was `dropped` on the way is deleted, and what came afterwards begins with its other columns.
+    A user's row whose key was `dropped` on the way is deleted, and inserted again with its other columns at their
+    defaults if the key was written afterwards.
     """
     names = target.names(schema)
     # The store has no other columns.
     lost = set() if target.name == STORE else {key for key in dropped if before[key] is not None}
-    # A trigger sees a write that changes nothing, too.
+    # Guarded: a trigger must also see a write that changes nothing.
     changed = {
         key: content for key, content in after.items() if target.guarded or key in lost or content != before[key]
     }

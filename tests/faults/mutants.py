@@ -324,7 +324,7 @@ def _forgiven_for_ever() -> None:
 
 @_mutant("an executable is to blame when its statement is cancelled", "F40")
 def _cancelled_is_dead() -> None:
-    from dispatcher.executor.outcome import described, reason_of
+    from dispatcher.executor.dead import described, reason_of
     from mailroom.sql.sqlstate import CANCELLED, sqlstate
 
     def blaming(error: Exception) -> str | None:

@@ -20,7 +20,7 @@ SCHEMA = "mailroom"
 STORE = Store()
 THINGS = Store(target="things")
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
-UNREGISTERED = "its target is not registered, or its table has changed: mailroom executor target add, and requeue this"
+UNREGISTERED = "its target is not registered, or its table has changed: mailroom executor target add, then requeue this"
 
 Entry: TypeAlias = list[Any]  # value and number of a row of a user's table
 Told: TypeAlias = tuple[str, int, str | None, dict[str, Any]]  # correlation, status, event type, value
@@ -55,7 +55,7 @@ class Things:
         except ValueError:
             number = 2**31
         if str(number) != text or not -(2**31) <= number < 2**31:
-            raise Failed("the key is no integer")
+            raise Failed("the key is not a valid integer")
         return number
 
     def written(self, key: int, entry: Entry) -> None:
@@ -74,7 +74,7 @@ class Model:
         self.things = things
         self.functions: dict[str, Callable[[Any], Any]] = {}
         self.dead: list[tuple[UUID, str]] = []
-        self.told: list[Told] = []
+        self.replies: list[Told] = []
 
     def apply(self, executables: Iterable[Executable]) -> None:
         """Apply executables; each has an id, and each `account` a time."""
@@ -99,7 +99,7 @@ class Model:
     def _tell(self, each: Executable, status: int, event: str | None, details: dict[str, Any]) -> None:
         if each.notify is not None:
             about = {"operation": each.operation, "target": each.target, "key": str(each.key or "")}
-            self.told.append((str(each.id), status, event, about | details))
+            self.replies.append((str(each.id), status, event, about | details))
 
     def put(self, each: Executable) -> tuple[str, dict[str, Any]]:
         assert each.value is not None
@@ -336,4 +336,4 @@ def check_equal(connection: psycopg.Connection[TupleRow], model: Model) -> None:
     if model.things is not None:
         assert things_of(connection) == model.things.rows
     assert dead_of(connection) == model.dead
-    assert told_of(connection) == model.told
+    assert told_of(connection) == model.replies

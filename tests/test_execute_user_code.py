@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from dispatcher.daemon import Executor
+from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execute import Execution
-from dispatcher.executor.executor import Applier
 from dispatcher.executor.take import OLDEST
 from dispatcher.floor import FIRST
 from mailroom import locks
@@ -43,9 +43,9 @@ def node(dsn: str, connect: Connect) -> Node:
 
 
 @pytest.fixture
-async def applier(dsn: str) -> AsyncIterator[Applier]:
+async def executor(dsn: str) -> AsyncIterator[BatchExecutor]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        yield Applier(connection, SCHEMA, monotonic=lambda: 0)
+        yield BatchExecutor(connection, SCHEMA, monotonic=lambda: 0)
 
 
 # -- Settings ---------------------------------------------------------------------------------------------------------
@@ -106,7 +106,9 @@ def guest(node: Node) -> None:
 
 @pytest.mark.parametrize("left", LEFT)
 @pytest.mark.parametrize("asks", ["called", "asked"])
-async def test_call_leaves_the_session_as_it_found_it(node: Node, applier: Applier, left: str, asks: str) -> None:
+async def test_call_leaves_the_session_as_it_found_it(
+    node: Node, executor: BatchExecutor, left: str, asks: str
+) -> None:
     guest(node)
     leaves, looks = LEFT[left]
     function(node, "looks", f"BEGIN RETURN {looks}; END", "text")
@@ -115,8 +117,8 @@ async def test_call_leaves_the_session_as_it_found_it(node: Node, applier: Appli
         sent(node, STORE.increment, "n")  # the first of a batch has other timeouts
         sent(node, STORE.call, name, notify="outcomes")
         if asks == "asked":
-            await applier.drain()
-    await applier.drain()
+            await executor.drain()
+    await executor.drain()
     before, done, after = [told["result"] for *_, told in told_of(node.connection)]
     assert (done, after) == ("left", before)
     assert store_of(node.connection) == {"n": 3}
@@ -135,7 +137,7 @@ async def test_call_without_the_right_to_set_it_back_leaves_nothing_either(node:
     for name in ("leaves", "looks"):
         sent(node, STORE.call, name, notify="outcomes")
     async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True, options="-c role=guest") as connection:
-        await Applier(connection, SCHEMA).drain()
+        await BatchExecutor(connection, SCHEMA).drain()
     assert [told.get("result") for *_, told in told_of(node.connection)] == ["left", "origin"]
 
 
@@ -174,46 +176,46 @@ def test_trigger_of_a_table_leaves_nothing_to_the_next_operation(node: Node, lef
     assert len(told_of(node.connection)) == 4
 
 
-async def test_session_is_cleared_after_triggers_too(node: Node, applier: Applier) -> None:
+async def test_session_is_cleared_after_triggers_too(node: Node, executor: BatchExecutor) -> None:
     make_things(node.connection)
     trigger(node, "BEFORE INSERT", f"{LEFT['own of the session'][0]}; {LEFT['locks'][0]}; RETURN new;")
     sent(node, THINGS.increment, "1")
-    await applier.drain()
-    session = applier._connection
+    await executor.drain()
+    session = executor._connection
     for _, looks in (LEFT["own of the session"], LEFT["locks"]):
         cursor = await session.execute(f"SELECT {looks}".encode())
         assert await cursor.fetchone() in [("",), ("0",)]
 
 
 async def test_session_that_could_not_be_cleared_is_closed(
-    node: Node, applier: Applier, monkeypatch: pytest.MonkeyPatch
+    node: Node, executor: BatchExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing() -> Operation[None]:
         yield Sql("SELECT 1 / 0").at()()
 
     function(node, "leaves", f"BEGIN {LEFT['own of the session'][0]}; END", "void")
     sent(node, STORE.call, "leaves")
-    monkeypatch.setattr("dispatcher.executor.executor.clearing_session", failing)
+    monkeypatch.setattr("dispatcher.executor.batch_executor.clearing_session", failing)
     with pytest.raises(psycopg.errors.DivisionByZero):
-        await applier.execute()
-    assert applier._connection.closed
+        await executor.execute()
+    assert executor._connection.closed
     assert list(waiting(node.connection)) == []
 
 
-async def executions_of(applier: Applier) -> list[int]:
+async def executions_of(executor: BatchExecutor) -> list[int]:
     """Execute all there is, and return how many executables each transaction took."""
     executions: list[Execution] = []
-    await applier.drain(executions.append)
+    await executor.drain(executions.append)
     return [each.taken for each in executions if each.taken]
 
 
-async def test_calls_share_a_transaction_of_a_session_of_ours(node: Node, applier: Applier) -> None:
+async def test_calls_share_a_transaction_of_a_session_of_ours(node: Node, executor: BatchExecutor) -> None:
     function(node, "nothing", "BEGIN END", "void")
     for _ in range(3):
         sent(node, STORE.increment, "n")
         sent(node, STORE.call, "nothing")
         sent(node, STORE.call, "nothing")
-    assert await executions_of(applier) == [9]
+    assert await executions_of(executor) == [9]
     assert store_of(node.connection) == {"n": 3}
 
 
@@ -228,13 +230,13 @@ async def test_call_is_the_last_of_its_transaction_in_a_session_that_may_not_be_
 
 @pytest.mark.parametrize("ends", ["pg_advisory_lock(-7)", "pg_advisory_xact_lock(-7)", "1 / 0"])
 async def test_call_is_the_last_of_its_transaction_if_it_leaves_a_lock_or_fails(
-    node: Node, applier: Applier, ends: str
+    node: Node, executor: BatchExecutor, ends: str
 ) -> None:
     function(node, "nothing", "BEGIN END", "void")
     function(node, "ends", f"BEGIN PERFORM pg_advisory_lock(-8), {ends}; END", "void")
     for name in ("nothing", "ends", "nothing", "nothing"):
         sent(node, STORE.call, name)
-    assert await executions_of(applier) == [2, 2]
+    assert await executions_of(executor) == [2, 2]
     assert node.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid IN (-7, -8)") == 0
 
 

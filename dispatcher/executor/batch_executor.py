@@ -1,4 +1,4 @@
-"""Where an execution's transactions begin and end, and the floor above which it looks."""
+"""Runs the executor's transactions, one per batch, and keeps the floor above which they read."""
 
 import time
 from collections.abc import Callable
@@ -7,18 +7,18 @@ import psycopg
 
 from dispatcher.deliverer import MAX_BYTES, ROWS
 from dispatcher.executor.execute import BOUND_S, Execution, executing
-from dispatcher.executor.guest import clearing_session
+from dispatcher.executor.user_code import clearing_session
 from dispatcher.floor import Floor
 from dispatcher.portion import Portion
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.runner import run_async
 
 
-class Applier:
-    """Executes over one autocommit connection of its own, one transaction per batch.
+class BatchExecutor:
+    """Executes batches over an autocommit connection of its own, one transaction each.
 
-    `rows` and `max_bytes` bound a full batch (one executable at least), of which `portion` says how much is tried, and
-    `bound_s` how long it may take, in seconds by `monotonic`, which is also the clock of its `Floor`.
+    `rows` and `max_bytes` limit a full batch (at least one executable); `portion` says how much of it to try. Nothing
+    more is begun after `bound_s` seconds. `monotonic` is the clock for that, and of the `Floor`.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Applier:
         self._max_bytes = max_bytes
         self._portion = portion or Portion()
         self._bound_s = bound_s
-        self._ours = not is_pooled(connection)
+        self._own_session = not is_pooled(connection)
         self._monotonic = monotonic
         self._floor = Floor("outbox_executable", monotonic)
 
     async def drain(self, progress: Callable[[Execution], None] | None = None) -> int:
-        """Execute until there is nothing left; returns how many executables were taken."""
+        """Execute until nothing is left; return how many executables were taken."""
         taken = 0
         while True:
             execution = await self.execute()
@@ -67,7 +67,7 @@ class Applier:
                             start=start,
                             rows=rows,
                             max_bytes=max_bytes,
-                            ours=self._ours,
+                            own_session=self._own_session,
                             bound_s=self._bound_s,
                             monotonic=self._monotonic,
                         ),
@@ -76,11 +76,11 @@ class Applier:
             self._floor = Floor("outbox_executable", self._monotonic)
             raise
         self._rows_next = execution.rows(self._rows)
-        if execution.guest and self._ours:
+        if execution.ran_user_code and self._own_session:
             try:
                 await run_async(self._connection, clearing_session())
             except psycopg.Error:
-                await self._connection.close()  # what the guest left goes with it
+                await self._connection.close()  # ends what user code left in the session
                 raise
         await run_async(self._connection, self._floor.raising(self._schema, execution))
         return execution
