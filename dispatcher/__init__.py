@@ -1,4 +1,4 @@
-"""The daemon of Mailroom: stamps and delivers what writers committed, and executes what is to be executed."""
+"""The daemon of Mailroom: stamps and delivers committed messages, and applies committed executables."""
 
 from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, drain, execute
 

@@ -21,13 +21,13 @@ poll_interval = click.option(
     type=seconds_above_0,
     default=POLL_INTERVAL_S,
     show_default=True,
-    help="How long a message or an executable waits at most if every notification is lost.",
+    help="The longest a message or executable waits if every notification is lost.",
 )
 
 
 @contextmanager
 def counted_off(what: str, waiting: int) -> Iterator[Callable[[Scanned], None]]:
-    """Show how many of those that wait are done; gives what is to be called with each batch."""
+    """Show progress towards `waiting`; yields the function to call with each batch."""
     done = 0
     with progress_bar(what, waiting) as bar:
 
@@ -41,7 +41,7 @@ def counted_off(what: str, waiting: int) -> Iterator[Callable[[Scanned], None]]:
 
 @click.group(cls=Group)
 def dispatcher() -> None:
-    """Deliver what writers committed into inboxes."""
+    """Deliver committed messages into inboxes."""
 
 
 @dispatcher.command()
@@ -50,8 +50,8 @@ def dispatcher() -> None:
 def run(call: Call, poll_interval_s: float) -> None:
     """Run the dispatcher until SIGTERM or Ctrl-C.
 
-    Messages are delivered as they are committed. A second one stands by and takes over when the first is gone. It
-    runs the executor too, beside it (mailroom executor).
+    It delivers messages as they are committed, and runs the executor too (mailroom executor). A second dispatcher
+    stands by, and takes over when the first is gone.
 
     \b
     Examples:
@@ -66,9 +66,9 @@ def run(call: Call, poll_interval_s: float) -> None:
 @dispatcher.command()
 @pass_call
 def drain(call: Call) -> None:
-    """Deliver everything committed so far, then end. A dispatcher may run beside it.
+    """Deliver everything committed so far, then exit. A running dispatcher does no harm.
 
-    What stands behind parked messages is moved aside too.
+    Messages of parked keys move to `parked` too.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def drain(call: Call) -> None:
 @dispatcher.command()
 @pass_call
 def status(call: Call) -> None:
-    """Tell who dispatches: host, process, awake or asleep, and what it has done.
+    """Show which dispatcher leads: host, process, awake or asleep, and its totals.
 
     Exits with 1 if nobody leads.
 

@@ -1,6 +1,6 @@
-"""The daemon: a lane that delivers and a lane that executes, and the same without a daemon, once.
+"""The daemon: a lane that delivers and a lane that executes; `drain` and `execute` do the same once, without a daemon.
 
-Each lane has an outbox, a doorbell, a lease and connections of its own: what holds one up does not hold up the other.
+Each lane has an outbox, a doorbell, a lease and connections of its own, so that one lane never holds up the other.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from mailroom.sql.sqlstate import is_held_up
 
 log = logging.getLogger("mailroom.dispatcher")
 
-# Somebody waits for its end and sees how far it is: it may wait for another's batch, and take its time with its own.
+# A user waits for the end and sees the progress, so locks and large batches may take as long as they need.
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
-# Rows of users' own tables are waited for so long; then the other lane's, and the lease, would wonder.
+# How long the executor waits for locked rows of users' tables: meanwhile it holds up all other executables.
 EXECUTOR = LANE | {"lock_timeout": "2s"}
 
 
 @dataclass(slots=True)
 class Totals:
-    """Messages taken from the outbox, and what became of them; `delivered` counts the copies in inboxes."""
+    """Totals: messages taken from the outbox, and their outcomes. `delivered` counts the copies in inboxes."""
 
     taken: int = 0
     delivered: int = 0
@@ -126,7 +126,7 @@ class Executed:
 
 
 class Executor(Lane):
-    """The lane that executes what stands in a node's second outbox; see `Lane`."""
+    """The lane that applies the executables of a node; see `Lane`."""
 
     role, outbox = "executor", "outbox_executable"
     session = EXECUTOR
@@ -165,12 +165,12 @@ def run(
     poll_interval_s: float = POLL_INTERVAL_S,
     lanes: Sequence[Callable[..., Lane]] = (Dispatcher, Executor),
 ) -> None:
-    """Run a daemon with these lanes until SIGTERM or SIGINT; then it ends within 10 s, database or not."""
+    """Run a daemon with these lanes until SIGTERM or SIGINT. It ends within 10 s, even if the database is gone."""
     asyncio.run(run_until_signalled([lane(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]))
 
 
 async def run_until_signalled(lanes: Sequence[Lane]) -> None:
-    """Run lanes side by side until SIGTERM or SIGINT; if one fails the others are stopped too."""
+    """Run lanes side by side until SIGTERM or SIGINT. If one fails, stop the others and raise its error."""
 
     def stop() -> None:
         for lane in lanes:
@@ -195,10 +195,10 @@ def drain(
     now: datetime | None = None,
     progress: Callable[[Delivery], None] | None = None,
 ) -> Totals:
-    """Deliver everything committed so far, in this process, and return the totals; a daemon may run beside it.
+    """Deliver everything committed so far, in this process, and return the totals. A daemon may run beside it.
 
-    What stands behind parked messages is moved aside, as the daemon does it. `now` decides what is due and what has
-    expired; the database's clock if None.
+    Messages of parked keys move to `parked`, as under the daemon. `now` decides what is due and what has expired; None
+    is the database's clock. `progress` is called with each delivery.
     """
     return asyncio.run(_drain(dsn, schema_name(schema), now, progress))
 
@@ -225,7 +225,7 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
 
 
 def execute(dsn: str, schema: str = DEFAULT_SCHEMA, *, progress: Callable[[Execution], None] | None = None) -> Executed:
-    """Execute everything committed so far, in this process, and return the totals; a daemon may run beside it."""
+    """Execute everything committed so far, in this process, and return the totals. A daemon may run beside it."""
     return asyncio.run(_execute(dsn, schema_name(schema), progress))
 
 
@@ -246,7 +246,7 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
                     await executor.drain(count)
                     return totals
                 except psycopg.OperationalError as error:
-                    if not is_held_up(error):  # such as a deadlock with whoever holds rows of a target
+                    if not is_held_up(error):  # such as a deadlock over rows of a target
                         raise
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None

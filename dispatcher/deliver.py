@@ -1,7 +1,7 @@
-"""Deliver: the oldest committed messages of the outbox, stamped and moved into the inboxes by one statement.
+"""Deliver: stamp the oldest committed messages of the outbox and move them into the inboxes, in one statement.
 
-No row travels through Python, and no value is decoded. What is here runs inside one transaction; `dispatcher.deliverer`
-says where transactions begin and end.
+No row travels through Python, and no value is decoded. Everything here runs inside one transaction, which
+`dispatcher.deliverer` begins and ends.
 """
 
 from dataclasses import dataclass, field
@@ -14,25 +14,25 @@ from mailroom.message import MESSAGE
 from mailroom.routing import ROUTE
 from mailroom.sql.operation import Operation, Sql
 
-# Sorting and joining a batch stays in memory, and no plan made for an empty outbox reads a full one from end to end.
+# A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
 
 PARTITION_KEY = locks.key("partition")
 PARTITION_CHANNEL = locks.channel("partition")
 
-# The oldest messages from `start` on, and which of them fit into a batch of so many bytes; the first one always does.
+# The oldest messages above `start`, and which of them fit into a batch of `bytes`. The first one always fits.
 OLDEST_FITTING = """
     SELECT position, after_clock, deliver_at, expires_at, row_number() OVER oldest = 1 OR %(bytes)s::bigint >=
            sum(coalesce(octet_length(value), pg_catalog.pg_column_size(value_json))) OVER oldest AS fits
     FROM {schema}.outbox WHERE position > (SELECT position FROM start)
     WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
     ORDER BY position LIMIT %(rows)s::bigint"""
-# The steps, in order: `start` (where to look), `reach` (who gets a topic), `batch` (at most so many rows and bytes,
-# oldest first), `stamp` (the clock before and after), `taken` (deleted by range, twice as fast as by ids; one snapshot,
-# so the very rows of `batch`), `stamped` (numbered in position order before anything is joined: one clock per message,
-# however many get it).
-# Inserting in key order is 1.5 times as fast as in the order taken. A clock above the ceiling is not given out: then
-# nothing is taken and the caller is told how high the ceiling must be.
+# The steps, in order: `start` (where the scan begins), `reach` (how many inboxes get a topic), `batch` (the oldest
+# messages up to the limits), `stamp` (the clock before and after), `taken` (deleted by range, twice as fast as by ids;
+# the same snapshot, so exactly the rows of `batch`), `stamped` (each message's clock and outcome; numbered by position
+# before the join, so that a message has one clock however many inboxes get it).
+# Inserting in key order is 1.5 times as fast as in the order taken. No clock above the ceiling is given out: then
+# nothing is taken, and the result says how high the ceiling must be.
 DELIVER = Sql(
     """
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
@@ -111,11 +111,11 @@ FROM outcomes, stamp
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one delivery did. `taken` counts messages, `delivered` the copies that reached inboxes.
+    """What one delivery did. `taken` counts messages, `delivered` the copies in inboxes.
 
-    `last` is the largest position taken, `clock` the last one given out; `ceiling` is set when nothing could be taken
-    because the clock's ceiling must first be raised to at least that. `more` says that the batch was full, `inboxes`
-    which of them got something. `drawn` and `running` are for the floor.
+    `last` is the largest position taken, `clock` the last clock given out. If `ceiling` is set, nothing was taken: the
+    clock's ceiling must first be raised to at least that. `more`: the batch was full. `inboxes` are those that got a
+    message. `drawn` and `running` are for the floor.
     """
 
     taken: int
@@ -143,8 +143,8 @@ def delivering(
     return Delivery(*row)
 
 
-# Scheduled messages that are due go back to the outbox: then they are stamped, routed and, if need be, expired by the
-# one statement that does so, and the doorbell wakes whoever is to run it.
+# Due messages go back to the outbox, so that only DELIVER stamps, routes and expires messages. The INSERT rings the
+# doorbell.
 RELEASE = Sql(
     """
 WITH due AS MATERIALIZED (
@@ -171,8 +171,8 @@ DUE = Sql(
 
 
 def releasing(schema: str, *, rows: int = 10_000, now: datetime | None = None) -> Operation[int]:
-    """Send scheduled messages that are due on their way; returns how many."""
-    # Looked at first: the doorbell's trigger fires for an INSERT of no rows too, and would wake an idle dispatcher.
+    """Move scheduled messages that are due back to the outbox; return how many."""
+    # Checked first: the doorbell's trigger fires even for an INSERT of no rows, and would wake an idle dispatcher.
     [(due,)] = yield DUE.at(schema=schema)(now=now)
     if not due:
         return 0
@@ -184,7 +184,7 @@ OLDEST = Sql("SELECT min(position) FROM {schema}.outbox", columns=("bigint",))
 
 
 def reading_oldest(schema: str) -> Operation[int | None]:
-    """Return the oldest message's position."""
+    """Return the position of the oldest message, None if there is none."""
     [(position,)] = yield OLDEST.at(schema=schema)()
     return None if position is None else int(position)
 
@@ -199,7 +199,7 @@ FROM {schema}.clock c, {schema}.node n
 
 
 def recovering_clock(schema: str) -> Operation[int]:
-    """Set the clock to the largest that can have been given out: a crash may have taken the sequence back."""
+    """Set the clock to the largest value that may have been given out: a crash may have set the sequence back."""
     yield LOCK.at(schema=schema)()
     [(clock,)] = yield RECOVER.at(schema=schema)()
     return int(clock)

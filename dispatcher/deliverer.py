@@ -1,4 +1,4 @@
-"""Where a delivery's transactions begin and end: clock recovery, the ceiling, the floor, and the one bad message."""
+"""Runs the transactions of deliveries: clock recovery, the ceiling, the floor, and messages that are refused."""
 
 import logging
 import time
@@ -25,10 +25,10 @@ MAX_BYTES = 32 * 1024 * 1024
 
 
 class Deliverer:
-    """Delivers over one autocommit connection of its own, one transaction per batch.
+    """Delivers over an autocommit connection of its own, one transaction per batch.
 
-    `rows` and `max_bytes` bound a full batch (one message at least), of which `portion` says how much is tried;
-    `monotonic` is the clock of its `Floor`.
+    `rows` and `max_bytes` limit a full batch (at least one message); `portion` says how much of it to try. `monotonic`
+    is the clock of the `Floor`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Deliverer:
         self._recovered = False
 
     async def drain(self, now: datetime | None = None, progress: Callable[[Delivery], None] | None = None) -> int:
-        """Deliver until a batch comes that is not full; returns how many messages were taken."""
+        """Deliver until a batch is not full; return how many messages were taken."""
         taken = 0
         while True:
             delivery = await self.deliver(now)
@@ -62,12 +62,12 @@ class Deliverer:
                 return taken
 
     async def deliver(self, now: datetime | None = None) -> Delivery:
-        """Deliver one batch. Messages that the database refuses go to `dead_letter`, and only those."""
+        """Deliver one batch. Only the messages that the database refuses go to `dead_letter`."""
         if not self._recovered:
-            # Before the first clock is given out on this connection: a crash may have set the sequence back.
+            # Before this connection gives out its first clock: a crash may have set the sequence back.
             clock = await self._transaction(recovering_clock(self._schema))
             if clock >= WARN_CLOCK:
-                log.warning("the clock stands at %d, more than half of what it can ever count", clock)
+                log.warning("the clock is at %d, more than half of its range", clock)
             self._recovered = True
         with self._portion.tried():
             return await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
@@ -98,8 +98,8 @@ class Deliverer:
                     if not rows:
                         return _dead(dead)
                 elif failures > 2:
-                    # Refused by the delivery and not by a try of it: halved down to the one. Not at once: a
-                    # subscription may have become visible just before its inbox's partition was known.
+                    # The delivery is refused, but no message by itself: halve the batch down to one. Not at the second
+                    # failure: a subscription can become visible just before the partition of its inbox does.
                     rows = max(1, rows // 2)
                 continue
             if delivery.ceiling is not None:
@@ -114,7 +114,7 @@ class Deliverer:
             )
 
     async def _before_oldest(self) -> Start:
-        # Above this floor one row is that very message, even if one that stands before it commits meanwhile.
+        # Above this floor one row is exactly that message, even if one with a lower position commits meanwhile.
         oldest = await run_async(self._connection, reading_oldest(self._schema))
         return Start() if oldest is None else Start(oldest - 1)
 
@@ -129,7 +129,7 @@ class Deliverer:
         if not refused:
             return 0
         for reason, count in Counter(each.reason for each in refused).items():
-            log.error("messages that could not be delivered went to dead_letter: %d, for %s", count, reason)
+            log.error("%d undeliverable messages moved to dead_letter: %s", count, reason)
         return await self._transaction(dead_lettering(self._schema, refused))
 
     async def _transaction(self, operation: Operation[T]) -> T:

@@ -1,6 +1,6 @@
-"""The doorbell: NOTIFY reaches the dispatcher only while it sleeps, and no wake-up is lost on the way to sleep.
+"""The doorbell: writers send NOTIFY only while the dispatcher sleeps, and no wake-up is lost when it goes to sleep.
 
-NOTIFY in every commit takes a lock shared by the whole cluster and costs writers 2 to 10 times their throughput. So
+A NOTIFY takes a lock at commit that the whole cluster shares: one per commit divides writers' throughput by 2 to 10. So
 the dispatcher holds a session lock while it is awake, and the outbox's trigger rings only when nobody holds it.
 """
 
@@ -16,12 +16,12 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
 FIRST_PAUSE_S = 0.004
-BUSY_PAUSE_S = 0.005  # a nap between drains while messages keep coming: cheaper than being rung for each
-BUSY = 4  # messages in a nap that are worth another one; fewer come cheaper by the bell
-UNSURE_POLL_S = 0.05  # sleep at most so long after not having been awake: writers may have counted on it
+BUSY_PAUSE_S = 0.005  # pause between drains while messages keep coming: cheaper than one NOTIFY each
+BUSY = 4  # messages per pause that are worth another pause; for fewer the doorbell is cheaper
+UNSURE_POLL_S = 0.05  # longest sleep if the lock was not held: another session held it, so writers may not have rung
 
 AWAKE_KEY = locks.key("'{schema}.{outbox}'::regclass")
-# Tried, not waited for: a session in the queue for the lock would make writers believe that somebody is awake.
+# Never wait for this lock: a waiting session makes writers see it as taken, and nobody would be awake.
 TAKE = Sql(
     "SELECT pg_try_advisory_lock({awake_lock}, {awake_key})",
     columns=("boolean",),
@@ -37,7 +37,7 @@ RELEASE = Sql(
 
 
 class Doorbell:
-    """Awake and asleep by turns; `connection` is the one that empties the outbox `table`."""
+    """Alternates between awake and asleep. `connection` is the one that empties the outbox `table`."""
 
     def __init__(
         self, connection: psycopg.AsyncConnection, schema: str, table: str, bell: Bell, poll_interval_s: float
@@ -56,15 +56,15 @@ class Doorbell:
         *,
         first: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """Be awake as long as messages come, then sleep until the bell rings or the poll is due: one turn of the lane.
+        """Stay awake as long as messages come, then sleep until the doorbell rings or the poll is due.
 
-        What woke us is delivered before anything else: by `first` if given, which delivers one batch only, so that
-        writers beside a backlog do not ring until its end.
+        The message that woke us is delivered first. `first`, if given, delivers one batch only, so that "awake" is
+        taken before a whole backlog is drained, and writers beside it stop ringing.
 
-        The order makes sure that no writer is missed: (1) let go of "awake" and wait for the answer; (2) in a new
-        statement read the writers, then drain; (3) until each of them has left, drain with a back-off, and once more
-        after the last has left; (4) sleep. A writer takes its lock on the outbox before it looks at "awake" and drops
-        it after its rows are visible: one that saw us awake is among the writers of (2), or its rows in the drain.
+        The order makes sure that no writer is missed: (1) release "awake" and wait for the answer; (2) in a new
+        statement read the writers, then drain; (3) until each of them has ended, drain with a back-off, and once more
+        after the last one; (4) sleep. A writer locks the outbox before it checks "awake", and holds that lock until
+        its rows are visible. So one that saw us awake is among the writers of (2), or the drain takes its rows.
         """
         taken = await (first or drain)()
         await self._take()
@@ -80,7 +80,7 @@ class Doorbell:
         pause_s = FIRST_PAUSE_S
         while writers and goes_on():
             if await heard(ring, pause_s):
-                return  # others write: back to being awake, and all of this again before the next sleep
+                return  # others write: stay awake, and do all of this again before the next sleep
             writers = remaining(writers, await run_async(self._connection, reading_writers(self._schema, self._table)))
             await drain()
             pause_s = min(2 * pause_s, self._poll_interval_s)
@@ -88,7 +88,7 @@ class Doorbell:
             await heard(ring, self._poll_interval_s if held else min(UNSURE_POLL_S, self._poll_interval_s))
 
     async def _take(self) -> None:
-        # Not had, everything goes on without it: a writer is looking this instant, or another session holds it.
+        # Without the lock everything works too: a writer is checking it right now, or another session holds it.
         if not self.awake:
             self.awake = await run_async(self._connection, self._taking())
 

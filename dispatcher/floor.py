@@ -1,9 +1,9 @@
-"""The floor: the position below which nothing can still turn up, so that scans of an outbox start above dead rows.
+"""The floor: the position below which no row can appear any more, so that scans of an outbox start above dead rows.
 
-Rows deleted behind a long snapshot stay in the index as dead entries; a scan from 0 pays for each of them every time.
-So it does for the rows of a long transaction that has not committed: above the floor there may be gaps, of which all
-is known that can still turn up, and a scan starts above them until one of their transactions has ended. Both are hints
-for speed, kept in memory; without them the result is the same. They die with their connection.
+While a long snapshot is open, deleted rows stay in the index as dead entries, and a scan from 0 reads them all each
+time. The same goes for the rows of a long transaction that has not committed. These are the gaps above the floor: the
+transactions that can still fill a gap are known, and scans start above the gaps until one of those has ended. Floor and
+gaps only save time; without them the result is the same. They are kept in memory, for one connection.
 """
 
 import math
@@ -16,21 +16,21 @@ from dispatcher.writers import Writers, reading_writers, remaining
 from mailroom.sql.operation import Operation
 
 FULL_SCAN_S = 60.0
-STEP = 1_000  # positions between two raises: about what a scan may pass over for nothing
+STEP = 1_000  # positions between two raises: about how many dead rows a scan may read
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a scan starts: above `position`; or at the first gap of which a transaction has ended, for its snapshot.
+    """Where a scan starts: above `position`, or at the first gap with a transaction that its snapshot sees as ended.
 
-    `gaps` are the positions at which gaps begin, each with one of the transactions that it waits for.
+    `gaps` are pairs: the position above which a gap begins, and one of the transactions that may fill it.
     """
 
     position: int = 0
     gaps: tuple[tuple[int, int], ...] = ()
 
     def values(self) -> dict[str, object]:
-        """Return the values of `START`."""
+        """Return the parameters of `START`."""
         return {
             "start": self.position,
             "gaps": [position for position, _ in self.gaps],
@@ -40,8 +40,8 @@ class Start:
 
 FIRST = Start()
 
-# The scan's own snapshot is asked: with any other one, a transaction that ended between the two would be overtaken by
-# what was sent after its commit.
+# This must be the snapshot of the scan itself. If a transaction ended between two snapshots, messages sent after its
+# commit would overtake its own.
 START = """
 start AS MATERIALIZED (
     SELECT coalesce(min(gap) FILTER (WHERE has_ended), %(start)s::bigint) AS position,
@@ -51,37 +51,37 @@ start AS MATERIALIZED (
 
 
 class Scanned(Protocol):
-    """What was taken from an outbox."""
+    """What one batch took from an outbox."""
 
     @property
     def taken(self) -> int:
-        """How many."""
+        """How many rows."""
         ...
 
     @property
     def last(self) -> int | None:
-        """The largest position among them; None if that says nothing of those below."""
+        """The largest position taken; None if lower ones may be left."""
         ...
 
     @property
     def more(self) -> bool:
-        """Whether there may be more."""
+        """Whether there may be more to take."""
         ...
 
     @property
     def drawn(self) -> int:
-        """The last position that was drawn before its scan."""
+        """The last position that the sequence had given out before the scan."""
         ...
 
     @property
     def running(self) -> Sequence[str]:
-        """Which transactions of its `Start` had not ended for its scan."""
+        """The transactions of its `Start` that had not ended in the snapshot of the scan."""
         ...
 
 
 @dataclass(slots=True)
 class Gap:
-    """Positions above `low`, up to `high`: what is not visible there belongs to the transactions in `writers`."""
+    """Positions above `low`, up to `high`. Rows not visible there belong to the transactions in `writers`."""
 
     low: int
     high: int
@@ -89,19 +89,19 @@ class Gap:
 
 
 class Floor:
-    """Of one outbox, `table`. Raised in steps, after batches: never past a position that may still turn up.
+    """The floor of the outbox `table`. It rises in steps, after batches, and never passes a row that may still appear.
 
-    (1) The last position that a batch saw drawn is the goal; (2) in a later statement read the writers. A position up
-    to the goal was drawn under the lock that (2) looks at, so it belongs to a transaction that had ended or to one of
-    those writers. (3) A batch that began afterwards and took everything up to the goal raises the start of the next
-    scans to it. What can still turn up below belongs to those writers that had not ended for that batch: if there are
-    any, a gap stays behind. Raised without (3), rows were stuck.
+    (1) The goal is the last position that was drawn before a batch. (2) A later statement reads the writers. A writer
+    draws positions while it holds the lock that (2) reads, so each position up to the goal belongs to a transaction
+    that had ended or to one of these writers. (3) A later batch that took everything up to the goal raises the start
+    of the next scans to it. Rows that may still appear below belong to those writers that had not ended for that batch:
+    if there are any, a gap remains. Without (3), rows got stuck below the floor.
 
-    A gap is scanned again, with all above it, by the batch for which one of its writers has ended. So a batch takes the
-    very rows that a scan of everything would.
+    The batch for which one of a gap's writers has ended scans from that gap on. So a batch takes exactly the rows that
+    a full scan would take.
 
-    `monotonic` is the clock, in seconds, by which a scan starts at 0 once a minute all the same: it finds rows that
-    were written with a position of their own.
+    Once a minute, by the clock `monotonic`, a scan starts at 0: it finds rows that were inserted with an explicit
+    position.
     """
 
     def __init__(self, table: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -115,11 +115,11 @@ class Floor:
 
     @property
     def value(self) -> int:
-        """The position below which nothing can turn up."""
+        """The position below which no row can appear."""
         return self._gaps[0].low if self._gaps else self._start
 
     def start(self) -> Start:
-        """Return where the next scan is to start."""
+        """Return where the next scan starts."""
         gaps = [(gap.low, writer) for gap in self._gaps for writer in gap.writers]
         gaps += [(self._start, id) for id in self._writers.values() if id is not None]
         if self._monotonic() - self._scanned < FULL_SCAN_S:
@@ -136,7 +136,7 @@ class Floor:
             if batch.drawn - self._start >= STEP:
                 self._writers = yield from reading_writers(schema, self._table)
                 self._goal = batch.drawn
-        # One without an id may have drawn a position, and get its id later.
+        # A writer without an id may have drawn a position already, and get its id later.
         elif None in self._writers.values():
             self._writers = remaining(self._writers, (yield from reading_writers(schema, self._table)))
         elif reached >= self._goal:
@@ -146,14 +146,14 @@ class Floor:
             self._join()
 
     def _close(self, running: set[int], reached: float) -> None:
-        """Forget the writers that had ended for a batch that took everything up to there."""
+        """Forget writers of gaps up to `reached` that had ended for the batch that took everything up to there."""
         for gap in self._gaps:
             if gap.high <= reached:
                 gap.writers &= running
         self._join()
 
     def _join(self) -> None:
-        """Drop gaps in which nothing can turn up, and join neighbours that wait for the same."""
+        """Drop gaps in which no row can appear, and join neighbours that wait for the same writers."""
         gaps, self._gaps = self._gaps, []
         for gap in gaps:
             last = self._gaps[-1] if self._gaps else None

@@ -1,20 +1,20 @@
-"""The healthy floor of an inbox: up to it, all that waits is of keys in trouble, and claims of others begin above it.
+"""The healthy floor of an inbox: all messages up to it are of failing keys, so claims of other keys begin above it.
 
-So what a claim costs does not depend on how many keys wait for their next attempt. Unlike the other floors it is not
-only a hint. A key must not be looked for above it as long as it has messages below, or those would be overtaken. So
-each key that the floor passes is marked (`key_state.alone_to`), and stays in trouble until it is reaped up to there:
-who takes its note away asks for that in the statement that deletes it.
+So the cost of a claim does not depend on how many keys wait for their next attempt. Unlike the other floors it affects
+correctness: a claim above it must not take a key that has messages below, or those would be overtaken. So each key that
+the floor passes is marked (`key_state.alone_to`) and stays a failing key until it is reaped up to that clock. Whoever
+deletes its key_state row checks this in the same statement.
 """
 
 from inbox.claim import HEALTHY
 from mailroom.schema import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
-STEP = 1_000  # clocks it may lag behind, where there is no trouble
-PASSED_ROWS = 1_000  # in one transaction: records of failures wait for it
+STEP = 1_000  # clocks it may lag behind where no key fails
+PASSED_ROWS = 1_000  # rows per transaction: sessions that record a failure wait for it
 
-# Is the key of the first message above in trouble, or has much been reaped below it, which may lie dead in the index?
-# Mostly neither, and there is nothing to do.
+# True if the first message above the floor is of a failing key, or if so many clocks below it were reaped that their
+# dead index entries matter. Mostly neither holds, and there is nothing to do.
 LAGS = Sql(
     """
 SELECT NOT {healthy} OR i.clock - greatest(r.floor, r.healthy_floor) > {step}
@@ -28,15 +28,15 @@ WHERE name = '{inbox}'
     step=STEP,
     by_clock=BY_CLOCK,
 )
-# Passed over while a replay has it, for as long as its caller does not commit: it lowers this floor, too.
+# SKIP LOCKED: a replay locks this row until its caller commits, since it lowers this floor too.
 HOLD = Sql(
     "SELECT true FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE SKIP LOCKED", ("boolean",)
 )
-# The floor stops below the first message of a key that is healthy, or whose note somebody else has: who is about to
-# delete that may not see, in a snapshot older than this one, all that the key has here. Whoever waits for a note that
-# is marked here finds the mark when it is let go, since PostgreSQL looks at a changed row anew; at REPEATABLE READ it
-# gets 40001. What this snapshot cannot see yet has a higher clock than what it sees, or is being replayed, and then
-# the replay lowers the floor. `well` only keeps it from locking more than is passed.
+# The floor stops below the first message of a key that is healthy, or whose key_state row another session has locked:
+# that session may be about to delete the row, in an older snapshot that lacks some of the key's messages here. A
+# session that waits for a row marked here sees the mark once it gets the lock, since PostgreSQL rereads a changed row;
+# at REPEATABLE READ it gets 40001. Messages that this snapshot does not see yet have higher clocks, or are being
+# replayed, and the replay lowers the floor. `healthy` only keeps the statement from locking more rows than it passes.
 PASS = Sql(
     """
 WITH oldest AS MATERIALIZED (
@@ -74,16 +74,16 @@ RETURNING (SELECT clock FROM stop) IS NULL AND (SELECT count(*) FROM oldest) = %
 
 
 def lagging(schema: str, inbox: str) -> Operation[bool]:
-    """Tell whether the healthy floor is worth raising."""
+    """Return whether the healthy floor is worth raising."""
     rows = yield LAGS.at(schema=schema, inbox=inbox)()
     return bool(rows and rows[0][0])
 
 
 def raising(schema: str, inbox: str, rows: int = PASSED_ROWS) -> Operation[bool]:
-    """Raise the healthy floor past messages of keys in trouble, in a READ COMMITTED transaction of its own.
+    """Raise the healthy floor past up to `rows` messages of failing keys, in a READ COMMITTED transaction of its own.
 
-    Past as many as `rows`; tells whether it stopped for that alone. The registry's row is locked first, so that the
-    floor is read, and what is passed is looked for, in a later snapshot.
+    Return whether it stopped only because of `rows`. The registry's row is locked first, so that the statement that
+    raises the floor has a later snapshot.
     """
     names = {"schema": schema, "inbox": inbox}
     if not (yield HOLD.at(**names)()):

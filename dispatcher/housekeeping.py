@@ -1,6 +1,6 @@
-"""The house: it is kept over a session of its own, while the lane leads, and its trouble is never the lane's.
+"""Housekeeping: runs the janitor over a session of its own while the lane leads, so its errors never end the lane.
 
-Apart from the lease, which has to be renewed on time, however long something in the house takes.
+It does not share the keeper's session: the lease must be renewed on time, however long a round takes.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ from mailroom.session import backoff
 
 log = logging.getLogger("mailroom.dispatcher")
 
-# How often it is looked after: often while floors move, for what a claim passes over under a held snapshot is what was
-# reaped since the last look; and while a parked key's messages are moved aside.
+# Pause between two rounds. Short while floors move, since under a held snapshot a claim reads all rows that were reaped
+# since the last round; and while messages of parked keys move to `parked`.
 INTERVAL_S = 0.5
 BUSY_INTERVAL_S = 0.1
 LONGEST_PAUSE_S = 30.0
 
 
 class Housekeeping:
-    """A janitor and the session it works over."""
+    """Runs a janitor over a session of its own."""
 
     def __init__(self, dsn: str, janitor: Janitor) -> None:
         self._dsn = dsn
         self._janitor = janitor
 
     async def run(self, leading: asyncio.Event) -> None:
-        """Keep it while `leading` is set, and connect again whenever the connection is lost, until cancelled."""
+        """Run rounds while `leading` is set, and reconnect whenever the connection is lost, until cancelled."""
         failures = 0
         while True:
             await leading.wait()
@@ -43,6 +43,6 @@ class Housekeeping:
             except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if pause_s >= 1:  # before that, the lane has lost its connections too, and says so
-                    log.warning("the house is not kept (%s), trying again", type(error).__name__)
+                if pause_s >= 1:  # earlier, the lane has usually lost its connections too, and logs that
+                    log.warning("housekeeping failed (%s), trying again", type(error).__name__)
                 await asyncio.sleep(pause_s)

@@ -1,12 +1,13 @@
-"""The janitor: what is done beside delivering, so that claims stay fast and tables small.
+"""The janitor: the housekeeping beside deliveries, which keeps claims fast and tables small.
 
-Often: scheduled messages that are due are sent on, inboxes' floors are raised, what stands behind parked messages is
-moved aside, large batches of Spark go on whose drivers have left them. Once a minute: what nobody needs any more is
-deleted. It waits for no transaction of users: what they hold is passed over and comes next time. So is an inbox that is
-in trouble, such as one that is being removed.
+Each round releases scheduled messages that are due, raises the floors of inboxes, moves messages of parked keys to
+`parked` and continues large batches of Spark whose drivers have left them. Once a minute it deletes what is obsolete.
+It never waits for users' transactions: what they have locked comes in a later round. The same goes for an inbox that
+causes an error, such as one that is being removed.
 
-It costs per change and not per inbox: floors are looked at where something was delivered, and as long as something is
-reaped there. A few others are looked at in turn, for what nobody tells of: deliveries and replays of other processes.
+Its cost depends on changes, not on the number of inboxes: it checks the floor of an inbox after a delivery, and as long
+as messages are reaped there. In each round it also checks a few other inboxes in turn, since other processes deliver
+and replay too.
 """
 
 import contextlib
@@ -31,20 +32,20 @@ from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
 
 log = logging.getLogger("mailroom.dispatcher")
 
-STEP = 1_000  # clocks a floor may lag behind before it is worth a transaction
-STEPS = 10  # of one inbox's healthy floor, each time
-IN_TURN = 10  # inboxes looked at in turn, each time
+STEP = 1_000  # clocks a floor may lag behind before raising it is worth a transaction
+STEPS = 10  # steps of one inbox's healthy floor per round
+IN_TURN = 10  # inboxes checked in turn per round
 RELEASED_ROWS = 10_000
 SWEEP_INTERVAL_S = 60.0
-SWEPT_ROWS = 10_000  # at most of one table and in one statement; more are left for the next step
+SWEPT_ROWS = 10_000  # at most per table and statement; the rest comes in the next round
 KEPT_DAYS = {"attempt": 14, "audit": 400, "outbox_jdbc_id": 7}
 BATCHES_KEPT_DAYS = 400
 
 
 class Janitor:
-    """Keeps the house of one node over a connection in autocommit; `monotonic` is its clock, in seconds.
+    """Does the housekeeping of one node over an autocommit connection. `monotonic` is its clock, in seconds.
 
-    A large batch of Spark that was not moved for `abandoned_after_s`, by the database's clock, goes on.
+    It continues a large batch of Spark that has not moved for `abandoned_after_s` seconds by the database's clock.
     """
 
     def __init__(
@@ -60,19 +61,19 @@ class Janitor:
         self._swept = float("-inf")
         self._cursors: dict[str, str] = {}
         self._turn = ""
-        self._watched: dict[str, int | None] = {}  # the oldest clock seen in an inbox whose floor is about to move
+        self._watched: dict[str, int | None] = {}  # the oldest clock seen in each inbox whose floor may move
         self._faulty: set[str] = set()
-        self._left: list[str] = []  # names of batches that are moved on
+        self._left: list[str] = []  # names of the batches that this janitor continues
 
     def watch(self, inboxes: Iterable[str]) -> None:
-        """Look at the floors of these, since something was delivered to them."""
+        """Check the floors of these inboxes in the next round: they got messages."""
         for inbox in inboxes:
             self._watched.setdefault(inbox, None)
 
     async def run_once(self, connection: psycopg.AsyncConnection) -> int:
-        """Go through the house once; returns how much calls for coming back soon.
+        """Do one round; return how many subjects are unfinished, so that the next round should come soon.
 
-        Raises what the connection did not outlive.
+        Raises an error only if the connection is lost or the server read-only.
         """
         unfinished = 0
         with self._passing(connection, "scheduled messages"), self._portion.tried():
@@ -80,7 +81,7 @@ class Janitor:
         with self._passing(connection, "large batches of Spark"):
             unfinished += await self._move_on(connection)
         failing: dict[str, bool] = {}
-        with self._passing(connection, "keys in trouble"):
+        with self._passing(connection, "failing keys"):
             failing = await run_async(connection, listing_failing(self._schema))
         for inbox in (inbox for inbox, holds_parked in failing.items() if holds_parked):
             with self._passing(connection, f"parked keys of {inbox}"):
@@ -104,7 +105,7 @@ class Janitor:
         return unfinished
 
     async def _move_on(self, connection: psycopg.AsyncConnection) -> int:
-        """Move the next chunk of each batch that its driver has left, once its last one was taken."""
+        """Move the next chunk of each batch that its driver has left, once its last chunk was delivered."""
         left = await run_async(connection, listing_left(self._schema, self._left, self._abandoned_after_s))
         self._left = [each.name for each in left]
         for each in left:
@@ -115,7 +116,7 @@ class Janitor:
         return len(left)
 
     def _choosing(self) -> Operation[list[str]]:
-        watched = list(self._watched)  # others are added meanwhile
+        watched = list(self._watched)  # a copy: deliveries add others meanwhile
         listed, in_turn = yield from listing_inboxes(self._schema, watched, after=self._turn, rows=IN_TURN)
         for inbox in set(watched).difference(listed):
             del self._watched[inbox]
@@ -127,10 +128,10 @@ class Janitor:
         try:
             state = await run_async(connection, reading_floor(self._schema, inbox))
             if state is None:
-                return False  # it was removed this instant
+                return False  # the inbox was just removed
             floor, oldest, clock = state
             lags = (clock if oldest is None else oldest - 1) - floor >= STEP
-            # Watched as long as it moves. With none alive it is raised once: what comes will be told of.
+            # Watched as long as it moves. An empty inbox is raised once: its next delivery calls `watch`.
             if oldest is not None and (lags or oldest != before):
                 self._watched[inbox] = oldest
             if lags:
@@ -151,10 +152,10 @@ class Janitor:
         return True
 
     async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable[str]) -> bool:
-        """Tell whether more may be left: what comes by the message grows faster than one step a minute takes away."""
+        """Delete obsolete rows, one step per table; if more may be left return true, and the next round sweeps again."""
         more = 0
         for inbox in failing:
-            with self._passing(connection, f"notes of {inbox}"):
+            with self._passing(connection, f"key_state of {inbox}"):
                 await run_async(connection, sweeping_key_state(self._schema, inbox))
         with self._passing(connection, "history"):
             more += await run_async(connection, sweeping_history(self._schema))
@@ -166,16 +167,16 @@ class Janitor:
 
     @contextlib.contextmanager
     def _passing(self, connection: psycopg.AsyncConnection, what: str) -> Iterator[None]:
-        """Leave for the next time what the database refuses: one table that is gone or locked stops no other."""
+        """Pass over what the database refuses until a later round: a table that is gone or locked stops no other."""
         try:
             yield
         except psycopg.errors.LockNotAvailable:
-            log.debug("%s: locked by somebody else", what)  # or the lane delivers a large batch
+            log.debug("%s: locked by another session", what)  # or by our own lane, which delivers a large batch
         except psycopg.Error as error:
             if meaning(error, connection) in (Meaning.LOST, Meaning.READ_ONLY):
                 raise
             if what not in self._faulty:
-                log.warning("%s: not looked after for now: %s (%s)", what, type(error).__name__, error.sqlstate)
+                log.warning("%s: passed over for now: %s (%s)", what, type(error).__name__, error.sqlstate)
             self._faulty.add(what)
         except BulkLost as error:
             if what not in self._faulty:
@@ -186,7 +187,7 @@ class Janitor:
 
 
 def moving_all_parked(schema: str) -> Operation[None]:
-    """Move aside all that stands behind parked messages and nobody holds; in autocommit, in steps that commit."""
+    """Move all messages of parked keys to `parked`, but those locked by others; in autocommit, step by step."""
     for inbox, holds_parked in (yield from listing_failing(schema)).items():
         moved = Moved(0, cursor="", more=holds_parked)
         while moved.more or moved.cursor:
@@ -204,12 +205,12 @@ UNION ALL (
 
 
 def listing_inboxes(schema: str, named: list[str], *, after: str, rows: int) -> Operation[tuple[list[str], list[str]]]:
-    """Return which of the named there are, and so many names in their order."""
+    """Return those of the `named` inboxes that exist, and the next `rows` names after `after`."""
     found = yield INBOXES.at(schema=schema)(named=named, after=after, rows=rows)
     return [name for name, is_named in found if is_named], [name for name, is_named in found if not is_named]
 
 
-# From one inbox to the next by the index, however many keys each of them has there.
+# Steps through the index from inbox to inbox, however many failing keys each of them has.
 FAILING = Sql(
     """
 WITH RECURSIVE troubled AS (
@@ -225,7 +226,7 @@ FROM troubled AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER B
 
 
 def listing_failing(schema: str) -> Operation[dict[str, bool]]:
-    """Return the names of the inboxes that have keys in trouble, and whether some of those are parked."""
+    """Return the inboxes that have failing keys, and for each whether some of those are parked."""
     return dict((yield FAILING.at(schema=schema)()))
 
 
@@ -243,12 +244,12 @@ FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
 
 
 def reading_floor(schema: str, inbox: str) -> Operation[tuple[int, int | None, int] | None]:
-    """Return the inbox's floor, the clock of its oldest message if it has one, and the node's; None if not listed."""
+    """Return the inbox's floor, the clock of its oldest message or None, and the node's clock; None if it is gone."""
     rows = yield FLOOR_STATE.at(schema=schema, inbox=inbox)()
     return rows[0] if rows else None
 
 
-# Passed over while a replay has it, for as long as its caller does not commit.
+# SKIP LOCKED: a replay locks this row until its caller commits.
 HOLD = Sql(
     "SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}' FOR NO KEY UPDATE SKIP LOCKED",
     columns=("bigint",),
@@ -267,9 +268,9 @@ RAISE = Sql(
 def raising_floor(schema: str, inbox: str) -> Operation[None]:
     """Raise the inbox's floor to just below its oldest message, in a READ COMMITTED transaction of its own.
 
-    The row is locked first and the oldest read in a later statement: a row that somebody is reaping still counts,
-    since its delete may be rolled back, and one that is being delivered has a higher clock than any that was. One that
-    is being replayed has a lower one, and whoever replays it lowers the floor under the same lock.
+    The registry's row is locked first, and the oldest message read in a later statement. A message that is being reaped
+    still counts, since the delete may be rolled back. One that is being delivered has a higher clock than any before.
+    One that is being replayed has a lower clock, and the replay lowers the floor under the same lock.
     """
     names = {"schema": schema, "inbox": inbox}
     rows = yield HOLD.at(**names)()
@@ -278,7 +279,7 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
     floor = rows[0][0]
     oldest = yield OLDEST.at(**names)(floor=floor)
     if not oldest:
-        # With none alive only the clock bounds what may come, and only while no delivery is under way.
+        # In an empty inbox only the clock bounds what may come, and only while no delivery is under way.
         yield LOCK.at(schema=schema)()
         oldest = yield OLDEST.at(**names)(floor=floor)
     if oldest:
@@ -290,9 +291,10 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
 
 # -- Sweeping ---------------------------------------------------------------------------------------------------------
 
-# Left when a claim's snapshot was older than the note on what it took. The oldest due are looked at: whatever stands
-# before a note of nothing, workers take. LATERAL keeps it to a probe of the key's index for each. A row that somebody
-# else has is left alone, and so is one that was written since: what it is about may be too new for this snapshot.
+# A key_state row whose messages are gone is left when the snapshot of the claim that took them was older than the row.
+# Only the oldest due rows are read: due rows that still have messages are worked off by the workers. LATERAL keeps this
+# to one index probe per key. A row that is locked, or was written since, is left alone: its messages may be too new
+# for this snapshot.
 IDLE_KEYS = Sql(
     """
 WITH due AS MATERIALIZED (
@@ -313,7 +315,7 @@ DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = ANY (ARRAY(SELE
 
 
 def sweeping_key_state(schema: str, inbox: str) -> Operation[None]:
-    """Delete notes of keys in trouble whose messages are gone."""
+    """Delete key_state rows of failing keys whose messages are gone."""
     yield IDLE_KEYS.at(schema=schema, inbox=inbox)(rows=SWEPT_ROWS)
 
 
@@ -331,7 +333,7 @@ SELECT count(*) FROM gone
 
 
 def sweeping_history(schema: str) -> Operation[bool]:
-    """Delete the oldest of what is older than it is kept (`KEPT_DAYS`), and tell whether more of it may be left."""
+    """Delete the oldest rows past their retention (`KEPT_DAYS`); return whether more may be left."""
     more = False
     for table, days in KEPT_DAYS.items():
         [(deleted,)] = yield OLD.at(schema=schema, table=table)(days=days, rows=SWEPT_ROWS)
@@ -339,7 +341,7 @@ def sweeping_history(schema: str) -> Operation[bool]:
     return more
 
 
-# The last batch of a stream stays: it tells one that begins anew, with batches that were swept, that it is not new.
+# The last batch of a stream stays: it shows a query that starts over from swept batches that the stream is not new.
 BATCHES = Sql(
     """
 WITH old AS MATERIALIZED (
@@ -357,6 +359,6 @@ SELECT count(*) FROM gone
 
 
 def sweeping_batches(schema: str) -> Operation[bool]:
-    """Delete the oldest of the batches of Spark that are older than 400 days; tell whether more may be left."""
+    """Delete the oldest Spark batches older than `BATCHES_KEPT_DAYS`; return whether more may be left."""
     [(deleted,)] = yield BATCHES.at(schema=schema)(days=BATCHES_KEPT_DAYS, rows=SWEPT_ROWS)
     return bool(deleted >= SWEPT_ROWS)

@@ -1,9 +1,9 @@
-"""A lane of the daemon: it empties one outbox while it leads, with a keeper beside it for the lease.
+"""A lane of the daemon: it empties one outbox while it leads; a keeper beside it renews the lease.
 
-Three connections: the lane's (its batches, and the "awake" lock), the keeper's (the lease, and nothing that may take
-long) and the bell's (LISTEN alone). Whatever breaks, all three are dropped and made anew; only the totals outlive them.
-The lease is renewed by a write, so a server that has become a standby is found out by that. Nothing ends a lane that
-has once begun to work.
+Three connections: the lane's (batches and the "awake" lock), the keeper's (the lease, and nothing that may take long)
+and the listener's (LISTEN only). After any error all three are dropped and made again; only the totals survive. The
+lease is renewed by a write, which fails on a server that has become a standby. Once a lane has begun to work, no error
+ends it.
 """
 
 import asyncio
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("mailroom.dispatcher")
 
 POLL_INTERVAL_S = 1.0
-LONGEST_PAUSE_S = 5.0  # after losing the database; a node has few dispatchers, and all of its messages wait for one
+LONGEST_PAUSE_S = 5.0  # before reconnecting; short, since all messages of the node wait for a dispatcher
 KEEP_INTERVAL_S = RENEW_S / 2
-# Works. A batch that reaches many inboxes takes its time, and tried anew it would take it again.
+# A batch for many inboxes may legitimately take minutes; retrying would not be faster.
 LANE = settings.UNATTENDED | SESSION | {"statement_timeout": "10min"}
-# Keeps the lease, or the house: what it waits for longer than this comes next time.
+# For the lease and for housekeeping, which pass over what is locked for longer and try it again later.
 KEEPER = settings.UNATTENDED | SESSION | {"lock_timeout": "500ms"}
-# Told to stop: so long for the batch under way, then for cancelled statements to answer; 9 s at the worst.
+# When stopping: for the batch under way, then twice for cancelled statements and the lease. 9 s at the worst.
 FINISH_WITHIN_S = 3.0
 DISCONNECT_AFTER_S = 2.0
 
 
 class Work(Protocol):
-    """What a lane does over one connection."""
+    """The work of a lane over one connection."""
 
     async def first(self) -> int:
         """Do one batch, and return how much that was."""
@@ -63,12 +63,11 @@ class Work(Protocol):
 
 
 class Lane(ABC):
-    """Empties an outbox as long as it runs and holds the lease of its role; else it stands by.
+    """Empties an outbox while it holds the lease of its role; otherwise it stands by.
 
-    `poll_interval_s` is how long a message waits at most if every notification is lost. A first connection that fails
-    raises `ConnectionFailed`, a `dsn` that leads through a pooler `ConfigurationError`; what else keeps the first batch
-    from being looked for is raised as it is. Once that was done, whatever fails is logged and tried again with a
-    back-off.
+    `poll_interval_s` is the longest a message waits if every notification is lost. If the first connection fails,
+    `run` raises `ConnectionFailed`; if `dsn` leads through a pooler, `ConfigurationError`. Any other error before the
+    first batch is raised as it is. After the first batch every error is logged and retried with a back-off.
     """
 
     role: str
@@ -88,14 +87,14 @@ class Lane(ABC):
 
     @abstractmethod
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
-        """Return what is done over a connection that was just made."""
+        """Return the work to do over a connection that was just made."""
 
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
-        """Return what runs beside the work as long as its connections do, over one of its own."""
+        """Return what runs beside the work as long as its connections last, over a connection of its own."""
         return ()
 
     def stop(self) -> None:
-        """Finish the batch, give the lease up and return from `run`; safe from any thread, at any time, twice."""
+        """Make `run` finish the batch, give up the lease and return. Safe from any thread, at any time, repeatedly."""
         if self._loop is None:
             self._stopping.set()
         else:
@@ -115,9 +114,9 @@ class Lane(ABC):
                 ):
                     if is_pooled(lane):
                         raise ConfigurationError(
-                            "A dispatcher needs sessions of its own, and this connection string leads through a "
-                            "pooler. Give it one that leads to the server itself: with --dsn, or with listen_dsn for "
-                            "a worker that dispatches."
+                            "This connection string leads through a pooler, and a dispatcher needs sessions of its "
+                            "own. Give one that leads to the server itself: with --dsn, or with listen_dsn for a "
+                            "worker that dispatches."
                         )
                     await run_async(keeper, node.checking(self._schema))
                     connected = True
@@ -160,21 +159,21 @@ class Lane(ABC):
 
     def _log(self, error: Exception) -> None:
         if isinstance(error, OF_THE_SESSION):
-            log.warning("lost the database (%s), connecting again", type(error).__name__)
+            log.warning("lost the database connection (%s), reconnecting", type(error).__name__)
         elif isinstance(error, MailroomError):
-            log.error("%s: trying again: %s", self.role, error)
+            log.error("%s: will try again: %s", self.role, error)
         else:
-            # Where it was, and not what it says: that may repeat a message.
+            # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s: trying again after %s%s:\n%s", self.role, type(error).__name__, code, where)
+            log.error("%s: will try again after %s%s:\n%s", self.role, type(error).__name__, code, where)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
-        """Tell whether to try again over the same session, and log it."""
+        """Return whether to try again over the same session, and log it."""
         if not is_held_up(error):
             return False
         log.warning(
-            "%s: %s was held up by somebody's lock, or cancelled (%s); trying again",
+            "%s: %s was held up by a lock or cancelled (%s), trying again",
             self.role, what, type(error).__name__,
         )  # fmt: skip
         return True
@@ -200,7 +199,7 @@ class Lane(ABC):
             if self._leading.is_set():
                 await doorbell.serve(drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=first)
             else:
-                # Standing by; the keeper takes the lease when it runs out.
+                # Stand by; the keeper takes the lease when it expires.
                 await self._pause(RENEW_S / 4)
 
     async def _keep(
@@ -210,7 +209,7 @@ class Lane(ABC):
         renewed = checked = float("-inf")
         while True:
             try:
-                # Standing by, each time: a leader that is gone is replaced within 5 s, of which its lease takes 3.
+                # A standby tries every time, so that it replaces a dead leader within 5 s, of which the lease takes 3.
                 if time.monotonic() - renewed >= RENEW_S or not self._leading.is_set():
                     began = time.monotonic()
                     state = "awake" if doorbell.awake else "asleep"
@@ -220,7 +219,7 @@ class Lane(ABC):
                     checked = time.monotonic()
                     await self._check_queue(keeper, bell)
             except psycopg.Error as error:
-                # The lease may run out meanwhile. A batch under way would be lost with the sessions at once.
+                # The lease may expire meanwhile, but dropping the sessions would lose the batch under way at once.
                 if not self._is_held_up(error, "the lease"):
                     raise
             await asyncio.sleep(KEEP_INTERVAL_S)
@@ -237,8 +236,8 @@ class Lane(ABC):
         if usage < WARN_AT:
             return
         log.warning(
-            "the server's queue of notifications is %.0f %% full, and a full one makes every commit that notifies "
-            "fail: look for a session that listens and is paused or idle in a transaction",
+            "the server's notification queue is %.0f %% full; once it is full every commit that notifies fails: look "
+            "for a listening session that is paused or idle in a transaction",
             100 * usage,
         )
         if usage >= DROP_AT:
@@ -251,7 +250,7 @@ class Lane(ABC):
 
 @contextlib.asynccontextmanager
 async def open_session(dsn: str, role: str, session: Mapping[str, str]) -> AsyncIterator[psycopg.AsyncConnection]:
-    """Give a session of our own, autocommit; its transactions are READ COMMITTED, whatever the server's default."""
+    """Open a session of our own, in autocommit; its transactions are READ COMMITTED, whatever the server's default."""
     connection = await settings.connect_async(dsn, role, session)
     try:
         await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
@@ -261,7 +260,7 @@ async def open_session(dsn: str, role: str, session: Mapping[str, str]) -> Async
 
 
 async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncConnection]) -> None:
-    """Cancel the tasks and see them end, severing their connections if the database does not answer."""
+    """Cancel the tasks and wait until they end; disconnect them if the database does not answer."""
     for task in tasks:
         task.cancel()
     _, pending = await asyncio.wait(tasks, timeout=DISCONNECT_AFTER_S)
@@ -269,5 +268,5 @@ async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncCo
         for connection in connections:
             sever(connection)
         for task in pending:
-            task.cancel()  # again: the bell's connection is its own, and psycopg gives up on it at the second time
+            task.cancel()  # again: psycopg gives up the listener's own connection at the second cancel
         await asyncio.wait(pending, timeout=DISCONNECT_AFTER_S)

@@ -1,4 +1,4 @@
-"""The lease: which dispatcher leads, by database time. Safety never rests on it, only that two do not work as one."""
+"""The lease: which dispatcher leads, by database time. It avoids double work; safety never rests on it."""
 
 import json
 import os
@@ -17,7 +17,7 @@ HOLDER = Sql(
     "SELECT holder, backend_pid::bigint, backend_from FROM {schema}.lease WHERE role = %(role)s::text",
     columns=("uuid", "bigint", "timestamptz"),
 )
-# Taking and renewing are one statement: it succeeds for the holder, and for anybody once the lease has run out.
+# Takes and renews: it succeeds for the holder, and for anybody once the lease has expired.
 TAKE = Sql(
     """
 INSERT INTO {schema}.lease AS l
@@ -34,10 +34,10 @@ RETURNING epoch
 """,
     columns=("bigint",),
 )
-# A leader that hangs may still hold "awake", and then writers would not ring for the new one; or the dispatch lock, in
-# the middle of a delivery. In this database only: the lease of a copy of it, restored beside it, names a session of the
-# original's leader. Not permitted (the server's own rules), it is left to `idle_in_transaction_session_timeout`,
-# and the new leader polls.
+# A leader that hangs may still hold "awake", so that writers do not ring for the new one, or the dispatch lock in the
+# middle of a delivery. In this database only: in a copy restored beside it, the lease names a session of the original's
+# leader. The conditions are the server's own; where they fail, `idle_in_transaction_session_timeout` ends the session,
+# and the new leader polls meanwhile.
 TERMINATE = Sql(
     """
 SELECT pg_terminate_backend(a.pid)
@@ -60,7 +60,7 @@ WHERE role = %(role)s::text AND holder = %(holder)s::uuid
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A session of PostgreSQL, told apart from later ones of the same process id."""
+    """A session of PostgreSQL. `since` distinguishes it from later ones with the same process id."""
 
     pid: int
     since: datetime
@@ -76,10 +76,10 @@ class Lease:
         self.epoch: int | None = None
 
     def taking(self, backend: Backend, state: str, counts: Mapping[str, int]) -> Operation[bool]:
-        """Take or renew the lease; true if this process leads. A new leader ends its predecessor's session.
+        """Take or renew the lease; return whether this process leads. A new leader ends its predecessor's session.
 
-        And its own of before: what it has lost may be busy with a batch that nobody will commit, and keep all others
-        waiting for it.
+        It also ends a session of its own that it has lost: that may still run a batch that nobody will commit, and make
+        all others wait.
         """
         before = yield HOLDER.at(schema=self._schema)(role=self._role)
         rows = yield TAKE.at(schema=self._schema)(
@@ -99,7 +99,7 @@ class Lease:
         return bool(rows)
 
     def giving_up(self) -> Operation[None]:
-        """Let a standby take over at once."""
+        """Give up the lease, so that a standby takes over at once."""
         yield GIVE_UP.at(schema=self._schema)(role=self._role, holder=self.holder)
 
 
@@ -110,6 +110,6 @@ BACKEND = Sql(
 
 
 def reading_backend() -> Operation[Backend]:
-    """Return the session this runs in."""
+    """Return the session that runs this."""
     [row] = yield BACKEND.at()()
     return Backend(*row)

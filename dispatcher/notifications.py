@@ -1,18 +1,18 @@
-"""The server's queue of notifications: 8 GB that all its databases share, held back by whoever listens and takes none.
+"""The server's notification queue: 8 GB that all databases share. A listener that does not read keeps it from emptying.
 
-A commit that notifies fails once it is full. The dispatcher warns early, and makes sure that it is not to blame.
+Once it is full, every commit that notifies fails. The dispatcher warns early, and makes sure that it is not the cause.
 """
 
 from mailroom.sql.operation import Operation, Sql
 
 CHECK_INTERVAL_S = 10.0
 WARN_AT = 0.10
-DROP_AT = 0.25  # then a dispatcher drops the connection it listens with, and listens on another
+DROP_AT = 0.25  # from here on the dispatcher drops the connection it listens on and opens another
 
 USAGE = Sql("SELECT pg_notification_queue_usage()", columns=("float8",))
 
 
 def reading_queue_usage() -> Operation[float]:
-    """Return how full the queue is: 0 to 1."""
+    """Return how full the queue is, from 0 to 1."""
     [(usage,)] = yield USAGE.at()()
     return float(usage)

@@ -1,28 +1,28 @@
-"""A portion: how much of a full batch is tried at once, so that what takes too long is not tried the same way again."""
+"""How much of a full batch to try at once, so that a batch that takes too long is not retried at the same size."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MOST_HALVINGS = 20  # of a million rows, one
+MOST_HALVINGS = 20  # makes one row of a million
 
 
 class Portion:
-    """Half as much after each batch that did not come to its end, whatever ended it, and twice after each that did.
+    """Halves after each batch that failed, for whatever reason, and doubles after each that succeeded.
 
-    A batch may run into a timeout, or its session be ended by another leader to whom it looks dead, only because the
-    server is slow; the same batch would again. It outlives connections, since a batch often ends with its own.
+    On a slow server a batch may hit a timeout, or a new leader may end its session; the same batch would fail again. It
+    outlives connections, since a failing batch often ends its connection.
     """
 
     def __init__(self) -> None:
         self._halvings = 0
 
     def of(self, full: int) -> int:
-        """Return how much of `full` to try now, at least 1."""
+        """Return how much of `full` to try now; at least 1."""
         return max(1, full >> self._halvings)
 
     @contextmanager
     def tried(self) -> Iterator[None]:
-        """Try one batch within."""
+        """Run one batch in this context."""
         try:
             yield
         except BaseException:

@@ -1,6 +1,6 @@
-"""Refusal: which messages the database does not take, found all at once, and where they end.
+"""Refusal: find all messages of a batch that the database refuses, and move them to `dead_letter`.
 
-A message may be refused by what a user has put on an inbox: a constraint, a trigger, an index.
+A constraint, trigger or index that a user has put on an inbox may refuse a message.
 """
 
 import json
@@ -21,14 +21,14 @@ from mailroom.sql.sqlstate import OF_THE_DATA
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message of the outbox that the database refused, by its position, and why."""
+    """The position of a message that the database refused, and the reason."""
 
     position: int
     reason: str
 
 
 def reason_of(sqlstate: str, *names: str | None) -> str:
-    """Return a reason; the `names` are those of constraint, table and column. Not the detail: that repeats the row."""
+    """Return a reason from the names of constraint, table and column. Not the error's detail, which repeats the row."""
     try:
         kind = errors.lookup(sqlstate).__name__
     except KeyError:
@@ -36,7 +36,7 @@ def reason_of(sqlstate: str, *names: str | None) -> str:
     return " ".join([f"{kind} ({sqlstate})", *(name for name in names if name)])
 
 
-# Those that a delivery would drop or put aside are not asked about.
+# Without expired and scheduled messages: a delivery inserts those into no inbox.
 ASK = Sql(
     """
 WITH {start}
@@ -49,9 +49,10 @@ WHERE fits
     start=START,
     oldest_fitting=OLDEST_FITTING,
 )
-# A block has no parameters and no result, so both are settings of the transaction. Copies are inserted one by one; a
-# refusal undoes those since the one before, and leaves the cursor where it is: so all are tried once, however many are
-# refused. Done from here, with savepoints or by halves, one refused message cost 2 s. All is undone in the end.
+# A DO block has no parameters and no result, so both are passed as settings of the transaction. It inserts the copies
+# one by one. A refusal undoes the inserts since the one before, but not the cursor's position, so each copy is tried
+# once however many are refused. With savepoints from the client, or by halving, one refused message cost 2 s. In the
+# end everything is undone.
 TRY = Sql(
     """
 DO $sift$
@@ -107,7 +108,7 @@ ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 def finding_refused(
     schema: str, *, start: Start, rows: int, max_bytes: int, now: datetime | None = None
 ) -> Operation[tuple[int, list[Refused]]]:
-    """Return how many messages the next delivery of `rows` would take, and which of them the database refuses alone."""
+    """Return how many messages the next delivery would take, and which of them the database refuses by themselves."""
     yield LOCK.at(schema=schema)()
     [(messages, _)] = yield ASK.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes, now=now)
     yield TRY.at(schema=schema)()
@@ -115,7 +116,7 @@ def finding_refused(
     return messages, [Refused(position, reason_of(*error)) for position, *error in json.loads(answer)]
 
 
-# By their positions: others may by now stand before those that were refused.
+# By position, not by range: others with lower positions may have committed meanwhile.
 DEAD_LETTER = Sql(
     """
 WITH refused AS (
@@ -133,7 +134,7 @@ SELECT count(*) FROM gone
 
 
 def dead_lettering(schema: str, refused: Sequence[Refused]) -> Operation[int]:
-    """Move messages to `dead_letter`, so that they cannot stop the others; returns how many were still there."""
+    """Move messages to `dead_letter`, so that they do not block the others; return how many were still there."""
     yield LOCK.at(schema=schema)()
     [(count,)] = yield DEAD_LETTER.at(schema=schema)(
         positions=[each.position for each in refused], reasons=[each.reason for each in refused]

@@ -1,7 +1,7 @@
-"""Who is writing to an outbox right now: the transactions whose rows may still become visible.
+"""The current writers of an outbox: the transactions whose rows may still become visible.
 
-Not read from `pg_current_snapshot()`: that does not list running transactions newer than the last completed one, and a
-writer was lost that way within seconds.
+They are not read from `pg_current_snapshot()`: it does not list running transactions newer than the last completed one,
+and a test lost a writer that way within seconds.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from mailroom.sql.operation import Operation, Sql
 
-Writers: TypeAlias = Mapping[str, int | None]  # by virtual transaction: its transaction id, once it has one
-PREPARED = "-1/"  # what the virtual transaction of every prepared one begins with
+Writers: TypeAlias = Mapping[str, int | None]  # virtual transaction -> transaction id, None as long as it has none
+PREPARED = "-1/"  # prefix of the virtual transaction of every prepared transaction
 
-# A writer holds RowExclusiveLock on the outbox before it looks at the bell or draws a position, and drops it only after
-# its rows are visible. One scan of pg_locks, not two. Of a transaction and its savepoints the oldest id is its own;
-# pg_locks has 32 of their 64 bits, which are within 2^31 of the newest one.
+# A writer takes RowExclusiveLock on the outbox before it checks "awake" or draws a position, and holds it until its
+# rows are visible. pg_locks is scanned once, not twice. The oldest id among a transaction and its savepoints is its
+# own. pg_locks shows 32 of the 64 bits of an id; the full ids are within 2^31 of the newest.
 WRITERS = Sql(
     """
 WITH held AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted AND pid IS DISTINCT FROM pg_backend_pid()),
@@ -33,16 +33,16 @@ GROUP BY virtualtransaction
 
 
 def reading_writers(schema: str, table: str) -> Operation[Writers]:
-    """Return the writers there are."""
+    """Return the current writers of the table."""
     rows = yield WRITERS.at(schema=schema, outbox=table)()
     return dict(rows)
 
 
 def remaining(before: Writers, now: Writers) -> Writers:
-    """Return those of `before` that have not ended, as they are called now.
+    """Return those of `before` that have not ended, under their present names.
 
-    PREPARE TRANSACTION takes a transaction away from its session: it is known by its id then. One of which the id was
-    not known yet may be any that is prepared.
+    PREPARE TRANSACTION detaches a transaction from its session: then only its id identifies it. A writer whose id was
+    not known before may be any prepared transaction.
     """
     ids = {id for id in before.values() if id is not None}
     is_any = any(id is None and name not in now for name, id in before.items())
