@@ -84,9 +84,10 @@ class Dispatcher(Lane):
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
         deliverer = Deliverer(
-            connection, self._schema, rows=self._rows, max_bytes=self._max_bytes, portion=self._portion
-        )
-        return _Delivering(deliverer, self._count)
+            connection, self._schema, rows=self._rows, max_bytes=self._max_bytes, portion=self._portion,
+            progress=self._count,
+        )  # fmt: skip
+        return Work(deliverer.deliver, deliverer.drain)
 
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
         return [self._housekeeping.run(leading)]
@@ -94,20 +95,6 @@ class Dispatcher(Lane):
     def _count(self, delivery: Delivery) -> None:
         self.totals.add(delivery)
         self._janitor.watch(delivery.inboxes)
-
-
-class _Delivering:
-    def __init__(self, deliverer: Deliverer, count: Callable[[Delivery], None]) -> None:
-        self._deliverer = deliverer
-        self._count = count
-
-    async def first(self) -> int:
-        delivery = await self._deliverer.deliver()
-        self._count(delivery)
-        return delivery.taken
-
-    async def drain(self) -> int:
-        return await self._deliverer.drain(progress=self._count)
 
 
 @dataclass(slots=True)
@@ -141,21 +128,10 @@ class Executor(Lane):
         self.totals = Executed()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
-        return _Executing(BatchExecutor(connection, self._schema, rows=self._rows, portion=self._portion), self.totals)
-
-
-class _Executing:
-    def __init__(self, executor: BatchExecutor, totals: Executed) -> None:
-        self._executor = executor
-        self._totals = totals
-
-    async def first(self) -> int:
-        execution = await self._executor.execute()
-        self._totals.add(execution)
-        return execution.taken
-
-    async def drain(self) -> int:
-        return await self._executor.drain(self._totals.add)
+        executor = BatchExecutor(
+            connection, self._schema, rows=self._rows, portion=self._portion, progress=self.totals.add
+        )
+        return Work(executor.execute, executor.drain)
 
 
 def run(
@@ -214,10 +190,10 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
     try:
         async with open_session(settings.dsn(dsn), "dispatcher", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
-            deliverer = Deliverer(connection, schema)
+            deliverer = Deliverer(connection, schema, progress=count)
             while await run_async(connection, releasing(schema, now=now)):
                 pass
-            await deliverer.drain(now, count)
+            await deliverer.drain(now)
             await run_async(connection, moving_all_parked(schema))
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None
@@ -240,10 +216,10 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
     try:
         async with open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
-            executor = BatchExecutor(connection, schema)
+            executor = BatchExecutor(connection, schema, progress=count)
             while True:
                 try:
-                    await executor.drain(count)
+                    await executor.drain()
                     return totals
                 except psycopg.OperationalError as error:
                     if not is_held_up(error):  # such as a deadlock over rows of a target

@@ -27,8 +27,8 @@ MAX_BYTES = 32 * 1024 * 1024
 class Deliverer:
     """Delivers over an autocommit connection of its own, one transaction per batch.
 
-    `rows` and `max_bytes` limit a full batch (at least one message); `portion` says how much of it to try. `monotonic`
-    is the clock of the `Floor`.
+    `rows` and `max_bytes` limit a full batch (at least one message); `portion` says how much of it to try. `progress`
+    is called with each delivery. `monotonic` is the clock of the `Floor`.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Deliverer:
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
         portion: Portion | None = None,
+        progress: Callable[[Delivery], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
@@ -46,18 +47,17 @@ class Deliverer:
         self._rows = rows
         self._max_bytes = max_bytes
         self._portion = portion or Portion()
+        self._progress = progress
         self._monotonic = monotonic
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
 
-    async def drain(self, now: datetime | None = None, progress: Callable[[Delivery], None] | None = None) -> int:
+    async def drain(self, now: datetime | None = None) -> int:
         """Deliver until a batch is not full; return how many messages were taken."""
         taken = 0
         while True:
             delivery = await self.deliver(now)
             taken += delivery.taken
-            if progress is not None:
-                progress(delivery)
             if not delivery.more:
                 return taken
 
@@ -70,7 +70,10 @@ class Deliverer:
                 log.warning("the clock is at %d, more than half of its range", clock)
             self._recovered = True
         with self._portion.tried():
-            return await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
+            delivery = await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
+        if self._progress is not None:
+            self._progress(delivery)
+        return delivery
 
     async def _deliver(self, most: int, max_bytes: int, now: datetime | None) -> Delivery:
         rows, failures, dead = most, 0, 0

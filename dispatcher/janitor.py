@@ -152,7 +152,7 @@ class Janitor:
         return True
 
     async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable[str]) -> bool:
-        """Delete obsolete rows, one step per table; if more may be left return true, and the next round sweeps again."""
+        """Delete obsolete rows, one step per table; return whether more may be left for the next round."""
         more = 0
         for inbox in failing:
             with self._passing(connection, f"key_state of {inbox}"):

@@ -13,13 +13,14 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from dispatcher.deliver import SESSION
 from dispatcher.doorbell import Doorbell
+from dispatcher.floor import Scanned
 from dispatcher.lease import RENEW_S, Lease, reading_backend
 from dispatcher.notifications import CHECK_INTERVAL_S, DROP_AT, WARN_AT, reading_queue_usage
 from mailroom import schema as node
@@ -50,16 +51,12 @@ FINISH_WITHIN_S = 3.0
 DISCONNECT_AFTER_S = 2.0
 
 
-class Work(Protocol):
-    """The work of a lane over one connection."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a lane over one connection: `batch` does one batch; `drain` does all, and returns how much."""
 
-    async def first(self) -> int:
-        """Do one batch, and return how much that was."""
-        ...
-
-    async def drain(self) -> int:
-        """Do all there is, and return how much that was."""
-        ...
+    batch: Callable[[], Awaitable[Scanned]]
+    drain: Callable[[], Awaitable[int]]
 
 
 class Lane(ABC):
@@ -187,8 +184,11 @@ class Lane(ABC):
             return 0
 
     async def _serve(self, doorbell: Doorbell, work: Work) -> None:
+        async def batch() -> int:
+            return (await work.batch()).taken
+
         async def first() -> int:
-            done = await self._unless_held_up(work.first)
+            done = await self._unless_held_up(batch)
             self._has_begun = True
             return done
 

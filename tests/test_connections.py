@@ -162,7 +162,7 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
         await eventually_async(lambda: is_delivered(node, "k"))
         assert node.sessions("mailroom dispatcher bell") == [bell]
     [warning] = warnings_of(caplog, "mailroom.dispatcher")
-    assert "queue of notifications is 0 % full" in warning
+    assert "notification queue is 0 % full" in warning
 
 
 @pytest.mark.usefixtures("clogged")
@@ -342,7 +342,7 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
         await eventually_async(lambda: is_delivered(private, "k"), WITHIN_S)
     # Tried again and again; said once, since no pause was as long as a second.
     assert warnings_of(caplog, "mailroom.dispatcher") == [
-        "lost the database (ReadOnlySqlTransaction), connecting again"
+        "lost the database connection (ReadOnlySqlTransaction), reconnecting"
     ]
 
 

@@ -345,7 +345,7 @@ async def test_drain_goes_on_until_a_batch_is_not_full(node: Node, lane: psycopg
     for _ in range(7):
         node.send("shipping")
     seen: list[int] = []
-    taken = await Deliverer(lane, SCHEMA, rows=3).drain(progress=lambda delivery: seen.append(delivery.taken))
+    taken = await Deliverer(lane, SCHEMA, rows=3, progress=lambda delivery: seen.append(delivery.taken)).drain()
     assert (taken, seen) == (7, [3, 3, 1])
     assert node.waiting() == []
 
@@ -370,7 +370,7 @@ async def test_message_that_the_database_refuses_goes_alone_to_dead_letter(
         node.send("shipping", "payload", key=key)
     node.send("billing", key="e")
     totals: list[Delivery] = []
-    await Deliverer(lane, SCHEMA, rows=4).drain(progress=totals.append)
+    await Deliverer(lane, SCHEMA, rows=4, progress=totals.append).drain()
     assert [key for _, key, _ in node.delivered()] == ["a", "b", "c", "d", "e"]
     assert node.waiting() == []
     assert sum(delivery.dead for delivery in totals) == 1
@@ -393,14 +393,15 @@ async def test_many_refused_messages_cost_one_more_delivery(
         return delivering(schema, rows=rows, **bounds)
 
     monkeypatch.setattr(deliverer, "delivering", counted)
-    dispatcher = Deliverer(lane, SCHEMA, rows=101)
+    totals: list[Delivery] = []
+    dispatcher = Deliverer(lane, SCHEMA, rows=101, progress=totals.append)
     node.send("shipping", key="first")  # raises the clock's ceiling
     await dispatcher.drain()
     tries.clear()
+    totals.clear()
     for nth in range(100):
         node.send("shipping", key="bad" if nth % 5 == 3 else f"k{nth:02}")
-    totals: list[Delivery] = []
-    assert await dispatcher.drain(progress=totals.append) == 100
+    assert await dispatcher.drain() == 100
     # The first time, without those that were refused, and what came meanwhile.
     assert tries == [101, 80, 101]
     assert [len(node.dead()), sum(each.dead for each in totals)] == [20, 20]
@@ -426,7 +427,7 @@ async def test_message_that_would_be_refused_is_dropped_if_expired_and_put_aside
     node.send("shipping", key="bad", expires_at=SOON)
     node.send("shipping", key="bad", deliver_at=LATER + timedelta(hours=1))
     totals: list[Delivery] = []
-    await Deliverer(lane, SCHEMA).drain(LATER, totals.append)
+    await Deliverer(lane, SCHEMA, progress=totals.append).drain(LATER)
     assert [sum(getattr(each, what) for each in totals) for what in ("dead", "expired", "scheduled")] == [1, 1, 1]
 
 

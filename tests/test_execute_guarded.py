@@ -60,7 +60,8 @@ async def session(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
 async def taken_by(executor: BatchExecutor) -> list[int]:
     """Execute all there is, and return how many executables each transaction took."""
     executions: list[Execution] = []
-    await executor.drain(executions.append)
+    while not executions or executions[-1].more:
+        executions.append(await executor.execute())
     return [each.taken for each in executions if each.taken]
 
 

@@ -205,7 +205,8 @@ async def test_session_that_could_not_be_cleared_is_closed(
 async def executions_of(executor: BatchExecutor) -> list[int]:
     """Execute all there is, and return how many executables each transaction took."""
     executions: list[Execution] = []
-    await executor.drain(executions.append)
+    while not executions or executions[-1].more:
+        executions.append(await executor.execute())
     return [each.taken for each in executions if each.taken]
 
 

@@ -18,7 +18,8 @@ class BatchExecutor:
     """Executes batches over an autocommit connection of its own, one transaction each.
 
     `rows` and `max_bytes` limit a full batch (at least one executable); `portion` says how much of it to try. Nothing
-    more is begun after `bound_s` seconds. `monotonic` is the clock for that, and of the `Floor`.
+    more is begun after `bound_s` seconds. `progress` is called with each execution. `monotonic` is the clock for the
+    time limit and of the `Floor`.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class BatchExecutor:
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
         portion: Portion | None = None,
+        progress: Callable[[Execution], None] | None = None,
         bound_s: float = BOUND_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -37,19 +39,18 @@ class BatchExecutor:
         self._rows = self._rows_next = rows
         self._max_bytes = max_bytes
         self._portion = portion or Portion()
+        self._progress = progress
         self._bound_s = bound_s
         self._own_session = not is_pooled(connection)
         self._monotonic = monotonic
         self._floor = Floor("outbox_executable", monotonic)
 
-    async def drain(self, progress: Callable[[Execution], None] | None = None) -> int:
+    async def drain(self) -> int:
         """Execute until nothing is left; return how many executables were taken."""
         taken = 0
         while True:
             execution = await self.execute()
             taken += execution.taken
-            if progress is not None:
-                progress(execution)
             if not execution.more:
                 return taken
 
@@ -83,4 +84,6 @@ class BatchExecutor:
                 await self._connection.close()  # ends what user code left in the session
                 raise
         await run_async(self._connection, self._floor.raising(self._schema, execution))
+        if self._progress is not None:
+            self._progress(execution)
         return execution
