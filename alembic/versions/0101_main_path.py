@@ -1,4 +1,4 @@
-"""The main path: node, clock, outbox, inbox, and what stands around them.
+"""The main path: node, clock, outbox, inbox and the tables around them.
 
 Revision ids are RRNN: release, then number within it. Names are unqualified: the environment pins
 `search_path` to the node's schema for the run.
@@ -12,7 +12,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# A message keeps these columns from the outbox to wherever it ends, so that every move is a plain INSERT .. SELECT.
+# A message has these columns in every table, so that every move is a plain INSERT .. SELECT.
 MESSAGE = """
     message_id   uuid        NOT NULL,
     topic        text        COLLATE "C" NOT NULL,
@@ -30,22 +30,22 @@ MESSAGE = """
 """
 
 COMMENTS_OF_MESSAGE = {
-    "message_id": "The message's identity, for ever; an idempotency key for effects outside the database.",
+    "message_id": "The message's id, which never changes; an idempotency key for effects outside the database.",
     "topic": "What the message is addressed to.",
-    "key": "Ordering key within an inbox. Unordered messages have one of their own.",
+    "key": "Ordering key within an inbox. An unordered message has its id as key.",
     "kind": "M message, E event, C command, R reply.",
     "message_type": "O object, D database, C collection, U user-defined.",
     "event_type": "C created, U updated, D deleted.",
     "value": "The value as CBOR; exactly one of value and value_json is set.",
     "value_json": "The value as JSON, for writers that have no CBOR.",
     "headers": "Flat map of text to text.",
-    "expires_at": "Delivered before this time or dropped.",
-    "after_clock": "Stamped later than this clock: what caused it was seen on another node.",
+    "expires_at": "If not delivered before this time, the message is dropped.",
+    "after_clock": "The stamp is later than this clock: that of a cause on another node.",
     "source": "Who sent it: the writer's application_name.",
     "sent_at": "Physical time of the send; order never rests on it.",
 }
 
-# Rows are inserted once and deleted once: small fixed thresholds keep dead rows few whatever the size of the table.
+# Rows are inserted once and deleted once. Small fixed thresholds keep dead rows few, whatever the size of the table.
 HOT = """
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
@@ -62,12 +62,12 @@ CREATE TABLE node (
 )
 """
 
-# A sequence and not a row: a row written by every delivery dies under a held snapshot.
+# A sequence, not a row: under a held snapshot, a row that every delivery updates leaves a dead version each time.
 CLOCK = "CREATE SEQUENCE clock AS bigint MINVALUE 0 START 0 CACHE 1 NO CYCLE"
 
-# The topic's length is not in its pattern: a bounded repetition doubled the cost of the whole insert.
-# `xact` stands first so that the transaction id is assigned before the identity value is drawn: whoever holds a
-# position is then seen in pg_locks with its transaction id (the rule of the floor rests on it).
+# The topic's length is not part of its pattern: a bounded repetition doubled the cost of the whole insert.
+# `xact` comes first, so that a transaction has its id before it draws a position: pg_locks then shows the id of every
+# writer that holds a position. The floor depends on this.
 OUTBOX = f"""
 CREATE TABLE outbox (
     xact         xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -104,9 +104,9 @@ CREATE TABLE outbox (
 ) WITH ({HOT})
 """
 
-# The bell rings only while no dispatcher is awake: NOTIFY takes a lock shared by the whole cluster at commit. The
-# look is one expression, which lets go at once of what it locks, so nothing is held until commit. It is not in a WHEN
-# of the trigger, which PostgreSQL reads anew for each statement. Parentheses, since IF reads up to the first THEN.
+# The trigger sends NOTIFY only while no dispatcher is awake, since NOTIFY takes a lock at commit that the whole cluster
+# shares. The check is one expression that releases at once what it locks, so nothing is held until commit. It is not a
+# WHEN of the trigger, which PostgreSQL parses again for each statement. Parentheses, since IF reads to the first THEN.
 DOORBELL = """
 CREATE FUNCTION doorbell() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -200,19 +200,19 @@ COMMENTS = {
     "node": (
         "This node: one row, not touched in the hot path.",
         {
-            "single": "Holds the table to one row.",
-            "id": "The node's identity; `origin` of what it sends.",
+            "single": "Limits the table to one row.",
+            "id": "The node's id: the `origin` of its messages.",
             "name": "The node's name, for people.",
-            "incarnation": "Raised when history was lost, so that clocks of two histories are told apart.",
-            "clock_ceiling": "No clock above it is given out; raised in steps, durably, before the clock passes it.",
+            "incarnation": "Raised when history was lost, so that clocks of two histories are distinguishable.",
+            "clock_ceiling": "No clock above it is given out. It is raised durably before the clock passes it.",
         },
     ),
     "outbox": (
         "Where writers commit messages. Inserted once, deleted once by the dispatcher, never updated.",
         {
-            "xact": "The writer's transaction. Not for writers to set.",
-            "position": "Order of sending within a transaction. Not for writers to set.",
-            "deliver_at": "Not before this time; until then the message waits in `scheduled`.",
+            "xact": "The writer's transaction. Writers do not set it.",
+            "position": "Order of sending within a transaction. Writers do not set it.",
+            "deliver_at": "The message is not delivered before this time; until then it waits in `scheduled`.",
             **COMMENTS_OF_MESSAGE,
         },
     ),
@@ -220,7 +220,7 @@ COMMENTS = {
         "Delivered messages, one partition per inbox; a key is reaped in clock order.",
         {
             "inbox": "The inbox's name.",
-            "clock": "Lamport clock of this node's stamp; unique, rising.",
+            "clock": "Lamport clock of this node's stamp: unique and rising.",
             "sent_clock": "Lamport clock of the origin's send event.",
             "origin": "The node that sent it.",
             "delivered_at": "Physical time of the delivery.",
@@ -231,10 +231,10 @@ COMMENTS = {
         "The inboxes and their settings.",
         {
             "name": "The inbox's name; its partition is inbox_<name>.",
-            "backoff_s": "Wait after a key's first failure, in seconds; doubled by each further one.",
+            "backoff_s": "Wait after a key's first failure, in seconds; each further failure doubles it.",
             "backoff_max_s": "The longest wait, in seconds.",
-            "floor": "Nothing alive has a clock at or below it: claims start their scans here. A hint for speed.",
-            "created_at": "When it was made.",
+            "floor": "No message has a clock at or below it, so claims start their scans here. It only saves time.",
+            "created_at": "When it was created.",
         },
     ),
     "subscription": (
@@ -251,23 +251,23 @@ COMMENTS = {
             "key": "The key.",
             "clock": "Clock of the message that failed.",
             "attempts": "How often it failed.",
-            "retry_at": "The key waits until then; other keys continue.",
-            "last_error": "The error of the last failure, truncated.",
+            "retry_at": "The key waits until this time; other keys go on.",
+            "last_error": "The last failure, truncated.",
         },
     ),
     "scheduled": (
         "Messages whose deliver_at lies ahead; they go back to the outbox when due.",
         {
             "deliver_at": "When it is due.",
-            "position": "Its position in the outbox when it came.",
+            "position": "Its first position in the outbox.",
             **COMMENTS_OF_MESSAGE,
         },
     ),
     "dead_letter": (
         "Where single messages end that cannot be delivered.",
         {
-            "id": "Its number here.",
-            "failed_at": "When it came here.",
+            "id": "The number of the dead letter.",
+            "failed_at": "When it was inserted.",
             "stage": "Where it failed.",
             "reason": "Why.",
             **COMMENTS_OF_MESSAGE,
@@ -276,16 +276,16 @@ COMMENTS = {
     "lease": (
         "Who leads, by database time. Safety never rests on it.",
         {
-            "role": "What is led: dispatcher.",
-            "holder": "The process's identity.",
-            "epoch": "Raised by each take-over.",
-            "until": "The lease holds until then unless renewed.",
+            "role": "The role: dispatcher or executor.",
+            "holder": "The id of the process that holds it.",
+            "epoch": "Raised by each takeover.",
+            "until": "When the lease expires unless renewed.",
             "host": "The holder's host.",
             "pid": "The holder's process id.",
-            "backend_pid": "The backend that may hold the awake lock; a new leader terminates it.",
-            "backend_from": "That backend's start, so that no reused process id is terminated.",
-            "state": "What the holder was doing at the last renewal: awake or asleep.",
-            "counts": "What it has done since it took the lease.",
+            "backend_pid": "The session that may hold the awake lock; a new leader terminates it.",
+            "backend_from": "When that session began, so that no later session with the same process id is terminated.",
+            "state": "The holder's state at the last renewal: awake or asleep.",
+            "counts": "The holder's totals.",
         },
     ),
 }

@@ -1,4 +1,4 @@
-"""cbor_to_jsonb: values as people read them in psql."""
+"""cbor_to_jsonb: shows values in readable form, such as in psql."""
 
 from alembic import op
 
@@ -7,9 +7,9 @@ down_revision = "0101"
 branch_labels = None
 depends_on = None
 
-# One pass with a stack, since a recursion by slices costs the square of the size. The pieces are joined once.
-# No EXCEPTION block, so everything that could raise is looked at first: a block is a subtransaction, which PostgreSQL
-# 15 and 16 refuse in a parallel query, and a bad value must not fail the query that shows it.
+# One pass with a stack: recursion over slices would cost the square of the size. The pieces are joined once.
+# No EXCEPTION block: it is a subtransaction, which PostgreSQL 15 and 16 refuse in a parallel query. So everything that
+# could raise is checked first, since a bad value must not fail the query that shows it.
 CBOR_TO_JSONB = r"""
 CREATE FUNCTION cbor_to_jsonb(cbor bytea) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -18,7 +18,7 @@ DECLARE
     -- Not `cbor` itself: it may be stored compressed or elsewhere, and each get_byte would then fetch all of it.
     raw       CONSTANT bytea   := cbor || ''::bytea;
     size      CONSTANT integer := octet_length(raw);
-    -- What a text may be made of, as encode(.., 'escape') writes UTF-8. Other encodings hold only some of it.
+    -- Valid UTF-8 text as encode(.., 'escape') writes it. Other encodings have only some of these characters.
     legible   CONSTANT text := '^([^\\]|\\\\' || CASE getdatabaseencoding() WHEN 'UTF8' THEN
         '|\\000|(\\3(0[2-7]|[1-3].)|\\340\\2[4-7].|\\355\\2[0-3].|\\3(4[1-7]|5[0-467])\\2..'
         '|\\360\\2[2-7].\\2..|\\36[123]\\2..\\2..|\\364\\2[01].\\2..)\\2..' ELSE '' END || ')*$';
@@ -27,23 +27,23 @@ DECLARE
     major     integer;
     minor     integer;
     width     integer;
-    argument  bigint;            -- the head's 64 bits; as a number they have no sign
+    argument  bigint;            -- the head's 64 bits, to be read as unsigned
     number    numeric;
     bits      integer;           -- of a float's fraction
     bias      integer;
     exponent  bigint;
     magnitude float8;            -- the number as a float
-    tag       bigint;            -- the tag whose content comes next; -4 and -5 are the two numbers within tag 4, and
-                                 -- -2 and -3 the bytes of the second one if it takes more than 64 bits
+    tag       bigint;            -- the tag of the next item; -4 and -5: the two numbers within tag 4; -2 and -3: the
+                                 -- bytes of the second of them if it needs more than 64 bits
     slice     bytea;
     escaped   text;
     piece     text;
     pieces    text[] := '{}';
-    depth     integer := 0;      -- of the stack: per open list or map its items to come, and whether it is a map
+    depth     integer := 0;      -- of the stack: per open list or map the items to come, and whether it is a map
     to_come   bigint[] := '{}';
     is_map    boolean[] := '{}';
     is_key    boolean := false;
-    fresh     boolean := true;   -- nothing stands before the item that needs a comma
+    fresh     boolean := true;   -- no item before this one that needs a comma
 BEGIN
     LOOP
         piece := NULL;

@@ -1,4 +1,4 @@
-"""Failure: attempts and their history, parked keys, in-flight entries of workers, commit tokens, the audit trail."""
+"""Failure: attempts and their history, parked keys, workers' in-flight entries, commit tokens, the audit trail."""
 
 from alembic import op
 from mailroom.schema import refuse_to_drop_messages
@@ -86,19 +86,19 @@ AUDIT_AT = "CREATE INDEX audit_at ON audit (at)"
 
 COMMENTS = {
     "inbox_registry": {
-        "on_failure": "After the last attempt: park the key, or skip the message, which moves it to dead_letter.",
+        "on_failure": "When no attempt is left: park the key, or skip the message into dead_letter.",
         "max_attempts": "How often a message is tried.",
     },
     "key_state": {
-        "clock": "Clock of the message that failed; up to it the key is tried one message at a time.",
-        "attempts": "How often that message failed; 0 if it was only in a batch that did.",
-        "retry_at": "The key waits until then; infinity while it is parked. Other keys continue.",
-        "parked_at": "Since when it is parked: held, in order, in `parked` until an operator acts.",
+        "clock": "Clock of the message that failed. Up to it the key is tried one message at a time.",
+        "attempts": "How often that message failed; 0 if only its batch failed.",
+        "retry_at": "The key waits until this time, infinity while it is parked. Other keys go on.",
+        "parked_at": "Since when the key is parked: its messages wait, in order, in `parked` until somebody acts.",
     },
     "dead_letter": {
-        "inbox": "The inbox that skipped it; null if it was never delivered.",
-        "clock": "The clock it had there.",
-        "attempts": "How often it was tried there.",
+        "inbox": "The inbox in which it was skipped; null if it was never delivered.",
+        "clock": "Its clock in that inbox.",
+        "attempts": "How often it was tried in that inbox.",
     },
     "parked": {None: "Messages of parked keys, with the clocks they had; replayed in that order."},
     "attempt": {
@@ -107,12 +107,12 @@ COMMENTS = {
         "at": "When it was recorded.",
         "inbox": "The inbox.",
         "key": "The key.",
-        "clock": "The message's clock there.",
+        "clock": "The message's clock in the inbox.",
         "message_id": "The message.",
-        "attempt": "Which attempt it was, from 1.",
-        "outcome": "What became of the message: retry, park or skip.",
-        "error": "The error, truncated.",
-        "worker": "Who recorded it.",
+        "attempt": "The number of the attempt, from 1.",
+        "outcome": "The outcome: retry, park or skip.",
+        "error": "Why it failed, truncated.",
+        "worker": "The worker that recorded it.",
     },
     "worker": {
         None: "In-flight entries: each loop of a worker has one. If its messages are not locked, the loop died.",
@@ -123,25 +123,25 @@ COMMENTS = {
         "claimed_at": "When the batch was claimed.",
         "messages": "Messages of the batch.",
         "keys": "Keys of the batch.",
-        "clocks": "The last clock of each of them in the batch.",
+        "clocks": "The last clock of each key in the batch.",
     },
     "commit_token": {
         None: "How transactions ended whose COMMIT may have lost its answer.",
         "token": "The transaction's token; it begins with the time, in milliseconds.",
-        "committed": "False: ruled out before it committed, and it no longer can.",
+        "committed": "False: it was ruled out before it committed, and can commit no more.",
     },
     "node": {"tokens_swept": "Commit tokens up to this one may have been deleted."},
     "audit": {
         None: "Who did what by hand: to parked keys and dead letters, and registrations.",
         "id": "Its number.",
         "at": "When.",
-        "actor": "Who, as the caller said.",
+        "actor": "Who acted, as given by the caller.",
         "role": "The database role that did it.",
-        "action": "What.",
-        "inbox": "Of which inbox.",
+        "action": "What was done.",
+        "inbox": "In which inbox.",
         "key": "To which key; null if to single messages.",
-        "messages": "To how many messages.",
-        "reason": "Why, as the caller said.",
+        "messages": "How many messages it affected.",
+        "reason": "Why, as given by the caller.",
     },
 }
 

@@ -1,4 +1,4 @@
-"""Spark: the ledger of what its jobs and streams have committed, and what they have staged."""
+"""Spark: the ledger of batches that jobs and streams have committed, and the list of staging tables."""
 
 from alembic import op
 
@@ -34,7 +34,7 @@ COMMENTS = {
         "name": "The stream's name, or its query's id; the idempotency key of a job.",
         "batch": "The number of the micro-batch; -1 for a job.",
         "query": "The id of the streaming query; a new checkpoint brings a new one.",
-        "messages": "How many messages it sent; their source is mailroom spark <name> <batch>.",
+        "messages": "How many messages it sent. Their source is mailroom spark <name> <batch>.",
         "at": "When.",
     },
     "spark_staging": {
@@ -42,7 +42,7 @@ COMMENTS = {
         "token": "The task attempt's token; it begins with the time, in milliseconds.",
         "name": "The batch's name in spark_batch.",
         "batch": "The batch's number in spark_batch.",
-        "at": "When it was made.",
+        "at": "When it was created.",
     },
 }
 

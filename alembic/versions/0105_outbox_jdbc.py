@@ -13,8 +13,8 @@ down_revision = "0104"
 branch_labels = None
 depends_on = None
 
-# Each row is deleted a week after it was written. Vacuum reads the whole of the primary key, which has a week's ids in
-# any order, so it waits for a share of the rows and not, as that of short tables, for a number of them.
+# Each row is deleted a week after it was written. Vacuum reads the whole primary key, which has a week's ids in random
+# order. So its threshold is a share of the rows, not a fixed number as for the small tables.
 ID = """
 CREATE TABLE outbox_jdbc_id (
     id uuid PRIMARY KEY,
@@ -23,9 +23,9 @@ CREATE TABLE outbox_jdbc_id (
 """
 ID_AT = "CREATE INDEX outbox_jdbc_id_at ON outbox_jdbc_id (at)"
 
-# Gives the id if it is new, and no row if it is not. The INSERT waits for another transaction that has written the same
-# id and not ended: its message is there by then, or never will be. It has the caller's rights, or anybody could use up
-# ids.
+# Returns the id if it is new, otherwise no row. The INSERT waits for a running transaction that has written the same
+# id: once that has ended, its message is there or never will be. It runs with the caller's rights, or anybody could use
+# up ids.
 TAKE = """
 CREATE FUNCTION outbox_jdbc_take(message_id uuid) RETURNS SETOF uuid LANGUAGE plpgsql ROWS 1
 SET search_path = pg_catalog, pg_temp AS $$
@@ -44,8 +44,8 @@ BEGIN
 END $$
 """
 
-# Text where the outbox has uuid, "char" and jsonb: JDBC's strings fit without further settings. It has no rows, but
-# Spark reads its columns before it writes.
+# Text where the outbox has uuid, "char" and jsonb, so that JDBC's strings fit without further settings. The view has
+# no rows, but Spark reads its columns before it writes.
 VIEW = """
 CREATE VIEW outbox_jdbc AS SELECT
     NULL::text        AS message_id,
@@ -63,10 +63,10 @@ CREATE VIEW outbox_jdbc AS SELECT
 WHERE false
 """
 
-# The function stands in the list of columns, where a set of no rows leaves the row out. In a WHERE it could be asked
-# before the joins and conditions of the INSERT's own SELECT: of rows that are then dropped, whose ids would be known
-# without a message, or doubled. And message_id stands once, since what is given for it, such as gen_random_uuid(), is
-# computed for each place. A cast to "char" cuts: Event would be taken for E and Refund for a reply.
+# The function is in the select list, where an empty set drops the row. In a WHERE it could run before the joins and
+# conditions of the INSERT's own SELECT, for rows that are then dropped or doubled: their ids would be known without a
+# message. message_id occurs once, since its expression, such as gen_random_uuid(), is computed for each occurrence. A
+# cast to "char" truncates: Event would become E, and Refund a reply.
 RULE = """
 CREATE RULE once AS ON INSERT TO outbox_jdbc DO INSTEAD
 INSERT INTO outbox (message_id, topic, key, kind, message_type, event_type, value, value_json, headers, deliver_at,
@@ -90,9 +90,9 @@ TRIGGER = "CREATE TRIGGER copy INSTEAD OF INSERT ON outbox_jdbc FOR EACH ROW EXE
 COMMENTS = {
     "TABLE outbox_jdbc_id": "Ids of the messages that came through outbox_jdbc, kept for seven days.",
     "COLUMN outbox_jdbc_id.id": "The message_id, written in the transaction that wrote the message.",
-    "COLUMN outbox_jdbc_id.at": "When.",
-    "VIEW outbox_jdbc": "The outbox for writers that may write a row twice: of each message_id it takes the first row.",
-    "COLUMN outbox_jdbc.message_id": "A UUID, the same whenever the row is written again. Required.",
+    "COLUMN outbox_jdbc_id.at": "When it was written.",
+    "VIEW outbox_jdbc": "The outbox for writers that may write a row twice: it takes the first row of each message_id.",
+    "COLUMN outbox_jdbc.message_id": "A UUID that is the same whenever the row is written again. Required.",
     "COLUMN outbox_jdbc.topic": "What the message is addressed to. Required.",
     "COLUMN outbox_jdbc.key": "Ordering key within an inbox; null for a key of its own.",
     "COLUMN outbox_jdbc.kind": "M message (null), E event, C command, R reply.",
@@ -101,11 +101,11 @@ COMMENTS = {
     "COLUMN outbox_jdbc.value": "The value as CBOR; exactly one of value and value_json is given.",
     "COLUMN outbox_jdbc.value_json": "The value as the text of a JSON.",
     "COLUMN outbox_jdbc.headers": "Flat map of text to text, as the text of a JSON object.",
-    "COLUMN outbox_jdbc.deliver_at": "Not before this time.",
-    "COLUMN outbox_jdbc.expires_at": "Delivered before this time or dropped.",
-    "COLUMN outbox_jdbc.after_clock": "Stamped later than this clock.",
+    "COLUMN outbox_jdbc.deliver_at": "The message is not delivered before this time.",
+    "COLUMN outbox_jdbc.expires_at": "If not delivered before this time, the message is dropped.",
+    "COLUMN outbox_jdbc.after_clock": "The stamp is later than this clock.",
     "FUNCTION outbox_jdbc_take(uuid)": "Remembers a message_id; false if it was known.",
-    "FUNCTION outbox_jdbc_copy()": "Sends what COPY brings into outbox_jdbc the way of an INSERT.",
+    "FUNCTION outbox_jdbc_copy()": "Turns rows that COPY brings into outbox_jdbc into INSERTs.",
 }
 
 

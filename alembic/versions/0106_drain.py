@@ -1,4 +1,4 @@
-"""Drains of inboxes into files: how far each has come."""
+"""Drains of inboxes into files: the progress of each lane."""
 
 from alembic import op
 
@@ -24,12 +24,12 @@ CREATE TABLE spark_drain (
 COMMENTS = {
     None: "How far inboxes have been drained into files: a row per lane, locked by the drainer of the lane.",
     "inbox": "The inbox.",
-    "lane": "Which of the drains that run side by side.",
-    "epoch": "The last one: one transaction, and the one file that has its messages.",
-    "file": "The hidden name under which that file was written.",
-    "directory": "Where.",
-    "finished": "Whether the file has its final name; if not, the next drain gives it.",
-    "messages": "How many messages the lane has drained in all.",
+    "lane": "The number of the drain, of those that run side by side.",
+    "epoch": "The last epoch: one transaction and one file with its messages.",
+    "file": "The hidden name of that file before it is finished.",
+    "directory": "The directory of that file.",
+    "finished": "Whether the file has its final name. If not, the next drain renames it.",
+    "messages": "How many messages the lane has drained in total.",
     "at": "When the last epoch was committed.",
 }
 

@@ -1,4 +1,4 @@
-"""Executables: the second outbox, the store and the books they keep, and what else they may reach."""
+"""Executables: their outbox, the store, accounting, and registered tables and functions."""
 
 from alembic import op
 from mailroom.schema import refuse_to_drop_messages
@@ -8,7 +8,7 @@ down_revision = "0106"
 branch_labels = None
 depends_on = None
 
-# `xact` stands before `position`, as in the outbox: the floor rests on it.
+# `xact` comes before `position`, as in the outbox: the floor depends on it.
 OUTBOX_EXECUTABLE = """
 CREATE TABLE outbox_executable (
     xact         xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -38,10 +38,10 @@ CREATE TABLE outbox_executable (
 )
 """
 
-# What version 1 of the format does not allow is refused in the writer's transaction; of other versions nothing is
-# known, and the executor parks them. By a trigger, since executables come one by one: PostgreSQL reads all CHECKs of a
-# table anew for each statement, and compiles a function once per session. It says what a CHECK would say, without the
-# row, and as in a CHECK what comes to null is right.
+# Rows that break version 1 of the format are refused in the writer's transaction. Other versions are not known here;
+# the executor moves them to dead_letter. A trigger, since executables come one by one: PostgreSQL parses all CHECKs of
+# a table again for each statement, but compiles a function once per session. The error is that of a CHECK, without the
+# row. As in a CHECK, a rule that is null holds.
 RULES = {
     "operation": """CASE WHEN new.version <> 1 THEN true ELSE CASE new.operation
         WHEN 'put'          THEN new.key <> '' AND new.value IS NOT NULL AND num_nonnulls(
@@ -101,7 +101,7 @@ CREATE TRIGGER checked BEFORE INSERT OR UPDATE ON outbox_executable FOR EACH ROW
 
 DOORBELL = "CREATE TRIGGER doorbell BEFORE INSERT ON outbox_executable FOR EACH STATEMENT EXECUTE FUNCTION doorbell()"
 
-# Room in each page: a busy counter is written again and again, and stays out of the index (HOT).
+# Free space in each page, so that updates of a busy counter do not touch the index (HOT).
 ROOM = """
     fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
@@ -160,37 +160,37 @@ CREATE TABLE executable_cursor (
 COMMENTS = {
     "outbox_executable": {
         None: "Where writers commit executables. Inserted once, deleted once by the executor, never updated.",
-        "xact": "The writer's transaction. Not for writers to set.",
-        "position": "Order of execution. Not for writers to set.",
-        "message_id": "The executable's identity; header `correlation` of what is said of its outcome.",
-        "version": "Of the format. A version that the executor does not know goes to dead_letter.",
+        "xact": "The writer's transaction. Writers do not set it.",
+        "position": "Order of execution. Writers do not set it.",
+        "message_id": "The executable's id: the header `correlation` of its reply.",
+        "version": "Version of the format. An unknown version goes to dead_letter.",
         "operation": "put, increment, delete, delete_range, account or call.",
-        "target": "What it acts on: store, accounting, a name of executable_target, or of executable_function.",
-        "key": "The key; of delete_range the first one, empty for the first there is.",
-        "end_key": "Of delete_range: up to this key, without it. Null: to the last.",
-        "value": "Of put: the value.",
-        "amount": "Of increment: by how much. Of account: how many.",
-        "bytes": "Of account: how many bytes.",
-        "expected": "Of put: only where this value stands; zero bytes: only where there is none.",
-        "arguments": "Of call: what the function is given.",
-        "at": "Of account: when it happened; sent_at if null.",
-        "row_limit": "Of delete_range: so many keys at most.",
-        "notify": "The topic that is told the outcome; null: nobody is.",
-        "headers": "Flat map of text to text; saga, user and tenant go on to what is said of the outcome.",
-        "after_clock": "What is said of the outcome is stamped later than this clock.",
+        "target": "What it acts on: store, accounting, or a name in executable_target or executable_function.",
+        "key": "The key; for delete_range the first one, empty for the lowest.",
+        "end_key": "For delete_range: the end, exclusive; null for no upper bound.",
+        "value": "For put: the value.",
+        "amount": "For increment: by how much. For account: how many.",
+        "bytes": "For account: how many bytes.",
+        "expected": "For put: the value the key must hold; empty bytes: the key must be absent.",
+        "arguments": "For call: the argument of the function.",
+        "at": "For account: when it happened; null for sent_at.",
+        "row_limit": "For delete_range: at most so many keys.",
+        "notify": "The topic that gets the reply; null for no reply.",
+        "headers": "Flat map of text to text. The reply carries over saga, user and tenant.",
+        "after_clock": "The reply is stamped later than this clock.",
         "source": "Who sent it: the writer's application_name.",
         "sent_at": "Physical time of the send; order never rests on it.",
     },
     "store": {
         None: "Values and counters by key, written by executables only.",
         "key": "The key.",
-        "value": "What was put; null for a counter.",
-        "number": "What was counted; null for a value.",
+        "value": "The value; null for a counter.",
+        "number": "The counter; null for a value.",
     },
     "accounting": {
         None: "The books: how many, and how many bytes, for every successive prefix of a key, by the minute.",
-        "key": "A key up to one of its slashes, or all of it.",
-        "minute": "The minute, by its beginning.",
+        "key": "A prefix of a key up to one of its slashes, or the whole key.",
+        "minute": "The start of the minute.",
         "count": "How many.",
         "bytes": "How many bytes.",
     },
@@ -199,9 +199,9 @@ COMMENTS = {
         "name": "The target's name in executables.",
         "table_schema": "The table's schema.",
         "table_name": "The table.",
-        "key_column": "Its key, unique by itself.",
-        "value_column": "What put writes; null: nothing can be put.",
-        "number_column": "What increment counts; null: nothing can be counted.",
+        "key_column": "The key column, unique by itself.",
+        "value_column": "The column that put writes; null if there is none.",
+        "number_column": "The column that increment changes; null if there is none.",
         "created_at": "When it was registered.",
     },
     "executable_function": {
@@ -209,14 +209,14 @@ COMMENTS = {
         "name": "The function's name in executables.",
         "function_schema": "The function's schema.",
         "function_name": "The function; it takes one jsonb.",
-        "timeout_s": "A call may take so long, in seconds.",
+        "timeout_s": "How long a call may take, in seconds.",
         "created_at": "When it was registered.",
     },
     "executable_cursor": {
         None: "A large delete_range under way: how far it is.",
         "position": "The executable's position.",
-        "reached": "The last key deleted.",
-        "deleted": "How many so far.",
+        "reached": "The last key reached.",
+        "deleted": "How many keys were deleted so far.",
     },
 }
 
@@ -226,7 +226,7 @@ TABLES = ("executable_cursor", "executable_function", "executable_target", "acco
 def upgrade() -> None:
     for statement in (OUTBOX_EXECUTABLE, CHECKED, CHECK, DOORBELL, STORE, ACCOUNTING, TARGETS, FUNCTIONS, CURSOR):
         op.execute(statement)
-    op.execute("COMMENT ON FUNCTION check_executable() IS 'Refuses what is no executable.'")
+    op.execute("COMMENT ON FUNCTION check_executable() IS 'Refuses rows that are not valid executables.'")
     for table, columns in COMMENTS.items():
         for column, text in columns.items():
             what = f"TABLE {table}" if column is None else f"COLUMN {table}.{column}"

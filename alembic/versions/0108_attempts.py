@@ -1,4 +1,4 @@
-"""Attempts: counted per message, checked by claims that hold its lock, and by default spread over hours."""
+"""Attempts: counted per message, recorded while its lock is held; by default spread over hours."""
 
 from alembic import op
 
@@ -16,8 +16,8 @@ STATEMENTS = (
     "ALTER TABLE inbox_registry ALTER backoff_max_s SET DEFAULT 3600, ALTER max_attempts SET DEFAULT 16",
 )
 
-# Volatile, so that it reads in a snapshot of its own: a claim calls it while it holds the keys' locks, which its own
-# snapshot may predate. In PL/pgSQL, which keeps the plan; a function in SQL would be planned for each claim.
+# VOLATILE, so that it has a snapshot of its own: a claim calls it after locking the keys, and the snapshot of the claim
+# may be older than the locks. In PL/pgSQL, which caches the plan; an SQL function would be planned for each claim.
 FAILING_KEYS = """
 CREATE FUNCTION failing_keys(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
@@ -29,11 +29,11 @@ END $$
 
 COMMENTS = {
     "TABLE attempt": "The history of failed attempts and of replays, kept for a while; attempts are counted from it.",
-    "COLUMN attempt.attempt": "Which attempt it was, from 1; 0 for a replay.",
-    "COLUMN attempt.outcome": "What became of the message: retry, park or skip; or replay.",
-    "COLUMN attempt.retry_at": "When the message may be tried again, if it may.",
+    "COLUMN attempt.attempt": "The number of the attempt, from 1; 0 for a replay.",
+    "COLUMN attempt.outcome": "The outcome: retry, park, skip or replay.",
+    "COLUMN attempt.retry_at": "When the message may be tried again; null if it may not.",
     "COLUMN key_state.clock": "Clock of the message that failed last.",
-    "COLUMN key_state.attempts": "How often that message failed; 0 if it was only in a batch that did.",
+    "COLUMN key_state.attempts": "How often that message failed; 0 if only its batch failed.",
     "COLUMN key_state.alone_to": "Up to this clock the key is tried one message at a time.",
     "FUNCTION failing_keys(text, text[])": "Which of these keys are failing at this moment.",
 }

@@ -1,4 +1,4 @@
-"""In-flight entries say which process they belong to, and which transaction."""
+"""In-flight entries name the process and the transaction of their batch."""
 
 from alembic import op
 
@@ -8,7 +8,7 @@ branch_labels = None
 depends_on = None
 
 COMMENTS = {
-    "life": "The worker process, which holds an advisory lock on this number while it is alive; null behind a pooler.",
+    "life": "The worker process, which holds the lock of this number while it is alive; null if it has none.",
     "xact": "The transaction of the batch.",
 }
 

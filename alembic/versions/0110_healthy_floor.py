@@ -1,4 +1,4 @@
-"""Claims start above the messages of failing keys, however many there are."""
+"""Claims begin above the messages of failing keys, however many there are."""
 
 from alembic import op
 
@@ -8,12 +8,12 @@ branch_labels = None
 depends_on = None
 
 COMMENTS = {
-    "inbox_registry.healthy_floor": "Messages that wait up to this clock belong to failing keys, which stay failing.",
-    "key_state.alone_to": "Up to this clock the key is claimed apart from others and keeps this row.",
+    "inbox_registry.healthy_floor": "All messages up to this clock are of failing keys, which stay failing up to it.",
+    "key_state.alone_to": "Up to this clock the key is claimed by itself, and keeps this row.",
     "key_state.suspect_to": "Up to this clock the key is tried one message at a time.",
 }
 
-# Key by key: no plan for all keys at once is right both for few failing keys and for many.
+# Key by key: no single plan is right both for few failing keys and for many.
 FAILING_KEYS = """
 CREATE OR REPLACE FUNCTION failing_keys(of_inbox text, of_keys text[]) RETURNS TABLE (key text, retry_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,4 @@
-"""The server refuses a COMMIT of a worker's batch by anybody but the worker."""
+"""A worker's batch is held: the server refuses a COMMIT that the worker has not allowed."""
 
 from alembic import op
 
@@ -7,7 +7,7 @@ down_revision = "0110"
 branch_labels = None
 depends_on = None
 
-# The query of a cursor WITH HOLD runs at COMMIT, whoever sends it and however; its error rolls back.
+# The rows of a cursor WITH HOLD are computed at COMMIT, whoever sends it; an error then rolls the transaction back.
 REFUSE_COMMIT = """
 CREATE FUNCTION refuse_commit() RETURNS void LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -16,8 +16,8 @@ BEGIN
         HINT = 'Leave COMMIT and ROLLBACK to the worker; for separate work open another connection.';
 END $$
 """
-# The server reports changes of this setting to the client, and restores it at the end of the transaction. It is the
-# default of later transactions, so it does not affect this one, and it is restored before the next.
+# The server reports a change of this setting to its client, and undoes it at the end of the transaction. The setting
+# applies to the next transaction of the session, so it has no effect on this one, and is restored before the next.
 HOLD_BATCH = """
 CREATE FUNCTION hold_batch() RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -29,8 +29,8 @@ END $$
 """
 
 COMMENTS = {
-    "hold_batch()": "Makes COMMIT fail until the cursor mailroom_batch is closed, and the transaction end visibly.",
-    "refuse_commit()": "Makes the COMMIT of a batch fail unless its worker sends it.",
+    "hold_batch()": "Makes COMMIT fail until the cursor mailroom_batch is closed; reports the end of the transaction.",
+    "refuse_commit()": "Fails the COMMIT of a batch that its worker has not allowed.",
 }
 
 
