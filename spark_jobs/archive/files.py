@@ -173,7 +173,7 @@ class EpochFile:
             self._unwritten.popleft().result()
         if self._file is not None:
             self._writer.close()
-            self._folder.seal(self._file)
+            self._folder.seal(self.name, self._file)
 
     def _write(self, rows: Sequence[Row]) -> None:
         if self._file is None:

@@ -33,7 +33,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage
 from mailroom.sql.operation import Operation
 from spark_jobs.archive import lane as module
 from spark_jobs.archive.files import EpochFile, Series
-from spark_jobs.archive.folder import LocalFolder, StoreFolder, folder, full_name, shown, spark_name
+from spark_jobs.archive.folder import Folder, folder, full_name, shown, spark_name
 from spark_jobs.archive.lane import Lane, Taken
 from spark_jobs.drain import Drained, command, drain, drain_on, drained
 from spark_jobs.node import Node as SparkNode
@@ -145,10 +145,10 @@ def _dying_once_written(original: Callable[..., Any]) -> Callable[..., Any]:
 
 STEPS: dict[str, Callable[[], Any]] = {
     "before the file is complete": lambda: mock.patch.object(EpochFile, "seal", _die),
-    "after the file is durable": lambda: mock.patch.object(LocalFolder, "seal", _dying_after(LocalFolder.seal)),
+    "after the file is durable": lambda: mock.patch.object(Folder, "seal", _dying_after(Folder.seal)),
     "before COMMIT": lambda: mock.patch.object(Attempt, "ending", _die),
     "after COMMIT": lambda: mock.patch.object(Lane, "finish", _dying_once_written(Lane.finish)),
-    "after the file has its name": lambda: mock.patch.object(LocalFolder, "rename", _dying_after(LocalFolder.rename)),
+    "after the file has its name": lambda: mock.patch.object(Folder, "rename", _dying_after(Folder.rename)),
 }
 
 
@@ -241,7 +241,7 @@ def test_error_while_writing_reaps_nothing_and_leaves_no_file(node: Node, direct
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(name)
 
-    with mock.patch.object(LocalFolder, "create", return_value=Full()), pytest.raises(OSError, match="No space left"):
+    with mock.patch.object(Folder, "create", return_value=Full()), pytest.raises(OSError, match="No space left"):
         drain(SparkNode(dsn=node.dsn), INBOX, directory)
     assert os.listdir(directory) == []
     check(node, sent, directory)
@@ -620,14 +620,14 @@ def test_missing_file_is_told_and_nothing_more_is_drained(node: Node, directory:
 
 def test_file_that_was_deleted_while_it_was_written_loses_nothing(node: Node, directory: str) -> None:
     sent = fill(node)
-    seal = LocalFolder.seal
+    seal = Folder.seal
 
-    def sealing(self: LocalFolder, file: Any) -> None:
-        seal(self, file)
-        os.unlink(file.name)
+    def sealing(self: Folder, name: str, file: Any) -> None:
+        seal(self, name, file)
+        os.unlink(f"{directory}/{name}")
 
     with (
-        mock.patch.object(LocalFolder, "seal", sealing),
+        mock.patch.object(Folder, "seal", sealing),
         pytest.raises(MailroomError, match=r"\.part was deleted from .*; its messages stay in the inbox"),
     ):
         drain(SparkNode(dsn=node.dsn), INBOX, directory)
@@ -743,15 +743,20 @@ def test_hidden_files_are_passed_over_by_readers(node: Node, directory: str) -> 
     assert list(Path(directory).glob("*.parquet")) == []
 
 
+def store(root: Path, path: str) -> Folder:
+    """Return a directory of a file system that is not this machine's, as far as a folder knows."""
+    return Folder(fs.SubTreeFileSystem(str(root), fs.LocalFileSystem()), path)
+
+
 @pytest.mark.parametrize("kind", ["local", "store"])
 def test_folders_are_all_alike(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a" / "b"
-    folder = LocalFolder(path) if kind == "local" else StoreFolder(fs.LocalFileSystem(), str(path))
+    folder = Folder(fs.LocalFileSystem(), str(path)) if kind == "local" else store(tmp_path, "a/b")
     folder.make()
     folder.make()
     file = folder.create("_x-1")
     file.write(b"abc")
-    folder.seal(file)
+    folder.seal("_x-1", file)
     assert list(folder.starting_with("_x")) == ["_x-1"]
     folder.rename("_x-1", "y")
     with folder.open("y") as opened:
@@ -766,7 +771,7 @@ def test_folders_are_all_alike(tmp_path: Path, kind: str) -> None:
 
 def test_drain_into_a_store(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = fill(node)
-    monkeypatch.setattr(module, "folder", lambda path: StoreFolder(fs.LocalFileSystem(), path))
+    monkeypatch.setattr(module, "folder", lambda path: store(Path(path).parent, Path(path).name))
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
     check(node, sent, directory)
     assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
@@ -835,7 +840,7 @@ def test_error_of_a_lane_shows_its_directory_without_a_query(
     node: Node, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node)
-    monkeypatch.setattr(module, "folder", lambda _: LocalFolder(Path(directory)))
+    monkeypatch.setattr(module, "folder", lambda _: Folder(fs.LocalFileSystem(), directory))
     uri = "s3://me@bucket/x?region=eu"
     leave_hidden(node, uri, 0)
     [name] = hidden(directory)
