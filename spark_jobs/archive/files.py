@@ -1,65 +1,25 @@
 """The Parquet files of a drain: their names, their columns, and how one is written while its rows are still reaped."""
 
 import contextlib
-import json
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from types import TracebackType
 from typing import IO, Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from psycopg.adapt import AdaptersMap
-from psycopg.types.numeric import Int8BinaryLoader
-from psycopg.types.string import ByteaBinaryLoader
 from pyarrow import parquet
 
 from mailroom import message
 from mailroom.sql.operation import Row
-from mailroom.sql.runner import PlainCursor
+from spark_jobs import message_rows
 from spark_jobs.archive.folder import Folder
 
-MOMENT = pa.timestamp("us", tz="UTC")
-COLUMNS = pa.schema(
-    [
-        ("inbox", pa.string()),
-        ("key", pa.string()),
-        ("clock", pa.int64()),
-        ("sent_clock", pa.int64()),
-        ("origin", pa.string()),
-        ("message_id", pa.string()),
-        ("topic", pa.string()),
-        ("kind", pa.string()),
-        ("message_type", pa.string()),
-        ("event_type", pa.string()),
-        ("value", pa.binary()),
-        ("value_json", pa.string()),
-        ("headers", pa.map_(pa.string(), pa.string())),
-        ("source", pa.string()),
-        ("sent_at", MOMENT),
-        ("expires_at", MOMENT),
-        ("delivered_at", MOMENT),
-        ("epoch", pa.int64()),
-        ("lane", pa.int32()),
-    ]
-)
-# The same for Spark, which cannot tell the columns of a directory that has no file yet.
-SPARK_COLUMNS = ", ".join(
-    f"{column.name} "
-    + {
-        pa.string(): "string",
-        pa.int64(): "bigint",
-        pa.int32(): "int",
-        pa.binary(): "binary",
-        MOMENT: "timestamp",
-        pa.map_(pa.string(), pa.string()): "map<string, string>",
-    }[column.type]
-    for column in COLUMNS
-)
+COLUMNS = pa.schema([("inbox", pa.string()), *message_rows.COLUMNS, ("epoch", pa.int64()), ("lane", pa.int32())])
+# Spark cannot tell the columns of a directory that has no file yet.
+SPARK_COLUMNS = message_rows.ddl(COLUMNS)
 REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_type", "source", "epoch", "lane"]
 
 # A row group is full with as many rows, or with as many bytes of values and the claim that goes past them.
@@ -67,17 +27,6 @@ GROUP = 10_000
 GROUP_BYTES = 64 * 2**20
 UNWRITTEN = 2  # row groups that are written or wait for it: with the one that fills, the memory that a file takes
 VALUE, VALUE_JSON = (message.SELECTED.split(", ").index(name) for name in ("value", "value_json::text"))
-YEAR_2000_US = 946_684_800_000_000  # where PostgreSQL counts microseconds from
-
-
-class RawCursor(PlainCursor):
-    """A cursor that gives ids as 16 bytes and times as PostgreSQL's microseconds: objects of them are half the time."""
-
-    adapters = AdaptersMap(PlainCursor.adapters)
-
-
-RawCursor.adapters.register_loader("uuid", ByteaBinaryLoader)
-RawCursor.adapters.register_loader("timestamp", Int8BinaryLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,42 +149,8 @@ class EpochFile:
             self._folder.delete(self.name)
 
 
-def _table(rows: Sequence[Row], series: Series, epoch: int) -> Any:
-    """Make the columns of rows of `SELECTED` as a `RawCursor` gives them."""
-    key, clock, sent_clock, origin, message_id, topic, kind, message_type, event_type, value, json_text, headers, \
-        source, sent_at, expires_at, delivered_at, *_ = zip(*rows, strict=True)  # fmt: skip
-    columns = {
-        "inbox": pa.repeat(pa.scalar(series.inbox), len(rows)),
-        "key": key,
-        "clock": clock,
-        "sent_clock": sent_clock,
-        "origin": _ids(origin),
-        "message_id": _ids(message_id),
-        "topic": topic,
-        "kind": kind,
-        "message_type": message_type,
-        "event_type": event_type,
-        "value": value,
-        "value_json": json_text,
-        "headers": [None if text is None else list(json.loads(text).items()) for text in headers],
-        "source": source,
-        "sent_at": _moments(sent_at),
-        "expires_at": _moments(expires_at),
-        "delivered_at": _moments(delivered_at),
-        "epoch": pa.repeat(pa.scalar(epoch, pa.int64()), len(rows)),
-        "lane": pa.repeat(pa.scalar(series.lane, pa.int32()), len(rows)),
-    }
-    return pa.table(columns, schema=COLUMNS)
-
-
-def _ids(ids: Sequence[bytes]) -> Any:
-    """Return ids as text, as UUID writes it; a million objects of Python would take longer than the rest."""
-    digits = pa.py_buffer(b"".join(ids).hex().encode())
-    plain = pa.Array.from_buffers(pa.binary(32), len(ids), [None, digits]).cast(pa.binary()).cast(pa.string())
-    ends = (0, 8, 12, 16, 20, 32)
-    parts = [pc.utf8_slice_codeunits(plain, start, end) for start, end in pairwise(ends)]
-    return pc.binary_join_element_wise(*parts, "-")
-
-
-def _moments(moments: Sequence[int | None]) -> Any:
-    return pc.add(pa.array(moments, pa.int64()), YEAR_2000_US).cast(MOMENT)
+def _table(rows: Sequence[Row], series: Series, epoch: int) -> pa.Table:
+    """Make the table of rows of a claim as a `RawCursor` gives them."""
+    of_all = ((series.inbox, pa.string()), (epoch, pa.int64()), (series.lane, pa.int32()))
+    inboxes, epochs, lanes = (pa.repeat(pa.scalar(value, kind), len(rows)) for value, kind in of_all)
+    return pa.Table.from_arrays([inboxes, *message_rows.arrays(rows), epochs, lanes], schema=COLUMNS)

@@ -17,8 +17,9 @@ from mailroom.clock import DURABLE
 from mailroom.errors import MailroomError
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import run
-from spark_jobs.archive.files import EpochFile, RawCursor, Series, attempt_in, attempt_of
+from spark_jobs.archive.files import EpochFile, Series, attempt_in, attempt_of
 from spark_jobs.archive.folder import Folder, folder, shown
+from spark_jobs.message_rows import RawCursor
 
 log = logging.getLogger("mailroom.spark")
 

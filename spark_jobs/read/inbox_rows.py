@@ -1,43 +1,19 @@
 """Rows of an inbox as Arrow batches: a range of clocks, page by page, with nothing locked and nothing held between."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from inbox.claim import PIN
+from mailroom.message import COLUMNS, SELECTED
 from mailroom.schema import BY_CLOCK
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import run
+from spark_jobs import message_rows
 from spark_jobs.node import Node
-
-TEXT = (StringType(), pa.string())
-LONG = (LongType(), pa.int64())
-BYTES = (BinaryType(), pa.binary())
-TIME = (TimestampType(), pa.timestamp("us", "UTC"))
-MAP = (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string()))
-FIELDS: dict[str, tuple[DataType, pa.DataType]] = {
-    "key": TEXT, "clock": LONG, "sent_clock": LONG, "origin": TEXT, "message_id": TEXT, "topic": TEXT, "kind": TEXT,
-    "message_type": TEXT, "event_type": TEXT, "value": BYTES, "value_json": TEXT, "headers": MAP, "source": TEXT,
-    "sent_at": TIME, "expires_at": TIME, "delivered_at": TIME,
-}  # fmt: skip
-SCHEMA = StructType([StructField(name, kind) for name, (kind, _) in FIELDS.items()])
-ARROW = pa.schema([(name, kind) for name, (_, kind) in FIELDS.items()])
 
 IN_ONE = 50_000  # messages, where the number of ranges is not given
 FIRST_ROWS = 100  # that the first page looks at; each later one at twice as many as came before, at most
@@ -61,32 +37,23 @@ class Chosen:
     topic: str | None = None
 
 
-# Times in PostgreSQL's own form: made into datetimes one by one, they would be a third of the cost of a read.
-SELECTED = (
-    "key, clock, sent_clock, origin::text, message_id::text, topic, kind::text, message_type::text, event_type::text, "
-    "value, value_json::text, headers::text, source, pg_catalog.timestamptz_send(sent_at), "
-    "pg_catalog.timestamptz_send(expires_at), pg_catalog.timestamptz_send(delivered_at)"
-)
-COLUMNS = ("text", "bigint", "bigint", *("text",) * 6, "bytea", *("text",) * 3, *("bytea",) * 3)
-
 # Not as stored: JSON is compressed there, and a number such as 1e9999 has far more digits than bytes.
 SIZE = """(coalesce(octet_length(value), octet_length(value_json::text))
           + coalesce(octet_length(headers::text), 0))"""
 # `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
 # that of the index, which is read no further than the limit.
-PAGE = f"""
-SELECT {SELECTED} FROM (
-    SELECT *, coalesce(sum({SIZE}) OVER (
-               ORDER BY %s ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
-    FROM {{schema}}.inbox_{{inbox}}
-    WHERE %s AND (%%(topic)s::text IS NULL OR topic = %%(topic)s::text)
-    ORDER BY %s LIMIT %%(rows)s::bigint) AS i
-WHERE before < %%(bytes)s::bigint"""
+PAGE = """
+SELECT {selected} FROM (
+    SELECT *, coalesce(sum({size}) OVER (
+               ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+    FROM {schema}.inbox_{inbox}
+    WHERE {range} AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
+    ORDER BY {order} LIMIT %(rows)s::bigint) AS i
+WHERE before < %(bytes)s::bigint"""
 BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
-OF_ALL = Sql(PAGE % (BY_CLOCK, BY_RANGE, BY_CLOCK), columns=COLUMNS)
+OF_ALL = Sql(PAGE, columns=COLUMNS, selected=SELECTED, size=SIZE, order=BY_CLOCK, range=BY_RANGE)
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
-OF_KEY = Sql(PAGE % ("clock", BY_KEY, "clock"), columns=COLUMNS)
-
+OF_KEY = Sql(PAGE, columns=COLUMNS, selected=SELECTED, size=SIZE, order="clock", range=BY_KEY)
 
 WALKED = 20_000  # messages that are counted one by one
 SAMPLED_BYTES = 8 * 1024 * 1024
@@ -157,27 +124,12 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) ->
         above, looked_at = wanted.above, FIRST_ROWS
         while True:
             with connection.transaction():
-                rows = run(connection, paging(node.schema, inbox, above, wanted.upto, chosen, looked_at))
+                rows = run(
+                    connection,
+                    paging(node.schema, inbox, above, wanted.upto, chosen, looked_at),
+                    message_rows.RawCursor,
+                )
             if not rows:
                 return
             above, looked_at = max(row[1] for row in rows), min(2 * len(rows), PAGE_ROWS)
-            yield record_batch(rows)
-
-
-def record_batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Make an Arrow batch of rows of `SELECTED`."""
-    columns = zip(ARROW.types, zip(*rows, strict=True), strict=True)
-    return pa.record_batch([_column(kind, cells) for kind, cells in columns], schema=ARROW)
-
-
-POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01, from which timestamptz counts
-
-
-def _column(kind: pa.DataType, cells: Sequence[Any]) -> pa.Array:
-    if kind == MAP[1]:
-        return pa.array([None if cell is None else list(json.loads(cell).items()) for cell in cells], kind)
-    if kind == TIME[1]:
-        since = np.frombuffer(b"".join(cell or bytes(8) for cell in cells), ">i8").astype("int64")
-        nulls = np.fromiter((cell is None for cell in cells), bool, len(cells))
-        return pa.array(since + POSTGRES_EPOCH_US, kind, mask=nulls)
-    return pa.array(cells, kind)
+            yield pa.RecordBatch.from_arrays(message_rows.arrays(rows), schema=message_rows.COLUMNS)

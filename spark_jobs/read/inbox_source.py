@@ -15,11 +15,13 @@ from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
 from mailroom.schema import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
+from spark_jobs import message_rows
 from spark_jobs.node import Node
 from spark_jobs.options import demand_known
-from spark_jobs.read.inbox_rows import SCHEMA, Chosen, Range, batches, cutting
+from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting
 from spark_jobs.read.inbox_stream import InboxStreamReader
 
+SCHEMA = message_rows.ddl(message_rows.COLUMNS)
 OPTIONS = ("inbox", "numPartitions", *Node.OPTIONS)
 OF_LOOK = ("key", "topic", "clockAbove", "clockUpto")
 OF_STREAM = ("maxMessages",)
@@ -38,7 +40,7 @@ class InboxSource(DataSource):
         """Return what stands in `format(...)`."""
         return "inbox"
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         """Return the columns of a message. Raises `ConfigurationError` or `InvalidName` for the options."""
         demand_known(self.options, (*OPTIONS, *OF_LOOK, *OF_STREAM))
         _inbox(self.options)
@@ -90,7 +92,7 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int
 
 
 def _demand_ours(schema: StructType) -> None:
-    if schema.simpleString() != SCHEMA.simpleString():
+    if [f"{field.name} {field.dataType.simpleString()}" for field in schema] != SCHEMA.split(", "):
         raise ConfigurationError('The columns of format("inbox") are given: leave out .schema() and use select().')
 
 

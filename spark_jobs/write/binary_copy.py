@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 TRAILER = struct.pack("!h", -1)
 # PostgreSQL's days and timestamps count from 2000-01-01, Arrow's from 1970-01-01.
-EPOCH_DAYS = 10_957
-EPOCH_US = EPOCH_DAYS * 86_400_000_000
+YEAR_2000_DAYS = 10_957
+YEAR_2000_US = YEAR_2000_DAYS * 86_400_000_000
 # Types of one width: what Arrow's numbers are read as, what they become, and from where they count.
 NUMBERS = {
     "boolean": (pa.int8(), ">i1", 0),
@@ -21,9 +21,9 @@ NUMBERS = {
     "bigint": (pa.int64(), ">i8", 0),
     "real": (pa.float32(), ">f4", 0),
     "double precision": (pa.float64(), ">f8", 0),
-    "date": (pa.int32(), ">i4", EPOCH_DAYS),
-    "timestamp": (pa.int64(), ">i8", EPOCH_US),
-    "timestamptz": (pa.int64(), ">i8", EPOCH_US),
+    "date": (pa.int32(), ">i4", YEAR_2000_DAYS),
+    "timestamp": (pa.int64(), ">i8", YEAR_2000_US),
+    "timestamptz": (pa.int64(), ">i8", YEAR_2000_US),
 }
 JSONB_VERSION = b"\x01"
 # An array tells the type of its elements (pg_type.oid).

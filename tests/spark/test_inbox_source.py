@@ -17,8 +17,8 @@ from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from spark_jobs.node import Node as SparkNode
 from spark_jobs.read import inbox_rows
-from spark_jobs.read.inbox_rows import SCHEMA, Chosen, Range, batches, cutting, paging
-from spark_jobs.read.inbox_source import InboxReader
+from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting, paging
+from spark_jobs.read.inbox_source import SCHEMA, InboxReader
 from tests.support.node import Node
 
 if TYPE_CHECKING:
