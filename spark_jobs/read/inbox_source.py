@@ -12,14 +12,13 @@ from pyspark.sql.types import StructType
 from inbox.peek import finding
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
-from mailroom.schema import BY_CLOCK
-from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from spark_jobs import message_rows
 from spark_jobs.node import Node
 from spark_jobs.options import demand_known
 from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting
 from spark_jobs.read.inbox_stream import InboxStreamReader
+from spark_jobs.read.offsets import finding_ends
 
 SCHEMA = message_rows.ddl(message_rows.COLUMNS)
 OPTIONS = ("inbox", "numPartitions", *Node.OPTIONS)
@@ -96,26 +95,6 @@ def _demand_ours(schema: StructType) -> None:
         raise ConfigurationError('The columns of format("inbox") are given: leave out .schema() and use select().')
 
 
-# The lowest and the largest clock. Deliveries commit in the order of their clocks: whatever was delivered up to the
-# largest is visible with it, and all that comes later has a larger one.
-BOUNDS = Sql(
-    """
-SELECT (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
-       (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} DESC LIMIT 1)
-FROM {schema}.inbox_registry AS r WHERE name = '{inbox}'
-""",
-    columns=("bigint", "bigint"),
-    by_clock=BY_CLOCK,
-)
-
-
-def bounding(schema: str, inbox: str) -> Operation[tuple[int, int] | None]:
-    """Return the lowest and the largest clock of an inbox, None if it is empty; raises `UnknownInbox`."""
-    yield from finding(schema, inbox)
-    [(lowest, largest)] = yield BOUNDS.at(schema=schema, inbox=inbox)()
-    return None if largest is None else (lowest, largest)
-
-
 # Without pushFilters: up to 4.3 Spark keeps the filters that it has pushed with the DataFrame and applies them to its
 # next query too, which then lacks rows. Options are the DataFrame's own.
 class InboxReader(DataSourceReader):
@@ -136,16 +115,16 @@ class InboxReader(DataSourceReader):
         self._chosen = chosen
 
     def partitions(self) -> list[Range]:
-        """Freeze the clock and cut what is there into ranges; raises `UnknownInbox`."""
-        with self._node.connect(f"read {self._inbox}", autocommit=True) as connection:
-            bounds = run(connection, bounding(self._node.schema, self._inbox))
-            if bounds is None:
+        """Freeze the last clock and cut what is there into ranges. Raises `UnknownInbox`."""
+        # The messages of one key are few, and are found by the key.
+        number = self._number if self._chosen.key is None else 1
+        with self._node.connect(f"read {self._inbox}") as connection:
+            run(connection, finding(self._node.schema, self._inbox))
+            ends = run(connection, finding_ends(self._node.schema, self._inbox))
+            if ends is None:
                 return [NOTHING]
-            above, upto = max(bounds[0] - 1, self._above), min(bounds[1], self._upto)
-            # The messages of one key are few, and are found by the key.
-            number = self._number if self._chosen.key is None else 1
-            with connection.transaction():
-                return run(connection, cutting(self._node.schema, self._inbox, above, upto, number)) or [NOTHING]
+            above, upto = max(ends.first - 1, self._above), min(ends.last.clock, self._upto)
+            return run(connection, cutting(self._node.schema, self._inbox, above, upto, number)) or [NOTHING]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""

@@ -24,7 +24,6 @@ nothing is deleted unread rests on this:
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import wraps
 from time import sleep
 from typing import Any, Concatenate, ParamSpec, TypeAlias, cast
@@ -33,20 +32,16 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from inbox.claim import PIN
-from inbox.peek import finding
-from inbox.worker.wakeup import PARTITION_KEY
-from mailroom import clock, locks
 from mailroom.commit import ATTEMPTS, LONGEST_PAUSE_S
 from mailroom.errors import ConfigurationError, ConnectionFailed
-from mailroom.schema import BY_CLOCK
 from mailroom.session.backoff import pause_s
 from mailroom.session.pooler import PooledConnection
-from mailroom.sql.operation import Operation, Sql, T
+from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import is_lost, sqlstate
 from spark_jobs.node import Node
 from spark_jobs.read.inbox_rows import Range, batches, cutting
+from spark_jobs.read.offsets import Place, comparing, entering, finding_ends, finding_lowest, planning, reaping
 
 try:
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -57,219 +52,7 @@ log = logging.getLogger("mailroom.spark")
 
 P = ParamSpec("P")
 
-REAPED_ROWS = 10_000  # in one transaction
-PATIENCE_MS = 30_000  # for the lock: so long may the server take to notice that the session of before is gone
-
 Offset = dict[str, Any]
-
-
-# Held as long as the driver's session: two streams would each have a part of the messages.
-LOCK = (
-    Sql("SELECT set_config('lock_timeout', '{patience}ms', true)", columns=("text",)),
-    Sql(
-        "SELECT pg_advisory_lock({stream_lock}, {partition_key}) IS NULL",
-        columns=("boolean",),
-        stream_lock=locks.STREAM,
-        partition_key=PARTITION_KEY,
-    ),
-)
-HISTORY = Sql("SELECT pg_catalog.concat(id, '/', incarnation) FROM {schema}.node", columns=("text",))
-
-
-def entering(schema: str, inbox: str, above: int, first: int | None) -> Operation[str]:
-    """Take the inbox for this session, and return what its clocks are of: they mean nothing in another history.
-
-    Raises `ConfigurationError` if `first`, the clock of the first message above another, is that no more.
-    """
-    yield from finding(schema, inbox)
-    for statement in LOCK:
-        yield statement.at(schema=schema, inbox=inbox, patience=str(PATIENCE_MS))()
-    if first is not None and (yield from finding_lowest(schema, inbox, above)) != first:
-        raise ConfigurationError(
-            f"Another consumer took messages of inbox {inbox!r} while the stream's connection was lost, and the batch "
-            "under way may lack them. Stop it; then name another checkpointLocation, which has the stream read all "
-            "that is in the inbox, also what it may have read before."
-        )
-    [(history,)] = yield HISTORY.at(schema=schema)()
-    return f"{inbox}@{history}"
-
-
-# The n-th message after the start, else the last one. All that was delivered up to there is visible, so none of it is
-# missed, but for what is parked: its clocks would have been passed by the time it is replayed.
-# A worker that has nothing to do holds "asleep"; deliveries try for the same lock in another mode.
-PLAN = Sql(
-    """
-WITH nth AS MATERIALIZED (
-    SELECT clock, message_id FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} > %(start)s::bigint AND %(number)s::bigint IS NOT NULL
-    ORDER BY {by_clock} OFFSET %(number)s::bigint - 1 LIMIT 1),
-last AS MATERIALIZED (
-    SELECT clock, message_id FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} > %(start)s::bigint AND NOT EXISTS (SELECT FROM nth)
-    ORDER BY {by_clock} DESC LIMIT 1)
-SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
-       coalesce((SELECT message_id FROM nth), (SELECT message_id FROM last))::text,
-       EXISTS (SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' AND retry_at = 'infinity'),
-       EXISTS (SELECT FROM {schema}.parked WHERE inbox = '{inbox}' AND clock <= %(start)s::bigint),
-       EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
-               AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-               AND classid = {asleep_lock}::oid AND objid::bigint = {partition_key}::bigint & 4294967295)
-""",
-    columns=("bigint", "text", "boolean", "boolean", "boolean"),
-    by_clock=BY_CLOCK,
-    asleep_lock=locks.ASLEEP,
-    partition_key=PARTITION_KEY,
-)
-
-# A delivery commits asynchronously. What a crash of the server undoes is delivered again, with other clocks; so nothing
-# is given out before it is durable: this commit waits until the log is on disk, with all commits that were visible.
-DURABLE = (
-    Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",)),
-    Sql("SELECT pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", columns=("boolean",)),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a batch ends: the clock of its last message, and that message's id; 0 and None before the first one."""
-
-    clock: int = 0
-    message_id: str | None = None
-
-
-def finding_last(schema: str, inbox: str) -> Operation[Place]:
-    """Return where the inbox ends now."""
-    yield PIN.at()()
-    [(clock, message_id, *_)] = yield PLAN.at(schema=schema, inbox=inbox)(start=0, number=None)
-    return Place() if clock is None else Place(int(clock), message_id)
-
-
-def planning(schema: str, inbox: str, start: int, number: int | None) -> Operation[Place | None]:
-    """Return where a batch of `number` messages (None: all) ends that begins above `start`; None if there is none."""
-    yield PIN.at()()
-    [(end, message_id, parked, passed, workers)] = yield PLAN.at(schema=schema, inbox=inbox)(start=start, number=number)
-    if passed:
-        raise ConfigurationError(
-            f"Messages of inbox {inbox!r} are parked which the stream has passed, and it may not have read them. Stop "
-            f"it, and discard them (mailroom parked list {inbox}); or replay them, and start it with another "
-            "checkpointLocation, which has it read again all that is in the inbox."
-        )
-    if parked:
-        raise ConfigurationError(
-            f"Keys of inbox {inbox!r} are parked, and a stream would pass them by for ever. Stop it, replay or discard "
-            f"them (mailroom parked list {inbox}), and start it again."
-        )
-    if workers:
-        raise ConfigurationError(
-            f"A worker reads inbox {inbox!r}, and a stream must have it alone. Stop the worker, or make an inbox for "
-            "the stream that subscribes to the same topics (mailroom inbox create)."
-        )
-    if end is None:
-        return None
-    for statement in DURABLE:
-        yield statement.at()()
-    return Place(int(end), message_id)
-
-
-LEFT = Sql(
-    """
-SELECT last.clock, last.message_id::text, extract(epoch FROM clock_timestamp() - first.delivered_at)::float8
-FROM (SELECT delivered_at FROM {schema}.inbox_{inbox} WHERE {by_clock} > %(above)s::bigint
-      ORDER BY {by_clock} LIMIT 1) AS first,
-     (SELECT clock, message_id FROM {schema}.inbox_{inbox} WHERE {by_clock} > %(above)s::bigint
-      ORDER BY {by_clock} DESC LIMIT 1) AS last
-""",
-    columns=("bigint", "text", "float8"),
-    by_clock=BY_CLOCK,
-)
-
-
-def finding_left(schema: str, inbox: str, above: Place) -> Operation[tuple[Place, float]]:
-    """Return where the inbox ends, and how many seconds ago the first message above a place was delivered."""
-    yield PIN.at()()
-    for last, message_id, waiting_s in (yield LEFT.at(schema=schema, inbox=inbox)(above=above.clock)):
-        return Place(int(last), message_id), max(0.0, waiting_s)
-    return above, 0.0
-
-
-# After the dispatch lock: a clock given out by a delivery that has yet to commit is one whose messages are not seen.
-COMPARE = Sql(
-    """
-SELECT (SELECT last_value FROM {schema}.clock) >= %(clock)s::bigint,
-       EXISTS (SELECT FROM {schema}.inbox_{inbox}
-               WHERE {by_clock} > (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
-                 AND {by_clock} <= %(clock)s::bigint),
-       EXISTS (SELECT FROM {schema}.inbox_{inbox}
-               WHERE {by_clock} = %(clock)s::bigint AND message_id = %(message_id)s::uuid)
-""",
-    columns=("boolean", "boolean", "boolean"),
-    by_clock=BY_CLOCK,
-)
-
-
-def comparing(schema: str, inbox: str, place: Place) -> Operation[None]:
-    """Raise `ConfigurationError` if the checkpoint is of a time that this database lacks.
-
-    Either its clock has yet to be given out here. Or it has been given to another message: what was read up to there is
-    deleted in clock order, so as long as anything is left of it, its last message is. After this, no message can turn
-    up at that clock or below.
-    """
-    yield PIN.at()()
-    yield clock.LOCK.at(schema=schema)()
-    compared = yield COMPARE.at(schema=schema, inbox=inbox)(clock=place.clock, message_id=place.message_id)
-    [(given_out, is_left, is_last)] = compared
-    if not given_out or (is_left and not is_last):
-        raise ConfigurationError(
-            f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has not what it had up to "
-            "there: the database was restored to an earlier time, or another consumer took messages of the stream. "
-            "Name another checkpointLocation; the stream then reads all that is in the inbox, also what it may have "
-            "read before."
-        )
-
-
-LOWEST = Sql(
-    "SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > %(above)s::bigint ORDER BY {by_clock} LIMIT 1",
-    columns=("bigint",),
-    by_clock=BY_CLOCK,
-)
-
-
-def finding_lowest(schema: str, inbox: str, above: int) -> Operation[int | None]:
-    """Return the clock of the first message above a clock."""
-    yield PIN.at()()
-    rows = yield LOWEST.at(schema=schema, inbox=inbox)(above=above)
-    return rows[0][0] if rows else None
-
-
-REAP = Sql(
-    """
-WITH doomed AS MATERIALIZED (
-    SELECT clock FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} > greatest(%(above)s::bigint,
-                                (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'))
-      AND {by_clock} <= %(upto)s::bigint
-    ORDER BY {by_clock} LIMIT {reaped_rows}),
-gone AS (
-    DELETE FROM {schema}.inbox_{inbox}
-    WHERE {by_clock} >= (SELECT min(clock) FROM doomed) AND {by_clock} <= (SELECT max(clock) FROM doomed))
-SELECT max(clock) FROM doomed
-""",
-    columns=("bigint",),
-    by_clock=BY_CLOCK,
-    reaped_rows=REAPED_ROWS,
-)
-
-
-def reaping(schema: str, inbox: str, above: int, upto: int) -> Operation[int | None]:
-    """Delete the first messages above a clock and up to another; returns the last one's clock, None if there is none.
-
-    What somebody else has locked is waited for: it has been read, whatever he does.
-    """
-    yield PIN.at()()
-    [(reached,)] = yield REAP.at(schema=schema, inbox=inbox)(above=above, upto=upto)
-    return None if reached is None else int(reached)
-
-
 Method: TypeAlias = "Callable[Concatenate[InboxStreamReader, P], T]"
 
 
@@ -328,7 +111,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @_resumed
     def prepareForTriggerAvailableNow(self) -> None:
         """Stop at what there is now."""
-        self._target = self._run(finding_last)
+        ends = self._run(finding_ends)
+        self._target = ends.last if ends else Place()
 
     @_resumed
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
@@ -352,7 +136,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first of them was delivered.
         """
         reached = self._reached or Place()
-        end, waiting_s = self._run(finding_left, reached)
+        ends = self._run(finding_ends, reached.clock)
+        end, waiting_s = (ends.last, ends.waiting_s) if ends else (reached, 0.0)
         lag = {"lag_clocks": end.clock - reached.clock, "lag_s": waiting_s}
         return {"inbox": self._identity, "clock": end.clock, "message_id": end.message_id, **lag}
 

@@ -19,7 +19,7 @@ from mailroom.session.pooler import PooledConnection
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from spark_jobs.node import Node as SparkNode
-from spark_jobs.read import inbox_stream
+from spark_jobs.read import inbox_stream, offsets
 from spark_jobs.read.inbox_stream import InboxStreamReader
 from tests.support.node import Node, failing
 from tests.support.proxy import proxied
@@ -246,8 +246,8 @@ def test_nothing_is_given_out_before_it_is_durable(reader: InboxStreamReader, no
 def test_commit_reaps_what_was_read_and_no_more(
     reader: InboxStreamReader, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reap = inbox_stream.REAP.template.replace(str(inbox_stream.REAPED_ROWS), "3")
-    monkeypatch.setattr(inbox_stream, "REAP", Sql(reap, inbox_stream.REAP.columns))
+    reap = offsets.REAP.template.replace(str(offsets.REAPED_ROWS), "3")
+    monkeypatch.setattr(offsets, "REAP", Sql(reap, offsets.REAP.columns))
     send(node, *range(25))
     end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
     for _ in range(2):
@@ -276,7 +276,7 @@ def test_a_second_stream_is_refused(
     reader.initialOffset()
     second = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
     with monkeypatch.context() as impatient:
-        impatient.setattr(inbox_stream, "PATIENCE_MS", 10)
+        impatient.setattr(offsets, "PATIENCE_MS", 10)
         with pytest.raises(ConfigurationError, match="Another stream reads inbox 'shipping'"):
             second.initialOffset()
     other = InboxStreamReader(SparkNode(dsn=spark_dsn), "other", None, 10)
@@ -415,7 +415,7 @@ def test_another_stream_that_came_meanwhile_ends_it(
     node.end_sessions(NAME)
     other = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
     other.initialOffset()
-    monkeypatch.setattr(inbox_stream, "PATIENCE_MS", 10)
+    monkeypatch.setattr(offsets, "PATIENCE_MS", 10)
     with pytest.raises(ConfigurationError, match="Another stream reads inbox 'shipping'"):
         reader.latestOffset(start, ReadMaxRows(10))
     other.stop()
