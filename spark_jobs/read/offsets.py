@@ -96,7 +96,7 @@ def finding_ends(schema: str, inbox: str, above: int = 0) -> Operation[Ends | No
 def finding_lowest(schema: str, inbox: str, above: int) -> Operation[int | None]:
     """Return the clock of the first message above a clock."""
     ends = yield from finding_ends(schema, inbox, above)
-    return ends and ends.first
+    return ends.first if ends else None
 
 
 # The n-th message after the start, else the last one. All that was delivered up to there is visible, so none of it is

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jobs.write.byte_arrays import constant, cut, data, joined, of_numbers, offsets, starts
+
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 TRAILER = struct.pack("!h", -1)
 # PostgreSQL's days and timestamps count from 2000-01-01, Arrow's from 1970-01-01.
@@ -38,31 +40,30 @@ def fields(arrays: Sequence[pa.Array], kinds: Sequence[str]) -> pa.LargeBinaryAr
     pieces: list[Any] = []
     for array, kind in zip(arrays, kinds, strict=True):
         pieces += _field(array, kind)
-    return _joined(*pieces)
+    return joined(*pieces)
 
 
 def rows(columns: int, *parts: pa.LargeBinaryArray) -> memoryview:
     """Return rows of so many columns as COPY wants them: each is its `fields`, part by part."""
-    joined = _joined(struct.pack("!h", columns), *parts)
-    data, offsets = _data(joined)
-    return data[: int(offsets[-1])]
+    found = joined(struct.pack("!h", columns), *parts)
+    return memoryview(data(found))[: int(offsets(found)[-1])]
 
 
 def _field(array: pa.Array, kind: str) -> list[pa.Array]:
     """Return for each row the length of its field, -1 for a null, and then the field's bytes."""
     if kind.endswith("[]"):
-        data = _arrays(array, kind.removesuffix("[]"))
+        raw = _arrays(array, kind.removesuffix("[]"))
     elif kind in NUMBERS:
-        data = _numbers(array, kind)
+        raw = _numbers(array, kind)
     elif kind == "jsonb":
-        data = _joined(JSONB_VERSION, pc.fill_null(pc.cast(array, pa.large_binary()), b""))
+        raw = joined(JSONB_VERSION, pc.fill_null(pc.cast(array, pa.large_binary()), b""))
     else:
-        data = pc.fill_null(pc.cast(array, pa.large_binary()), b"")
+        raw = pc.fill_null(pc.cast(array, pa.large_binary()), b"")
     if array.null_count:
         valid = array.is_valid()
-        lengths = pc.if_else(valid, pc.binary_length(data), -1)
-        return [_lengths(lengths), pc.if_else(valid, data, pa.scalar(b"", pa.large_binary()))]
-    return [_lengths(pc.binary_length(data)), data]
+        lengths = pc.if_else(valid, pc.binary_length(raw), -1)
+        return [_lengths(lengths), pc.if_else(valid, raw, constant(b""))]
+    return [_lengths(pc.binary_length(raw)), raw]
 
 
 def _numbers(array: pa.Array, kind: str) -> pa.Array:
@@ -71,7 +72,7 @@ def _numbers(array: pa.Array, kind: str) -> pa.Array:
     if epoch:
         # What lies that far back would come out as a time to come: PostgreSQL refuses what it becomes here.
         numbers = np.maximum(numbers, np.iinfo(numbers.dtype).min + epoch + 1) - epoch
-    return _of_one_width(numbers.astype(wire))
+    return of_numbers(numbers.astype(wire))
 
 
 def _arrays(array: pa.Array, kind: str) -> pa.Array:
@@ -80,30 +81,9 @@ def _arrays(array: pa.Array, kind: str) -> pa.Array:
     heads = np.zeros(len(array), [(name, ">i4") for name in ("dimensions", "nulls", "type", "length", "from")])
     heads["dimensions"], heads["nulls"], heads["type"], heads["length"], heads["from"] = 1, 1, OIDS[kind], lengths, 1
     # The elements of a list stand one behind the other already: only the offsets are new.
-    data, offsets = _data(_joined(*_field(array.flatten(), kind)))
-    starts = offsets[np.concatenate(([0], np.cumsum(lengths)))]
-    elements = pa.Array.from_buffers(pa.large_binary(), len(array), [None, pa.py_buffer(starts), pa.py_buffer(data)])
-    return _joined(_of_one_width(heads), elements)
+    elements = joined(*_field(array.flatten(), kind))
+    return joined(of_numbers(heads), cut(data(elements), offsets(elements)[starts(lengths)]))
 
 
 def _lengths(lengths: pa.Array) -> pa.Array:
-    return _of_one_width(lengths.to_numpy().astype(">i4"))
-
-
-def _of_one_width(numbers: Any) -> pa.Array:
-    """Return the bytes of each number."""
-    offsets = np.arange(len(numbers) + 1, dtype=np.int64) * numbers.itemsize
-    return pa.Array.from_buffers(
-        pa.large_binary(), len(numbers), [None, pa.py_buffer(offsets), pa.py_buffer(numbers.tobytes())]
-    )
-
-
-def _joined(*pieces: Any) -> pa.LargeBinaryArray:
-    scalars = [pa.scalar(piece, pa.large_binary()) if isinstance(piece, bytes) else piece for piece in pieces]
-    return pc.binary_join_element_wise(*scalars, pa.scalar(b"", pa.large_binary()))
-
-
-def _data(rows: pa.LargeBinaryArray) -> tuple[memoryview, Any]:
-    """Return the bytes of all rows and where each begins; the array is one of ours, which begins at its beginning."""
-    _, offsets, data = rows.buffers()
-    return memoryview(data or b""), np.frombuffer(offsets, np.int64)[: len(rows) + 1]
+    return of_numbers(lengths.to_numpy().astype(">i4"))

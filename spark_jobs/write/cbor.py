@@ -12,6 +12,7 @@ from mailroom.codec import MAX_ITEMS, decode
 from mailroom.errors import DecodeError
 from mailroom.names import MAX_VALUE_BYTES
 from spark_jobs.write import cbor_leaves as leaves
+from spark_jobs.write.byte_arrays import constant, cut, data, joined, offsets, starts
 from spark_jobs.write.cbor_types import check_type, refused
 
 NULL, TRUE, FALSE = b"\xf6", b"\xf5", b"\xf4"
@@ -42,7 +43,7 @@ def _items(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray
     if types.is_null(kind):
         return pa.nulls(len(array), pa.large_binary())
     if types.is_boolean(kind):
-        return pc.if_else(array, _constant(TRUE), _constant(FALSE))
+        return pc.if_else(array, constant(TRUE), constant(FALSE))
     if types.is_string(kind) or types.is_large_string(kind):
         return _texts(array, path)
     if types.is_binary(kind) or types.is_large_binary(kind):
@@ -73,23 +74,22 @@ def _structs(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArr
     fields = list(array.type)
     head = leaves.head(leaves.MAP, len(fields))
     if not fields:
-        return pc.if_else(array.is_valid(), _constant(head), pa.scalar(None, pa.large_binary()))
+        return pc.if_else(array.is_valid(), constant(head), pa.scalar(None, pa.large_binary()))
     pieces = []
     # flatten() makes the fields of a null struct null: what stands behind them is nobody's value, and not checked.
     for field, column in zip(fields, array.flatten(), strict=True):
         name = field.name.encode()
-        named = _constant(head + leaves.head(leaves.TEXT, len(name)) + name)
+        named = head + leaves.head(leaves.TEXT, len(name)) + name
         pieces += [named, _items(column, f"{path}.{field.name}", nan_as_null)]
         head = b""
-    joined = pc.binary_join_element_wise(*pieces, _constant(b""), null_handling="replace", null_replacement=NULL)
-    return _masked(joined, array)
+    return _masked(joined(*pieces, null=NULL), array)
 
 
 def _lists(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray:
     # Not array.flatten() and list_value_length(), which maps do not have.
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    lengths = np.diff(offsets)
-    window = slice(int(offsets[0]), int(offsets[-1]))
+    of_items = array.offsets.to_numpy().astype(np.int64)
+    lengths = np.diff(of_items)
+    window = slice(int(of_items[0]), int(of_items[-1]))
     behind_null = None
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
@@ -106,20 +106,14 @@ def _lists(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray
         keys = flat(array.keys)
         _check_keys(keys, lengths, path)
         major = leaves.MAP
-        items = pc.binary_join_element_wise(
-            _items(keys, f"a key of {path}", nan_as_null),
-            _items(flat(array.items), f"{path}[]", nan_as_null),
-            _constant(b""),
-            null_handling="replace",
-            null_replacement=NULL,
-        )
+        values = _items(flat(array.items), f"{path}[]", nan_as_null)
+        items = joined(_items(keys, f"a key of {path}", nan_as_null), values, null=NULL)
     else:
         major = leaves.LIST
         items = _without_nulls(_items(flat(array.values), f"{path}[]", nan_as_null))
-    starts = np.concatenate(([0], np.cumsum(lengths)))
     # The items of a list stand one behind the other already: only the offsets are new.
-    joined = leaves.binary(_data(items), _offsets(items)[starts])
-    return _masked(_joined(leaves.heads(major, lengths.astype(np.uint64)), joined), array)
+    lists = cut(data(items), offsets(items)[starts(lengths)])
+    return _masked(joined(leaves.heads(major, lengths.astype(np.uint64)), lists), array)
 
 
 def _texts(array: pa.Array, path: str) -> pa.LargeBinaryArray:
@@ -133,7 +127,7 @@ def _texts(array: pa.Array, path: str) -> pa.LargeBinaryArray:
 
 
 def _with_lengths(major: int, texts: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    return _joined(leaves.heads(major, _numbers(pc.binary_length(texts), np.uint64)), texts)
+    return joined(leaves.heads(major, _numbers(pc.binary_length(texts), np.uint64)), texts)
 
 
 def _decimals(array: pa.Array) -> pa.LargeBinaryArray:
@@ -170,7 +164,7 @@ def _check_keys(keys: pa.Array, lengths: npt.NDArray[np.int64], path: str) -> No
 
 
 def _check_sizes(items: pa.LargeBinaryArray, path: str) -> None:
-    sizes = np.diff(_offsets(items))
+    sizes = np.diff(offsets(items))
     largest = int(sizes.max(initial=0))
     if largest > MAX_VALUE_BYTES:
         raise refused(
@@ -203,25 +197,8 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
 
 def _masked(items: pa.LargeBinaryArray, array: pa.Array) -> pa.LargeBinaryArray:
     """Make null what is null in `array`."""
-    return leaves.binary(_data(items), _offsets(items), _validity(array)) if array.null_count else items
+    return cut(data(items), offsets(items), _validity(array)) if array.null_count else items
 
 
 def _without_nulls(items: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    return items.fill_null(_constant(NULL)) if items.null_count else items
-
-
-def _joined(left: pa.LargeBinaryArray, right: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    return pc.binary_join_element_wise(left, right, _constant(b""))
-
-
-def _offsets(items: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    offsets = np.frombuffer(items.buffers()[1], np.int64)
-    return offsets[items.offset : items.offset + len(items) + 1]
-
-
-def _data(items: pa.LargeBinaryArray) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(items.buffers()[2] or b"", np.uint8)
-
-
-def _constant(raw: bytes) -> pa.Scalar:
-    return pa.scalar(raw, pa.large_binary())
+    return items.fill_null(constant(NULL)) if items.null_count else items

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Bytes = npt.NDArray[np.uint8]
+from spark_jobs.write.byte_arrays import Bytes, of_rows
 
 UNSIGNED, NEGATIVE, BYTES, TEXT, LIST, MAP, TAG = (major << 5 for major in range(7))
 
@@ -23,12 +23,6 @@ _SHORT_HEAD, _LONG_HEAD = b"\xc0\x74", b"\xc0\x78\x1b"  # tag 0, text of 20 or 2
 DAY_US = 86_400_000_000
 # Of the years 1 to 9999, in days since 1970: the first, and the first one after.
 _FIRST_DAY, _DAY_AFTER = -719_162, 2_932_897
-
-
-def binary(data: Bytes, offsets: npt.NDArray[np.int64], validity: pa.Buffer | None = None) -> pa.LargeBinaryArray:
-    """Return the array whose rows are the pieces of `data` between the offsets."""
-    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
 def heads(
@@ -51,7 +45,7 @@ def heads(
         # Moved up, so that the bytes that count are the first ones whatever their number.
         moved = arguments << (np.uint64(64) - np.uint64(8) * np.maximum(following, 1))
         rows[:, begin:] = moved.astype(">u8").view(np.uint8).reshape(-1, 8)[:, :widest]
-    return _rows(rows, begin + following.astype(np.int64), validity)
+    return of_rows(rows, begin + following.astype(np.int64), validity)
 
 
 def head(major: int, argument: int) -> bytes:
@@ -73,11 +67,11 @@ def floats(numbers: npt.NDArray[np.float64], validity: pa.Buffer | None) -> pa.L
     rows[:, 1:] = numbers.astype(">f8").view(np.uint8).reshape(-1, 8)
     infinite = np.isinf(numbers)
     if not infinite.any():
-        return _equal_rows(rows, validity)
+        return of_rows(rows, validity=validity)
     rows[infinite, :2] = 0xF9, 0x7C
     rows[:, 1] |= (infinite & (numbers < 0)).astype(np.uint8) << 7
     rows[infinite, 2] = 0
-    return _rows(rows, np.where(infinite, 3, 9), validity)
+    return of_rows(rows, np.where(infinite, 3, 9), validity)
 
 
 def decimals(
@@ -107,7 +101,7 @@ def long_decimals(
     moved = np.where(up == 0, high, high << up | low >> np.uint64(64) - np.maximum(up, 1)), low << up
     for nth, half in enumerate(moved):
         rows[:, begin + 8 * nth : begin + 8 * nth + 8] = half.astype(">u8").view(np.uint8).reshape(-1, 8)
-    return _rows(rows, begin + 8 + in_high.astype(np.int64), validity)
+    return of_rows(rows, begin + 8 + in_high.astype(np.int64), validity)
 
 
 def _before_digits(scale: int) -> bytes:
@@ -132,7 +126,7 @@ def dates(days: npt.NDArray[np.int64], validity: pa.Buffer | None) -> pa.LargeBi
     rows = np.empty((len(days), 14), np.uint8)
     rows[:, :4] = np.frombuffer(_DATE_HEAD, np.uint8)
     _write_date(rows[:, 4:], days)
-    return _equal_rows(rows, validity)
+    return of_rows(rows, validity=validity)
 
 
 def timestamps(microseconds: npt.NDArray[np.int64], validity: pa.Buffer | None) -> pa.LargeBinaryArray:
@@ -156,18 +150,18 @@ def timestamps(microseconds: npt.NDArray[np.int64], validity: pa.Buffer | None) 
     _write_pair(text[:, 17:], seconds % 60)
     text[:, -1] = ord("Z")
     if head is _SHORT_HEAD:
-        return _equal_rows(rows, validity)
+        return of_rows(rows, validity=validity)
     text[:, 19] = ord(".")
     _write_pair(text[:, 20:], fraction // 10_000)
     _write_pair(text[:, 22:], fraction // 100 % 100)
     _write_pair(text[:, 24:], fraction % 100)
     if has_fraction.all():
-        return _equal_rows(rows, validity)
+        return of_rows(rows, validity=validity)
     # Rows without a fraction are written as the codec does: the same instant always gives the same bytes.
     rows[~has_fraction, 1] = _SHORT_HEAD[1]
     rows[~has_fraction, 2:21] = rows[~has_fraction, 3:22]
     rows[~has_fraction, 21] = ord("Z")
-    return _rows(rows, np.where(has_fraction, 30, 22), validity)
+    return of_rows(rows, np.where(has_fraction, 30, 22), validity)
 
 
 def _write_date(text: Bytes, days: npt.NDArray[np.int64]) -> None:
@@ -184,18 +178,3 @@ def _write_date(text: Bytes, days: npt.NDArray[np.int64]) -> None:
 
 def _write_pair(text: Bytes, number: npt.NDArray[np.int64]) -> None:
     text[:, :2] = _DIGITS[number].view(np.uint8).reshape(-1, 2)
-
-
-def _equal_rows(rows: Bytes, validity: pa.Buffer | None) -> pa.LargeBinaryArray:
-    count, width = rows.shape
-    return binary(rows.reshape(-1), np.arange(count + 1, dtype=np.int64) * width, validity)
-
-
-def _rows(rows: Bytes, lengths: npt.NDArray[np.int64], validity: pa.Buffer | None) -> pa.LargeBinaryArray:
-    """The first so many bytes of each row."""
-    width = rows.shape[1]
-    if (lengths == width).all():
-        return _equal_rows(rows, validity)
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return binary(rows[np.arange(width) < lengths[:, None]], offsets, validity)

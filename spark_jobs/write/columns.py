@@ -20,6 +20,7 @@ from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown, topic_n
 from outbox.outgoing import EARLIEST, LATEST, headers_json
 from spark_jobs.write import binary_copy
 from spark_jobs.write.business import BusinessColumn
+from spark_jobs.write.byte_arrays import of_rows
 from spark_jobs.write.cbor import encoded
 from spark_jobs.write.cbor_types import check_spark_type
 from spark_jobs.write.checks import demand, without_nul
@@ -211,8 +212,7 @@ def _fresh_ids(count: int) -> pa.Array:
     ids = np.frombuffer(os.urandom(16 * count), np.uint8).reshape(count, 16).copy()
     ids[:, 6] = ids[:, 6] & 0x0F | 0x40
     ids[:, 8] = ids[:, 8] & 0x3F | 0x80
-    offsets = np.arange(0, 16 * count + 1, 16, dtype=np.int64)
-    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(ids.tobytes())])
+    return of_rows(ids)
 
 
 def _check_field(column: Column, kind: spark.DataType) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jobs.write.byte_arrays import joined
+
 SUMS = 3  # of 64 bits each
 SENT_BYTES = 8
 
@@ -54,9 +56,8 @@ class Content:
 
 
 def _told(topic: "pa.Array | str", key: "pa.Array | str", value: pa.Array) -> pa.Array:
-    bytes_of = [pa.scalar(x.encode(), pa.large_binary()) if isinstance(x, str) else pc.cast(x, pa.large_binary())
-                for x in (topic, key, value)]  # fmt: skip
-    return pc.binary_join_element_wise(*bytes_of, pa.scalar(SEPARATOR, pa.large_binary()))
+    columns = [x.encode() if isinstance(x, str) else pc.cast(x, pa.large_binary()) for x in (topic, key, value)]
+    return joined(columns[0], SEPARATOR, columns[1], SEPARATOR, columns[2])
 
 
 def _sum(hashes: bytes) -> bytes:
