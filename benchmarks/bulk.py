@@ -93,10 +93,10 @@ def beside(dsn: str, messages: int, *, chunks: bool) -> Run:
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
     from spark_jobs.node import Node as SparkNode
-    from spark_jobs.write.columns import Shape
     from spark_jobs.write.commit import commit
     from spark_jobs.write.finishing import PACE, Pace
     from spark_jobs.write.ledger import Batch
+    from spark_jobs.write.shape import Shape
 
     shape = Shape.of(
         StructType([StructField("key", StringType()), StructField("value", BinaryType())]), {"topic": BULK}

@@ -1,7 +1,7 @@
 """Which node a Spark job means: found again in each process of the cluster, and never a password in an option."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from psycopg import conninfo
 
 from mailroom import schema, settings
 from mailroom.errors import ConfigurationError
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.names import DEFAULT_SCHEMA, schema_name, shown
 from mailroom.session.pooler import PooledConnection
 
 # A statement takes as long as its data is large, and a session of a stream idles as long as nothing comes, whatever the
@@ -98,3 +98,12 @@ def without_password(dsn: str) -> str:
             "the whole connection string: option dsnVariable."
         )
     return text
+
+
+def demand_known(options: Mapping[str, str], known: Iterable[str]) -> None:
+    """Raise `ConfigurationError` for an option that is none of `known`: a misspelt one would do nothing, silently."""
+    names = tuple(known)
+    lowered = {name.lower() for name in names}
+    for name in options:
+        if name.lower() not in lowered:
+            raise ConfigurationError(f"There is no option {shown(name)}; there are {', '.join(names)}.")

@@ -14,8 +14,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
 from mailroom.sql.runner import run
 from spark_jobs import message_rows
-from spark_jobs.node import Node
-from spark_jobs.options import demand_known
+from spark_jobs.node import Node, demand_known
 from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting
 from spark_jobs.read.inbox_stream import InboxStreamReader
 from spark_jobs.read.offsets import finding_ends

@@ -19,10 +19,10 @@ from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving, table
 from spark_jobs.node import AS_THE_ROLE, SESSION, Node
-from spark_jobs.write.columns import Shape
 from spark_jobs.write.content import Content
 from spark_jobs.write.finishing import PACE, Pace, described, finish
 from spark_jobs.write.ledger import Batch, comparing, entering, is_known, owning
+from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, sweep_afterwards
 from spark_jobs.write.user_sql import Staging, UserSql, hiding, showing
 

@@ -20,13 +20,13 @@ import pyarrow as pa
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.names import DEFAULT_SCHEMA
 from spark_jobs.node import Node
-from spark_jobs.options import is_compared, is_nan_null
-from spark_jobs.write.columns import Shape
 from spark_jobs.write.commit import Sent, commit
 from spark_jobs.write.content import Content
 from spark_jobs.write.ledger import JOB, Batch
+from spark_jobs.write.options import WriteOptions
+from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, abandon, stage
-from spark_jobs.write.user_sql import Transact, UserSql
+from spark_jobs.write.user_sql import Transact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,34 +77,17 @@ class OutboxSink:
         on_known_batch: str = "compare",
         on_nan: str = "refuse",
     ) -> None:
-        if stream is not None:
-            Batch(stream)
-        elif continues_query is not None:
-            raise ConfigurationError("Name the stream too: continues_query says whose stream of that name goes on.")
-        given = {"topic": topic, "kind": kind, "message_type": message_type, "event_type": event_type}
-        options = {"dsn": dsn, "dsnVariable": dsn_variable, "schema": schema}
+        given = {
+            "streamName": stream, "topic": topic, "kind": kind, "messageType": message_type, "eventType": event_type,
+            "dsn": dsn, "dsnVariable": dsn_variable, "schema": schema, "continuesQuery": continues_query,
+            "onKnownBatch": on_known_batch, "onNaN": on_nan,
+        }  # fmt: skip
         self._stream = stream
-        self._continues = continues_query
-        self._compared = is_compared(on_known_batch)
-        self._nan_as_null = is_nan_null(on_nan)
-        self._for_all_rows = {name: text for name, text in given.items() if text is not None}
-        self._node = Node.of({name: text for name, text in options.items() if text is not None})
-        self._user_sql = UserSql.of(commit_sql, transact)
+        options = {name: text for name, text in given.items() if text is not None}
+        self._options = WriteOptions.of(options, commit_sql, transact)
 
     def __call__(self, frame: "DataFrame", batch_id: int = JOB) -> Sent:
         """Send a micro-batch, unless the ledger has it, called by Spark in the driver; or a DataFrame, all of it."""
-        batch = self._batch(frame, batch_id)
-        business = self._user_sql is not None
-        shape = Shape.of(frame.schema, self._for_all_rows, business=business, nan_as_null=self._nan_as_null)
-        try:
-            # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
-            staged = _staged(frame, self._node, batch, shape)
-            return commit(self._node, batch, shape, staged, self._user_sql)
-        except BaseException:
-            _abandon(self._node, batch)
-            raise
-
-    def _batch(self, frame: "DataFrame", number: int) -> Batch:
         query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         name = self._stream or query
         if name is None:
@@ -112,7 +95,15 @@ class OutboxSink:
                 "No streaming query runs this in this thread: give it to writeStream.foreachBatch, whose thread alone "
                 "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream."
             )
-        return Batch(name, number, query, self._continues, self._compared)
+        node, batch = self._options.node, self._options.batch(name, batch_id, query)
+        shape = self._options.shape(frame.schema)
+        try:
+            # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
+            staged = _staged(frame, node, batch, shape)
+            return commit(node, batch, shape, staged, self._options.user_sql)
+        except BaseException:
+            _abandon(node, batch)
+            raise
 
 
 def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[Staged]:

@@ -22,9 +22,9 @@ from mailroom.sql.runner import end_of_copy, run
 from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table
 from spark_jobs.node import Node
 from spark_jobs.write import binary_copy
-from spark_jobs.write.columns import Shape
 from spark_jobs.write.content import Content
 from spark_jobs.write.ledger import Batch
+from spark_jobs.write.shape import Shape
 
 log = logging.getLogger("mailroom.spark")
 

@@ -11,8 +11,8 @@ import psycopg
 from mailroom.errors import ConfigurationError
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from outbox.bulk import table
-from spark_jobs.write.business import NTH, PARTITION
-from spark_jobs.write.columns import Shape
+from spark_jobs.write.columns import NTH, PARTITION
+from spark_jobs.write.shape import Shape
 
 ENDS_TRANSACTION = re.compile(r"\s*(commit|rollback|end|abort|prepare\s+transaction)\b", re.I)
 

@@ -62,7 +62,7 @@ class Writer(JobWriter):
             java.send_signal(signal.SIGKILL)
         if context.partitionId() == 1 and take(str(self.faults / "straggle")):
             deadline = time.monotonic() + PATIENCE_S
-            while staging_tables(self.node) < 5 and time.monotonic() < deadline:
+            while staging_tables(self.options.node) < 5 and time.monotonic() < deadline:
                 time.sleep(0.05)
         return staged
 
@@ -84,7 +84,7 @@ class Source(OutboxSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
         plain = super().writer(schema, overwrite)
-        writer = Writer(plain.node, plain.shape, plain.batch)
+        writer = Writer(plain.options, plain.shape, plain.name)
         writer.faults = self.faults
         return writer
 

@@ -80,12 +80,12 @@ class FaultySource(OutboxSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> FaultyJobWriter:
         plain = super().writer(schema, overwrite)
-        writer = FaultyJobWriter(plain.node, plain.shape, plain.batch)
+        writer = FaultyJobWriter(plain.options, plain.shape, plain.name)
         writer.faults = self.faults
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FaultyStreamWriter:  # noqa: N802 - Spark's name
         plain = super().streamWriter(schema, overwrite)
-        writer = FaultyStreamWriter(plain.node, plain.shape, plain.stream)
+        writer = FaultyStreamWriter(plain.options, plain.shape, plain.name)
         writer.faults = self.faults
         return writer

@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 
 from mailroom import codec
-from spark_jobs.write.columns import Shape
+from spark_jobs.write.shape import Shape
 from tests.support.databases import Connect
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from mailroom.errors import CommitUnknown
 from mailroom.sql.runner import run
 from outbox.bulk import advancing
 from spark_jobs.node import Node
-from spark_jobs.write.columns import Shape
 from spark_jobs.write.commit import SendFailed, commit
 from spark_jobs.write.finishing import BulkUnfinished, Pace
 from spark_jobs.write.ledger import Batch
+from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, drop, stage, sweep
 from tests.support.databases import Connect
 

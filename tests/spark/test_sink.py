@@ -272,7 +272,7 @@ def test_other_query_with_the_name_sends_nothing(stream: Stream, sink: OutboxSin
 
 
 def test_what_is_continued_is_a_stream_of_a_name(spark_dsn: str) -> None:
-    with pytest.raises(ConfigurationError, match="Name the stream too"):
+    with pytest.raises(ConfigurationError, match="Give streamName too"):
         OutboxSink(topic="t", dsn=spark_dsn, continues_query="1")
 
 
