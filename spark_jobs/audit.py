@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
@@ -17,12 +19,8 @@ from spark_jobs.archive.files import SPARK_COLUMNS
 from spark_jobs.archive.folder import full_name, shown, spark_name
 from spark_jobs.command import dsn_variable, job, main, node_of, session
 from spark_jobs.node import Node
-from spark_jobs.proof.tables import await_files, names_of_files, read
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from spark_jobs.proof.checks import Evidence, Found
+from spark_jobs.proof.checks import CHECKS, CHECKS_OF_SENT, UNDER_WAY, Evidence, Found, check
+from spark_jobs.proof.tables import await_files, read
 
 MAX_TOPICS = 1_000  # in the report
 
@@ -42,13 +40,13 @@ class Report:
     at: datetime
     schema: str
     drained: list[str]
-    checks: "list[Found]"
+    checks: list[Found]
     files: dict[str, Any]
     under_way: dict[str, int]
 
 
 def audit(
-    spark: "SparkSession", node: Node, drained: Sequence[str], *, sent: str | None = None, may_drop: bool = False
+    spark: SparkSession, node: Node, drained: Sequence[str], *, sent: str | None = None, may_drop: bool = False
 ) -> Report:
     """Audit a node by the directories of its drains, while it runs or not.
 
@@ -57,8 +55,6 @@ def audit(
     were sent for right. Raises `ConfigurationError` for a directory that is missing, `MailroomError` if a file stays
     hidden (`await_files`), `SchemaError`, and errors of the driver and of Spark.
     """
-    from spark_jobs.proof.checks import CHECKS, CHECKS_OF_SENT, UNDER_WAY, check
-
     at = datetime.now(UTC)
     directories = sorted({full_name(directory) for directory in drained})
     evidence = gather(spark, node, directories, sent=sent, may_drop=may_drop)
@@ -67,42 +63,22 @@ def audit(
     under_way = {place: places.get(place, 0) for place in UNDER_WAY}
     files = _described(evidence.files)
     holds = all(found.holds for found in checks)
-    proven = [PROVES[found.name].format(found.looked_at) for found in checks if found.holds and found.looked_at]
+    proven = [found.proves for found in checks if found.holds and found.looked_at]
     unproven = _unproven(evidence, sent=sent is not None)
     return Report(holds, proven, unproven, at, node.schema, directories, checks, files, under_way)
 
 
-PROVES = {
-    "files complete": "the files of {:,} lanes hold as many messages as their drains took",
-    "batches complete": "each of {:,} batches of Spark's ledger is there with as many messages as it sent",
-    "values as sent": "the topics, keys and values of {:,} batches of Spark's ledger are those that were sent",
-    "copies agree": "{:,} messages say the same wherever they are: topic, key and value",
-    "copies complete": "{:,} times a topic and a drained inbox: it got what any other inbox got of that topic",
-    "delivered once": "each of {:,} messages is in its inbox's files once",
-    "drained is gone": "none of {:,} messages that wait in an inbox was drained before",
-    "clocks differ": "{:,} clocks were each given to one message of an inbox",
-    "epochs in order": "no message overtook another of its key into an earlier epoch of its lane ({:,} looked at)",
-    "origins in order": "{:,} messages stand behind what their node had sent to the key before them",
-    "effects follow causes": "{:,} effects stand behind their causes",
-    "sent is there": "each of {:,} messages that the sender has noted is there",
-    "there is sent": "each of {:,} messages of Spark's batches is one that the sender has noted",
-}
 NEVER_PROVEN = (
     "headers, kinds and times: they are not compared with what was sent",
     "which of the messages of one batch, topic and key has which value: the ledger has a sum of hashes",
 )
 
 
-def _unproven(evidence: "Evidence", *, sent: bool) -> list[str]:
-    from pyspark.sql import DataFrame
-    from pyspark.sql import functions as f
-
-    from spark_jobs.proof.checks import UNDER_WAY
+def _unproven(evidence: Evidence, *, sent: bool) -> list[str]:
 
     found = list(NEVER_PROVEN)
     batches = evidence.at("batch").select("source")
-    there = (place.select("message_id", "source") for place in (evidence.files, evidence.at(*UNDER_WAY)))
-    others = reduce(DataFrame.unionByName, there).join(batches, "source", "left_anti")
+    others = evidence.everywhere("message_id", "source").join(batches, "source", "left_anti")
     messages = others.agg(f.count_distinct("message_id")).collect()[0][0]
     what = f"{messages:,} messages of others than Spark's batches are there"
     if sent:
@@ -118,20 +94,16 @@ def _unproven(evidence: "Evidence", *, sent: bool) -> list[str]:
 
 
 def gather(
-    spark: "SparkSession", node: Node, directories: Sequence[str], *, sent: str | None = None, may_drop: bool = False
-) -> "Evidence":
+    spark: SparkSession, node: Node, directories: Sequence[str], *, sent: str | None = None, may_drop: bool = False
+) -> Evidence:
     """Read the tables, and list the files; raises as `audit` does."""
-    from spark_jobs.proof.checks import Evidence
-
     tables = read(spark, node, sent)
-    # Only now: see `audit_tables.SNAPSHOT`.
-    await_files(node, directories)
-    return Evidence(_files(spark, directories, names_of_files(node)), tables, may_drop)
+    # Only now: see `SNAPSHOT` of `spark_jobs.proof.tables`.
+    names = await_files(node, directories)
+    return Evidence(_files(spark, directories, names), tables, may_drop)
 
 
-def _files(spark: "SparkSession", directories: Sequence[str], names: str) -> "DataFrame":
-    from pyspark.errors import AnalysisException
-
+def _files(spark: SparkSession, directories: Sequence[str], names: str) -> DataFrame:
     try:
         # One listing for all checks: Spark keeps it with the DataFrame.
         return spark.read.schema(SPARK_COLUMNS).option("pathGlobFilter", names).parquet(*map(spark_name, directories))
@@ -143,8 +115,7 @@ def _files(spark: "SparkSession", directories: Sequence[str], names: str) -> "Da
         ) from None
 
 
-def _described(files: "DataFrame") -> dict[str, Any]:
-    from pyspark.sql import functions as f
+def _described(files: DataFrame) -> dict[str, Any]:
 
     delivered = f.unix_micros("delivered_at")
     extremes = (f.min("clock"), f.max("clock"), f.min(delivered), f.max(delivered))

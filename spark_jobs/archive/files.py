@@ -40,7 +40,7 @@ class Series:
     @property
     def prefix(self) -> str:
         """What the name of each file begins with; the node tells apart those that share a directory."""
-        return f"{self.inbox}-{self.node.hex[:8]}-{self.lane:03}-"
+        return f"{self.inbox}-{_short(self.node)}-{self.lane:03}-"
 
     def attempts(self, epoch: int) -> str:
         """What the hidden name of each attempt at an epoch begins with; in the order of the epochs."""
@@ -53,6 +53,15 @@ class Series:
     def final(self, epoch: int) -> str:
         """Return the name by which readers find the file."""
         return f"{self.prefix}{epoch:012}.parquet"
+
+
+def files_of(node: UUID) -> str:
+    """Return the pattern of the names of a node's files; other nodes may drain into the same directory."""
+    return f"*-{_short(node)}-*.parquet"
+
+
+def _short(node: UUID) -> str:
+    return node.hex[:8]
 
 
 def attempt_of(hidden: str) -> str:

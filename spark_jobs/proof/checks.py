@@ -7,15 +7,12 @@ columns beside `wrong` say where to look.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from spark_jobs.write.content import TOLD_IN_SPARK
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 SOURCE = "mailroom spark "
 UNDER_WAY = ("outbox", "scheduled", "inbox", "parked", "dead_letter")
@@ -26,7 +23,7 @@ EXAMPLES = 10
 class Evidence:
     """What is looked at: the messages in `files`, and the tables as of one moment before those files were listed.
 
-    `tables` has the columns of `audit_tables.COLUMNS`. `may_drop`: messages that left no trace were dropped by their
+    `tables` has the columns of `spark_jobs.proof.tables`. `may_drop`: messages that left no trace were dropped by their
     sender's wish.
     """
 
@@ -38,11 +35,14 @@ class Evidence:
         """Return what the tables have in these places."""
         return self.tables.filter(f.col("place").isin(*places))
 
+    def everywhere(self, *columns: str) -> DataFrame:
+        """Return these columns of the messages in files and under way."""
+        return _union(self.files.select(*columns), self.at(*UNDER_WAY).select(*columns))
+
     def hashed(self) -> DataFrame:
         """Return each message's hashes: one, if it says the same wherever it is."""
-        files = self.files.withColumn("hash", f.expr(TOLD_IN_SPARK))
-        columns = ("message_id", "source", "hash")
-        return _union(files.select(*columns), self.at(*UNDER_WAY).select(*columns)).distinct()
+        hashed = Evidence(self.files.withColumn("hash", f.expr(TOLD_IN_SPARK)), self.tables)
+        return hashed.everywhere("message_id", "source", "hash").distinct()
 
     def drained_before(self) -> DataFrame:
         """Return the messages of files that were committed when the tables were read."""
@@ -50,27 +50,48 @@ class Evidence:
         return self.files.join(f.broadcast(lanes), ["inbox", "lane"]).filter("epoch <= last")
 
 
-def files_complete(evidence: Evidence) -> DataFrame:
-    """Each lane's files hold as many messages as the drain took into them."""
+Rows = Callable[[Evidence], DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A rule: what it proves of so many things if it holds, and its DataFrame, a row for each of them."""
+
+    proves: str
+    rows: Rows
+
+
+CHECKS: dict[str, Check] = {}
+CHECKS_OF_SENT: dict[str, Check] = {}
+
+
+def _checks(name: str, proves: str, checks: dict[str, Check] = CHECKS) -> Callable[[Rows], Rows]:
+    def registered(rows: Rows) -> Rows:
+        checks[name] = Check(proves, rows)
+        return rows
+
+    return registered
+
+
+@_checks("files complete", "the files of {:,} lanes hold as many messages as their drains took")
+def _files_complete(evidence: Evidence) -> DataFrame:
     lanes = evidence.at("lane").select("inbox", "lane", f.col("messages").alias("drained"))
     found = evidence.drained_before().groupBy("inbox", "lane").agg(f.count("*").alias("found"))
     return _counted(lanes.join(found, ["inbox", "lane"], "left"), f.col("drained") != f.col("found"))
 
 
-def batches_complete(evidence: Evidence) -> DataFrame:
-    """Each batch of the ledger is there, in files or under way, with as many different messages as it sent."""
+@_checks("batches complete", "each of {:,} batches of Spark's ledger is there with as many messages as it sent")
+def _batches_complete(evidence: Evidence) -> DataFrame:
     batches = evidence.at("batch").select("source", f.col("messages").alias("sent"))
-    places = (evidence.files, evidence.at(*UNDER_WAY))
     # By the prefix first, not by a join with the ledger: few sources have most of the messages.
-    seen = _union(*(place.select("source", "message_id") for place in places)).filter(
-        f.col("source").startswith(SOURCE)
-    )
+    seen = evidence.everywhere("source", "message_id").filter(f.col("source").startswith(SOURCE))
     found = seen.groupBy("source").agg(f.count_distinct("message_id").alias("found"))
     differs = f.col("found") > f.col("sent") if evidence.may_drop else f.col("found") != f.col("sent")
     return _counted(batches.join(found, "source", "left"), differs)
 
 
-def values_as_sent(evidence: Evidence) -> DataFrame:
+@_checks("values as sent", "the topics, keys and values of {:,} batches of Spark's ledger are those that were sent")
+def _values_as_sent(evidence: Evidence) -> DataFrame:
     """What is there of a whole batch of the ledger has the topics, keys and values that were sent, by their hashes."""
     digests = evidence.at("batch").select("source", f.col("messages").alias("sent"), f.col("hash").alias("digest"))
     halves = [f.conv(f.substring("hash", start, 8), 16, 10).cast("bigint") for start in (1, 9)]
@@ -84,13 +105,14 @@ def values_as_sent(evidence: Evidence) -> DataFrame:
     return whole.select("source", "sent", (total != f.col("digest")).alias("wrong"))
 
 
-def copies_agree(evidence: Evidence) -> DataFrame:
-    """A message says the same in all inboxes that got it."""
+@_checks("copies agree", "{:,} messages say the same wherever they are: topic, key and value")
+def _copies_agree(evidence: Evidence) -> DataFrame:
     found = evidence.hashed().groupBy("message_id").agg(f.count("*").alias("contents"))
     return found.withColumn("wrong", f.col("contents") > 1)
 
 
-def copies_complete(evidence: Evidence) -> DataFrame:
+@_checks("copies complete", "{:,} times a topic and a drained inbox: it got what any other inbox got of that topic")
+def _copies_complete(evidence: Evidence) -> DataFrame:
     """A drained inbox has, or had, what other inboxes got of the topics that it subscribes to.
 
     A subscription counts from the first of its messages that the inbox got, and if there is none, from the making of
@@ -119,28 +141,28 @@ def copies_complete(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.col("due") - f.col("found") > f.col("discarded"))
 
 
-def sent_is_there(evidence: Evidence) -> DataFrame:
-    """Every message that the sender has noted is in the files, or under way."""
+@_checks("sent is there", "each of {:,} messages that the sender has noted is there", CHECKS_OF_SENT)
+def _sent_is_there(evidence: Evidence) -> DataFrame:
     found = _by_id(evidence).filter("is_sent")
     return found.select("message_id", "key", (~f.col("is_there")).alias("wrong"))
 
 
-def there_is_sent(evidence: Evidence) -> DataFrame:
-    """Every message of the ledger's batches is one that the sender has noted."""
+@_checks("there is sent", "each of {:,} messages of Spark's batches is one that the sender has noted", CHECKS_OF_SENT)
+def _there_is_sent(evidence: Evidence) -> DataFrame:
     found = _by_id(evidence).filter("is_of_batch")
     return found.select("message_id", "key", (~f.col("is_sent")).alias("wrong"))
 
 
-def delivered_once(evidence: Evidence) -> DataFrame:
-    """No message is in an inbox's files twice."""
+@_checks("delivered once", "each of {:,} messages is in its inbox's files once")
+def _delivered_once(evidence: Evidence) -> DataFrame:
     found = evidence.files.groupBy("inbox", "message_id").agg(
         f.min("key").alias("key"), f.min("clock").alias("clock"), f.count("*").alias("times")
     )
     return found.withColumn("wrong", f.col("times") > 1)
 
 
-def drained_is_gone(evidence: Evidence) -> DataFrame:
-    """No message that was drained is still in its inbox."""
+@_checks("drained is gone", "none of {:,} messages that wait in an inbox was drained before")
+def _drained_is_gone(evidence: Evidence) -> DataFrame:
     held = evidence.at("inbox", "parked").select("inbox", "key", "clock", "message_id")
     # Not of all files: what was drained after the tables were read is rightly in both.
     drained = evidence.drained_before().select("inbox", "message_id").join(held, ["inbox", "message_id"], "left_semi")
@@ -148,8 +170,8 @@ def drained_is_gone(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.col("drained").isNotNull()).drop("drained")
 
 
-def clocks_differ(evidence: Evidence) -> DataFrame:
-    """No clock was given to two messages of an inbox."""
+@_checks("clocks differ", "{:,} clocks were each given to one message of an inbox")
+def _clocks_differ(evidence: Evidence) -> DataFrame:
     found = evidence.files.groupBy("inbox", "clock").agg(
         f.count_distinct("message_id").alias("messages"), f.min("message_id").alias("message_id"),
         f.max("message_id").alias("other"),
@@ -157,8 +179,8 @@ def clocks_differ(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.col("messages") > 1)
 
 
-def epochs_in_order(evidence: Evidence) -> DataFrame:
-    """No message of a key overtook another into an earlier epoch of the same lane."""
+@_checks("epochs in order", "no message overtook another of its key into an earlier epoch of its lane ({:,} looked at)")
+def _epochs_in_order(evidence: Evidence) -> DataFrame:
     epochs = evidence.files.groupBy("inbox", "lane", "key", "epoch").agg(
         f.min("clock").alias("clock"), f.max("clock").alias("last")
     )
@@ -167,8 +189,8 @@ def epochs_in_order(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.coalesce(f.col("clock") <= f.col("before"), f.lit(False)))
 
 
-def origins_in_order(evidence: Evidence) -> DataFrame:
-    """What one node sent to a key stands there in the order in which it was sent."""
+@_checks("origins in order", "{:,} messages stand behind what their node had sent to the key before them")
+def _origins_in_order(evidence: Evidence) -> DataFrame:
     order = Window.partitionBy("inbox", "key", "origin").orderBy("clock")
     found = evidence.files.select(
         "inbox", "key", "origin", "clock", "message_id", "sent_clock", f.lag("sent_clock").over(order).alias("before")
@@ -180,7 +202,8 @@ def origins_in_order(evidence: Evidence) -> DataFrame:
 PUTTING_BACK = "INTERVAL 1 HOUR"
 
 
-def effects_follow_causes(evidence: Evidence) -> DataFrame:
+@_checks("effects follow causes", "{:,} effects stand behind their causes")
+def _effects_follow_causes(evidence: Evidence) -> DataFrame:
     """A reply stands after its request, and whatever names its cause (header `causation`) after that.
 
     Not where the cause is a dead letter that was requeued after the effect was sent: it has a new clock since then. All
@@ -208,31 +231,12 @@ def effects_follow_causes(evidence: Evidence) -> DataFrame:
     )
 
 
-def _came_back(requeue: "Column", copy: "Column", sent_at: "Column") -> "Column":
+def _came_back(requeue: Column, copy: Column, sent_at: Column) -> Column:
     """Whether a requeue may have made this copy of a cause, and came after the effect was sent."""
     at, delivered_at = requeue["at"], copy["delivered_at"]
     skipped = (requeue["inbox"] == copy["inbox"]) & delivered_at.between(at - f.expr(PUTTING_BACK), at)
     undelivered = requeue["inbox"].isNull() & (delivered_at >= at)
     return (at >= sent_at) & (delivered_at >= sent_at) & (skipped | undelivered)
-
-
-CHECKS: dict[str, Callable[[Evidence], DataFrame]] = {
-    "files complete": files_complete,
-    "batches complete": batches_complete,
-    "values as sent": values_as_sent,
-    "copies agree": copies_agree,
-    "copies complete": copies_complete,
-    "delivered once": delivered_once,
-    "drained is gone": drained_is_gone,
-    "clocks differ": clocks_differ,
-    "epochs in order": epochs_in_order,
-    "origins in order": origins_in_order,
-    "effects follow causes": effects_follow_causes,
-}
-CHECKS_OF_SENT: dict[str, Callable[[Evidence], DataFrame]] = {
-    "sent is there": sent_is_there,
-    "there is sent": there_is_sent,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +249,15 @@ class Found:
     wrong: int
     examples: list[dict[str, Any]]
 
+    @property
+    def proves(self) -> str:
+        """What follows, in words."""
+        return (CHECKS | CHECKS_OF_SENT)[self.name].proves.format(self.looked_at)
+
 
 def check(name: str, evidence: Evidence) -> Found:
     """Run a check."""
-    rows = (CHECKS | CHECKS_OF_SENT)[name](evidence)
+    rows = (CHECKS | CHECKS_OF_SENT)[name].rows(evidence)
     looked_at, wrong = rows.agg(f.count("*"), f.count_if("wrong")).collect()[0]
     examples: list[dict[str, Any]] = []
     if wrong:
@@ -258,7 +267,7 @@ def check(name: str, evidence: Evidence) -> Found:
     return Found(name, not wrong, looked_at, wrong, examples)
 
 
-def _counted(rows: DataFrame, differs: "Column") -> DataFrame:
+def _counted(rows: DataFrame, differs: Column) -> DataFrame:
     return rows.fillna(0, "found").withColumn("wrong", differs)
 
 
@@ -268,19 +277,19 @@ def _union(*frames: DataFrame) -> DataFrame:
 
 def _by_id(evidence: Evidence) -> DataFrame:
     """Return a row for each message id: whether the sender has noted it, where it was seen, and of what batch."""
-    batches = evidence.at("batch").select(f.col("source"), f.lit(True).alias("is_of_batch"))
-    there = _union(
-        *(place.select("message_id", "key", "source") for place in (evidence.files, evidence.at(*UNDER_WAY)))
+    there, sent = evidence.everywhere("message_id", "key", "source"), evidence.at("sent")
+    seen = _union(
+        there.withColumn("is_sent", f.lit(False)),
+        sent.select("message_id", "key", "source", f.lit(True).alias("is_sent")),
     )
-    there = there.join(batches, "source", "left").select(
-        "message_id", "key", f.lit(True).alias("is_there"), f.lit(False).alias("is_sent"),
-        f.coalesce("is_of_batch", f.lit(False)).alias("is_of_batch"),
-    )  # fmt: skip
-    sent = evidence.at("sent").select(
-        "message_id", "key", f.lit(False).alias("is_there"), f.lit(True).alias("is_sent"),
-        f.lit(False).alias("is_of_batch"),
-    )  # fmt: skip
-    return _union(there, sent).groupBy("message_id").agg(
-        f.min("key").alias("key"), f.bool_or("is_there").alias("is_there"), f.bool_or("is_sent").alias("is_sent"),
-        f.bool_or("is_of_batch").alias("is_of_batch"),
-    )  # fmt: skip
+    batches = evidence.at("batch").select("source", f.lit(True).alias("is_of_batch"))
+    return (
+        seen.join(batches, "source", "left")
+        .groupBy("message_id")
+        .agg(
+            f.min("key").alias("key"),
+            f.bool_or("is_sent").alias("is_sent"),
+            f.bool_or(~f.col("is_sent")).alias("is_there"),
+            f.coalesce(f.bool_or("is_of_batch"), f.lit(False)).alias("is_of_batch"),
+        )
+    )

@@ -1,35 +1,32 @@
 """What the audit reads of a node: where its messages are, what was sent, drained and requeued, all as of one moment."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, cast
-from uuid import UUID
 
 import psycopg
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.schema import checking
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import PlainCursor, run
-from spark_jobs.archive.files import Series
+from spark_jobs.archive.files import Series, files_of
 from spark_jobs.archive.folder import folder, shown
+from spark_jobs.message_rows import LONG, MOMENT, TEXT, ddl
 from spark_jobs.node import Node
 from spark_jobs.write.content import SENT_BYTES, TOLD
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
 FETCHED = 20_000  # rows that a task holds at a time
 VISIBLE_S = 60.0  # a drainer that is alive shows its file milliseconds after the COMMIT
 LOOK_S = 0.1
 
-COLUMNS = (
-    "place string, inbox string, key string, clock bigint, message_id string, source string, messages bigint, "
-    "lane int, epoch bigint, at timestamp, topic string, kind string, hash string"
-)
+ARROW = pa.schema({
+    "place": TEXT, "inbox": TEXT, "key": TEXT, "clock": LONG, "message_id": TEXT, "source": TEXT, "messages": LONG,
+    "lane": pa.int32(), "epoch": LONG, "at": MOMENT, "topic": TEXT, "kind": TEXT, "hash": TEXT,
+})  # fmt: skip
+COLUMNS = ddl(ARROW)
 NO_MESSAGE = "NULL::text, NULL::bigint, NULL::text"
 NO_TIME = "NULL::timestamptz"
 NO_CONTENT = "NULL::text, NULL::text, NULL::text"
@@ -110,7 +107,7 @@ def looking_at(connection: psycopg.Connection, node: Node, sent: str | None) -> 
     return f"{statement}\n{SENT.format(key=key, none=NONE_OF_SENT, rows=rows)}"
 
 
-def read(spark: "SparkSession", node: Node, sent: str | None) -> "DataFrame":
+def read(spark: SparkSession, node: Node, sent: str | None) -> DataFrame:
     """Read the node once, in a task of Spark: no row passes through the driver's process.
 
     What was read stays with the executors. Losing one of them fails the audit: read anew, the tables would be those of
@@ -123,74 +120,45 @@ def read(spark: "SparkSession", node: Node, sent: str | None) -> "DataFrame":
     return rows.repartition("message_id").localCheckpoint(eager=True)
 
 
-def _rows(batches: "Iterator[pa.RecordBatch]", node: Node, statement: str) -> "Iterator[pa.RecordBatch]":
-    import pyarrow as pa
-
-    kinds = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "timestamp": pa.timestamp("us", "UTC")}
-    names, types = zip(*(column.split() for column in COLUMNS.split(", ")), strict=True)
+def _rows(batches: Iterator[pa.RecordBatch], node: Node, statement: str) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         with node.connect("audit") as connection:
             connection.read_only = True
             with connection.cursor("audit") as cursor:
                 cursor.execute(statement.encode(), binary=True)
                 while rows := cursor.fetchmany(FETCHED):
-                    columns = zip(zip(*rows, strict=True), types, strict=True)
-                    arrays = [pa.array(column, kinds[kind]) for column, kind in columns]
-                    yield pa.RecordBatch.from_arrays(arrays, names)
-
-
-ID = Sql("SELECT id FROM {schema}.node", columns=("uuid",))
-
-
-def _finding_id(schema: str) -> Operation[UUID]:
-    [(id,)] = yield ID.at(schema=schema)()
-    return cast(UUID, id)
-
-
-def names_of_files(node: Node) -> str:
-    """Return the pattern of the names of this node's files; its drains may share a directory with those of others."""
-    with node.connect("audit") as connection:
-        id = run(connection, _finding_id(node.schema))
-    return f"*-{id.hex[:8]}-*.parquet"
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """A committed epoch whose file may still have its hidden name."""
-
-    name: str
-    directory: str
+                    columns = zip(zip(*rows, strict=True), ARROW.types, strict=True)
+                    yield pa.RecordBatch.from_arrays([pa.array(cells, kind) for cells, kind in columns], schema=ARROW)
 
 
 UNFINISHED = Sql(
     """
-SELECT n.id, d.inbox, d.lane, d.epoch, d.directory FROM {schema}.spark_drain AS d, {schema}.node AS n
-WHERE NOT d.finished AND d.directory = ANY (%(directories)s::text[])
+SELECT n.id, d.inbox, d.lane, d.epoch, d.directory FROM {schema}.node AS n LEFT JOIN {schema}.spark_drain AS d
+ON NOT d.finished AND d.directory = ANY (%(directories)s::text[])
 """,
     columns=("uuid", "text", "integer", "bigint", "text"),
 )
 
 
-def _finding_unfinished(schema: str, directories: Sequence[str]) -> Operation[list[Epoch]]:
-    rows = yield UNFINISHED.at(schema=schema)(directories=list(directories))
-    return [Epoch(Series(node, inbox, lane).final(epoch), where) for node, inbox, lane, epoch, where in rows]
+def _finding_unfinished(schema: str, directories: Sequence[str]) -> Operation[list[Row]]:
+    return list((yield UNFINISHED.at(schema=schema)(directories=list(directories))))
 
 
-def await_files(node: Node, directories: Sequence[str], *, within_s: float = VISIBLE_S) -> None:
-    """Wait until every epoch committed so far can be seen; a lane shows its files in their order.
+def await_files(node: Node, directories: Sequence[str], *, within_s: float = VISIBLE_S) -> str:
+    """Wait until every epoch committed so far can be seen; return the pattern of the names of this node's files.
 
     A file gets the name that readers see just after its COMMIT, and its messages are nowhere in between. Raises
     `MailroomError` if a file stays hidden: its drainer was killed at that very point.
     """
     with node.connect("audit") as connection:
-        epochs = run(connection, _finding_unfinished(node.schema, directories))
+        rows = run(connection, _finding_unfinished(node.schema, directories))
     end = monotonic() + within_s
-    for epoch in epochs:
-        there = folder(epoch.directory)
-        while not there.has(epoch.name):
+    for id, inbox, lane, epoch, directory in rows:
+        while inbox is not None and not folder(directory).has(name := Series(id, inbox, lane).final(epoch)):
             if monotonic() >= end:
                 raise MailroomError(
-                    f"{epoch.name} is committed and not to be seen in {shown(epoch.directory)}: its drain was "
-                    "interrupted. Drain this inbox once more, which finishes it, and audit again."
+                    f"{name} is committed and not to be seen in {shown(directory)}: its drain was interrupted. Drain "
+                    "this inbox once more, which finishes it, and audit again."
                 )
             sleep(LOOK_S)
+    return files_of(rows[0][0])

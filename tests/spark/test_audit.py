@@ -389,8 +389,8 @@ def wrong(spark: "SparkSession") -> dict[str, list[str]]:
         change(case)
     evidence = evidence_of(spark, cases)
     found: dict[str, list[str]] = {case.__name__: [] for case in CASES}
-    for name, rows in (CHECKS | CHECKS_OF_SENT).items():
-        for nth in {case_of(row) for row in rows(evidence).filter("wrong").collect()}:
+    for name, each in (CHECKS | CHECKS_OF_SENT).items():
+        for nth in {case_of(row) for row in each.rows(evidence).filter("wrong").collect()}:
             found[CASES[nth].__name__].append(name)
     return found
 
@@ -618,12 +618,12 @@ def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: p
         node_run.node.drain()
         return read(*arguments)
 
-    def move_and_await_files(*arguments: Any) -> None:
+    def move_and_await_files(*arguments: Any) -> str:
         node_run.drain()
         node_run.send(20, "third")
         node_run.node.drain()
         node_run.drain()
-        await_files(*arguments)
+        return await_files(*arguments)
 
     monkeypatch.setattr(audit_job, "read", move_and_read)
     monkeypatch.setattr(audit_job, "await_files", move_and_await_files)
