@@ -1,13 +1,14 @@
 """Drain: reap an inbox into Parquet files, exactly once; `python -m spark_jobs.drain`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 import psycopg
+import pyarrow as pa
 
 from inbox.peek import finding
 from mailroom.cli.acting import counted
@@ -19,14 +20,13 @@ from mailroom.names import count, inbox_name
 from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
+from spark_jobs.archive.drainer import Drainer
 from spark_jobs.archive.files import SPARK_COLUMNS
 from spark_jobs.archive.folder import full_name, spark_name
-from spark_jobs.archive.lane import Lane
 from spark_jobs.command import dsn_variable, job, main, node_of, session
 from spark_jobs.node import Node
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_LANES = 1_000
@@ -60,57 +60,48 @@ def drain(node: Node, inbox: str, directory: str, *, lane: int = 0, max_messages
         raise ConfigurationError(f"A lane is a number from 0 to {MAX_LANES - 1}, not {lane}.")
     max_messages = count(max_messages, "max_messages")
     messages = epochs = 0
-    with _sessions(node, f"drain {inbox} {lane}") as sessions:
+    with closing(_Sessions(node, f"drain {inbox} {lane}")) as sessions:
         with sessions.connect() as connection:
-            run(connection, _looking(node.schema, inbox))
+            run(connection, _checking(node.schema, inbox))
             connection.rollback()
-        work = Lane(node.schema, inbox, directory, lane, max_messages)
-        atomically(sessions.connect, work.finish_others, schema=node.schema)
-        atomically(sessions.connect, work.finish, schema=node.schema)
+        drainer = Drainer(node.schema, inbox, directory, lane, max_messages)
+        atomically(sessions.connect, drainer.finish_others, schema=node.schema)
+        atomically(sessions.connect, drainer.finish, schema=node.schema)
         is_all = False
         while not is_all:
-            taken = atomically(sessions.connect, work.epoch, schema=node.schema)
-            atomically(sessions.connect, work.finish, schema=node.schema)
+            taken = atomically(sessions.connect, drainer.epoch, schema=node.schema)
+            atomically(sessions.connect, drainer.finish, schema=node.schema)
             messages, epochs, is_all = messages + taken.messages, epochs + bool(taken.messages), taken.is_all
     return Drained(messages, epochs)
 
 
-def _looking(schema: str, inbox: str) -> Operation[None]:
+def _checking(schema: str, inbox: str) -> Operation[None]:
     yield from checking(schema)
     yield from finding(schema, inbox)
 
 
 class _Sessions:
-    """One session for all transactions, and another when it was lost."""
+    """One session for all transactions, and another one when it was lost."""
 
     def __init__(self, node: Node, role: str) -> None:
         self._node = node
         self._role = role
-        self.connection: psycopg.Connection | None = None
+        self._connection: psycopg.Connection | None = None
 
     @contextmanager
     def connect(self) -> Iterator[psycopg.Connection]:
-        if self.connection is None:
-            self.connection = self._node.connect(self._role)
+        if self._connection is None:
+            self._connection = self._node.connect(self._role)
         try:
-            yield self.connection
+            yield self._connection
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-
-
-@contextmanager
-def _sessions(node: Node, role: str) -> Iterator[_Sessions]:
-    sessions = _Sessions(node, role)
-    try:
-        yield sessions
-    finally:
-        sessions.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 TOTALS = Sql(
@@ -123,7 +114,8 @@ WHERE inbox = %(inbox)s::text AND lane < %(lanes)s::integer
 
 
 def totalling(schema: str, inbox: str, lanes: int) -> Operation[Drained]:
-    """Return what the first `lanes` lanes have drained in all."""
+    """Return what the first `lanes` lanes have drained in all; raises as `drain` does."""
+    yield from _checking(schema, inbox)
     [(messages, epochs)] = yield TOTALS.at(schema=schema)(inbox=inbox, lanes=lanes)
     return Drained(messages, epochs)
 
@@ -157,16 +149,13 @@ def drain_on(
 
 def _totals(node: Node, inbox: str, lanes: int) -> Drained:
     with node.connect(f"drain {inbox}") as connection:
-        run(connection, _looking(node.schema, inbox))
         return run(connection, totalling(node.schema, inbox, lanes))
 
 
 def _drain_lanes(
-    batches: "Iterator[pa.RecordBatch]", node: Node, inbox: str, directory: str, max_messages: int
-) -> "Iterator[pa.RecordBatch]":
+    batches: Iterator[pa.RecordBatch], node: Node, inbox: str, directory: str, max_messages: int
+) -> Iterator[pa.RecordBatch]:
     """Drain the lanes of a task; gives those that must not be tried again, with the reason."""
-    import pyarrow as pa
-
     for batch in batches:
         for lane in batch.column("id").to_pylist():
             try:

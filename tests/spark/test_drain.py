@@ -31,10 +31,10 @@ from mailroom.cli.failures import Interrupted
 from mailroom.commit import Attempt
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.sql.operation import Operation
-from spark_jobs.archive import lane as module
+from spark_jobs.archive import drainer as module
+from spark_jobs.archive.drainer import Drainer, Taken
 from spark_jobs.archive.files import EpochFile, Series
 from spark_jobs.archive.folder import Folder, folder, full_name, shown, spark_name
-from spark_jobs.archive.lane import Lane, Taken
 from spark_jobs.drain import Drained, command, drain, drain_on, drained
 from spark_jobs.node import Node as SparkNode
 from tests.support.databases import Connect
@@ -137,7 +137,7 @@ def _dying_after(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dying_once_written(original: Callable[..., Any]) -> Callable[..., Any]:
-    def patched(self: Lane, connection: psycopg.Connection) -> Any:
+    def patched(self: Drainer, connection: psycopg.Connection) -> Any:
         return _die() if self._written is not None else original(self, connection)
 
     return patched
@@ -147,7 +147,7 @@ STEPS: dict[str, Callable[[], Any]] = {
     "before the file is complete": lambda: mock.patch.object(EpochFile, "seal", _die),
     "after the file is durable": lambda: mock.patch.object(Folder, "seal", _dying_after(Folder.seal)),
     "before COMMIT": lambda: mock.patch.object(Attempt, "ending", _die),
-    "after COMMIT": lambda: mock.patch.object(Lane, "finish", _dying_once_written(Lane.finish)),
+    "after COMMIT": lambda: mock.patch.object(Drainer, "finish", _dying_once_written(Drainer.finish)),
     "after the file has its name": lambda: mock.patch.object(Folder, "rename", _dying_after(Folder.rename)),
 }
 
@@ -322,7 +322,7 @@ def test_epoch_that_another_drain_has_not_finished_is_finished_first(
     node: Node, directory: str, connect: Connect
 ) -> None:
     sent = fill(node)
-    lane, other = (Lane("mailroom", INBOX, directory, 0, SMALL) for _ in range(2))
+    lane, other = (Drainer("mailroom", INBOX, directory, 0, SMALL) for _ in range(2))
     with connect() as connection:
         other.epoch(connection)
         connection.commit()
@@ -340,7 +340,7 @@ def leave_hidden(node: Node, directory: str, *lanes: int) -> None:
     """Drain an epoch by each of the lanes, as if they had died before their files got their names."""
     with psycopg.connect(node.dsn) as connection:
         for lane in lanes:
-            Lane("mailroom", INBOX, directory, lane, 20).epoch(connection)
+            Drainer("mailroom", INBOX, directory, lane, 20).epoch(connection)
 
 
 def test_finished_file_stays_so_when_the_next_epoch_fails(node: Node, directory: str) -> None:
@@ -558,7 +558,7 @@ def test_claims_that_large_values_cut_short_do_not_take_more_keys(
 ) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 2 * 2**20)
     fill_large(node, 3)
-    lane = Lane("mailroom", INBOX, directory, 0, SMALL)
+    lane = Drainer("mailroom", INBOX, directory, 0, SMALL)
     with psycopg.connect(node.dsn) as connection:
         assert lane.epoch(connection).messages == 3
     assert lane._keys == module.FEWEST_KEYS
@@ -589,7 +589,7 @@ def test_epochs_are_durable_whatever_the_server_is_set_to(node: Node, directory:
     fill(node)
     with connect() as connection:
         connection.execute("SET synchronous_commit = off")
-        Lane("mailroom", INBOX, directory, 0, SMALL).epoch(connection)
+        Drainer("mailroom", INBOX, directory, 0, SMALL).epoch(connection)
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
@@ -659,7 +659,7 @@ def test_name_is_durable_before_the_epoch_counts_as_finished(node: Node, directo
     os.rename(f"{directory}/{name}", final_of(directory, name))
     synced: list[Path] = []
     with mock.patch("spark_jobs.archive.folder._sync", synced.append), psycopg.connect(node.dsn) as connection:
-        Lane("mailroom", INBOX, directory, 0, SMALL).finish(connection)
+        Drainer("mailroom", INBOX, directory, 0, SMALL).finish(connection)
     assert synced == [Path(directory)]
 
 

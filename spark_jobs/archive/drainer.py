@@ -1,9 +1,9 @@
-"""A lane: one drainer of an inbox, and the transactions by which it turns messages into files.
+"""One lane's drainer: the transactions by which it turns messages of an inbox into files.
 
 An epoch is one transaction and one file. The file is written under a hidden name and made durable while the
 transaction is open, and gets the name that readers see only after the COMMIT: so no reader ever sees a message that is
-still in the inbox. What was to be done after the COMMIT is written in the transaction (`spark_drain`), and done in a
-short one of its own by whoever locks the row next: a drainer that dies in between leaves nothing to guess.
+still in the inbox. What is to be done after the COMMIT is written in the transaction (`spark_drain`), and done in a
+short one of its own by whoever locks the row next: a drainer may die in between.
 """
 
 import logging
@@ -43,9 +43,6 @@ class Position:
     node: UUID
 
 
-POSITION = "d.lane, d.epoch, d.file, d.directory, d.finished, n.id"
-POSITION_TYPES = ("integer", "bigint", "text", "text", "boolean", "uuid")
-
 BEGIN = Sql(
     """
 INSERT INTO {schema}.spark_drain (inbox, lane, directory)
@@ -53,50 +50,38 @@ VALUES (%(inbox)s::text, %(lane)s::integer, %(directory)s::text)
 ON CONFLICT DO NOTHING
 """
 )
-# In a statement after the one that may have waited for another's first epoch. Who holds the row is the lane's one
-# drainer: the transactions of all that held it before have ended, and what it does not name was not committed.
-LOCK = Sql(
-    """
-SELECT {position} FROM {schema}.spark_drain AS d, {schema}.node AS n
-WHERE d.inbox = %(inbox)s::text AND d.lane = %(lane)s::integer
-FOR UPDATE OF d
-""",
-    columns=POSITION_TYPES,
-    position=POSITION,
-)
-# Who holds a row that is left out here is alive, and finishes its lane itself.
+# Whoever holds the row is the lane's one drainer: all transactions that held it before have ended, and what the row
+# does not name was not committed. So it is read in a statement after the one that may have waited.
+LOCK = """
+SELECT d.lane, d.epoch, d.file, d.directory, d.finished, n.id
+FROM {schema}.spark_drain AS d, {schema}.node AS n WHERE d.inbox = %(inbox)s::text AND {lanes}
+"""
+POSITION = ("integer", "bigint", "text", "text", "boolean", "uuid")
+LOCK_LANE = Sql(LOCK, columns=POSITION, lanes="d.lane = %(lane)s::integer FOR UPDATE OF d")
+# A locked row has a live drainer, which finishes its own lane.
 LOCK_OTHERS = Sql(
-    """
-SELECT {position} FROM {schema}.spark_drain AS d, {schema}.node AS n
-WHERE d.inbox = %(inbox)s::text AND d.lane <> %(lane)s::integer AND NOT d.finished
-FOR UPDATE OF d SKIP LOCKED
-""",
-    columns=POSITION_TYPES,
-    position=POSITION,
+    LOCK, columns=POSITION, lanes="d.lane <> %(lane)s::integer AND NOT d.finished FOR UPDATE OF d SKIP LOCKED"
 )
 
 
 def locking(schema: str, inbox: str, lane: int, directory: str) -> Operation[Position]:
-    """Become the lane's one drainer until the transaction ends, waiting for whoever is; tell where the lane stands."""
+    """Become the lane's one drainer until the transaction ends, once no other is; return where the lane stands."""
     yield IN_TRANSACTION
     # The file becomes visible after this COMMIT, and must not outlive it in a crash of the server.
     yield DURABLE.at()()
     yield BEGIN.at(schema=schema)(inbox=inbox, lane=lane, directory=directory)
-    [row] = yield LOCK.at(schema=schema)(inbox=inbox, lane=lane)
+    [row] = yield LOCK_LANE.at(schema=schema)(inbox=inbox, lane=lane)
     return Position(*row)
 
 
 def locking_others(schema: str, inbox: str, lane: int) -> Operation[list[Position]]:
-    """Lock the inbox's other lanes that are not finished and that nobody works on; tell where they stand."""
+    """Lock the inbox's other lanes that are unfinished and that nobody drains; return where they stand."""
     yield IN_TRANSACTION
     yield DURABLE.at()()
     rows = yield LOCK_OTHERS.at(schema=schema)(inbox=inbox, lane=lane)
     return [Position(*row) for row in rows]
 
 
-FINISHED = Sql(
-    "UPDATE {schema}.spark_drain SET finished = true WHERE inbox = %(inbox)s::text AND lane = %(lane)s::integer"
-)
 ADVANCE = Sql(
     """
 UPDATE {schema}.spark_drain
@@ -105,11 +90,9 @@ SET epoch = %(epoch)s::bigint, file = %(file)s::text, directory = %(directory)s:
 WHERE inbox = %(inbox)s::text AND lane = %(lane)s::integer
 """
 )
-
-
-def finishing(schema: str, inbox: str, lane: int) -> Operation[None]:
-    """Record that the last epoch's file has its final name."""
-    yield FINISHED.at(schema=schema)(inbox=inbox, lane=lane)
+FINISHED = Sql(
+    "UPDATE {schema}.spark_drain SET finished = true WHERE inbox = %(inbox)s::text AND lane = %(lane)s::integer"
+)
 
 
 def advancing(
@@ -121,6 +104,11 @@ def advancing(
     )
 
 
+def finishing(schema: str, inbox: str, lane: int) -> Operation[None]:
+    """Record that the last epoch's file has its final name."""
+    yield FINISHED.at(schema=schema)(inbox=inbox, lane=lane)
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What one epoch took; `is_all`: nothing else could be had."""
@@ -129,7 +117,7 @@ class Taken:
     is_all: bool
 
 
-class Lane:
+class Drainer:
     """One drainer of an inbox; its methods are transactions: both that finish, then `epoch` and `finish` in turn."""
 
     def __init__(self, schema: str, inbox: str, directory: str, lane: int, max_messages: int) -> None:
@@ -151,7 +139,8 @@ class Lane:
         if not position.finished:
             return Taken(0, is_all=False)
         series, epoch = self._series(position), position.epoch + 1
-        self._demand_new(series.final(epoch))
+        if self._folder.has(series.final(epoch)):
+            raise self._other_history(series.final(epoch))
         self._sweep(series, position)
         with EpochFile(self._folder, series, epoch) as file:
             is_all = self._fill(file, connection)
@@ -171,7 +160,7 @@ class Lane:
         self._finish(connection, run(connection, self._locking()))
 
     def finish_others(self, connection: psycopg.Connection) -> None:
-        """The same for the inbox's other lanes, which perhaps nobody drains again.
+        """Do the same for the inbox's other lanes, which perhaps nobody drains again.
 
         Only warns of those it cannot finish, such as one that drained into a directory of another machine.
         """
@@ -210,6 +199,7 @@ class Lane:
         self._swept = True
 
     def _fill(self, file: EpochFile, connection: psycopg.Connection) -> bool:
+        """Claim until the epoch is full or the inbox is empty; tell whether nothing else could be had."""
         is_all = False
         while not is_all and file.messages < self._max_messages and file.value_bytes < EPOCH_BYTES:
             total = min(CLAIM, self._max_messages - file.messages)
@@ -219,14 +209,10 @@ class Lane:
             )
             is_all = not (taken and left)
             size = file.add(taken)
-            # One that its bytes cut short is larger, as a value has at most half of them: more keys would not fill it.
+            # A claim that its bytes cut short is larger: a value has at most half of them. More keys would not fill it.
             if len(taken) < total // 2 and size < MAX_BYTES // 2:
                 self._keys = min(4 * self._keys, MOST_KEYS)
         return is_all
-
-    def _demand_new(self, final: str) -> None:
-        if self._folder.has(final):
-            raise self._other_history(final)
 
     def _other_history(self, name: str) -> MailroomError:
         return MailroomError(
