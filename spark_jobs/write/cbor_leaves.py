@@ -8,15 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_jobs.write.byte_arrays import Bytes, of_rows
+from spark_jobs.write.byte_arrays import Bytes, data, of_rows
 
 UNSIGNED, NEGATIVE, BYTES, TEXT, LIST, MAP, TAG = (major << 5 for major in range(7))
 
 # How many bytes follow the first one of a head, by its class: the number in the first byte, or in 1, 2, 4 or 8 more.
 _FOLLOWING = np.array([0, 1, 2, 4, 8], np.uint64)
 _CLASSES_FROM = tuple(map(np.uint64, (24, 1 << 8, 1 << 16, 1 << 32)))
-
-_DIGITS = np.frombuffer(b"".join(b"%02d" % number for number in range(100)), np.uint16)
 
 _DATE_HEAD = b"\xd9\x03\xec\x6a"  # tag 1004, text of 10
 _SHORT_HEAD, _LONG_HEAD = b"\xc0\x74", b"\xc0\x78\x1b"  # tag 0, text of 20 or 27: without and with microseconds
@@ -123,58 +121,26 @@ def in_years(numbers: npt.NDArray[np.int64], day: int) -> bool:
 
 def dates(days: npt.NDArray[np.int64], validity: pa.Buffer | None) -> pa.LargeBinaryArray:
     """Encode dates of the years 1 to 9999, given in days since 1970."""
+    text = _texts(pa.array(days, pa.int32()).view(pa.date32()), 10)
     rows = np.empty((len(days), 14), np.uint8)
-    rows[:, :4] = np.frombuffer(_DATE_HEAD, np.uint8)
-    _write_date(rows[:, 4:], days)
+    rows[:, :4], rows[:, 4:] = np.frombuffer(_DATE_HEAD, np.uint8), text
     return of_rows(rows, validity=validity)
 
 
 def timestamps(microseconds: npt.NDArray[np.int64], validity: pa.Buffer | None) -> pa.LargeBinaryArray:
     """Encode instants of the years 1 to 9999, given in microseconds since 1970, as RFC 3339 text in UTC."""
-    days = microseconds // DAY_US
-    rest = microseconds - days * DAY_US
-    seconds = rest // 1_000_000
-    fraction = rest - seconds * 1_000_000
-    has_fraction = fraction != 0
-    head = _LONG_HEAD if has_fraction.any() else _SHORT_HEAD
-    begin = len(head)
-    rows = np.empty((len(days), begin + (27 if head is _LONG_HEAD else 20)), np.uint8)
-    rows[:, :begin] = np.frombuffer(head, np.uint8)
-    text = rows[:, begin:]
-    _write_date(text, days)
-    text[:, 10] = ord("T")
-    _write_pair(text[:, 11:], seconds // 3600)
-    text[:, 13] = ord(":")
-    _write_pair(text[:, 14:], seconds // 60 % 60)
-    text[:, 16] = ord(":")
-    _write_pair(text[:, 17:], seconds % 60)
-    text[:, -1] = ord("Z")
-    if head is _SHORT_HEAD:
-        return of_rows(rows, validity=validity)
-    text[:, 19] = ord(".")
-    _write_pair(text[:, 20:], fraction // 10_000)
-    _write_pair(text[:, 22:], fraction // 100 % 100)
-    _write_pair(text[:, 24:], fraction % 100)
-    if has_fraction.all():
-        return of_rows(rows, validity=validity)
+    text = _texts(pa.array(microseconds).view(pa.timestamp("us")), 26)
+    rows = np.empty((len(microseconds), 30), np.uint8)
+    rows[:, :3], rows[:, 3:29], rows[:, 29] = np.frombuffer(_LONG_HEAD, np.uint8), text, ord("Z")
+    rows[:, 13] = ord("T")
     # Rows without a fraction are written as the codec does: the same instant always gives the same bytes.
-    rows[~has_fraction, 1] = _SHORT_HEAD[1]
-    rows[~has_fraction, 2:21] = rows[~has_fraction, 3:22]
-    rows[~has_fraction, 21] = ord("Z")
-    return of_rows(rows, np.where(has_fraction, 30, 22), validity)
+    whole = microseconds % 1_000_000 == 0
+    rows[whole, 1] = _SHORT_HEAD[1]
+    rows[whole, 2:21] = rows[whole, 3:22]
+    rows[whole, 21] = ord("Z")
+    return of_rows(rows, np.where(whole, 22, 30), validity)
 
 
-def _write_date(text: Bytes, days: npt.NDArray[np.int64]) -> None:
-    months = days.astype("M8[D]").astype("M8[M]")
-    number = months.astype(np.int64) + 1970 * 12
-    year = number // 12
-    _write_pair(text, year // 100)
-    _write_pair(text[:, 2:], year % 100)
-    text[:, 4] = ord("-")
-    _write_pair(text[:, 5:], number - year * 12 + 1)
-    text[:, 7] = ord("-")
-    _write_pair(text[:, 8:], days - months.astype("M8[D]").astype(np.int64) + 1)
-
-
-def _write_pair(text: Bytes, number: npt.NDArray[np.int64]) -> None:
-    text[:, :2] = _DIGITS[number].view(np.uint8).reshape(-1, 2)
+def _texts(array: pa.Array, width: int) -> Bytes:
+    """Return the texts of an array, which are all of one width."""
+    return data(array.cast(pa.large_string()))[: len(array) * width].reshape(-1, width)
