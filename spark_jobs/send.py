@@ -7,11 +7,10 @@ import click
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.errors import ConfigurationError
-from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from spark_jobs.command import dsn_variable, job, main, node_of, session
 from spark_jobs.node import Node
-from spark_jobs.write.ledger import Batch
+from spark_jobs.write.ledger import Batch, finding_entry
 
 FORMATS = ("csv", "json", "parquet", "orc")
 
@@ -83,10 +82,10 @@ def command(
         messages = rows.selectExpr(*([] if key is None else [f"string({key}) AS key"]), f"{value} AS value")
         options = {"schema": node.schema, "dsn": node.dsn, "dsnVariable": dsn_variable}
         options |= {"topic": topic, "kind": kind, "idempotencyKey": name, "onKnownBatch": on_known_batch}
-        before, _ = _told(node, batch)
+        before, _ = _entry(node, batch)
         writer = messages.write.format("outbox").mode("append")
         writer.options(**{option: text for option, text in options.items() if text is not None}).save()
-    count, at = _told(node, batch)
+    count, at = _entry(node, batch)
     if call.json:
         document({"name": name, "messages": count, "at": at, "passed_over": before})
     elif before:
@@ -117,21 +116,9 @@ def _reading(file_format: str, given: tuple[str, ...], *, inferred: bool) -> dic
     return options
 
 
-ENTRY = Sql(
-    "SELECT messages, at::timestamptz(0)::text FROM {schema}.spark_batch "
-    "WHERE name = %(name)s::text AND batch = %(number)s::bigint",
-    columns=("bigint", "text"),
-)
-
-
-def _told(node: Node, batch: Batch) -> tuple[int, str | None]:
+def _entry(node: Node, batch: Batch) -> tuple[int, str | None]:
     with node.connect("send", autocommit=True) as connection:
-        return run(connection, _reading_entry(node.schema, batch))
-
-
-def _reading_entry(schema: str, batch: Batch) -> Operation[tuple[int, str | None]]:
-    rows = yield ENTRY.at(schema=schema)(name=batch.name, number=batch.number)
-    return (int(rows[0][0]), str(rows[0][1])) if rows else (0, None)
+        return run(connection, finding_entry(node.schema, batch)) or (0, None)
 
 
 if __name__ == "__main__":

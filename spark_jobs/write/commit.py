@@ -21,9 +21,9 @@ from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, mov
 from spark_jobs.node import AS_THE_ROLE, SESSION, Node
 from spark_jobs.write.content import Content
 from spark_jobs.write.finishing import PACE, Pace, described, finish
-from spark_jobs.write.ledger import Batch, comparing, entering, is_known, owning
+from spark_jobs.write.ledger import Batch, comparing, entering, finding_entry, owning
 from spark_jobs.write.shape import Shape
-from spark_jobs.write.staging import Staged, sweep_afterwards
+from spark_jobs.write.staging import Staged, left_to_a_sweep, sweep
 from spark_jobs.write.user_sql import Staging, UserSql, hiding, showing
 
 log = logging.getLogger("mailroom.spark")
@@ -85,7 +85,7 @@ def commit(
     try:
         if sending.is_large:
             with node.connect("commit", autocommit=True) as connection:
-                if not run(connection, is_known(schema, batch)):
+                if run(connection, finding_entry(schema, batch)) is None:
                     sending.keep(connection)
         while True:
             try:
@@ -100,7 +100,8 @@ def commit(
     if sending.is_large or not entered:
         # Before it is said to be done. What the ledger has may be what a driver has left, or is at work on.
         finish(node, batch.name, pace)
-    sweep_afterwards(node)
+    with left_to_a_sweep():
+        sweep(node)
     if entered:
         return Sent(content.messages)
     log.warning("the batch %s was sent before: %s messages are passed over", batch, content.messages)

@@ -59,7 +59,7 @@ ON CONFLICT DO NOTHING RETURNING true
     columns=("boolean",),
 )
 KNOWN = Sql(
-    "SELECT messages, digest, at::text FROM {schema}.spark_batch "
+    "SELECT messages, digest, at::timestamptz(0)::text FROM {schema}.spark_batch "
     "WHERE name = %(name)s::text AND batch = %(number)s::bigint",
     columns=("bigint", "bytea", "text"),
 )
@@ -135,6 +135,8 @@ def comparing(schema: str, batch: Batch, content: Content) -> Operation[None]:
             )
 
 
-def is_known(schema: str, batch: Batch) -> Operation[bool]:
-    """Tell whether the ledger has a batch of that name and number."""
-    return bool((yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)))
+def finding_entry(schema: str, batch: Batch) -> Operation[tuple[int, str] | None]:
+    """Return how many messages the batch had and when it was sent; None if the ledger does not have it."""
+    for messages, _, at in (yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)):
+        return int(messages), str(at)
+    return None

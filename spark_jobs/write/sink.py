@@ -9,15 +9,13 @@ Each task stages its rows as `format("outbox")` does, and tells the driver so by
 transaction of the driver does the rest: the batch's row in the ledger, the business rows, the messages.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import psycopg
 import pyarrow as pa
 
-from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA
 from spark_jobs.node import Node
 from spark_jobs.write.commit import Sent, commit
@@ -25,13 +23,11 @@ from spark_jobs.write.content import Content
 from spark_jobs.write.ledger import JOB, Batch
 from spark_jobs.write.options import WriteOptions
 from spark_jobs.write.shape import Shape
-from spark_jobs.write.staging import Staged, abandon, stage
+from spark_jobs.write.staging import Staged, abandon, left_to_a_sweep, stage
 from spark_jobs.write.user_sql import Transact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-log = logging.getLogger("mailroom.spark")
 
 
 class OutboxSink:
@@ -102,7 +98,9 @@ class OutboxSink:
             staged = _staged(frame, node, batch, shape)
             return commit(node, batch, shape, staged, self._options.user_sql)
         except BaseException:
-            _abandon(node, batch)
+            # A query that fails at each start would fill the disk.
+            with left_to_a_sweep():
+                abandon(node, batch)
             raise
 
 
@@ -122,11 +120,3 @@ def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[
 
     rows = frame.mapInArrow(of_task, "token string, messages bigint, digest binary, size bigint").collect()
     return [Staged(batch, UUID(row.token), Content(row.messages, bytes(row.digest)), row.size) for row in rows]
-
-
-def _abandon(node: Node, batch: Batch) -> None:
-    # A query that fails at each start would fill the disk. It must not hide how the batch ended; a sweep does the rest.
-    try:
-        abandon(node, batch)
-    except (psycopg.Error, ConnectionFailed) as error:
-        log.info("staging tables are left for a later sweep: %s", type(error).__name__)

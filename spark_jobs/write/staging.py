@@ -7,6 +7,7 @@ that only its attempt knows, and counts once the driver, whom Spark tells which 
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -140,6 +141,12 @@ FORGET = Sql(
 DROP = Sql("DROP TABLE IF EXISTS {schema}.{table} CASCADE")
 
 
+OF_BATCH = Sql(
+    "SELECT token FROM {schema}.spark_staging WHERE name = %(name)s::text AND batch = %(number)s::bigint",
+    columns=("uuid",),
+)
+
+
 def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
     """Drop staging tables whose batch the ledger has, and those older than so many hours; returns how many.
 
@@ -147,13 +154,12 @@ def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
     that takes longer fails loudly and is run again.
     """
     with node.connect("sweep", autocommit=True) as connection:
-        tokens = run(connection, finding_orphans(node.schema, abandoned_after_h))
-        return sum(_is_dropped(connection, node.schema, token) for token in tokens)
+        return _drop_all(connection, node.schema, run(connection, finding_orphans(node.schema, abandoned_after_h)))
 
 
 def finding_orphans(schema: str, hours: float) -> Operation[list[UUID]]:
     """Return the tokens of staging tables that no batch will need any more and that the role may drop."""
-    return [UUID(str(token)) for (token,) in (yield ORPHANS.at(schema=schema)(hours=hours))]
+    return [token for (token,) in (yield ORPHANS.at(schema=schema)(hours=hours))]
 
 
 def drop(node: Node, staged: Iterable[Staged]) -> None:
@@ -161,36 +167,27 @@ def drop(node: Node, staged: Iterable[Staged]) -> None:
     tokens = [one.token for one in staged if one.token]
     if tokens:
         with node.connect("abort", autocommit=True) as connection:
-            for token in tokens:
-                _is_dropped(connection, node.schema, token)
-
-
-OF_BATCH = Sql(
-    "SELECT token FROM {schema}.spark_staging WHERE name = %(name)s::text AND batch = %(number)s::bigint",
-    columns=("uuid",),
-)
+            _drop_all(connection, node.schema, tokens)
 
 
 def abandon(node: Node, batch: Batch) -> None:
     """Drop a batch's staging tables that nobody has locked; another driver at work on it has to begin anew then."""
     with node.connect("abort", autocommit=True) as connection:
-        for token in run(connection, _finding(node.schema, batch)):
-            _is_dropped(connection, node.schema, token)
+        _drop_all(connection, node.schema, run(connection, _finding(node.schema, batch)))
 
 
 def _finding(schema: str, batch: Batch) -> Operation[list[UUID]]:
-    rows = yield OF_BATCH.at(schema=schema)(name=batch.name, number=batch.number)
-    return [UUID(str(token)) for (token,) in rows]
+    return [token for (token,) in (yield OF_BATCH.at(schema=schema)(name=batch.name, number=batch.number))]
 
 
-def _is_dropped(connection: psycopg.Connection, schema: str, token: UUID) -> bool:
-    # Each by itself, so that one that is locked keeps none of the others.
-    try:
-        with connection.transaction():
+def _drop_all(connection: psycopg.Connection, schema: str, tokens: Iterable[UUID]) -> int:
+    dropped = 0
+    for token in tokens:
+        # Each by itself, so that one that is locked keeps none of the others.
+        with suppress(psycopg.errors.LockNotAvailable), connection.transaction():
             run(connection, _dropping(schema, token))
-    except psycopg.errors.LockNotAvailable:
-        return False
-    return True
+            dropped += 1
+    return dropped
 
 
 def _dropping(schema: str, token: UUID) -> Operation[None]:
@@ -199,9 +196,10 @@ def _dropping(schema: str, token: UUID) -> Operation[None]:
         yield DROP.at(schema=schema, table=table(token))()
 
 
-def sweep_afterwards(node: Node) -> None:
-    """`sweep` after a commit, whose success no trouble here changes: a later one does the rest."""
+@contextmanager
+def left_to_a_sweep() -> Iterator[None]:
+    """Let no trouble with dropping tables change how a batch has ended: a later sweep does the rest."""
     try:
-        sweep(node)
+        yield
     except (psycopg.Error, MailroomError) as error:
         log.info("staging tables are left for a later sweep: %s", type(error).__name__)

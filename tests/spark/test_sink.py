@@ -215,7 +215,7 @@ def test_crash_before_the_commit_loses_nothing(
 ) -> None:
     before_commit(once_at(1, crash))
     with monkeypatch.context() as dead:
-        dead.setattr(module, "_abandon", lambda *_: None)
+        dead.setattr(module, "abandon", lambda *_: None)
         assert "Crash" in stream.fails(sink)
     assert staging_tables(stream.connect) == PARTITIONS  # a driver that died leaves them to the sweep
     stream.run(sink)
