@@ -39,14 +39,13 @@ def missing_extra() -> str | None:
 def _missing() -> str | None:
     if absent := missing_extra():
         return absent
-    from spark_jobs.jdbc import HOW_TO_GET_IT, jdbc_jar
-    from spark_jobs.session import java_version
+    from spark_jobs.session import HOW_TO_GET_JDBC, java_version, jdbc_jar
 
     try:
         java_version()
     except ConfigurationError as error:
         return str(error)
-    return None if jdbc_jar() else f"PostgreSQL's JDBC driver is not here. {HOW_TO_GET_IT}"
+    return None if jdbc_jar() else f"PostgreSQL's JDBC driver is not here. {HOW_TO_GET_JDBC}"
 
 
 @cache
@@ -71,7 +70,7 @@ def _rows(session: "SparkSession", count: int) -> "DataFrame":
 
 
 def _jdbc(rows: "DataFrame", node: Node, table: str, columns: tuple[str, ...]) -> float:
-    from spark_jobs.jdbc import DRIVER
+    from spark_jobs.session import DRIVER
 
     with psycopg.connect(node.dsn) as connection:
         at = connection.info

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mailroom.errors import ConfigurationError
-from spark_jobs.jdbc import jdbc_config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +20,17 @@ if TYPE_CHECKING:
 JAVA_AT_LEAST = 17
 HOW_TO_GET_JAVA = (
     f"Install Java {JAVA_AT_LEAST} or later (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
+)
+
+# PostgreSQL's JDBC driver, for Spark's own JDBC writer (`outbox_jdbc`).
+DRIVER = "org.postgresql.Driver"
+JAR_VARIABLE = "MAILROOM_JDBC_JAR"
+DEBIANS_JAR = Path("/usr/share/java/postgresql.jar")
+PACKAGE = "org.postgresql:postgresql:42.7.13"
+HOW_TO_GET_JDBC = (
+    f"Install it (Debian: apt-get install libpostgresql-jdbc-java), or name its jar in {JAR_VARIABLE}, or let Spark "
+    f"load it: spark.jars.packages={PACKAGE}; with spark-submit, --jars or --packages. It has to be named before the "
+    "session starts."
 )
 
 # Without a window of its own, on the loopback, with as many shuffle partitions as one machine needs.
@@ -51,6 +61,25 @@ def java_version(environment: Mapping[str, str] = os.environ) -> int:
     if version < JAVA_AT_LEAST:
         raise ConfigurationError(f"Spark needs Java {JAVA_AT_LEAST}, and {java} is Java {version}. {HOW_TO_GET_JAVA}")
     return version
+
+
+def jdbc_jar(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the driver's jar: the one that MAILROOM_JDBC_JAR names, else Debian's, else None.
+
+    Raises `ConfigurationError` if MAILROOM_JDBC_JAR names no file.
+    """
+    named = environment.get(JAR_VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which is no file.")
+        return Path(named)
+    return DEBIANS_JAR if DEBIANS_JAR.is_file() else None
+
+
+def jdbc_config(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what a session's configuration needs for the driver: nothing if no jar is found here."""
+    jar = jdbc_jar(environment)
+    return {} if jar is None else {"spark.jars": str(jar.resolve())}
 
 
 def spark_session(name: str, master: str | None = None, config: Mapping[str, str] | None = None) -> "SparkSession":

@@ -18,8 +18,8 @@ from mailroom.testing import deliver
 from outbox import Outbox
 from spark_jobs.audit import audit
 from spark_jobs.drain import drain, drained
-from spark_jobs.jdbc import HOW_TO_GET_IT, jdbc_jar
 from spark_jobs.node import Node
+from spark_jobs.session import HOW_TO_GET_JDBC, jdbc_jar
 from tests.spark.frames import ledger, values
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
@@ -159,7 +159,7 @@ def test_page_about_jdbc_runs_and_what_is_written_again_is_passed_over(
     spark: "SparkSession", spark_dsn: str, connect: Connect, tmp_path: Path
 ) -> None:
     if jdbc_jar() is None:
-        pytest.skip(f"Spark has no JDBC driver for PostgreSQL. {HOW_TO_GET_IT}")
+        pytest.skip(f"Spark has no JDBC driver for PostgreSQL. {HOW_TO_GET_JDBC}")
     put(tmp_path / "changes", {"number": 43, "state": "open", "version": 1})
     put(tmp_path / "changes", {"number": 43, "state": "sent", "version": 2})
     with connect(autocommit=True) as connection:

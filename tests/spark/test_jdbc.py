@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from mailroom.errors import ConfigurationError
-from spark_jobs import jdbc
-from spark_jobs.jdbc import jdbc_config, jdbc_jar
+from spark_jobs import session
+from spark_jobs.session import jdbc_config, jdbc_jar
 
 
 def test_jar_that_is_named_goes_before_debians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     debians, named = tmp_path / "debian.jar", tmp_path / "named.jar"
-    monkeypatch.setattr(jdbc, "DEBIANS_JAR", debians)
+    monkeypatch.setattr(session, "DEBIANS_JAR", debians)
     assert (jdbc_jar({}), jdbc_config({})) == (None, {})
     debians.touch()
     named.touch()

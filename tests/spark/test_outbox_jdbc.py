@@ -8,7 +8,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from spark_jobs.jdbc import DRIVER, HOW_TO_GET_IT, jdbc_jar
+from spark_jobs.session import DRIVER, HOW_TO_GET_JDBC, jdbc_jar
 from tests.support.databases import Connect
 from tests.support.proxy import CommitFault, proxied
 from tests.support.waiting import eventually
@@ -38,7 +38,7 @@ def session(connect: Connect) -> psycopg.Connection[Any]:
 def orders(spark: "SparkSession") -> "DataFrame":
     """The orders: the same rows in the same tasks whenever they are computed, with ids from what they are."""
     if jdbc_jar() is None:
-        pytest.skip(f"Spark has no JDBC driver for PostgreSQL. {HOW_TO_GET_IT}")
+        pytest.skip(f"Spark has no JDBC driver for PostgreSQL. {HOW_TO_GET_JDBC}")
     return spark.range(0, ROWS, 1, TASKS).selectExpr(
         "md5(concat('order-', id)) AS message_id",
         "'order.paid' AS topic",
