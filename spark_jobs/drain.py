@@ -167,7 +167,7 @@ def _drain_lanes(
 def drained(spark: "SparkSession", directory: str) -> "DataFrame":
     """Read what drains have put into a directory, a row per message; empty where nothing was drained yet.
 
-    `value` is CBOR: `from_cbor` of `spark_jobs.read.cbor_decoded` reads it. The directory must be there.
+    `value` is CBOR: `spark_jobs.from_cbor` reads it. The directory must be there.
     """
     return spark.read.schema(SPARK_COLUMNS).parquet(spark_name(full_name(directory)))
 
