@@ -1,12 +1,12 @@
-"""Bulk: a large batch that stands ready in tables of the node's schema, and moves into the outbox in chunks.
+"""Bulk: a large batch in tables of the node's schema moves into the outbox in chunks.
 
-Moved at once, it would have everybody else's messages queue behind all of it. So it is decided first: one transaction
-notes which tables are to be moved, in which order. Then each chunk moves in a transaction of its own, which notes how
-far it came. So whoever moves may die at any time, and another one goes on: each message is moved once, and in order.
+Moved at once, it would make everybody else's messages queue behind all of it. So one transaction decides the batch: it
+records which tables are to be moved, in which order. Then each chunk moves in a transaction of its own, which records
+how far it came. Whoever moves may die at any time, and another one goes on: each message is moved once, and in order.
 Two that move at once take turns.
 
-What is moved keeps its order. A table was filled by one COPY and never changed, so its rows stand in the order of their
-ctid; and a chunk is a range of these, which a TID range scan reads without looking at the others.
+A table was filled by one COPY and never changed, so its rows stand in the order of their ctid. A chunk is a range of
+these, which a TID range scan reads without reading the others.
 """
 
 import json
@@ -46,7 +46,7 @@ EXPRESSIONS = {
 
 
 class BulkLost(MailroomError):
-    """What a table held is not all there any more, or it is no plain table of messages. Nothing of it was moved."""
+    """A table lacks rows that it had, or is not a plain table of messages. Nothing of it was moved."""
 
 
 def table(token: UUID) -> str:
@@ -56,14 +56,14 @@ def table(token: UUID) -> str:
 
 # -- Moving -----------------------------------------------------------------------------------------------------------
 
-# For the transaction: a range of ctids is read by a TID range scan, whatever a table that nobody has analyzed seems to
-# hold. A scan of the whole table could begin anywhere, where another one is or was.
+# For the transaction: a TID range scan reads a range of ctids, whatever the planner takes a table for that nobody has
+# analyzed. A scan of the whole table could begin in its middle, where another scan is or was.
 BY_TID = Sql(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
     columns=("text", "text"),
 )
-# Locked first, so that it stays what the next statement finds. It may belong to a role that may do less than whoever
-# moves it: nothing that this role has thought up must run here, as it would in a view, a policy or a type.
+# Locked first, so that it stays what the next statement finds. Its owner may have fewer rights than whoever moves it:
+# no code of the owner may run here, as it would in a view, a policy or a type.
 HOLD = Sql("LOCK TABLE {schema}.{table} IN ACCESS SHARE MODE")
 OF_MESSAGES = ", ".join(f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in STAGED.items())
 COLUMNS = Sql(
@@ -145,8 +145,8 @@ AS_FILLED = Sql(
     columns=("text", "text"),
 )
 KEEP = Sql("ALTER TABLE {schema}.{table} SET LOGGED")
-# Who keeps the node's house goes on where its owner died.
-HOUSE = Sql(
+# The dispatcher's role owns the outbox: its housekeeping goes on where the table's owner died.
+OWNER = Sql(
     "SELECT quote_ident(pg_get_userbyid(relowner)::text) FROM pg_catalog.pg_class "
     "WHERE oid = to_regclass('{schema}.outbox')::oid",
     columns=("text",),
@@ -159,7 +159,7 @@ def keeping(schema: str, table: str) -> Operation[None]:
     yield IN_TRANSACTION
     yield AS_FILLED.at()()
     yield KEEP.at(schema=schema, table=table)()
-    [(role,)] = yield HOUSE.at(schema=schema)()
+    [(role,)] = yield OWNER.at(schema=schema)()
     yield LET_READ.at(schema=schema, table=table, role=role.replace("%", "%%"))()
 
 
@@ -184,7 +184,7 @@ DECIDE = Sql(
 def deciding(
     schema: str, name: str, number: int, tables: Mapping[UUID, int], constants: Mapping[str, str], source: str
 ) -> Operation[None]:
-    """Note that these tables are to be moved in this order, each with so many messages, as `keeping` has left them.
+    """Record that these tables are to be moved in this order, each with so many messages, as `keeping` has left them.
 
     Raises `BulkLost`, or psycopg's `UndefinedTable`, if one of them is not all there.
     """
@@ -243,7 +243,7 @@ UPDATE {schema}.spark_staging SET moved = %(moved)s::bigint, moved_to = %(upto)s
 WHERE token = %(token)s::uuid
 """
 )
-NOTE = Sql(
+PROGRESS = Sql(
     """
 UPDATE {schema}.spark_bulk SET moved = moved + %(moved)s::bigint, first = %(first)s::bigint, last = %(last)s::bigint,
        at = clock_timestamp()
@@ -302,7 +302,7 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
         yield FINISH.at(schema=schema)(name=name, number=number)
         return moved
     values = {"name": name, "number": number, "moved": moved.messages, "first": moved.first, "last": moved.last}
-    [(more,)] = yield NOTE.at(schema=schema)(**values)
+    [(more,)] = yield PROGRESS.at(schema=schema)(**values)
     return replace(moved, more=more)
 
 

@@ -31,7 +31,7 @@ class Report:
 
     `proven` and `not_proven` say in words what follows, and what does not even if all `holds`. `files` describes the
     messages in the files: how many, the first and last clock and time of delivery, and how many of each inbox and topic
-    (the 1,000 largest). `under_way` tells how many stand in each table of the node.
+    (the 1,000 largest). `under_way` is how many are in each table of the node.
     """
 
     holds: bool
@@ -63,7 +63,7 @@ def audit(
     under_way = {place: places.get(place, 0) for place in UNDER_WAY}
     files = _described(evidence.files)
     holds = all(found.holds for found in checks)
-    proven = [found.proves for found in checks if found.holds and found.looked_at]
+    proven = [found.proves for found in checks if found.holds and found.checked]
     unproven = _unproven(evidence, sent=sent is not None)
     return Report(holds, proven, unproven, at, node.schema, directories, checks, files, under_way)
 
@@ -84,7 +84,7 @@ def _unproven(evidence: Evidence, *, sent: bool) -> list[str]:
     if sent:
         found.append(f"{what}: that their values are those that were sent")
     else:
-        found.append(f"{what}: whether that is all they sent, and with these values; give --sent what they noted")
+        found.append(f"{what}: whether that is all they sent, and with these values; give --sent what they recorded")
     drained = evidence.at("lane").select("inbox")
     inboxes = evidence.at("route").select("inbox").distinct().join(drained, "inbox", "left_anti")
     names = [row.inbox for row in inboxes.orderBy("inbox").limit(MAX_TOPICS).collect()]
@@ -180,25 +180,25 @@ def command(
     if call.json:
         document(found)
     else:
-        _tell(found)
+        _print(found)
     if not found.holds:
         click.get_current_context().exit(1)
 
 
-def _tell(report: Report) -> None:
-    rows = ((found.name, found.holds, found.looked_at, found.wrong) for found in report.checks)
+def _print(report: Report) -> None:
+    rows = ((found.name, found.holds, found.checked, found.wrong) for found in report.checks)
     for what, sentences in (("Proven", report.proven), ("Not proven", report.not_proven)):
         for sentence in sentences:
             say(f"{what}: {sentence}.")
-    table(("check", "holds", "looked at", "wrong"), rows, numbers=("looked at", "wrong"))
+    table(("check", "holds", "checked", "wrong"), rows, numbers=("checked", "wrong"))
     for found in report.checks:
         for example in found.examples:
             say(f"{found.name}: {', '.join(f'{name} {value}' for name, value in example.items() if value is not None)}")
     messages = counted(report.files["messages"], "message")
     waiting = counted(sum(report.under_way.values()), "row")
     wrong = [found.name for found in report.checks if not found.holds]
-    verdict = f"WRONG: {', '.join(wrong)}" if wrong else "Everything holds"
-    say(f"{verdict}; {messages} in files, {waiting} under way or dead letters.")
+    result = f"WRONG: {', '.join(wrong)}" if wrong else "Everything holds"
+    say(f"{result}; {messages} in files, {waiting} under way or dead letters.")
 
 
 if __name__ == "__main__":

@@ -64,36 +64,35 @@ def node_of(call: Call, variable: str | None, *, travels: bool = True) -> Node:
 
 @contextmanager
 def session(name: str) -> "Iterator[SparkSession]":
-    """Give the Spark session there is, or one that ends with the job; what Spark raises is told in one line."""
+    """Give the Spark session there is, or one that ends with the job; an error of Spark becomes one line."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
     from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import SparkSession
 
     from spark_jobs.session import spark_session
 
-    # What it logs, a whole stack in one line, is in the error that is told.
+    # It logs a whole stack in one line; the error has that.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     is_ours = SparkSession.getActiveSession() is None
     spark = spark_session(name)
     try:
         yield spark
     except (PySparkException, Py4JJavaError) as error:
-        raise MailroomError(_reason(str(error), told=isinstance(error, AnalysisException))) from error
+        raise MailroomError(_reason(str(error), is_of_plan=isinstance(error, AnalysisException))) from error
     finally:
         if is_ours:
             spark.stop()
 
 
-def _reason(text: str, *, told: bool) -> str:
+def _reason(text: str, *, is_of_plan: bool) -> str:
     """Say in a line why a job failed: our own error out of the traceback of one of Spark's processes, else Spark's.
 
-    What Spark says of a query it has only looked at is `told` as it is. Of one that ran its text may repeat a row: then
-    the names of the errors have to do.
+    Spark's text about a plan is shown. Its text about a query that ran may repeat a row: only the errors are named.
     """
     ours = OURS.search(text)
     if ours:
         return ours[1].strip()
-    if told:
+    if is_of_plan:
         return f"Spark refused: {text.strip().splitlines()[0]}"
     names = dict.fromkeys(NAMED.findall(text))
     return f"Spark failed: {', '.join(names) or 'it did not say why'}. Its log has more."

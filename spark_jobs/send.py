@@ -42,7 +42,7 @@ FORMATS = ("csv", "json", "parquet", "orc")
 @click.option(
     "--kind", type=click.Choice(("M", "E", "C")), default="M", show_default=True, help="Message, event, command."
 )
-@click.option("--format", "kind_of_file", type=click.Choice(FORMATS), help="What the files are; else their names tell.")
+@click.option("--format", "kind_of_file", type=click.Choice(FORMATS), help="What the files are; else by their names.")
 @click.option("--columns", metavar="DDL", help="The files' columns, such as 'number int, day date'; else inferred.")
 @click.option(
     "--option", "reading", metavar="NAME=VALUE", multiple=True, help="An option of Spark's reader, e.g. sep=;"
@@ -98,7 +98,7 @@ def _format(paths: tuple[str, ...]) -> str:
     suffixes = {PurePosixPath(path.removesuffix(".gz")).suffix.lstrip(".") for path in paths}
     if len(suffixes) == 1 and suffixes <= set(FORMATS):
         return suffixes.pop()
-    raise ConfigurationError(f"The names do not tell what the files are: give --format, one of {', '.join(FORMATS)}.")
+    raise ConfigurationError(f"The names do not say what the files are: give --format, one of {', '.join(FORMATS)}.")
 
 
 def _reading(file_format: str, given: tuple[str, ...], *, inferred: bool) -> dict[str, str]:
@@ -106,7 +106,7 @@ def _reading(file_format: str, given: tuple[str, ...], *, inferred: bool) -> dic
     if file_format in ("csv", "json"):
         options["mode"] = "FAILFAST"
     if file_format == "csv":
-        # With pruning Spark does not look at the columns that no message needs, and takes rows that are broken there.
+        # With pruning Spark skips the columns that no message needs, and takes rows that are broken there.
         options |= {"header": "true", "inferSchema": str(inferred).lower(), "columnPruning": "false"}
     for option in given:
         name, equals, value = option.partition("=")

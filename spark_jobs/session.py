@@ -53,10 +53,10 @@ def java_version(environment: Mapping[str, str] = os.environ) -> int:
     if java is None:
         raise ConfigurationError(f"Spark needs Java, and none was found. {HOW_TO_GET_JAVA}")
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - the Java that Spark runs
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - the Java that Spark runs
     except (OSError, subprocess.SubprocessError):
         raise ConfigurationError(f"Spark needs Java, and {java} does not run. {HOW_TO_GET_JAVA}") from None
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    found = re.search(r'version "(?:1\.)?(\d+)', output.stderr + output.stdout)
     version = int(found[1]) if found else 0
     if version < JAVA_AT_LEAST:
         raise ConfigurationError(f"Spark needs Java {JAVA_AT_LEAST}, and {java} is Java {version}. {HOW_TO_GET_JAVA}")
@@ -105,9 +105,9 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
         builder = builder.config(key, value)
     with _interrupts_held():
         session = builder.getOrCreate()
-    jvm = getattr(session, "_jvm", None)  # none of Spark Connect, whose server looks
+    jvm = getattr(session, "_jvm", None)  # Spark Connect has none
     if jvm is not None:
-        # A batch write looks for its format in the session that is active in its thread, and a new thread has none.
+        # A batch write finds its format in the session that is active in its thread, and a new thread has none.
         jvm.SparkSession.setActiveSession(session._jsparkSession)
     return session
 

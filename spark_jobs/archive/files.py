@@ -18,7 +18,7 @@ from spark_jobs import message_rows
 from spark_jobs.archive.folder import Folder
 
 COLUMNS = pa.schema([("inbox", pa.string()), *message_rows.COLUMNS, ("epoch", pa.int64()), ("lane", pa.int32())])
-# Spark cannot tell the columns of a directory that has no file yet.
+# Spark cannot infer the columns of a directory that has no file yet.
 SPARK_COLUMNS = message_rows.ddl(COLUMNS)
 REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_type", "source", "epoch", "lane"]
 
@@ -39,7 +39,7 @@ class Series:
 
     @property
     def prefix(self) -> str:
-        """What the name of each file begins with; the node tells apart those that share a directory."""
+        """What the name of each file begins with; nodes may share a directory."""
         return f"{self.inbox}-{_short(self.node)}-{self.lane:03}-"
 
     def attempts(self, epoch: int) -> str:

@@ -1,4 +1,4 @@
-"""The checks of the audit, as DataFrames: a row for each thing looked at, and whether it is wrong.
+"""The checks of the audit, as DataFrames: a row for each thing that is checked, and whether it is wrong.
 
 Each groups by ids, keys or clocks, so that Spark spreads it over the cluster, and compares hashes of values. The
 columns beside `wrong` say where to look.
@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from spark_jobs.write.content import TOLD_IN_SPARK
+from spark_jobs.write.content import HASH_IN_SPARK
 
 SOURCE = "mailroom spark "
 UNDER_WAY = ("outbox", "scheduled", "inbox", "parked", "dead_letter")
@@ -21,7 +21,7 @@ EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is looked at: the messages in `files`, and the tables as of one moment before those files were listed.
+    """What is checked: the messages in `files`, and the tables as of one moment before those files were listed.
 
     `tables` has the columns of `spark_jobs.proof.tables`. `may_drop`: messages that left no trace were dropped by their
     sender's wish.
@@ -41,7 +41,7 @@ class Evidence:
 
     def hashed(self) -> DataFrame:
         """Return each message's hashes: one, if it says the same wherever it is."""
-        hashed = Evidence(self.files.withColumn("hash", f.expr(TOLD_IN_SPARK)), self.tables)
+        hashed = Evidence(self.files.withColumn("hash", f.expr(HASH_IN_SPARK)), self.tables)
         return hashed.everywhere("message_id", "source", "hash").distinct()
 
     def drained_before(self) -> DataFrame:
@@ -98,7 +98,7 @@ def _values_as_sent(evidence: Evidence) -> DataFrame:
     found = evidence.hashed().filter(f.col("source").startswith(SOURCE)).groupBy("source").agg(
         f.count_distinct("message_id").alias("found"), *(f.sum(half).alias(f"sum_{n}") for n, half in enumerate(halves))
     )  # fmt: skip
-    # Without carry out of 64 bits. What a batch lacks, or has twice as much of, is told by its number.
+    # Without carry out of 64 bits. Another check finds messages that are missing or there twice.
     total = f.expr("lpad(lower(concat(lpad(hex((sum_0 + shiftright(sum_1, 32)) & 4294967295L), 8, '0'), "
                    "lpad(hex(sum_1 & 4294967295L), 8, '0'))), 16, '0')")  # fmt: skip
     whole = digests.filter("digest IS NOT NULL").join(found, "source").filter("sent = found")
@@ -141,13 +141,13 @@ def _copies_complete(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.col("due") - f.col("found") > f.col("discarded"))
 
 
-@_checks("sent is there", "each of {:,} messages that the sender has noted is there", CHECKS_OF_SENT)
+@_checks("sent is there", "each of {:,} messages that the sender recorded is there", CHECKS_OF_SENT)
 def _sent_is_there(evidence: Evidence) -> DataFrame:
     found = _by_id(evidence).filter("is_sent")
     return found.select("message_id", "key", (~f.col("is_there")).alias("wrong"))
 
 
-@_checks("there is sent", "each of {:,} messages of Spark's batches is one that the sender has noted", CHECKS_OF_SENT)
+@_checks("there is sent", "each of {:,} messages of Spark's batches is one that the sender recorded", CHECKS_OF_SENT)
 def _there_is_sent(evidence: Evidence) -> DataFrame:
     found = _by_id(evidence).filter("is_of_batch")
     return found.select("message_id", "key", (~f.col("is_sent")).alias("wrong"))
@@ -179,7 +179,7 @@ def _clocks_differ(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.col("messages") > 1)
 
 
-@_checks("epochs in order", "no message overtook another of its key into an earlier epoch of its lane ({:,} looked at)")
+@_checks("epochs in order", "no message overtook another of its key into an earlier epoch of its lane ({:,} checked)")
 def _epochs_in_order(evidence: Evidence) -> DataFrame:
     epochs = evidence.files.groupBy("inbox", "lane", "key", "epoch").agg(
         f.min("clock").alias("clock"), f.max("clock").alias("last")
@@ -206,9 +206,9 @@ PUTTING_BACK = "INTERVAL 1 HOUR"
 def _effects_follow_causes(evidence: Evidence) -> DataFrame:
     """A reply stands after its request, and whatever names its cause (header `causation`) after that.
 
-    Not where the cause is a dead letter that was requeued after the effect was sent: it has a new clock since then. All
-    that tells such a one is when it was delivered, and the trail of what was done by hand: a cause that was merely
-    delivered late, while nobody requeued anything, is out of order.
+    Not where the cause is a dead letter that was requeued after the effect was sent: it has a new clock since then. The
+    time of its delivery and the audit trail show that. A cause that was merely delivered late, while nobody requeued
+    anything, is out of order.
     """
     files = evidence.files
     named = _union(
@@ -241,30 +241,30 @@ def _came_back(requeue: Column, copy: Column, sent_at: Column) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check found: how many things it looked at, how many of them are wrong, and a few of those."""
+    """What a check found: how many things it checked, how many of them are wrong, and a few of those."""
 
     name: str
     holds: bool
-    looked_at: int
+    checked: int
     wrong: int
     examples: list[dict[str, Any]]
 
     @property
     def proves(self) -> str:
         """What follows, in words."""
-        return (CHECKS | CHECKS_OF_SENT)[self.name].proves.format(self.looked_at)
+        return (CHECKS | CHECKS_OF_SENT)[self.name].proves.format(self.checked)
 
 
 def check(name: str, evidence: Evidence) -> Found:
     """Run a check."""
     rows = (CHECKS | CHECKS_OF_SENT)[name].rows(evidence)
-    looked_at, wrong = rows.agg(f.count("*"), f.count_if("wrong")).collect()[0]
+    checked, wrong = rows.agg(f.count("*"), f.count_if("wrong")).collect()[0]
     examples: list[dict[str, Any]] = []
     if wrong:
         columns = [column for column in rows.columns if column != "wrong"]
         first = rows.filter("wrong").select(*columns).orderBy(*columns).limit(EXAMPLES)
         examples = [row.asDict() for row in first.collect()]
-    return Found(name, not wrong, looked_at, wrong, examples)
+    return Found(name, not wrong, checked, wrong, examples)
 
 
 def _counted(rows: DataFrame, differs: Column) -> DataFrame:
@@ -276,7 +276,7 @@ def _union(*frames: DataFrame) -> DataFrame:
 
 
 def _by_id(evidence: Evidence) -> DataFrame:
-    """Return a row for each message id: whether the sender has noted it, where it was seen, and of what batch."""
+    """Return a row for each message id: whether the sender recorded it, where it was seen, and of what batch."""
     there, sent = evidence.everywhere("message_id", "key", "source"), evidence.at("sent")
     seen = _union(
         there.withColumn("is_sent", f.lit(False)),

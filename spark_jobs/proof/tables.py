@@ -16,11 +16,11 @@ from spark_jobs.archive.files import Series, files_of
 from spark_jobs.archive.folder import folder, shown
 from spark_jobs.message_rows import LONG, MOMENT, TEXT, ddl
 from spark_jobs.node import Node
-from spark_jobs.write.content import SENT_BYTES, TOLD
+from spark_jobs.write.content import HASH, SENT_BYTES
 
 FETCHED = 20_000  # rows that a task holds at a time
 VISIBLE_S = 60.0  # a drainer that is alive shows its file milliseconds after the COMMIT
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 
 ARROW = pa.schema({
     "place": TEXT, "inbox": TEXT, "key": TEXT, "clock": LONG, "message_id": TEXT, "source": TEXT, "messages": LONG,
@@ -32,9 +32,9 @@ NO_TIME = "NULL::timestamptz"
 NO_CONTENT = "NULL::text, NULL::text, NULL::text"
 NO_COUNT = "NULL::bigint, NULL::integer, NULL::bigint"
 NOT_DELIVERED = (
-    f"NULL::text, key, NULL::bigint, message_id::text, source, {NO_COUNT}, {NO_TIME}, topic, kind::text, {TOLD}"
+    f"NULL::text, key, NULL::bigint, message_id::text, source, {NO_COUNT}, {NO_TIME}, topic, kind::text, {HASH}"
 )
-DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic, kind::text, {TOLD}"
+DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic, kind::text, {HASH}"
 
 # One statement, so one snapshot, and the files are listed only after it. Messages move in circles (outbox, scheduled
 # and back; inbox, parked and back; dead_letter and back), so no order of reading table after table would see all of
@@ -87,7 +87,7 @@ SENT = (
 NONE_OF_SENT = f"{NO_COUNT}, {NO_TIME}, {NO_CONTENT}"
 
 
-def looking_at(connection: psycopg.Connection, node: Node, sent: str | None) -> str:
+def snapshot(connection: psycopg.Connection, node: Node, sent: str | None) -> str:
     """Return the statement that reads the node, and what was sent by `sent`: a table, or a SELECT, with message_id.
 
     Raises `SchemaError`, `ConfigurationError` if `sent` has no column message_id, and errors of the driver.
@@ -110,12 +110,12 @@ def looking_at(connection: psycopg.Connection, node: Node, sent: str | None) -> 
 def read(spark: SparkSession, node: Node, sent: str | None) -> DataFrame:
     """Read the node once, in a task of Spark: no row passes through the driver's process.
 
-    What was read stays with the executors. Losing one of them fails the audit: read anew, the tables would be those of
-    another moment. Raises as `looking_at` does.
+    What was read stays with the executors. Losing one of them fails the audit: tables that were read again would be of
+    another moment. Raises as `snapshot` does.
     """
     with node.connect("audit") as connection:
         connection.read_only = True
-        statement = looking_at(connection, node, sent)
+        statement = snapshot(connection, node, sent)
     rows = spark.range(0, 1, 1, 1).mapInArrow(partial(_rows, node=node, statement=statement), COLUMNS)
     return rows.repartition("message_id").localCheckpoint(eager=True)
 
@@ -160,5 +160,5 @@ def await_files(node: Node, directories: Sequence[str], *, within_s: float = VIS
                     f"{name} is committed and not to be seen in {shown(directory)}: its drain was interrupted. Drain "
                     "this inbox once more, which finishes it, and audit again."
                 )
-            sleep(LOOK_S)
+            sleep(POLL_INTERVAL_S)
     return files_of(rows[0][0])

@@ -24,9 +24,9 @@ from spark_jobs.write.cbor_types import arrow_type, check_type
 def from_cbor(column: Column | str, schema: DataType | str) -> Column:
     """Return the binary `column`, one CBOR item per row, read as `schema`: a Spark type, or its text as in DDL.
 
-    A field that the schema does not name is left out, one that a value does not have is null; NOT NULL counts for
-    nothing. What does not fit the type fails the job, as does what is no CBOR of ours (`DecodeError`): it tells the
-    row of the batch and the part, not the content. Raises `EncodeError` for a schema that CBOR has no form for.
+    A field that the schema does not name is left out, one that a value does not have is null; NOT NULL has no effect.
+    A value that does not fit the type fails the job, as does one that is not our CBOR (`DecodeError`). The error names
+    the row of the batch and the part, not the content. Raises `EncodeError` for a schema that CBOR has no form for.
     """
     wanted = DataType.fromDDL(schema) if isinstance(schema, str) else schema
     arrow = arrow_type(wanted)
@@ -35,7 +35,7 @@ def from_cbor(column: Column | str, schema: DataType | str) -> Column:
     def from_cbor(raw: pa.Array) -> pa.Array:
         return decoded(raw, arrow)
 
-    # Spark believes NOT NULL without looking.
+    # Spark does not check NOT NULL.
     nullable = wanted.toNullable() if isinstance(wanted, (StructType, ArrayType, MapType)) else wanted
     read: Callable[[Column | str], Column] = arrow_udf(from_cbor, returnType=nullable)
     return read(column)
@@ -69,7 +69,7 @@ def _read(items: list[bytes | None], arrow: pa.DataType) -> pa.Array:
 
 
 def _column(values: list[Any], arrow: pa.DataType, path: str) -> pa.Array:
-    """Make an array of values; column by column, so that each type is looked at once."""
+    """Make an array of values; column by column, so that each type is checked once."""
     if types.is_struct(arrow):
         _expect(values, {dict}, arrow, path)
         return _structs(values, arrow, path)
@@ -167,7 +167,7 @@ def _unfit(path: str, what: str, arrow: pa.DataType) -> _Unfit:
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """Where each list begins; null for null, which is how Arrow is told."""
+    """Where each list begins; null for a list that is null, as Arrow wants it."""
     starts = list(accumulate((len(value) if value else 0 for value in values), initial=0))
     return pa.array(
         [None if value is None else start for value, start in zip(values, starts, strict=False)] + starts[-1:],

@@ -16,7 +16,7 @@ from spark_jobs import message_rows
 from spark_jobs.node import Node
 
 IN_ONE = 50_000  # messages, where the number of ranges is not given
-FIRST_ROWS = 100  # that the first page looks at; each later one at twice as many as came before, at most
+FIRST_ROWS = 100  # of the first page; each later one reads at most twice as many as the one before returned
 PAGE_ROWS = 10_000
 PAGE_BYTES = 8 * 1024 * 1024  # of values and headers, as they are sent; the message that reaches it is the page's last
 
@@ -57,8 +57,8 @@ OF_KEY = Sql(PAGE, columns=COLUMNS, selected=SELECTED, size=SIZE, order="clock",
 
 WALKED = 20_000  # messages that are counted one by one
 SAMPLED_BYTES = 8 * 1024 * 1024
-# Each n-th message, by its clock. The width of a range says nothing: between two clocks may lie those of other inboxes,
-# or of a backlog that is gone. Few messages are counted one by one, which is exact; of many some blocks are looked at.
+# Each n-th message, by its clock. The distance of two clocks says nothing: those between may be of other inboxes, or of
+# a backlog that is gone. Few messages are counted one by one, which is exact; many are estimated by a sample of blocks.
 CUT = Sql(
     """
 WITH walked AS MATERIALIZED (
@@ -120,16 +120,16 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) ->
     """
     with node.connect(f"read {inbox}", autocommit=True) as connection:
         connection.read_only = True
-        # The size of a row costs as much as the row, so a page does not look at many more than will fit.
-        above, looked_at = wanted.above, FIRST_ROWS
+        # The size of a row costs as much as the row, so a page reads few more than will fit.
+        above, limit = wanted.above, FIRST_ROWS
         while True:
             with connection.transaction():
                 rows = run(
                     connection,
-                    paging(node.schema, inbox, above, wanted.upto, chosen, looked_at),
+                    paging(node.schema, inbox, above, wanted.upto, chosen, limit),
                     message_rows.RawCursor,
                 )
             if not rows:
                 return
-            above, looked_at = max(row[1] for row in rows), min(2 * len(rows), PAGE_ROWS)
+            above, limit = max(row[1] for row in rows), min(2 * len(rows), PAGE_ROWS)
             yield pa.RecordBatch.from_arrays(message_rows.arrays(rows), schema=message_rows.COLUMNS)

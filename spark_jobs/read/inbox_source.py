@@ -1,4 +1,4 @@
-"""`format("inbox")`: a look at an inbox from Spark, and a stream that reaps it; see docs/spark-reading.md."""
+"""`format("inbox")`: reads an inbox, or reaps it as a stream; see docs/spark-reading.md."""
 
 # ruff: noqa: N802 - names of pyspark's
 
@@ -21,7 +21,7 @@ from spark_jobs.read.offsets import finding_ends
 
 SCHEMA = message_rows.ddl(message_rows.COLUMNS)
 OPTIONS = ("inbox", "numPartitions", *Node.OPTIONS)
-OF_LOOK = ("key", "topic", "clockAbove", "clockUpto")
+OF_READ = ("key", "topic", "clockAbove", "clockUpto")
 OF_STREAM = ("maxMessages",)
 MAX_PARTITIONS = 10_000
 MAX_MESSAGES = 100_000
@@ -40,13 +40,13 @@ class InboxSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a message. Raises `ConfigurationError` or `InvalidName` for the options."""
-        demand_known(self.options, (*OPTIONS, *OF_LOOK, *OF_STREAM))
+        demand_known(self.options, (*OPTIONS, *OF_READ, *OF_STREAM))
         _inbox(self.options)
         return SCHEMA
 
     def reader(self, schema: StructType) -> "InboxReader":
         """Return the reader of `spark.read`. Raises `ConfigurationError`, `InvalidName` or `InvalidMessage`."""
-        demand_known(self.options, (*OPTIONS, *OF_LOOK))
+        demand_known(self.options, (*OPTIONS, *OF_READ))
         _demand_ours(schema)
         key, topic = self.options.get("key"), self.options.get("topic")
         return InboxReader(
@@ -97,10 +97,10 @@ def _demand_ours(schema: StructType) -> None:
 # Without pushFilters: up to 4.3 Spark keeps the filters that it has pushed with the DataFrame and applies them to its
 # next query too, which then lacks rows. Options are the DataFrame's own.
 class InboxReader(DataSourceReader):
-    """A look at an inbox that waits for nobody and keeps nobody waiting.
+    """Reads an inbox without locks: it waits for nobody, and nobody waits for it.
 
-    It sees nothing twice and nothing above the largest clock at the time of the plan; a message that is reaped while it
-    reads may be missing.
+    It reads nothing twice and nothing above the highest clock at the time of the plan. A message that is reaped
+    meanwhile may be missing.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ Method: TypeAlias = "Callable[Concatenate[InboxStreamReader, P], T]"
 
 
 def _resumed(method: "Method[P, T]") -> "Method[P, T]":
-    """Have a method that was cut off with its session begin anew on another one: none does harm when it runs twice."""
+    """Retry a method on another session when its own is lost; each may run twice."""
 
     @wraps(method)
     def resumed(self: "InboxStreamReader", /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -67,10 +67,10 @@ def _resumed(method: "Method[P, T]") -> "Method[P, T]":
                 return method(self, *arguments, **named)
             except (psycopg.OperationalError, ConnectionFailed) as error:
                 failures += 1
-                # A first connection that cannot be made is the user's to know of, a later one is not.
+                # The user learns at once that the first connection fails.
                 if failures == ATTEMPTS or not (self._identity and self._is_lost(error)):
                     raise
-                log.info("stream %s: %s, connecting anew", self._inbox, type(error).__name__)
+                log.info("stream %s: %s, reconnecting", self._inbox, type(error).__name__)
             self.stop()
             sleep(pause_s(failures, LONGEST_PAUSE_S))
 
@@ -81,8 +81,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The sole consumer of an inbox: every message that is delivered is in exactly one batch, and then reaped.
 
     Raises `UnknownInbox`; `ConfigurationError` while another stream or a worker reads the inbox, or keys of it are
-    parked, or when the checkpoint is of another inbox, or of a time that the database lacks. A connection that is lost
-    is made anew, ten times at most; `ConfigurationError` if somebody has taken messages meanwhile.
+    parked, or when the checkpoint is of another inbox, or of a time that the database lacks. It reconnects after a
+    lost connection, ten times at most; `ConfigurationError` if somebody has taken messages meanwhile.
     """
 
     def __init__(self, node: Node, inbox: str, partitions: int | None, max_messages: int) -> None:
@@ -94,7 +94,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._identity = ""
         self._known: set[Place] = set()  # given out or compared by this session, and not below the last commit
         self._first: tuple[int, int | None] = (0, None)  # above which clock the last batch begins, and with which
-        self._reached: Place | None = None  # where the next batch starts, for 4.1, which does not tell
+        self._reached: Place | None = None  # where the next batch starts, for Spark 4.1, which does not say
         self._target: Place | None = None
 
     # -- in the driver ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @_resumed
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
         """Return the last message of the next batch, or where it starts if there is none."""
-        # 4.1 does not tell where to start; if no other call of it has, nothing can be counted from there.
+        # Spark 4.1 does not say where to start; unless an earlier call did, nothing can be counted from there.
         reached = (self._reached or Place()) if start is None else self._place(start)
         limited = self._reached is not None if start is None else isinstance(limit, ReadMaxRows)
         number = self._max_messages if limited else None
@@ -130,7 +130,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_resumed
     def reportLatestOffset(self) -> Offset:
-        """Tell Spark's progress where the inbox ends, and how far the batch just planned is behind that.
+        """Return where the inbox ends, and how far the batch just planned is behind that, for Spark's progress.
 
         `lag_clocks` is at most how many messages are left: other inboxes' have clocks too. `lag_s` is how long ago the
         first of them was delivered.
@@ -160,7 +160,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known = {place for place in self._known if place.clock >= upto}
 
     def stop(self) -> None:
-        """Let the inbox go."""
+        """Release the inbox."""
         self._known = set()
         if self._connection is not None:
             self._connection.close()

@@ -28,7 +28,7 @@ NUMBERS = {
     "timestamptz": (pa.int64(), ">i8", YEAR_2000_US),
 }
 JSONB_VERSION = b"\x01"
-# An array tells the type of its elements (pg_type.oid).
+# An array names the type of its elements (pg_type.oid).
 OIDS = {
     "boolean": 16, "bytea": 17, "bigint": 20, "smallint": 21, "integer": 23, "text": 25, "real": 700,
     "double precision": 701, "date": 1082, "timestamp": 1114, "timestamptz": 1184,

@@ -23,7 +23,7 @@ def encoded(array: pa.Array, path: str = "value", *, nan_as_null: bool = False) 
 
     `mailroom.codec.decode` gives back an equal value: a struct or map as dict, a timestamp as datetime in UTC. The
     limits are the codec's: 16 MiB and 250,000 items each, nested 32 deep. Raises `EncodeError`, which names the part
-    by its `path` and never shows content, for a type that cannot be sent before it looks at any row, else for the
+    by its `path` and never shows content: for a type that cannot be sent, before any row is read; else for the
     first fault: NaN unless it is to be null, a time outside of the years 1 to 9999, text that is not UTF-8, a
     map with the same key twice.
     """

@@ -32,7 +32,7 @@ _ATOMIC: dict[type[DataType], pa.DataType] = {
     spark_types.YearMonthIntervalType: _INTERVAL,
     spark_types.CalendarIntervalType: _INTERVAL,
 }
-# Spark tells these apart from structs of the same fields by a mark on one of them.
+# Spark marks a field of these, which are else structs of the same fields.
 _MARKS = (b"variant", b"geometry", b"geography")
 _AS_STRING = "cast it to string, or send its parts"
 

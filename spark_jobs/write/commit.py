@@ -1,6 +1,6 @@
-"""Moving: what tasks have staged becomes messages, once, by the transaction that enters the batch into the ledger.
+"""The commit of a batch: staged rows become messages in the transaction that enters the batch into the ledger.
 
-That transaction moves a small batch itself. A large one it decides (`outbox.bulk`): chunks of it are moved afterwards,
+That transaction moves a small batch itself. It only decides a large one (`outbox.bulk`): chunks of it move afterwards,
 so that nobody else's messages queue behind all of it.
 """
 
@@ -39,7 +39,7 @@ class SendFailed(MailroomError):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a batch: how many messages were sent, and how many passed over, since they were sent before."""
+    """How many messages of a batch were sent, and how many passed over, since they were sent before."""
 
     messages: int
     passed_over: int = 0
@@ -49,12 +49,11 @@ def commit(
     node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged], user_sql: UserSql | None = None,
     *, pace: Pace = PACE,
 ) -> Sent:  # fmt: skip
-    """Send what these attempts have staged, in their order, and enter the batch into the ledger; nothing if it has it.
+    """Send what these attempts have staged, in their order, unless the ledger has the batch; enter it into the ledger.
 
-    What is more than a chunk of `pace` is decided in one transaction and moved in others, before this returns. Raises
-    `StagingLost`, `BatchDiffers`, `StreamTaken` or `SendFailed`, which repeats the notes of psycopg's error; after
-    these nothing was sent. `CommitUnknown` if nobody can tell, after which the batch is simply run again.
-    `BulkUnfinished` if it was decided and not all of it was moved.
+    A batch of more than a chunk of `pace` is decided in one transaction and moved in others, before this returns.
+    After `StagingLost`, `BatchDiffers`, `StreamTaken` or `SendFailed` nothing was sent. After `CommitUnknown` it may
+    have been: run the batch again. `BulkUnfinished`: it was decided, and not all of it was moved.
     """
     schema = node.schema
     tables = {one.token: one.content.messages for one in staged if one.token}
@@ -113,14 +112,14 @@ class _Behind(Exception):
 
 
 def _heading(shape: Shape, user_sql: UserSql | None) -> str:
-    """What makes another batch of the same rows: their columns, what goes for all of them, and what else is done."""
+    """What distinguishes batches of the same rows: their columns, constants and user's SQL."""
     columns = [name for name, _ in shape.staged()[1:]]
     return json.dumps([columns, shape.constants, user_sql.text if user_sql else ""])
 
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """What a new batch becomes: messages, or where it is large, what is noted down for `finish`."""
+    """How a new batch is sent: its messages are moved, or it is decided, and `finish` moves them."""
 
     schema: str
     batch: Batch

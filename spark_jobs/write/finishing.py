@@ -1,7 +1,7 @@
-"""Finishing: what is left of a large batch that was decided goes into the outbox, chunk after chunk, at a fair pace.
+"""Finishing: the rest of a large batch that was decided moves into the outbox, chunk after chunk, at a fair pace.
 
-The pace is a dispatcher's: the next chunk moves when about half of the one before was taken. So everybody else's
-messages queue behind a chunk or so, and not behind a batch of millions.
+The next chunk moves when a dispatcher has taken about half of the one before. So everybody else's messages queue behind
+about a chunk, and not behind a batch of millions.
 """
 
 import math
@@ -24,21 +24,21 @@ LONGEST_PAUSE_S = 5.0
 
 
 class BulkUnfinished(MailroomError):
-    """A large batch was decided, so it will be sent, but not all of it is in the outbox yet. Run it again."""
+    """A large batch was decided and will be sent, but not all of it is in the outbox yet. Run it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How a large batch is moved: in chunks of so many rows and bytes of values, as a dispatcher takes them.
 
-    If no dispatcher takes anything for `patience_s`, it goes on all the same, until one does again; it does at once if
-    none leads when it begins. `look_s` lies between two looks.
+    If no dispatcher takes anything for `patience_s`, or none leads at the start, chunks move without waiting, until one
+    does again. `poll_interval_s` is the pause between two checks.
     """
 
     rows: int = CHUNK_ROWS
     max_bytes: int = CHUNK_BYTES
     patience_s: float = 30.0
-    look_s: float = 0.02
+    poll_interval_s: float = 0.02
 
 
 PACE = Pace()
@@ -74,7 +74,7 @@ def _advanced(connection: psycopg.Connection, schema: str, name: str, pace: Pace
 
 
 def described(error: Exception) -> str:
-    """Say what an error is, and not what its text says, which may repeat a row."""
+    """Name an error without its text, which may repeat a row."""
     if not isinstance(error, psycopg.Error):
         return type(error).__name__
     known = (error.diag.constraint_name, *getattr(error, "__notes__", ()))
@@ -83,7 +83,7 @@ def described(error: Exception) -> str:
 
 
 class Queue:
-    """What stands before the next chunk in the outbox; `monotonic` and `sleep` are its clock, in seconds."""
+    """The messages before the next chunk in the outbox; `monotonic` and `sleep` are its clock, in seconds."""
 
     def __init__(
         self,
@@ -96,24 +96,24 @@ class Queue:
         self._pace = pace
         self._monotonic = monotonic
         self._sleep = sleep
-        # Where to look from: others' messages stand before ours, and that they are taken is progress too. Not again
-        # below what was found once: dead rows stand there.
+        # Where to search from: others' messages stand before ours, and taking them is progress too. Below the last
+        # position found are only dead rows.
         self._first = 0
         self._taken_at: float | None = None
 
     def wait(self, connection: psycopg.Connection, moved: Moved) -> None:
-        """Wait until about half of a chunk was taken, and all before it, or nothing is taken any more."""
+        """Wait until all before a chunk and about half of it was taken, or nothing is taken any more."""
         if moved.first is None or moved.last is None or not moved.more:
             return
         if self._taken_at is None:
             self._taken_at = self._monotonic() if run(connection, is_dispatched(self._schema)) else -math.inf
         half = (moved.first + moved.last) // 2
         while (found := run(connection, oldest(self._schema, self._first, half))) is not None:
-            has_moved = found > self._first > 0  # the first look tells nothing
+            has_moved = found > self._first > 0  # there is nothing to compare the first position with
             self._first = found
             if has_moved:
                 self._taken_at = self._monotonic()
             elif self._monotonic() - self._taken_at >= self._pace.patience_s:
                 return
-            self._sleep(self._pace.look_s)
+            self._sleep(self._pace.poll_interval_s)
         self._first, self._taken_at = half + 1, self._monotonic()

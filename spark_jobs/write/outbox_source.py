@@ -115,7 +115,7 @@ def _property(name: str) -> str:
     context = TaskContext.get()
     found = context and context.getLocalProperty(name)
     if not found:
-        raise ConfigurationError(f"Spark told this task no {name}: write a stream with writeStream, by its own engine.")
+        raise ConfigurationError(f"Spark gave this task no {name}: write a stream with writeStream, by its own engine.")
     return found
 
 

@@ -35,7 +35,7 @@ class Shape:
         cls, schema: spark.StructType, constants: Mapping[str, str], *, business: bool = False,
         nan_as_null: bool = False,
     ) -> "Shape":  # fmt: skip
-        """Check a DataFrame's schema; `business` lets columns be that no message has. Case does not tell names apart.
+        """Check a DataFrame's schema; `business` allows columns that no message has. Names differ by more than case.
 
         Raises `InvalidMessage` for columns that are missing, unknown, of a wrong name or type, and says what to do.
         """

@@ -5,7 +5,7 @@
     frame.writeStream.foreachBatch(sink).option("checkpointLocation", ...).start()
     OutboxSink("orders-2026-11-21", topic="order.placed", commit_sql=insert)(frame)  # a DataFrame
 
-Each task stages its rows as `format("outbox")` does, and tells the driver so by the one row that it returns. Then one
+Each task stages its rows as `format("outbox")` does, and reports that to the driver by the one row it returns. Then one
 transaction of the driver does the rest: the batch's row in the ledger, the business rows, the messages.
 """
 
@@ -107,9 +107,9 @@ class OutboxSink:
 def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[Staged]:
     """Stage the rows of each partition, and return the attempts that count, in the order of the partitions.
 
-    Which ones these are, Spark says: one result of each partition is what `collect` returns. Nobody else can. An
-    attempt whose answer was lost has committed too; and where a shuffle is computed anew and comes out otherwise, those
-    of one partition may hold what is in another one's now.
+    Only Spark knows which ones these are: `collect` returns one result of each partition. An attempt whose answer was
+    lost has committed too. And where a shuffle is computed again and comes out otherwise, an attempt of one partition
+    may hold rows that are in another one now.
     """
 
     def of_task(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

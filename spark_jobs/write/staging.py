@@ -1,8 +1,8 @@
-"""Staging: what tasks write. A table of its own for each attempt, which nobody but the driver makes messages of.
+"""Staging: each attempt of a task writes into a table of its own, of which only the driver makes messages.
 
-A task may run twice, at once or one after the other, and may die after its commit. So what it writes stands in a table
-that only its attempt knows, and counts once the driver, whom Spark tells which attempts succeeded, has moved it
-(`spark_jobs.write.commit`). A table whose batch the ledger has is of no use any more, nor is one that was abandoned.
+A task may run twice, at once or one after the other, and may die after its commit. So its rows count only once the
+driver has moved them (`spark_jobs.write.commit`): Spark reports to it which attempts succeeded. A table whose batch the
+ledger has is of no use any more, nor is one that was abandoned.
 """
 
 import logging
@@ -34,9 +34,9 @@ ABANDONED_AFTER_H = 24.0
 
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one task attempt has staged: for which batch, in the table of which token, None without rows, and what.
+    """What one task attempt has staged: its batch, the token of its table (None without rows), and the content.
 
-    `size` is how many bytes that were, about.
+    `size` is about how many bytes that were.
     """
 
     batch: Batch
@@ -45,13 +45,13 @@ class Staged(WriterCommitMessage):
     size: int = 0
 
 
-# Filled once, read once and dropped: not logged, and nothing for autovacuum. A crash of the server empties it, which
-# who moves it finds out by the number of its rows. What is more than a chunk has to outlive one once its batch is
-# decided: logged at once, it is not written anew.
+# Filled once, read once and dropped: not logged, and nothing for autovacuum. A crash of the server empties it, so the
+# move counts its rows. A table of more than a chunk has to outlive a crash once its batch is decided: logging it from
+# the start is cheaper than rewriting it.
 CREATE = Sql("CREATE {unlogged} TABLE {schema}.{table} ({columns}) WITH (autovacuum_enabled = off)")
 # The table was made in the same transaction, so its rows need not be marked as committed one by one when they are read.
 COPY = Sql("COPY {schema}.{table} ({names}) FROM STDIN (FORMAT binary, FREEZE)")
-NOTE = Sql(
+REGISTER = Sql(
     "INSERT INTO {schema}.spark_staging (token, name, batch) "
     "VALUES ({new}, %(name)s::text, %(number)s::bigint) RETURNING token",
     columns=("uuid",),
@@ -102,9 +102,9 @@ def _is_more_than_a_chunk(some: Sequence[Any]) -> bool:
 def creating(
     schema: str, batch: Batch, columns: Iterable[tuple[str, str]], *, is_large: bool = False
 ) -> Operation[UUID]:
-    """Make a staging table with these columns, names and types, and note whose it is; returns its token."""
+    """Make a staging table with these columns, names and types, and record its batch; returns its token."""
     yield IN_TRANSACTION
-    [(token,)] = yield NOTE.at(schema=schema)(name=batch.name, number=batch.number)
+    [(token,)] = yield REGISTER.at(schema=schema)(name=batch.name, number=batch.number)
     definitions = ", ".join(f"{name} {kind}" for name, kind in columns)
     unlogged = "" if is_large else "UNLOGGED"
     yield CREATE.at(schema=schema, table=table(token), columns=definitions, unlogged=unlogged)()
@@ -113,8 +113,8 @@ def creating(
 
 # -- Sweeping ---------------------------------------------------------------------------------------------------------
 
-# Those of other roles are left to them: only the owner may drop a table. One that is still being filled by COPY is not
-# visible yet, nor is its note.
+# Tables of other roles are left to them: only the owner may drop a table. One that COPY still fills is not visible yet,
+# nor is its row here.
 ORPHANS = Sql(
     """
 SELECT token FROM {schema}.spark_staging AS s
@@ -127,17 +127,17 @@ ORDER BY token
 """,
     columns=("uuid",),
 )
-# Somebody who reads a table, or moves it, keeps it: the next sweep finds it again. What is lost in a crash, too.
+# A table that somebody reads or moves stays for the next sweep, as does one whose drop a crash undoes.
 PATIENCE = Sql(
     "SELECT set_config('lock_timeout', '20ms', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
 )
-# What was decided is not ours to drop, whoever failed since: it is still to be moved.
+# A part of a batch that was decided is still to be moved, whoever failed since.
 FORGET = Sql(
     "DELETE FROM {schema}.spark_staging WHERE token = %(token)s::uuid AND part IS NULL RETURNING true",
     columns=("boolean",),
 )
-# CASCADE: a work that commits by itself leaves a view of the table behind.
+# CASCADE: a `transact` that commits by itself leaves a view of the table behind.
 DROP = Sql("DROP TABLE IF EXISTS {schema}.{table} CASCADE")
 
 
@@ -150,8 +150,8 @@ OF_BATCH = Sql(
 def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
     """Drop staging tables whose batch the ledger has, and those older than so many hours; returns how many.
 
-    Those that somebody has locked are left. A batch that is still to be committed keeps its tables for that long; one
-    that takes longer fails loudly and is run again.
+    Tables that somebody has locked are left. A batch that takes longer than that to commit fails, and has to be run
+    again.
     """
     with node.connect("sweep", autocommit=True) as connection:
         return _drop_all(connection, node.schema, run(connection, finding_orphans(node.schema, abandoned_after_h)))
@@ -171,7 +171,7 @@ def drop(node: Node, staged: Iterable[Staged]) -> None:
 
 
 def abandon(node: Node, batch: Batch) -> None:
-    """Drop a batch's staging tables that nobody has locked; another driver at work on it has to begin anew then."""
+    """Drop a batch's staging tables that nobody has locked; another driver at work on it then has to start again."""
     with node.connect("abort", autocommit=True) as connection:
         _drop_all(connection, node.schema, run(connection, _finding(node.schema, batch)))
 
@@ -198,7 +198,7 @@ def _dropping(schema: str, token: UUID) -> Operation[None]:
 
 @contextmanager
 def left_to_a_sweep() -> Iterator[None]:
-    """Let no trouble with dropping tables change how a batch has ended: a later sweep does the rest."""
+    """Log an error of dropping tables instead of raising it: it must not hide how a batch has ended."""
     try:
         yield
     except (psycopg.Error, MailroomError) as error:

@@ -35,7 +35,7 @@ Transact = Callable[[psycopg.Connection, Staging], object]
 
 @dataclass(frozen=True, slots=True)
 class UserSql:
-    """What is done beside the messages, and the text that tells it from something else."""
+    """What is done beside the messages, and its text, by which the ledger knows it."""
 
     transact: Transact
     text: str

@@ -410,7 +410,7 @@ def test_dropped_ones_may_be_allowed(spark: "SparkSession") -> None:
     a_batch_lacks_one(cases[0])
     a_batch_has_one_more(cases[1])
     found = check("batches complete", evidence_of(spark, cases, may_drop=True))
-    assert (found.holds, found.looked_at, found.wrong) == (False, 2, 1)
+    assert (found.holds, found.checked, found.wrong) == (False, 2, 1)
     assert found.examples == [{"source": cases[1].source, "sent": 17, "found": 18}]
 
 
@@ -421,7 +421,7 @@ def test_examples_are_few_and_hold_no_value(spark: "SparkSession") -> None:
         for number in range(1, 31)
     }
     found = check("origins in order", evidence_of(spark, [case]))
-    assert (found.holds, found.looked_at, found.wrong, len(found.examples)) == (False, 30, 27, 10)
+    assert (found.holds, found.checked, found.wrong, len(found.examples)) == (False, 30, 27, 10)
     assert found.examples[0] == {
         "inbox": "inbox_0", "key": "key-0", "origin": "here", "clock": 6, "message_id": case.id(6), "sent_clock": 1,
         "before": 1,
@@ -446,8 +446,8 @@ class Run:
         """Send a batch, which the sender notes."""
         options = {"topic": "numbers", "idempotencyKey": name, "dsn": str(self.job.dsn), **options}
         frame(self.spark, count, 2).write.format("outbox").options(**options).mode("append").save()
-        noted = "INSERT INTO public.sent SELECT message_id, key FROM mailroom.outbox WHERE source = %s"
-        self.node.connection.execute(noted, [f"mailroom spark {name} -1"])
+        record = "INSERT INTO public.sent SELECT message_id, key FROM mailroom.outbox WHERE source = %s"
+        self.node.connection.execute(record, [f"mailroom spark {name} -1"])
 
     def drain(self, **options: int) -> None:
         drain(self.job, "numbers", str(self.directory), **options)
@@ -491,10 +491,10 @@ def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> Non
     report = node_run.audit()
     assert [(found.name, found.wrong) for found in report.checks if not found.holds] == []
     assert report.under_way == {"outbox": 3, "scheduled": 1, "inbox": 5, "parked": 1, "dead_letter": 6}
-    looked_at = {found.name: found.looked_at for found in report.checks}
-    assert looked_at == {
+    checked = {found.name: found.checked for found in report.checks}
+    assert checked == {
         "files complete": 1, "batches complete": 4, "delivered once": 40, "drained is gone": 6, "clocks differ": 40,
-        "epochs in order": looked_at["epochs in order"], "origins in order": 40, "effects follow causes": 0,
+        "epochs in order": checked["epochs in order"], "origins in order": 40, "effects follow causes": 0,
         "sent is there": 55, "there is sent": 55, "values as sent": 4, "copies agree": 56, "copies complete": 1,
     }  # fmt: skip
     assert "the topics, keys and values of 4 batches of Spark's ledger are those that were sent" in report.proven
@@ -562,7 +562,7 @@ def test_values_of_every_shape_are_those_that_were_sent(node_run: Run) -> None:
     for _ in range(2):
         evidence = audit_job.gather(node_run.spark, node_run.job, [str(node_run.directory)])
         found = check("values as sent", evidence)
-        assert (found.looked_at, found.wrong, found.examples) == (6, 0, [])
+        assert (found.checked, found.wrong, found.examples) == (6, 0, [])
         node_run.node.drain()
         node_run.drain()
     assert node_run.drained() == 150
@@ -600,7 +600,7 @@ def test_what_no_ledger_tells_is_said_not_to_be_proven(node_run: Run) -> None:
     assert report.holds
     said = (
         "2 messages of others than Spark's batches are there: whether that is all they sent, and with these values; "
-        "give --sent what they noted"
+        "give --sent what they recorded"
     )
     assert report.not_proven[-2:] == [said, "what these inboxes got, which no drain reaps: reaped"]
     node.connection.execute("INSERT INTO public.sent SELECT unnest(%s::uuid[])", [ids])
@@ -632,7 +632,7 @@ def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: p
     assert node_run.drained() == 60
 
 
-def test_files_of_other_nodes_are_not_looked_at(node_run: Run) -> None:
+def test_files_of_other_nodes_are_ignored(node_run: Run) -> None:
     """Theirs may lie in the same directory, of an inbox of the same name."""
     node_run.send(10)
     node_run.node.drain()
@@ -666,7 +666,7 @@ def test_cause_that_was_requeued_after_its_effect_is_no_disorder(node_run: Run) 
     assert node_run.wrong("effects follow causes") == []
     node.connection.execute("DELETE FROM mailroom.audit")
     [found] = node_run.wrong("effects follow causes")
-    assert (found.looked_at, found.wrong) == (2, 2)
+    assert (found.checked, found.wrong) == (2, 2)
 
 
 def test_tables_are_read_once(node_run: Run) -> None:
@@ -746,7 +746,7 @@ def command(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
     return call
 
 
-def test_command_prints_a_verdict_and_writes_a_report(
+def test_command_prints_a_result_and_writes_a_report(
     node_run: Run, command: Callable[..., Result], tmp_path: Path
 ) -> None:
     node_run.send(12)

@@ -599,7 +599,7 @@ def test_next_chunk_waits_until_others_messages_and_half_of_the_last_chunk_are_t
     lead(connection)
     chunk(connection, 20)  # of others
     time = Time(lambda _: take(connection, 1))
-    queue = Queue(SCHEMA, Pace(patience_s=5, look_s=1), time.monotonic, time.sleep)
+    queue = Queue(SCHEMA, Pace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
     queue.wait(connection, chunk(connection, 10))
     assert time.now_s == 20 + 5
     queue.wait(connection, chunk(connection, 10))
@@ -611,7 +611,7 @@ def test_nobody_is_waited_for_where_nothing_is_taken_until_something_is(connect:
     lead(connection)
     taken = [0]
     time = Time(lambda _: take(connection, taken[0]))
-    queue = Queue(SCHEMA, Pace(patience_s=5, look_s=1), time.monotonic, time.sleep)
+    queue = Queue(SCHEMA, Pace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
     queue.wait(connection, chunk(connection))
     assert time.now_s == 5
     for _ in range(3):
@@ -637,7 +637,7 @@ def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connec
         return oldest(*arguments)
 
     with mock.patch("spark_jobs.write.finishing.oldest", look):
-        patient = Pace(rows=4, patience_s=600, look_s=0.001)
+        patient = Pace(rows=4, patience_s=600, poll_interval_s=0.001)
         driver = threading.Thread(target=commit, args=(node, JOB, SHAPE, attempts), kwargs={"pace": patient})
         driver.start()
         eventually(lambda: looks[0] > 3)
@@ -652,7 +652,7 @@ def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connec
 def test_nobody_is_waited_for_where_nobody_leads(connect: Connect) -> None:
     connection = connect(autocommit=True)
     time = Time()
-    queue = Queue(SCHEMA, Pace(patience_s=5, look_s=1), time.monotonic, time.sleep)
+    queue = Queue(SCHEMA, Pace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
     queue.wait(connection, chunk(connection))
     assert time.now_s == 0
     take(connection, 1)  # by somebody who does not lead
@@ -663,7 +663,7 @@ def test_nobody_is_waited_for_where_nobody_leads(connect: Connect) -> None:
 def test_batch_ends_though_a_dispatcher_takes_nothing(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
     lead(connect(autocommit=True))
-    commit(node, JOB, SHAPE, staged(node), pace=Pace(rows=4, patience_s=0.05, look_s=0.01))
+    commit(node, JOB, SHAPE, staged(node), pace=Pace(rows=4, patience_s=0.05, poll_interval_s=0.01))
     assert sent(connect) == list(range(ROWS))
 
 
