@@ -8,6 +8,9 @@ from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructT
 from mailroom.codec import MAX_DEPTH
 from mailroom.errors import EncodeError
 
+_STRINGS = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
+_NUMBERS = {pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()}
+_PLAIN = {pa.null(), pa.bool_(), *_NUMBERS, *_STRINGS}
 _INTERVAL = pa.month_day_nano_interval()
 
 # As Spark hands them to Python, the refused ones too: `check_type` says what is wrong with each.
@@ -89,7 +92,7 @@ def _check(arrow: pa.DataType, path: str, depth: int) -> None:
         for field in arrow:
             _check(field.type, f"{path}.{field.name}", depth)
     elif types.is_map(arrow):
-        if not (_is_text(arrow.key_type) or _is_bytes(arrow.key_type)):
+        if arrow.key_type not in _STRINGS:
             raise refused(path, f"is a map with keys of type {arrow.key_type}: cast the keys to string")
         _check(arrow.item_type, f"{path}[]", depth)
     elif types.is_list(arrow):
@@ -108,16 +111,7 @@ def _levels(arrow: pa.DataType) -> int | None:
         if not 0 <= arrow.scale <= 38:
             return None
         return 2 if arrow.precision <= 19 else 3  # the third is the tag of digits that take more than 64 bits
-    plain = (
-        types.is_null(arrow)
-        or types.is_boolean(arrow)
-        or types.is_signed_integer(arrow)
-        or types.is_float32(arrow)
-        or types.is_float64(arrow)
-        or _is_text(arrow)
-        or _is_bytes(arrow)
-    )
-    return 0 if plain else None
+    return 0 if arrow in _PLAIN else None
 
 
 def _fault(arrow: pa.DataType) -> str:
@@ -137,11 +131,3 @@ def _mark(arrow: pa.DataType) -> str | None:
             if (field.metadata or {}).get(mark) == b"true":
                 return mark.decode()
     return None
-
-
-def _is_text(arrow: pa.DataType) -> bool:
-    return bool(types.is_string(arrow) or types.is_large_string(arrow))
-
-
-def _is_bytes(arrow: pa.DataType) -> bool:
-    return bool(types.is_binary(arrow) or types.is_large_binary(arrow))
