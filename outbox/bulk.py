@@ -122,9 +122,9 @@ def moving(
     schema: str, table: str, columns: Sequence[str], constants: Mapping[str, str], source: str,
     after: str = FIRST, upto: str = LAST,
 ) -> Operation[Moved]:  # fmt: skip
-    """Copy the rows of a table that is held into the outbox, in their order: behind the ctid `after`, up to `upto`.
+    """Copy rows of a table that is held into the outbox, in their order: those after the ctid `after`, up to `upto`.
 
-    `constants` go for all of them: topic, kind, message_type, event_type.
+    `constants` are the same for all of them: topic, kind, message_type, event_type.
     """
     expressions = {name: EXPRESSIONS.get(name, name) for name in columns}
     expressions["key"] = EXPRESSIONS["key"] if "key" in columns else "message_id::text"
@@ -138,8 +138,8 @@ def moving(
 
 # -- Deciding ---------------------------------------------------------------------------------------------------------
 
-# From then on it outlives a crash of the server. In a transaction of its own for each table, since each takes several
-# of the server's locks; the one that decides makes it durable. Rows are copied, from the first one on.
+# From then on the table outlives a crash of the server. Each has a transaction of its own, since it takes several
+# locks; the transaction that decides makes it durable. Rows are copied in order, from the first one.
 AS_FILLED = Sql(
     "SELECT set_config('synchronize_seqscans', 'off', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
@@ -163,7 +163,7 @@ def keeping(schema: str, table: str) -> Operation[None]:
     yield LET_READ.at(schema=schema, table=table, role=role.replace("%", "%%"))()
 
 
-# Waits for who drops one of them, and then does not find it.
+# Waits for whoever drops one of them, and then does not find it.
 TAKE = Sql(
     """
 WITH taken AS (
@@ -219,7 +219,7 @@ WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL 
 """,
     columns=("uuid", "bigint", "bigint", "text"),
 )
-# The rows of a chunk, and how many bytes of values they have; at least one. A value's size stands beside the value.
+# The last row of a chunk, how many rows it has (at least one), and the bytes of their values.
 CHUNK = Sql(
     """
 SELECT pg_catalog.max(place)::text, count(*), coalesce(pg_catalog.max(bytes), 0::numeric)::bigint
@@ -232,10 +232,10 @@ WHERE nth = 1 OR bytes <= %(bytes)s::bigint
     columns=("text", "bigint", "bigint"),
 )
 # A chunk need not be durable at once: whatever is done with its messages is later in the log. The transaction that
-# finishes the batch moves none of it and is durable, and with it all before, when it is said to be done.
+# finishes the batch is durable, and with it all chunks before, when the batch is reported as done.
 LATER = Sql("SELECT set_config('synchronous_commit', 'off', true)", columns=("text",))
 NOW = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",))
-# With no part any more it is swept like any other table whose batch the ledger has.
+# Without a part it is swept like any other table whose batch the ledger has.
 ADVANCE = Sql(
     """
 UPDATE {schema}.spark_staging SET moved = %(moved)s::bigint, moved_to = %(upto)s::text,
@@ -348,7 +348,7 @@ ABANDONED_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The name of a batch that its driver has left, and whether its last chunk still waits for a dispatcher."""
+    """The name of a batch that its driver abandoned, and whether its last chunk still waits for a dispatcher."""
 
     name: str
     waits: bool

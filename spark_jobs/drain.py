@@ -47,11 +47,11 @@ def drain(node: Node, inbox: str, directory: str, *, lane: int = 0, max_messages
 
     `directory` is a path, or a URI of file, s3, gs, abfs or hdfs. Each epoch takes up to `max_messages` (about 1 GiB
     of values if that is less) into one file, as a worker would: in clock order within a key, without keys that wait,
-    are parked, or are worked on by others. Killed or cut off anywhere, the next drain of the inbox finishes what was
-    committed, by any of its lanes; nothing else is ever visible. Of two drains of one lane one waits for the other.
+    are parked, or are worked on by others. Wherever it is killed or cut off, the next drain of the inbox, by any
+    lane, finishes what was committed; nothing else is ever visible. Two drains of one lane wait for each other.
     Several lanes share the inbox: a key's messages may then be in files of several lanes, in order by `clock`.
 
-    Lost connections, and COMMITs whose answer was lost, are dealt with as by `mailroom.atomically`. Raises
+    Handles lost connections, and COMMITs whose answer was lost, as `mailroom.atomically` does. Raises
     `ConfigurationError`, `InvalidMessage`, `UnknownInbox`, `SchemaError`, `CommitUnknown` (the next drain knows),
     `MailroomError` where a committed file is missing, `OSError`, and errors of the driver.
     """
@@ -132,8 +132,8 @@ def drain_on(
     """`drain` by as many tasks of Spark as `lanes`, into a directory that all executors share.
 
     A task that is tried again, or runs twice, does no harm: the lane is locked by one at a time, and each epoch is a
-    transaction of its own. Returns what these lanes took since the call began. Raises as `drain` does; what
-    else goes wrong in a task is Spark's to try again and to raise.
+    transaction of its own. Returns what these lanes took since the call began. Raises as `drain` does; Spark
+    retries a task with any other error, and raises it in the end.
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
     if not 1 <= lanes <= MAX_LANES:
@@ -155,7 +155,7 @@ def _totals(node: Node, inbox: str, lanes: int) -> Drained:
 def _drain_lanes(
     batches: Iterator[pa.RecordBatch], node: Node, inbox: str, directory: str, max_messages: int
 ) -> Iterator[pa.RecordBatch]:
-    """Drain the lanes of a task; gives those that must not be tried again, with the reason."""
+    """Drain the lanes of a task; return those that must not be retried, with the reason."""
     for batch in batches:
         for lane in batch.column("id").to_pylist():
             try:
@@ -165,7 +165,7 @@ def _drain_lanes(
 
 
 def drained(spark: "SparkSession", directory: str) -> "DataFrame":
-    """Read what drains have put into a directory, a row per message; empty where nothing was drained yet.
+    """Read what drains have put into a directory, a row per message; empty if nothing was drained yet.
 
     `value` is CBOR: `spark_jobs.from_cbor` reads it. The directory must be there.
     """

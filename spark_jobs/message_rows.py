@@ -35,7 +35,7 @@ def ddl(columns: pa.Schema) -> str:
 
 
 class RawCursor(PlainCursor):
-    """A cursor that gives ids as 16 bytes and times as PostgreSQL's microseconds: objects of them are half the time."""
+    """A cursor that gives ids as 16 bytes and times as PostgreSQL's microseconds: objects would double the time."""
 
     adapters = AdaptersMap(PlainCursor.adapters)
 

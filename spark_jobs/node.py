@@ -1,4 +1,4 @@
-"""Which node a Spark job means: found again in each process of the cluster, and never a password in an option."""
+"""Which node a Spark job uses: each process of the cluster connects by itself, and no option holds a password."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -13,23 +13,23 @@ from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name, shown
 from mailroom.session.pooler import PooledConnection
 
-# A statement takes as long as its data is large, and a session of a stream idles as long as nothing comes, whatever the
-# role or the database has as its limit; but nobody waits for locks for ever.
+# Statements take as long as there is data, and a stream's session idles until something comes, whatever limits the role
+# or the database has. But no session waits for locks for ever.
 SESSION = settings.SESSION | {
     "statement_timeout": "0",
     "idle_session_timeout": "0",
     "lock_timeout": "60s",
     "idle_in_transaction_session_timeout": "10min",
 }
-# The same, of PostgreSQL 17 and later: an older server would refuse a session that begins with it.
+# Set after the connect: servers before PostgreSQL 17 would refuse a session that begins with it.
 TRANSACTION_TIMEOUT = ("transaction_timeout", "0")
-# The statements of users mean what they mean to their role elsewhere; ours are written for any search_path.
+# Statements of users run with the search_path of their role; ours are written for any.
 AS_THE_ROLE = {name: value for name, value in SESSION.items() if name != "search_path"}
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A schema in a database. What travels to executors is this, and the password does not: each finds its own."""
+    """A schema in a database. This is sent to executors, without a password: each process finds its own."""
 
     schema: str = DEFAULT_SCHEMA
     dsn: str | None = None
@@ -101,7 +101,7 @@ def without_password(dsn: str) -> str:
 
 
 def demand_known(options: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raise `ConfigurationError` for an option that is none of `known`: a misspelt one would do nothing, silently."""
+    """Raise `ConfigurationError` for an option that is none of `known`: a misspelt one would silently do nothing."""
     names = tuple(known)
     lowered = {name.lower() for name in names}
     for name in options:

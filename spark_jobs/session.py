@@ -1,4 +1,4 @@
-"""The Spark session: what has to be there before it starts, and what every session of ours sets."""
+"""The Spark session: what it needs before it starts, and what each of our sessions sets."""
 
 import os
 import re
@@ -33,7 +33,7 @@ HOW_TO_GET_JDBC = (
     "session starts."
 )
 
-# Without a window of its own, on the loopback, with as many shuffle partitions as one machine needs.
+# Without a web page, on the loopback, with as many shuffle partitions as one machine needs.
 LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -46,7 +46,7 @@ LOCAL = {
 def java_version(environment: Mapping[str, str] = os.environ) -> int:
     """Return the major version of the Java that Spark will start.
 
-    Raises `ConfigurationError` if there is none, or one too old; by itself Spark only says that its gateway exited.
+    Raises `ConfigurationError` if there is none, or it is too old; Spark itself only reports that its gateway exited.
     """
     home = environment.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH"))
@@ -85,12 +85,12 @@ def jdbc_config(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 def spark_session(name: str, master: str | None = None, config: Mapping[str, str] | None = None) -> "SparkSession":
     """Start the session `name`, or return the one there is; it is the active one in this thread.
 
-    Under spark-submit the cluster is its own business. Elsewhere it runs in this process, on `local[*]`, unless
-    `master` names another. `config` goes over our settings, among which is PostgreSQL's JDBC driver where one is found.
+    Under spark-submit, that names the cluster. Elsewhere the session runs in this process, on `local[*]`, unless
+    `master` names another. `config` overrides our settings, among which is PostgreSQL's JDBC driver where one is found.
     Raises `ConfigurationError` without Java 17.
     """
     java_version()
-    # Else the executors run the PATH's python3, which does not have Mailroom.
+    # Otherwise executors run the PATH's python3, which may not have Mailroom.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -114,7 +114,7 @@ def spark_session(name: str, master: str | None = None, config: Mapping[str, str
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let an interrupt wait: PySpark would forget the Java that it has just started, which then runs for ever."""
+    """Delay interrupts: PySpark would forget the Java process that it has just started, which would run for ever."""
     if threading.current_thread() is not threading.main_thread():  # where no signal arrives, nor can be set
         yield
         return

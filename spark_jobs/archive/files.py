@@ -1,4 +1,4 @@
-"""The Parquet files of a drain: their names, their columns, and how one is written while its rows are still reaped."""
+"""The Parquet files of a drain: their names, their columns, and how they are written while rows are still reaped."""
 
 import contextlib
 from collections import deque
@@ -80,11 +80,11 @@ def attempt_in(folder: Folder, name: str) -> str | None:
 
 
 class EpochFile:
-    """One file under way, written by a thread of its own: neither the database nor the disk waits for the other."""
+    """A file that a thread of its own writes, so that the database and the disk do not wait for each other."""
 
     def __init__(self, folder: Folder, series: Series, epoch: int) -> None:
         self.name = series.hidden(epoch)
-        self.messages = 0  # these two count what waits to be written too
+        self.messages = 0  # both include what has yet to be written
         self.value_bytes = 0
         self._folder = folder
         self._series = series
@@ -148,7 +148,7 @@ class EpochFile:
         self._thread.shutdown(cancel_futures=True)
         if self._file is None:
             return
-        # What went wrong has been raised; an incomplete file has no right end.
+        # The error has been raised already; an incomplete file cannot be closed properly.
         with contextlib.suppress(OSError, ValueError, pa.ArrowException), self._file:
             if self._writer is not None:
                 self._writer.close()

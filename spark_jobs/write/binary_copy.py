@@ -15,7 +15,7 @@ TRAILER = struct.pack("!h", -1)
 # PostgreSQL's days and timestamps count from 2000-01-01, Arrow's from 1970-01-01.
 YEAR_2000_DAYS = 10_957
 YEAR_2000_US = YEAR_2000_DAYS * 86_400_000_000
-# Types of one width: what Arrow's numbers are read as, what they become, and from where they count.
+# Types of fixed width: the Arrow type they are read as, their wire format, and their epoch.
 NUMBERS = {
     "boolean": (pa.int8(), ">i1", 0),
     "smallint": (pa.int16(), ">i2", 0),
@@ -70,7 +70,7 @@ def _numbers(array: pa.Array, kind: str) -> pa.Array:
     arrow, wire, epoch = NUMBERS[kind]
     numbers = pc.fill_null(pc.cast(array, arrow), pa.scalar(0).cast(arrow)).to_numpy(zero_copy_only=False)
     if epoch:
-        # What lies that far back would come out as a time to come: PostgreSQL refuses what it becomes here.
+        # So far back it would overflow into the future; PostgreSQL refuses the value it is set to here.
         numbers = np.maximum(numbers, np.iinfo(numbers.dtype).min + epoch + 1) - epoch
     return of_numbers(numbers.astype(wire))
 

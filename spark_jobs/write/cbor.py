@@ -76,7 +76,7 @@ def _structs(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArr
     if not fields:
         return pc.if_else(array.is_valid(), constant(head), pa.scalar(None, pa.large_binary()))
     pieces = []
-    # flatten() makes the fields of a null struct null: what stands behind them is nobody's value, and not checked.
+    # flatten() makes the fields of a null struct null: the bytes behind them are no values, and not checked.
     for field, column in zip(fields, array.flatten(), strict=True):
         name = field.name.encode()
         named = head + leaves.head(leaves.TEXT, len(name)) + name
@@ -93,7 +93,7 @@ def _lists(array: pa.Array, path: str, nan_as_null: bool) -> pa.LargeBinaryArray
     behind_null = None
     if array.null_count:
         valid = array.is_valid().to_numpy(zero_copy_only=False)
-        # A null may have items behind it, which are nobody's.
+        # A null may have items behind it, which are no values.
         if lengths[~valid].any():
             behind_null = pa.array(np.repeat(valid, lengths))
         lengths = np.where(valid, lengths, 0)
@@ -149,7 +149,7 @@ def _check_years(numbers: npt.NDArray[np.int64], day: int, path: str) -> None:
 
 
 def _check_keys(keys: pa.Array, lengths: npt.NDArray[np.int64], path: str) -> None:
-    """A reader refuses a map with the same key twice. Spark's own functions make none, but Parquet may hold some."""
+    """Refuse a map with a key twice, as a reader would. Spark's functions make none, but Parquet may hold some."""
     if lengths.max(initial=0) < 2:
         return
     encoding = keys.dictionary_encode()

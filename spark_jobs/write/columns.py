@@ -22,7 +22,7 @@ INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that a message can have: which Spark types it takes, its type in staging, and how it gets there."""
+    """A column of messages: the Spark types it takes, its type in staging, and how its rows are prepared."""
 
     name: str
     takes: tuple[type[spark.DataType], ...]
@@ -32,7 +32,7 @@ class Column:
 
 
 def _message_ids(ids: pa.Array) -> pa.Array:
-    """Text of UUIDs as their 16 bytes; a null gets a fresh one when it is sent."""
+    """Return texts of UUIDs as their 16 bytes; a null gets a fresh one when it is sent."""
     try:
         return pa.array([None if text is None else UUID(text).bytes for text in ids.to_pylist()], pa.large_binary())
     except ValueError:
@@ -70,7 +70,7 @@ def _codes(name: str, allowed: str) -> Callable[[pa.Array], pa.Array]:
 
 
 def _headers(headers: pa.Array) -> pa.Array:
-    # A row at a time: few DataFrames have the column, and so the rules of headers stand in one place.
+    # Row by row: few DataFrames have the column, and this keeps the rules of headers in one place.
     try:
         rows = headers.to_pylist()
     except UnicodeDecodeError:
@@ -80,7 +80,7 @@ def _headers(headers: pa.Array) -> pa.Array:
 
 def _moments(name: str) -> Callable[[pa.Array], pa.Array]:
     def prepared(moments: pa.Array) -> pa.Array:
-        # Not when this module is imported: it makes pyarrow import pandas, in each process that plans a write.
+        # Not at import: it makes pyarrow import pandas, in each process that plans a write.
         low, high = (pa.scalar(moment, pa.timestamp("us", "UTC")) for moment in (EARLIEST, LATEST))
         at = pc.cast(moments, pa.timestamp("us", "UTC"))
         fits = pc.and_(pc.greater_equal(at, low), pc.less(at, high))
@@ -140,7 +140,7 @@ TYPES: dict[type[spark.DataType], str] = {
 
 @dataclass(frozen=True, slots=True)
 class BusinessColumn:
-    """A column by its name, the type it is staged as, and the type that the user's SQL finds."""
+    """A column of the user's own: its name, its type in staging, and the type that the user's SQL finds."""
 
     name: str
     staged: str
@@ -180,7 +180,7 @@ class BusinessColumn:
 
 
 def _types(name: str, kind: spark.DataType) -> tuple[str, str]:
-    # A decimal travels as text, which PostgreSQL reads faster than we could make its digits.
+    # A decimal is staged as text: PostgreSQL reads it faster than we could write its binary digits.
     if isinstance(kind, spark.DecimalType):
         return "text", f"numeric({kind.precision},{kind.scale})"
     if isinstance(kind, spark.ArrayType) and not isinstance(kind.elementType, spark.ArrayType):

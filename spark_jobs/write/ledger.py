@@ -1,4 +1,4 @@
-"""The ledger of batches: what makes a batch that comes again do nothing, and one that only seems the same an error."""
+"""The ledger of batches: a batch that comes again sends nothing, and one that only seems the same is an error."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ MAX_NAME_BYTES = 100
 
 
 class BatchDiffers(MailroomError):
-    """The ledger has a batch of that name and number with another content. Nothing was sent."""
+    """The ledger has a batch of that name and number with other content. Nothing was sent."""
 
 
 class StreamTaken(MailroomError):
@@ -22,9 +22,9 @@ class StreamTaken(MailroomError):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What makes a batch the same one when it comes again: its name and number.
+    """A batch; it is the same one when it comes again with the same name and number.
 
-    `query` is a streaming query's id, and `continues` that of the query whose stream it goes on with. One that is not
+    `query` is a streaming query's id, and `continues` that of the query whose stream it continues. A batch that is not
     `compared` is passed over by its name and number, whatever it holds now.
     """
 
@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def source(self) -> str:
-        """What its messages have as their `source`."""
+        """The `source` of its messages."""
         return f"mailroom spark {self.name} {self.number}"
 
     def __str__(self) -> str:
@@ -74,16 +74,15 @@ LAST = Sql("SELECT max(batch) FROM {schema}.spark_batch WHERE name = %(name)s::t
 
 
 def entering(schema: str, batch: Batch, content: Content) -> Operation[bool]:
-    """Enter a batch, in the transaction that sends it; false if it was sent before.
+    """Enter a batch, in the transaction that sends it; return false if it was sent before.
 
-    A query that comes back from its checkpoint brings the very same batch, and so does a job that is run again. That
-    it does is not believed: what would be passed over must be what was sent, and a stream must not lack a batch
-    between those it has. Else something would be left out without a word: raises `BatchDiffers`. Raises `StreamTaken`
-    as `owning` does.
+    A query that restarts from its checkpoint should bring the very same batch, and so should a job that is run again.
+    Raises `BatchDiffers` if the rows that would be passed over are not those that were sent, or the stream lacks a
+    batch between those it has: rows would be left out silently. Raises `StreamTaken` as `owning` does.
     """
     yield IN_TRANSACTION
     if batch.number != JOB:
-        # Two queries that begin at once: the second sees the first's batch, whatever its number.
+        # Of two queries that begin at once, the second sees the first's batch, whatever its number.
         yield LOCK.at(lock=str(locks.LEDGER), node=schema)(name=batch.name)
     yield from owning(schema, batch)
     entered = yield ENTER.at(schema=schema)(
@@ -103,9 +102,9 @@ def entering(schema: str, batch: Batch, content: Content) -> Operation[bool]:
 
 
 def owning(schema: str, batch: Batch) -> Operation[None]:
-    """Raise `StreamTaken` if the stream's last batch is of another query, unless this one says that it continues it.
+    """Raise `StreamTaken` if the stream's last batch is of another query that this one does not continue.
 
-    Two queries number their batches from 0 each, so each would pass over the other's and leave its own rows out.
+    Each query numbers its batches from 0, so each would pass over the other's batches and leave its own rows out.
     """
     if batch.number == JOB:
         return
@@ -121,7 +120,7 @@ def owning(schema: str, batch: Batch) -> Operation[None]:
 
 
 def comparing(schema: str, batch: Batch, content: Content) -> Operation[None]:
-    """Raise `BatchDiffers` if the ledger has the batch with another content."""
+    """Raise `BatchDiffers` if the ledger has the batch with other content."""
     for before, digest, at in (yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)):
         # A batch that was entered before revision 0112 has no digest.
         same = before == content.messages and digest in (None, content.digest)

@@ -23,7 +23,7 @@ from spark_jobs.write.content import Content
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which columns rows have, what is the same for all of them, which columns are no message's, and what NaN is."""
+    """The columns of rows, what is the same for all rows, the user's own columns, and whether NaN is sent as null."""
 
     names: tuple[str, ...]
     constants: tuple[tuple[str, str], ...]
@@ -69,7 +69,7 @@ class Shape:
         )
 
     def messages(self) -> list[str]:
-        """Return the columns of staging that a message has, its id first, which every row has."""
+        """Return the message columns of staging: the id first, which every row has."""
         return ["message_id", *(name for name in self.names if name != "message_id")]
 
     def staged(self) -> list[tuple[str, str]]:
@@ -89,7 +89,7 @@ class Shape:
         return [*(given[name] for name in self.messages()), *business]
 
     def content(self, arrays: Sequence[pa.Array]) -> Content:
-        """Return what the arrays of `prepared` hold. Ids are no content: those made here, or by uuid(), are new."""
+        """Return the content of the arrays of `prepared`, without ids: each run may make new ones."""
         columns = list(zip(self.staged(), arrays, strict=True))
         given = {name: array for (name, _), array in columns}
         topic, key = given.get("topic", dict(self.constants).get("topic")), given.get("key", "")
@@ -103,7 +103,7 @@ class Shape:
 
 
 def _fresh_ids(count: int) -> pa.Array:
-    """Return random UUIDs (RFC 9562, version 4). Made here and not by the database, they cost a tenth."""
+    """Return random UUIDs (RFC 9562, version 4); made by the database, they would take ten times as long."""
     ids = np.frombuffer(os.urandom(16 * count), np.uint8).reshape(count, 16).copy()
     ids[:, 6] = ids[:, 6] & 0x0F | 0x40
     ids[:, 8] = ids[:, 8] & 0x3F | 0x80

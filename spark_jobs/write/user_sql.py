@@ -1,4 +1,4 @@
-"""The user's own part of the transaction that sends a batch: SQL, or a function, which finds the batch in a view."""
+"""The user's part of the transaction that sends a batch: SQL or a function, which finds the batch in a view."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class UserSql:
 def _execute(statements: Sequence[str], connection: psycopg.Connection, staging: Staging) -> None:
     for nth, statement in enumerate(statements, start=1):
         try:
-            # binary: else a text could hold several statements, one of them COMMIT.
+            # binary: otherwise a text could hold several statements, one of them COMMIT.
             connection.execute(statement.replace("{staging}", staging.rows).encode(), binary=True)
         except psycopg.Error as error:
             error.add_note(f"statement {nth} of commit_sql")
@@ -76,7 +76,7 @@ def _call(transact: Transact, connection: psycopg.Connection, staging: Staging) 
         raise
 
 
-# A view and not a query in its place: the user's SQL may give it any alias, or none.
+# A view, not a subquery: the user's SQL may give it any alias, or none.
 SHOW = Sql("CREATE VIEW {schema}.{table}_rows AS {rows}")
 ROWS = Sql(
     "SELECT {columns}, {nth} AS {partition}, ctid AS {place} FROM {schema}.{table}",
@@ -100,5 +100,5 @@ def showing(schema: str, shape: Shape, tokens: Sequence[UUID]) -> Operation[str]
 
 
 def hiding(schema: str, tokens: Sequence[UUID]) -> Operation[None]:
-    """Drop the view, which a transaction that the user's part ended would leave until the tables are swept."""
+    """Drop the view. If the user's part ended the transaction, the view would stay until the tables are swept."""
     yield HIDE.at(schema=schema, table=table(tokens[0]))()
