@@ -55,49 +55,16 @@ def commit(
     After `StagingLost`, `BatchDiffers`, `StreamTaken` or `SendFailed` nothing was sent. After `CommitUnknown` it may
     have been: run the batch again. `BulkUnfinished`: it was decided, and not all of it was moved.
     """
-    schema = node.schema
     tables = {one.token: one.content.messages for one in staged if one.token}
     content = sum((one.content for one in staged), Content()).under(_heading(shape, user_sql))
-    if not tables:
-        # Nothing to enter; but a batch that had rows must not come again with none.
-        with node.connect("commit", autocommit=True) as connection:
-            run(connection, owning(schema, batch))
-            run(connection, comparing(schema, batch, content))
-            unfinished = run(connection, is_unfinished(schema, batch.name))
-        if unfinished:
-            finish(node, batch.name, pace)
-        return Sent(0)
     is_large = content.messages > pace.rows or sum(one.size for one in staged) > pace.max_bytes
-    sending = _Sending(node.schema, batch, shape, tables, user_sql, is_large)
-
-    def work(connection: psycopg.Connection) -> bool:
-        entered = run(connection, entering(schema, batch, content))
-        if entered:
-            if run(connection, is_unfinished(schema, batch.name)):
-                raise _Behind
-            sending.send(connection)
-        return entered
-
-    def connect() -> psycopg.Connection:
-        return node.connect("commit", session=AS_THE_ROLE if user_sql else SESSION)
-
-    try:
-        if sending.is_large:
-            with node.connect("commit", autocommit=True) as connection:
-                if run(connection, finding_entry(schema, batch)) is None:
-                    sending.keep(connection)
-        while True:
-            try:
-                entered = atomically(connect, work, schema=schema)
-                break
-            except _Behind:
-                finish(node, batch.name, pace)
-    except psycopg.Error as error:
-        raise SendFailed(
-            f"The batch {batch} was not sent: {described(error)}. Nothing of it is in the outbox."
-        ) from None
-    if sending.is_large or not entered:
-        # Before it is said to be done. What the ledger has may be what a driver has left, or is at work on.
+    sending = _Sending(node, batch, shape, content, tables, user_sql, pace, is_large)
+    if not tables:
+        sending.enter_none()
+        return Sent(0)
+    entered = sending.enter()
+    if is_large or not entered:
+        # Before it is reported as done. What the ledger has may be what a driver has left, or is at work on.
         finish(node, batch.name, pace)
     with left_to_a_sweep():
         sweep(node)
@@ -107,56 +74,91 @@ def commit(
     return Sent(0, passed_over=content.messages)
 
 
-class _Behind(Exception):
-    """An earlier batch of the same name was decided and is not wholly in the outbox."""
-
-
 def _heading(shape: Shape, user_sql: UserSql | None) -> str:
     """What distinguishes batches of the same rows: their columns, constants and user's SQL."""
     columns = [name for name, _ in shape.staged()[1:]]
     return json.dumps([columns, shape.constants, user_sql.text if user_sql else ""])
 
 
+class _Behind(Exception):
+    """An earlier batch of the same name was decided and is not wholly in the outbox."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """How a new batch is sent: its messages are moved, or it is decided, and `finish` moves them."""
+    """How a batch is sent: its messages are moved, or it is decided, and `finish` moves them."""
 
-    schema: str
+    node: Node
     batch: Batch
     shape: Shape
+    content: Content
     tables: Mapping[UUID, int]
     user_sql: UserSql | None
+    pace: Pace
     is_large: bool
 
-    def keep(self, connection: psycopg.Connection) -> None:
-        """Have what was staged outlive a crash of the server."""
-        with self._losing():
-            for token in self.tables:
-                with connection.transaction():
-                    run(connection, keeping(self.schema, table(token)))
+    def enter_none(self) -> None:
+        """Check a batch without rows, of which there is nothing to enter: a batch that had rows must not lack them."""
+        with self.node.connect("commit", autocommit=True) as connection:
+            run(connection, owning(self.node.schema, self.batch))
+            run(connection, comparing(self.node.schema, self.batch, self.content))
+            unfinished = run(connection, is_unfinished(self.node.schema, self.batch.name))
+        if unfinished:
+            finish(self.node, self.batch.name, self.pace)
 
-    def send(self, connection: psycopg.Connection) -> None:
-        """Run the user's SQL, and send the batch or decide that it is sent."""
+    def enter(self) -> bool:
+        """Enter the batch into the ledger and send it, in one transaction; return false if it was sent before."""
+        try:
+            if self.is_large:
+                self._keep()
+            while True:
+                try:
+                    return atomically(self._connect, self._work, schema=self.node.schema)
+                except _Behind:
+                    finish(self.node, self.batch.name, self.pace)
+        except psycopg.Error as error:
+            raise SendFailed(
+                f"The batch {self.batch} was not sent: {described(error)}. Nothing of it is in the outbox."
+            ) from None
+
+    def _connect(self) -> psycopg.Connection:
+        return self.node.connect("commit", session=AS_THE_ROLE if self.user_sql else SESSION)
+
+    def _keep(self) -> None:
+        """Make what was staged outlive a crash of the server, unless the batch was sent before."""
+        with self.node.connect("commit", autocommit=True) as connection:
+            if run(connection, finding_entry(self.node.schema, self.batch)) is not None:
+                return
+            with self._losing():
+                for token in self.tables:
+                    with connection.transaction():
+                        run(connection, keeping(self.node.schema, table(token)))
+
+    def _work(self, connection: psycopg.Connection) -> bool:
+        if not run(connection, entering(self.node.schema, self.batch, self.content)):
+            return False
+        if run(connection, is_unfinished(self.node.schema, self.batch.name)):
+            raise _Behind
+        tokens = list(self.tables)
         with self._losing():
-            view = run(connection, showing(self.schema, self.shape, list(self.tables))) if self.user_sql else ""
+            view = run(connection, showing(self.node.schema, self.shape, tokens)) if self.user_sql else ""
         if self.user_sql:
             self.user_sql.transact(connection, Staging(view, sum(self.tables.values()), self.batch.number))
         with self._losing():
             run(connection, self._deciding() if self.is_large else self._moving())
         if self.user_sql:
-            run(connection, hiding(self.schema, list(self.tables)))
+            run(connection, hiding(self.node.schema, tokens))
+        return True
 
     def _deciding(self) -> Operation[None]:
-        batch = self.batch
-        yield from deciding(
-            self.schema, batch.name, batch.number, self.tables, dict(self.shape.constants), batch.source
-        )
+        batch, constants = self.batch, dict(self.shape.constants)
+        yield from deciding(self.node.schema, batch.name, batch.number, self.tables, constants, batch.source)
 
     def _moving(self) -> Operation[None]:
+        schema, constants = self.node.schema, dict(self.shape.constants)
         for token, messages in self.tables.items():
-            columns = yield from holding(self.schema, table(token))
-            constants = dict(self.shape.constants)
-            moved = yield from moving(self.schema, table(token), columns, constants, self.batch.source)
+            columns = yield from holding(schema, table(token))
+            moved = yield from moving(schema, table(token), columns, constants, self.batch.source)
             if moved.messages != messages:
                 raise BulkLost("rows of a table are gone")
 
