@@ -1,4 +1,4 @@
-"""The audit trail: who changed what by hand, and why, written in the very transaction that changes it."""
+"""The audit trail: who changed what by hand and why, written in the transaction that changes it."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ FROM unnest(%(inboxes)s::text[], %(keys)s::text[], %(messages)s::bigint[]) AS u 
 def auditing(
     schema: str, action: str, changes: Sequence[tuple[str | None, str | None, int]], actor: str, why: str | None
 ) -> Operation[None]:
-    """Write one row for each change: the inbox, the key, and to how many messages it happened."""
+    """Write one row per change: the inbox, the key and the number of messages."""
     if changes:
         inboxes, keys, messages = map(list, zip(*changes, strict=True))
         yield AUDIT.at(schema=schema)(
@@ -30,7 +30,7 @@ def auditing(
 
 
 def check_actor(actor: str, why: str | None) -> None:
-    """Raise `InvalidMessage` unless `actor` says who acts and `why`, if given, is text that the trail can keep."""
+    """Raise `InvalidMessage` unless `actor` names who acts and `why`, if given, is storable text."""
     if not isinstance(actor, str) or not actor.strip():
         raise InvalidMessage(f"actor is {actor!r}; say who acts, such as 'ada@example.org'. It goes into the audit.")
     for text, what, longest in ((actor, "actor", MAX_ACTOR_LENGTH), (why or "", "reason given", MAX_WHY_LENGTH)):

@@ -161,10 +161,10 @@ class Attempt:
 
 
 def _is_given_up(error: BaseException) -> bool:
-    """Tell whether psycopg gave up a session that there was, without a word of the server's.
+    """Tell whether psycopg lost an established session without a message of the server.
 
-    "connection socket closed" is such an error: the connection is not `broken` after it, nor is it of any use. Errors
-    of connecting, which the work may do elsewhere, have a `pgconn` or a class of their own.
+    "connection socket closed" is such an error; the connection is not `broken` after it, but unusable. Errors of
+    connecting, which the work may do elsewhere, have a `pgconn` or a class of their own.
     """
     cause = getattr(error, "orig", None) or error
     return type(cause) is psycopg.OperationalError and not cause.sqlstate and cause.pgconn is None
@@ -176,16 +176,16 @@ def _refuse_to_join(connection: object) -> None:
         in (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
     ):
         raise NotAtomic(
-            "`connect` gave a connection that is inside a transaction already, whose end is not ours. "
-            "Give a connection on which nothing has been done yet."
+            "`connect` returned a connection that is already inside a transaction, which we must not end. "
+            "Return a connection on which nothing has run yet."
         )
 
 
 RULE_OUT = Sql("INSERT INTO {schema}.commit_token VALUES (%(token)s::uuid, false) ON CONFLICT DO NOTHING")
 PATIENCE = Sql("SELECT set_config('lock_timeout', %(wait)s::text, true)", columns=("text",))
-# At a higher level the look would not see what became of a row that the INSERT met.
+# At a higher isolation level the SELECT would not see the final state of the row that the INSERT ran into.
 READ_COMMITTED = Sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-# A clock that jumped ahead has tokens deleted that seem young later on: so not only age decides.
+# Age alone is not enough: a clock that had jumped ahead has deleted tokens that look young now.
 LOOK = Sql(
     """
 SELECT committed, clock_timestamp() - interval '{retention_days} days' > to_timestamp(%(born_s)s::float8)
@@ -198,7 +198,7 @@ FROM {schema}.commit_token WHERE token = %(token)s::uuid
 
 
 class Inquiry:
-    """What became of a transaction: asked again and again until there is an answer or no more time."""
+    """Asks how a transaction ended, until there is an answer or the time is up."""
 
     def __init__(self, schema: str, token: UUID | str, within_s: float) -> None:
         self._schema = schema_name(schema)
@@ -207,20 +207,20 @@ class Inquiry:
         self._failures = 0
 
     def asking(self) -> Operation[Outcome]:
-        """Ask, in a transaction of its own; only once that has committed is the answer for ever."""
+        """Ask in a transaction of its own; the answer is final once that has committed."""
         yield IN_TRANSACTION
         yield READ_COMMITTED.at()()
         wait_s = min(PATIENCE_S, max(0.1, self._deadline - time.monotonic()))
         yield PATIENCE.at()(wait=f"{wait_s * 1000:.0f}ms")
         yield RULE_OUT.at(schema=self._schema)(token=self._token)
         rows = yield LOOK.at(schema=self._schema)(token=self._token, born_s=(self._token.int >> 80) / 1000)
-        if not rows or rows[0][1]:  # raised: so what was just inserted goes too
+        if not rows or rows[0][1]:  # raised, so that the row just inserted is rolled back
             raise TokenExpired(self._token, RETENTION_DAYS)
         return "committed" if rows[0][0] else "rolled back"
 
     def pause_after(self, error: Exception) -> float:
-        """Return how many seconds to wait before asking again, or raise if that is of no use."""
-        # Our own sessions say so when they cannot connect; for all others that is an error of the driver.
+        """Return how many seconds to wait before asking again, or raise if asking again is useless."""
+        # Our own sessions raise ConnectionFailed, all others an error of their driver.
         if isinstance(error, MailroomError) and not isinstance(error, ConnectionFailed):
             raise error
         code = sqlstate(error)
@@ -242,9 +242,8 @@ def resolve(
     """Tell how the transaction of a `CommitUnknown.token` ended: "committed" or "rolled back".
 
     The answer never changes; after "rolled back" the transaction can commit no more. Waits while it is still under
-    way. `connect` is as for `atomically`. Raises `CommitUnknown` if there is no answer `within_s` seconds (a question
-    that was put to a network that swallows it ends by the timeouts of your connection), and `TokenExpired` if the
-    token is older than 7 days.
+    way. `connect` is as for `atomically`. Raises `CommitUnknown` without an answer in `within_s` seconds (if the network
+    drops the question, the timeouts of your connection end it), and `TokenExpired` for a token older than 7 days.
     """
     inquiry = Inquiry(schema, token, within_s)
     while True:
@@ -386,7 +385,7 @@ async def _opened(connect: Callable[[], AsyncOpened[C]]) -> AsyncIterator[C]:
         yield connection
 
 
-# In the order of their age: whatever is deleted, all that is left of it is how far it went.
+# Oldest first, so that `node.tokens_swept` covers every deleted token.
 SWEEP = Sql(
     """
 WITH old AS MATERIALIZED (

@@ -1,13 +1,13 @@
-"""Every error Mailroom raises itself. Each text says what to do next and never holds a password or a payload.
+"""The errors that Mailroom raises itself. Each says what to do next and never contains a password or payload.
 
-Errors of psycopg and SQLAlchemy that arise in the caller's transaction pass through as they are.
+Errors of psycopg and SQLAlchemy in the caller's transaction pass through unchanged.
 """
 
 from uuid import UUID
 
 
 class MailroomError(Exception):
-    """Anything Mailroom refuses or cannot do. `exit_code` is what the command ends with."""
+    """Base class of all errors of Mailroom. `exit_code` is the exit code of the command."""
 
     exit_code = 1
 
@@ -25,15 +25,15 @@ class InvalidName(MailroomError, ValueError):
 
 
 class InvalidMessage(MailroomError, ValueError):
-    """A message over a limit, or with a part that cannot be sent; nothing of the call was sent."""
+    """A message exceeds a limit or has a part that cannot be sent. Nothing of the call was sent."""
 
 
 class EncodeError(InvalidMessage):
-    """A value that CBOR cannot carry and give back equal."""
+    """A value does not survive a round trip through CBOR unchanged."""
 
 
 class DecodeError(MailroomError, ValueError):
-    """Bytes that are not a value of ours. Only this message fails; `Message.raw` still reads them."""
+    """Bytes are not a valid value. Only this message fails; `Message.raw` still returns them."""
 
 
 class NotInTransaction(MailroomError):
@@ -41,17 +41,17 @@ class NotInTransaction(MailroomError):
 
 
 class NotAtomic(MailroomError):
-    """What `atomically` was to commit is not one whole transaction of its own; it did not commit it."""
+    """The work given to `atomically` is not one transaction of its own. Nothing was committed by `atomically`."""
 
 
 class CommitUnknown(MailroomError):
-    """A COMMIT was sent, no answer came, and nobody could be asked in time: it may have committed or not.
+    """A COMMIT was sent, but its result could not be found out in time: it may have committed or not.
 
     `token` names the transaction: `mailroom.resolve(connect, token)` tells how it ended, from any process.
     """
 
     def __init__(self, token: UUID, reason: str) -> None:
-        super().__init__(token, reason)  # what pickle makes it from, in another process
+        super().__init__(token, reason)  # so that it can be unpickled in another process
         self.token = token
         self._reason = reason
 
@@ -64,7 +64,7 @@ class CommitUnknown(MailroomError):
 
 
 class TokenExpired(MailroomError):
-    """Too long ago: how the transaction of this token ended is not recorded any more."""
+    """The token is too old: how its transaction ended is no longer recorded."""
 
     def __init__(self, token: UUID, kept_days: int) -> None:
         super().__init__(token, kept_days)
@@ -79,7 +79,7 @@ class TokenExpired(MailroomError):
 
 
 class UnsupportedConnection(MailroomError, TypeError):
-    """An object that is no connection of psycopg 3 or of SQLAlchemy 2."""
+    """An object is not a connection of psycopg 3 or SQLAlchemy 2."""
 
 
 class SchemaError(MailroomError):
@@ -87,7 +87,7 @@ class SchemaError(MailroomError):
 
 
 class UnknownInbox(MailroomError):
-    """No inbox of that name in this schema."""
+    """There is no inbox of that name in this schema."""
 
 
 class ConnectionFailed(MailroomError):

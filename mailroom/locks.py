@@ -1,7 +1,7 @@
-"""Advisory locks and channels of a node: each is named by what it is for and by the table it belongs to.
+"""Advisory locks and NOTIFY channels of a node: each is named by its use and by the table it belongs to.
 
-A table's bell is the channel `mailroom:<oid>`. A lock is a pair of ints, the use and the table, so locks live and die
-with the table and two nodes in one database never meet; but for ALIVE.
+A table's channel is `mailroom:<oid>`. A lock is a pair of ints, its use and the table's oid. So two nodes in one
+database never share a lock, and a lock ends with its table; only ALIVE is not bound to a table.
 """
 
 AWAKE = (
@@ -16,10 +16,10 @@ ALIVE = 1835100530  # on a number that a worker process has drawn: held by its s
 
 
 def key(table: str) -> str:
-    """Return SQL for the second int of a lock on `table`, itself SQL for an oid; one to one, where a cast overflows."""
+    """Return SQL for the second int of a lock on `table`, SQL for an oid. A plain cast would overflow."""
     return f"({table}::oid::bigint - 2147483648)::integer"
 
 
 def channel(table: str) -> str:
-    """Return SQL for the name of the channel that is the bell of `table`, itself SQL for an oid."""
+    """Return SQL for the name of the channel of `table`, SQL for an oid."""
     return f"'mailroom:' || {table}::oid::text"

@@ -11,16 +11,16 @@ from mailroom import codec
 from mailroom.errors import DecodeError
 from mailroom.sql.operation import Row
 
-# A message's own columns: it keeps them wherever it goes, so that every move is a plain INSERT .. SELECT.
+# A message's own columns. Every table of messages has them, so moving one is a plain INSERT .. SELECT.
 MESSAGE = (
     "message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, "
     "source, sent_at"
 )
-# The same once it has been delivered.
+# The columns of a delivered message.
 DELIVERED = f"inbox, clock, sent_clock, origin, delivered_at, {MESSAGE}"
 
-# What every statement that gives messages selects, with the types of the result, in the order of `Message.__init__`.
-# Times as of UTC: in a session's own time zone, the first hours of the year 1 may be of a year that Python has not.
+# Every statement that returns messages selects these, in the order of `Message.__init__`. Times are in UTC: in another
+# time zone, the first hours of the year 1 may fall into a year that Python does not have.
 TIMES = ("sent_at", "expires_at", "delivered_at")
 SELECTED = (
     "key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, "
@@ -105,13 +105,13 @@ class Message:
         return None if self._expires_at is None else self._expires_at.replace(tzinfo=UTC)
 
     def __repr__(self) -> str:
-        # Without the value: what is printed ends in logs.
+        # Without the value, since what is printed ends up in logs.
         return f"Message(clock={self.clock}, topic={self.topic!r}, key={self.key!r}, id={self.id})"
 
 
 def parsed(text: str) -> object:
     """Return the value of a message that was written as JSON, or raise `DecodeError`."""
-    # jsonb holds numbers longer and nesting deeper than Python reads.
+    # jsonb allows longer numbers and deeper nesting than Python can parse.
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -119,5 +119,5 @@ def parsed(text: str) -> object:
 
 
 def messages(rows: list[Row]) -> list[Message]:
-    """Make messages of rows of `SELECTED`."""
+    """Return the messages of rows of `SELECTED`."""
     return [Message(*row) for row in rows]

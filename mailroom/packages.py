@@ -1,6 +1,6 @@
-"""Whether our other packages are ours: their names are plain words, which a user's modules may have too.
+"""Detect user modules that hide our packages, whose names are plain words.
 
-Python takes the first of a name that it finds, and the first place to look in is the directory of the program.
+Python imports the first module of a name that it finds, and looks in the program's directory first.
 """
 
 import os
@@ -13,17 +13,17 @@ from mailroom.errors import ConfigurationError
 
 NAMES = ("outbox", "inbox", "dispatcher", "spark_jobs")
 
-# They stand beside this package, in a checkout as where they are installed.
+# They stand beside this package, in a checkout and when installed.
 _PLACE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
 
 
 def in_the_way(name: str) -> str | None:
-    """Return the file that is imported by the name of a package of ours and is not ours, or None if there is none."""
+    """Return the file that hides our package of that name, or None."""
     try:
         spec = find_spec(name)
-    except ValueError:  # something without a spec stands in for it, as in a test
+    except ValueError:  # a stand-in without a spec, as in a test
         return None
-    # A directory of that name without an __init__.py has no origin, and gives way to ours wherever that is.
+    # A directory without an __init__.py has no origin, and our package takes precedence.
     if spec is None or spec.origin is None or os.path.realpath(os.path.dirname(spec.origin)) == f"{_PLACE}/{name}":
         return None
     return spec.origin

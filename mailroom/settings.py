@@ -1,4 +1,4 @@
-"""Which database, and how every session of ours is opened and set up, directly or through a pooler."""
+"""Which database to use, and how sessions of our own are opened and set up, directly or through a pooler."""
 
 import asyncio
 import contextlib
@@ -19,36 +19,35 @@ if TYPE_CHECKING:
 
 DSN_VARIABLE = "MAILROOM_DSN"
 
-# Any of these says that libpq's own environment names a database on purpose.
+# If one of these is set, libpq's environment names a database on purpose.
 LIBPQ_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE", "PGUSER")
 
-# What libpq's environment sets, ours does not override.
+# Our defaults do not override these settings of libpq's environment.
 ENVIRONMENT = {"connect_timeout": "PGCONNECT_TIMEOUT", "target_session_attrs": "PGTARGETSESSIONATTRS"}
 
 SQLALCHEMY_SCHEME = re.compile(r"\A(postgres(?:ql)?)\+\w+://")
 
-# user:password of a URL: whatever stands before its last @. Raw, these characters would end it earlier for libpq, which
-# then takes the rest of the password for a host or a port and repeats it in its message.
+# user:password of a URL is everything before its last @. Unescaped, these characters end it earlier for libpq, which
+# then takes the rest of the password for a host or port and repeats it in its error.
 USER_AND_PASSWORD = re.compile(r"\w+://(.*)@")
 ENDS_IT_EARLY = re.compile(r"[@/?]")
 
-# jit: its default turned a delivery of 3 ms into one of 48 ms. search_path: nobody's function gets in between.
-# TimeZone: west of UTC, Python cannot read the first hours of the year 1.
+# jit: its default turned a delivery of 3 ms into 48 ms. search_path: no other role's function can be called by mistake.
+# TimeZone: west of UTC, Python cannot represent the first hours of the year 1.
 SESSION = {"jit": "off", "search_path": "pg_catalog,pg_temp", "TimeZone": "UTC"}
-# For sessions that neither a person nor a handler uses: a statement of theirs that takes so long hangs, and is better
-# tried anew. They send the statements of a transaction one right after the other, so one that idles inside of it is
-# paused or cut off, and gives up its locks; a stand-by is to take over within 15 s, of which the lease takes 4.
+# For sessions that run only our own statements. A statement that takes this long hangs and is better retried. They send
+# the statements of a transaction back to back, so a session that idles inside one is paused or cut off and must give up
+# its locks: a standby has to take over within 15 s, of which the lease takes 4.
 UNATTENDED = SESSION | {
     "statement_timeout": "60s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "5s",
 }
-# How the server finds a peer that is gone: keepalives one that vanished, tcp_user_timeout one that takes nothing any
-# more, such as a paused process that listens: the kernel answers keepalives for it.
+# How the server detects a dead peer: keepalives find one that vanished, tcp_user_timeout one that no longer reads, such
+# as a paused process that listens (its kernel still answers keepalives).
 PEER = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 PEER |= {"tcp_user_timeout": "10000"}
-# The same the other way round. Everything of ours writes: of several hosts the primary is meant, and a server that is
-# none any more is left.
+# The same for the client. All our sessions write, so with several hosts they need the primary.
 CLIENT = {"connect_timeout": str(USUAL_S), "tcp_user_timeout": "10000", "target_session_attrs": "read-write"}
 CLIENT |= {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 CONNECT_TIMES = ConnectTimes()
@@ -58,7 +57,7 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
     """Return the connection string to use: `given`, else MAILROOM_DSN, else libpq's own environment.
 
     An SQLAlchemy URL (`postgresql+psycopg://...`) is taken too. Raises `ConfigurationError` when nothing names a
-    database, or when the text is no connection string; its content is not repeated, since it may hold a password.
+    database, or when the text is not a connection string. The error does not repeat it: it may hold a password.
     """
     text = given or environment.get(DSN_VARIABLE)
     if not text:
@@ -84,7 +83,7 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
 
 
 def place(text: str) -> str:
-    """Return where a connection string leads, for people: host, port and database, and no password."""
+    """Return host, port and database of a connection string for display, without its password."""
     known = {option.keyword.decode(): (option.val or b"").decode() for option in pq.Conninfo.get_defaults()}
     known |= {name: str(value) for name, value in conninfo.conninfo_to_dict(text).items()}
     host = known["host"] or known["hostaddr"] or "localhost"
@@ -92,9 +91,9 @@ def place(text: str) -> str:
 
 
 def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, pooled: bool = False) -> str:
-    """Return `text` completed for a session that Mailroom opens: its name, timeouts, and the given settings.
+    """Return `text` completed for a session that Mailroom opens: application name, timeouts and the given settings.
 
-    Through a pooler the settings stay away: see `mailroom.session.pooler`.
+    Through a pooler the settings are left out: see `mailroom.session.pooler`.
     """
     known = conninfo.conninfo_to_dict(text)
     options = [str(known.get("options") or "")]
@@ -123,7 +122,7 @@ def connect(
 
 
 def _direct(text: str, role: str, settings: Mapping[str, str], autocommit: bool) -> psycopg.Connection | None:
-    """Return None if a pooler stands in between."""
+    """Connect without a pooler; return None if there is one."""
     try:
         connection = psycopg.connect(session_dsn(text, role, settings), autocommit=True)
     except psycopg.OperationalError as error:
@@ -132,7 +131,7 @@ def _direct(text: str, role: str, settings: Mapping[str, str], autocommit: bool)
         raise
     with contextlib.ExitStack() as unless_direct:
         unless_direct.callback(connection.close)
-        # A pooler invents the process id that it tells its clients.
+        # A pooler reports a made-up process id to its clients.
         if connection.execute(BACKEND).fetchone() == (connection.info.backend_pid,):
             unless_direct.pop_all()
             connection.autocommit = autocommit
@@ -155,7 +154,7 @@ async def connect_async(text: str, role: str, settings: Mapping[str, str] = SESS
     except psycopg.OperationalError as error:
         raise connection_failed(error) from None
     except asyncio.CancelledError as error:
-        # Its frames hold the connection that was being made, and whoever keeps the cancellation would keep that open.
+        # The traceback holds the half-made connection: whoever keeps the cancellation would keep it open.
         raise error.with_traceback(None) from None
 
 
@@ -182,10 +181,10 @@ async def _pooled_async(text: str, role: str, settings: Mapping[str, str]) -> ps
 
 
 def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:
-    """Tell why a connection failed in one line and what to check."""
+    """Return an error that says in one line why the connection failed and what to check."""
     reason = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
     if "session is read-only" in reason:
-        check = "It is a standby or read-only: name the primary. To look only, add target_session_attrs=any."
+        check = "It is a standby or read-only: name the primary. To read only, add target_session_attrs=any."
     else:
         check = f"Check --dsn or {DSN_VARIABLE}, and that the server runs."
     return ConnectionFailed(f"Cannot connect: {reason}. {check}")

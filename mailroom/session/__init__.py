@@ -1,1 +1,1 @@
-"""Sessions of our own: how they are opened, listen, and are given up."""
+"""Sessions that Mailroom opens itself: how they connect, listen and are given up."""

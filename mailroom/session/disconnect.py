@@ -1,7 +1,7 @@
-"""Giving up on a database that does not answer.
+"""Giving up on a server that does not answer.
 
-Cancelling is not enough: psycopg answers a cancelled task by asking the server to cancel the statement, and then waits
-for an answer that a black hole never gives. A socket that is shut makes every wait on it fail at once.
+Cancelling the task is not enough: psycopg then asks the server to cancel the statement and waits for its answer, which
+never comes if packets are dropped. Shutting the socket makes every wait on it fail at once.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from mailroom.sql.operation import T
 
 
 def sever(connection: psycopg.AsyncConnection) -> None:
-    """Shut the connection's socket: whoever waits on it gets an `OperationalError`."""
+    """Shut the connection's socket: every wait on it fails with `OperationalError`."""
     with (
         contextlib.suppress(OSError, psycopg.OperationalError),  # closed already
         socket.socket(fileno=os.dup(connection.fileno())) as copy,
@@ -26,13 +26,13 @@ def sever(connection: psycopg.AsyncConnection) -> None:
 
 
 async def answered(connection: psycopg.AsyncConnection, work: Coroutine[Any, Any, T], within_s: float) -> T:
-    """Return what `work` on the connection gives; not done within so many seconds, sever it, which ends `work`."""
+    """Return the result of `work` on the connection; after `within_s` seconds disconnect, which ends `work`."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=within_s)
     finally:
         if not task.done():
             sever(connection)
-            # It ends now; awaited here, so that it is not left behind when the caller was cancelled.
+            # It ends now. Await it also if the caller was cancelled, so that no task is left behind.
             await asyncio.gather(task, return_exceptions=True)
     return await task

@@ -1,7 +1,7 @@
-"""The encoding of text on its way to a client: UTF-8, since in no other one every key can be sent or read.
+"""The client encoding of our statements: UTF-8, because no other encoding can carry every key.
 
-psycopg goes by what the server says of a session's `client_encoding`, so for one of its connections it is set around a
-statement of ours, and what its user had set comes back. Other drivers fix it when they connect, and are only asked.
+psycopg follows the session's `client_encoding`. So it is set around each of our statements, and the user's own value is
+restored. Other drivers fix the encoding when they connect; they are only checked.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -24,18 +24,18 @@ ENCODINGS = Sql("SELECT current_setting('client_encoding'), current_setting('ser
 
 
 def checking() -> Operation[None]:
-    """Raise `ConfigurationError` if the connection is one on which some text of this database could not be read."""
+    """Raise `ConfigurationError` if the connection's encoding cannot carry all text of this database."""
     [(client, server)] = yield ENCODINGS.at()()
     if client not in (UTF8, server):
         raise ConfigurationError(
-            f"These connections have the client_encoding {client}, in which not every message can be read. "
+            f"These connections have the client_encoding {client}, which cannot carry every message. "
             "Have it UTF8: create_engine(..., client_encoding='utf8')."
         )
 
 
 @contextmanager
 def in_utf8(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Run a statement on a psycopg connection within."""
+    """Set UTF-8 for a statement on a psycopg connection that runs in this block."""
     if before := _other(connection):
         connection.execute(_setting(UTF8, connection))
     try:
@@ -59,7 +59,7 @@ async def in_utf8_async(connection: psycopg.AsyncConnection[Any]) -> AsyncIterat
 
 @contextmanager
 def in_utf8_sqlalchemy(connection: "Connection") -> Iterator[None]:
-    """The same on a connection of SQLAlchemy's, whatever its driver."""
+    """The same on a SQLAlchemy connection, whatever its driver."""
     driver = connection.connection.driver_connection
     if not isinstance(driver, psycopg.Connection | psycopg.AsyncConnection) or not (before := _other(driver)):
         yield
@@ -73,17 +73,17 @@ def in_utf8_sqlalchemy(connection: "Connection") -> Iterator[None]:
 
 
 def _other(connection: PsycopgConnection) -> str | None:
-    """Return the connection's encoding if it is another one than UTF-8."""
+    """Return the connection's encoding, or None if it is UTF-8."""
     found = connection.info.parameter_status("client_encoding")
     return None if found == UTF8 else found
 
 
 def _setting(encoding: LiteralString, connection: PsycopgConnection) -> LiteralString:
-    # For the transaction where there is one, so that it does not outlive a roll-back to a savepoint.
+    # Local to the transaction if there is one, so that a rollback to a savepoint restores it too.
     is_alone = connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE
     return f"SELECT pg_catalog.set_config('client_encoding', '{encoding}', {'false' if is_alone else 'true'})"
 
 
 def _takes_statements(connection: PsycopgConnection) -> bool:
-    """Tell whether the transaction has not failed; if it has, its roll-back sets back what was set in it."""
+    """Tell whether statements can run; in a failed transaction its rollback restores the setting."""
     return connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS)

@@ -1,7 +1,7 @@
-"""Listening: a connection to itself, autocommit, never in a transaction, that turns notifications into wake-ups.
+"""A listener turns notifications into wake-ups, over an autocommit connection of its own, never in a transaction.
 
-The order on each connection is LISTEN, then a ring (so that its owner scans), then waiting; whatever came while there
-was no connection is found by that scan. Owners poll besides: nothing rests on a notification alone.
+On each connection the order is LISTEN, wake-up, wait: the owner's scan after the wake-up finds what came while there
+was no connection. Owners also poll, so nothing depends on a notification alone.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ log = logging.getLogger("mailroom.session.listener")
 HEARTBEAT_S = 5.0
 ANSWER_S = 3.0
 LONGEST_PAUSE_S = 30.0
-# A listener that is paused holds back vacuum and the queue of notifications for everybody. The heartbeat shows that
-# this one is not. Where the kernel does not find one that takes nothing any more (a Unix socket), this ends it.
+# A paused listener holds back vacuum and the notification queue for everybody. The heartbeat keeps a live one from
+# this timeout, which ends a paused one where TCP timeouts cannot (on a Unix socket).
 SESSION = settings.UNATTENDED | {"idle_session_timeout": "60s"}
 
 CHANNEL = Sql("SELECT {channel} FROM (SELECT '{schema}.{table}'::regclass AS t) AS named", columns=("text",))
@@ -36,7 +36,7 @@ LISTENS = Sql("SELECT count(*) FROM pg_listening_channels()", columns=("bigint",
 
 
 class Bell:
-    """The bell of one table; `run` listens until cancelled."""
+    """Listens on the channel of one table; `run` does so until cancelled."""
 
     def __init__(self, dsn: str, schema: str, table: str, role: str) -> None:
         self._dsn = dsn
@@ -47,16 +47,16 @@ class Bell:
         self._heartbeat_at = 0.0
 
     def ring(self) -> None:
-        """Wake whoever waits for the next ring."""
+        """Wake everybody who waits for the next ring."""
         rung, self._next = self._next, asyncio.Event()
         rung.set()
 
     def next_ring(self) -> asyncio.Event:
-        """Return what the next ring will set: take it before a scan, wait for it after, and none is missed."""
+        """Return the event that the next ring sets. Take it before a scan and wait for it after: no ring is missed."""
         return self._next
 
     async def run(self) -> None:
-        """Listen, and connect again whenever the connection is lost, until cancelled. Through a pooler, do nothing."""
+        """Listen until cancelled, and reconnect when the connection is lost. Through a pooler, do nothing."""
         failures = 0
         while True:
             try:
@@ -68,7 +68,7 @@ class Bell:
                     self.ring()
                     await self.attend(connection)
             except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
-                # Any trouble with LISTEN leaves polling; it is never a reason to stop.
+                # Without LISTEN the owner still polls, so no error here ends it.
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if backoff.is_worth_a_line(failures, pause_s):
@@ -77,25 +77,25 @@ class Bell:
                 await asyncio.sleep(pause_s)
 
     def listen_anew(self) -> None:
-        """Drop the connection, which holds notifications back if it does not take them, and listen on another."""
+        """Reconnect: a connection that does not read its notifications holds back the queue."""
         if self._connection is not None:
             sever(self._connection)
 
     async def attend(self, connection: psycopg.AsyncConnection) -> None:
-        """Do what is to be done with the listening connection, until it breaks."""
+        """Serve the listening connection until it breaks."""
         while True:
             await self.hear(connection)
 
     async def hear(self, connection: psycopg.AsyncConnection) -> None:
-        """Wait for one notification and ring; or until it is time to make sure that the connection is alive."""
+        """Wait for one notification and ring, or until the heartbeat is due."""
         async for _ in connection.notifies(timeout=self._until_heartbeat_s(), stop_after=1):
             self.ring()
         if not self._until_heartbeat_s():
             await self.beat(connection)
 
     async def beat(self, connection: psycopg.AsyncConnection) -> None:
-        """Have the server say that the connection still listens."""
-        # A black hole answers nothing and gives no error; the kernel answers keepalives for a paused server.
+        """Ask the server whether the connection still listens."""
+        # Dropped packets give no error, and the kernel of a paused server answers keepalives.
         channels = await answered(connection, run_async(connection, _counting_channels()), ANSWER_S)
         if not channels:
             raise psycopg.OperationalError("the session has ceased to listen")
@@ -106,9 +106,9 @@ class Bell:
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[psycopg.AsyncConnection | None]:
-        """Give a connection that listens, None if a pooler is in the way; it is closed afterwards, whatever its state.
+        """Open a listening connection, or yield None behind a pooler; close it in any case.
 
-        A pooler gives the next statement another server connection, and to others the one that listens.
+        A pooler would run the next statement on another connection, and give the listening one to others.
         """
         connection = await settings.connect_async(self._dsn, self._role, SESSION)
         try:
@@ -142,7 +142,7 @@ def _counting_channels() -> Operation[int]:
 
 
 async def heard(ring: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for a ring, at most so long; true if it came."""
+    """Wait for a ring, at most `timeout_s` seconds; return whether it came."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(ring.wait(), timeout_s)
     return ring.is_set()

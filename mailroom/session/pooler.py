@@ -1,8 +1,8 @@
-"""Poolers: how a session through one is told from a session of its own, and what ours do differently there.
+"""Poolers: how to detect one, and what our sessions do differently behind it.
 
-A pooler in transaction mode, such as PgBouncer, gives each transaction whatever connection to the server is free.
-Whatever belongs to a session is then lost or, worse, left behind for others: start-up options, prepared statements,
-session locks, LISTEN. A session of ours through a pooler has none of them; what it sets, it sets for a transaction.
+A pooler in transaction mode, such as PgBouncer, runs each transaction on whatever server connection is free. Session
+state is lost or leaks to others: start-up options, prepared statements, session locks, LISTEN. Our sessions through a
+pooler use none of these; they apply their settings per transaction.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-# As PgBouncer puts it, of any version, and the proxy of Amazon RDS.
+# The wording of PgBouncer, any version, and of the Amazon RDS proxy.
 REFUSAL = re.compile(r"unsupported startup parameter|support command-line options")
 BACKEND = "SELECT pg_backend_pid()"
 
 
 def refuses_options(error: psycopg.OperationalError) -> bool:
-    """Tell whether a connection failed because it was given options at its start, which poolers refuse."""
+    """Tell whether connecting failed because of start-up options, which poolers refuse."""
     return REFUSAL.search(str(error)) is not None
 
 
 class PooledConnection(psycopg.Connection[TupleRow]):
-    """A session through a pooler; `settings` are set in each `transaction()`."""
+    """A session through a pooler; `settings` are applied in each `transaction()`."""
 
     settings: Mapping[str, str] = {}
 
