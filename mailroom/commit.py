@@ -242,8 +242,9 @@ def resolve(
     """Tell how the transaction of a `CommitUnknown.token` ended: "committed" or "rolled back".
 
     The answer never changes; after "rolled back" the transaction can commit no more. Waits while it is still under
-    way. `connect` is as for `atomically`. Raises `CommitUnknown` without an answer in `within_s` seconds (if the network
-    drops the question, the timeouts of your connection end it), and `TokenExpired` for a token older than 7 days.
+    way. `connect` is as for `atomically`. Raises `CommitUnknown` without an answer in `within_s` seconds (if the
+    network drops the question, the timeouts of your connection end it), and `TokenExpired` for a token older than
+    7 days.
     """
     inquiry = Inquiry(schema, token, within_s)
     while True:
