@@ -57,7 +57,7 @@ def stamp(clock: int, count: int, after_clock: int = 0) -> range:
 
 
 def _fitting(clock: int) -> int:
-    # Wrapping to 0, as other implementations do, would sort every later message before all earlier ones.
+    # Wrapping to 0, as other implementations do, would order every later message before all earlier ones.
     if clock > MAX_CLOCK:
         raise ClockOverflow(
             f"The clock would pass {MAX_CLOCK}, the last one there is. No node counts that far: look for the sender "
@@ -72,8 +72,8 @@ CEILING_STEP = 1_000_000
 
 OUTBOX_KEY = locks.key("'{schema}.outbox'::regclass")
 
-# One deliverer at a time: clocks rise in commit order, and a statement that begins after this one sees all that the
-# deliverer before it has done.
+# One deliverer at a time: clocks rise in commit order, and a statement that begins after this one sees everything that
+# the previous deliverer did.
 LOCK = Sql(
     "SELECT pg_advisory_xact_lock({dispatch_lock}, {outbox_key}) IS NULL",
     columns=("boolean",),
@@ -91,7 +91,7 @@ DURABLE = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("t
 
 
 def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
-    """Raise the clock's ceiling, durably once the transaction commits: no clock above it is ever given out.
+    """Raise the clock's ceiling, durable once the transaction commits. No clock above it is ever given out.
 
     Raises `ClockOverflow` where there are no clocks left.
     """

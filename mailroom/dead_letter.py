@@ -21,12 +21,14 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.runner import AnyConnection, run
 
 Stage: TypeAlias = Literal["deliver", "reap", "execute"]
-Change: TypeAlias = Callable[[list[Row]], Operation[str]]  # of what is held; returns its name for the audit
+Change: TypeAlias = Callable[
+    [list[Row]], Operation[str]
+]  # changes the rows and returns the action's name for the audit
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter, without its value. `id` is its number here, `message_id` the message's own.
+    """A dead letter, without its value. `id` is its number in this table, `message_id` the id of the message.
 
     `stage` says where it failed. `deliver`: nobody got it. `reap`: the one inbox `inbox` skipped it, where it had the
     clock `clock` and was tried `attempts` times; other inboxes have their own copies of the message. `execute`: it is
@@ -110,8 +112,8 @@ WHERE to_regclass('{schema}.inbox_' || name) IS NULL ORDER BY name LIMIT 1
 """,
     columns=("text",),
 )
-# Back to the outbox, as a scheduled message that is due: there it is routed and stamped by the one statement that does
-# so, and the doorbell's trigger wakes who is to run it.
+# Back to the outbox, as a scheduled message that is due: the deliver statement routes and stamps it there, and the
+# doorbell's trigger wakes the dispatcher.
 SEND = Sql(
     """
 WITH gone AS (
@@ -120,11 +122,11 @@ INSERT INTO {schema}.outbox ({message}) SELECT {message} FROM gone ORDER BY id
 """,
     message=MESSAGE,
 )
-# As a dispatcher that has just connected: a crash may have taken the sequence back, and no clock is used twice.
+# As a dispatcher does after connecting: a crash may have set the sequence back, and no clock may be used twice.
 BASE = Sql(
     "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)
 )
-# Only into the inbox that skipped it, with a new clock: it is sent once more, and ordered by when it comes back.
+# Only into the inbox that skipped it and with a new clock: it is ordered by when it comes back.
 PLACE = Sql(
     """
 WITH gone AS (
@@ -148,7 +150,7 @@ EXECUTABLES = Sql(
     "SELECT id, value FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id",
     columns=("bigint", "bytea"),
 )
-# Back to the other outbox, behind what waits there. What the message is, beside its parts, stays in the database.
+# Back to the outbox of executables, behind what waits there. Other columns never leave the database.
 EXECUTE = Sql(
     """
 WITH gone AS (
@@ -166,7 +168,7 @@ ORDER BY id
 """,
     names=", ".join(NAMES),
 )
-# psycopg writes arrays as text: with other settings nulls in them, and bytes, would become something else.
+# psycopg sends arrays as text. With other settings, nulls and bytes in them would change.
 LITERALS = Sql(
     "SELECT current_setting('array_nulls'), current_setting('standard_conforming_strings'), "
     "set_config('array_nulls', %(nulls)s::text, true), "
@@ -202,11 +204,11 @@ class DeadLetters:
         inbox: str | None = None,
         limit: int | None = 100,
     ) -> list[DeadLetter]:
-        """Return dead letters, the first to come first."""
+        """Return dead letters, oldest first."""
         return run(connection, self._finding(_matching(ids, reason, stage, inbox, limit)))
 
     def get(self, connection: AnyConnection, id: int) -> tuple[DeadLetter, Content] | None:
-        """Return one dead letter with what it carries; None if there is none of that number."""
+        """Return one dead letter with its content, or None if there is none of that number."""
         return run(connection, self._getting(_id(id)))
 
     def requeue(
@@ -249,7 +251,7 @@ class DeadLetters:
         why: str | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Throw dead letters away for good, and return how many."""
+        """Delete dead letters for good and return how many."""
         check_actor(actor, why)
         return run(
             connection,
@@ -295,7 +297,7 @@ class DeadLetters:
         return "requeue dead letters"
 
     def _reading_executables(self, ids: list[int]) -> Operation[list[dict[str, Any]]]:
-        """Return the parts of executables; nothing has been written yet when one of them cannot be read."""
+        """Return the parts of executables. One that cannot be read raises before anything is written."""
         rows = (yield EXECUTABLES.at(schema=self.schema)(ids=ids)) if ids else []
         found = []
         for id, raw in rows:
@@ -314,7 +316,7 @@ class DeadLetters:
                 f"Inbox {gone[0][0]!r}, which skipped some of these messages, is gone. Leave them out (--inbox, ids), "
                 "or discard them."
             )
-        # Its own statement, before: what follows must see all that the deliverer before it has done.
+        # A statement of its own: the next one must see everything the deliverer before did.
         yield LOCK.at(schema=self.schema)()
         [(base,)] = yield BASE.at(schema=self.schema)()
         yield from raising_ceiling(self.schema, base + len(ids))

@@ -12,7 +12,7 @@ MAX_HEADERS_BYTES = 8 * 1024
 MAX_TOPIC_LENGTH = 200
 MAX_SOURCE_BYTES = 200
 MAX_AFTER_CLOCK = 2**62
-MAX_COUNT = 1_000_000  # of what a caller bounds
+MAX_COUNT = 1_000_000  # the largest limit that a caller can give
 DEFAULT_SCHEMA = "mailroom"
 
 Key: TypeAlias = str | int | UUID
@@ -22,7 +22,7 @@ TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
 
 
 def schema_name(name: str) -> str:
-    """Return `name` if it can name a node's schema, else raise `InvalidName`."""
+    """Return `name` if it is valid as a node's schema, else raise `InvalidName`."""
     schema = _identifier(name, "schema")
     if schema.startswith("pg_"):
         raise InvalidName(f"Schema name {shown(name)} is not valid: PostgreSQL keeps names that begin with pg_.")
@@ -30,21 +30,21 @@ def schema_name(name: str) -> str:
 
 
 def inbox_name(name: str) -> str:
-    """Return `name` if it can name an inbox, else raise `InvalidName`."""
+    """Return `name` if it is valid as an inbox, else raise `InvalidName`."""
     inbox = _identifier(name, "inbox")
-    # The partition of an inbox is inbox_<name>. No other table of ours begins like that (held by a test).
+    # The partition of an inbox is inbox_<name>. No other table of ours begins like that (a test checks it).
     if inbox == "registry":
         raise InvalidName(f"Inbox name {shown(name)} is not valid: inbox_registry is a table of Mailroom's own.")
     return inbox
 
 
 def executable_name(name: str) -> str:
-    """Return `name` if it can name what executables act on, a target or a function, else raise `InvalidName`."""
+    """Return `name` if it is valid as a target or function of executables, else raise `InvalidName`."""
     return _identifier(name, "target")
 
 
 def topic_name(topic: str) -> str:
-    """Return `topic` if it is one, else raise `InvalidMessage`."""
+    """Return `topic` if it is valid, else raise `InvalidMessage`."""
     if not isinstance(topic, str) or not TOPIC.match(topic):
         raise InvalidMessage(
             f"Topic {shown(topic)} is not valid: use a letter, then up to {MAX_TOPIC_LENGTH - 1} letters, "
@@ -54,19 +54,19 @@ def topic_name(topic: str) -> str:
 
 
 def _identifier(name: str, what: str) -> str:
-    # These become SQL identifiers, also inside the names of partitions and channels, which PostgreSQL
-    # cuts at 63 bytes without a word; 41 leaves room for every prefix.
+    # These become SQL identifiers, also as parts of longer names. PostgreSQL silently cuts names at 63 bytes;
+    # 41 leave room for every prefix.
     if not isinstance(name, str) or not IDENTIFIER.match(name):
         raise InvalidName(
             f"{what.capitalize()} name {shown(name)} is not valid: use a lower-case letter, then up to 40 "
             "lower-case letters, digits or underscores."
         )
-    # The text that was looked at: a subclass, an enum of text say, may show another one where it is put into SQL.
+    # The very text that was checked: a subclass, such as a text enum, may render differently.
     return str.__str__(name)
 
 
 def shown(text: object) -> str:
-    """Cut and escape what a user gave, for an error line."""
+    """Return user input shortened and escaped, for an error line."""
     try:
         quoted = ascii(text)
     except ValueError:  # an int of more digits than Python writes
@@ -75,10 +75,10 @@ def shown(text: object) -> str:
 
 
 def key_text(key: Key) -> str:
-    """Return the text a key is stored as; refuse what cannot be one."""
+    """Return the text that a key is stored as. Raises `InvalidMessage` if it is not a valid key."""
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
         raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
-    # Of what subclasses them (an enum of text) the value itself, as the codec takes it.
+    # Of a subclass (a text enum) the value itself, as the codec does.
     text = str.__str__(key) if isinstance(key, str) else str(key) if isinstance(key, UUID) else _digits(key)
     size = len(utf8(text, "key"))
     if not 1 <= size <= MAX_KEY_BYTES:
@@ -96,7 +96,7 @@ def _digits(key: int) -> str:
 
 
 def utf8(text: str, what: str) -> bytes:
-    """Return the text as PostgreSQL stores it; refuse what it cannot. `what` names it in the error."""
+    """Return the text in UTF-8. Raises `InvalidMessage` if PostgreSQL cannot store it; `what` names it there."""
     if "\0" in text:
         raise InvalidMessage(f"The {what} holds a NUL character, which PostgreSQL's text cannot.")
     try:
@@ -106,12 +106,12 @@ def utf8(text: str, what: str) -> bytes:
 
 
 def count(number: int, what: str) -> int:
-    """Return `number` if it is an int from 1 to a million, else raise `InvalidMessage`; `what` names it."""
+    """Return `number` if it is an int from 1 to 1,000,000, else raise `InvalidMessage`; `what` names it there."""
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_COUNT:
         raise InvalidMessage(f"{what} is {number!r}; give an int from 1 to 1,000,000.")
     return number
 
 
 def count_or_all(number: int | None, what: str) -> int | None:
-    """`count`, with None for as many as there are."""
+    """`count`, or None for no limit."""
     return None if number is None else count(number, what)

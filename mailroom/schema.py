@@ -1,4 +1,4 @@
-"""The schema of a node: making it, checking it, adding inboxes, and keeping users' autogenerate off it."""
+"""The schema of a node: migrate it, check it, add inboxes, and hide it from users' Alembic autogenerate."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ async def migrate_async(
     await run_async(connection, migrating(schema_name(schema), revision, discard))
 
 
-# Two migrations of one node at once: the second waits, then finds nothing to do.
+# Of two concurrent migrations of one node the second waits, then finds nothing to do.
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 SETTINGS = Sql(
     "SELECT current_setting('search_path'), current_setting('lock_timeout'), "
@@ -101,7 +101,7 @@ def _script(schema: str, current: str | None, revision: str, discard: bool) -> l
     statements = _Statements()
     config = Config(output_buffer=statements)
     config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
-    # The transaction is the caller's.
+    # The caller owns the transaction.
     config.attributes.update(schema=schema, discard=discard, transactional_ddl=False)
     way = revision if current is None else f"{current}:{revision}"
     with _outer_run_kept():
@@ -114,7 +114,7 @@ def _script(schema: str, current: str | None, revision: str, discard: bool) -> l
 
 @contextmanager
 def _outer_run_kept() -> Iterator[None]:
-    # alembic's `op` and `context` are global; a run within a run, from a user's own migration, would leave them empty.
+    # Alembic's `op` and `context` are global. A run inside a user's own migration would leave them empty.
     from alembic import context, op
 
     outer = [proxy for module in (op, context) if (proxy := getattr(module, "_proxy", None)) is not None]
@@ -130,7 +130,7 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection | None
     context.configure(
         connection=connection,
         dialect_name="postgresql",
-        dialect_opts={"paramstyle": "named"},  # else each % is doubled
+        dialect_opts={"paramstyle": "named"},  # otherwise each % is doubled
         transactional_ddl=context.config.attributes.get("transactional_ddl"),
         version_table="alembic_version",
         version_table_schema=schema,
@@ -139,7 +139,7 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection | None
         for statement in _opening(schema):
             context.execute(statement)
         if context.is_offline_mode():
-            # A tuple would be several branches, and there is one.
+            # A tuple would mean several branches; there is only one.
             context.execute(_starting(schema, cast("str | None", context.get_starting_revision_argument())))
         context.run_migrations()
 
@@ -148,7 +148,7 @@ def _opening(schema: str) -> tuple[str, ...]:
     return (
         LOCK.at(lock=str(locks.DDL), node=schema).sql,
         f"""SELECT set_config('search_path', '"{schema}", pg_catalog, pg_temp', true)""",
-        # No statement of ours makes the whole database wait behind it for a lock that somebody holds.
+        # A statement that waits for a lock blocks everybody behind it, so the wait is short.
         "SELECT set_config('lock_timeout', '5s', true)",
         "SELECT set_config('standard_conforming_strings', 'on', true)",
         f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
@@ -158,7 +158,7 @@ def _opening(schema: str) -> tuple[str, ...]:
 def _starting(schema: str, revision: str | None) -> str:
     """Return the statement that fails unless the node is at the revision where a script begins."""
     if revision is None:
-        # Empty, alembic's table stays behind when a node is removed. Where it is not, the first one of ours is there.
+        # Alembic's empty table stays when a node is removed. If it is missing, look for our first table.
         return f"""
 DO $$ BEGIN
     IF current_setting('server_encoding') = 'SQL_ASCII' THEN
@@ -186,7 +186,7 @@ def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]
     if context.config is not None and context.config.attributes.get("discard"):
         return
     looks = ", ".join(f"('{table}', EXISTS (SELECT FROM {table}))" for table in tables)
-    # Locked before they are looked at: else what a writer commits between the look and the DROP would be gone.
+    # Lock before looking: the DROP would lose what a writer commits in between.
     context.execute(f"""
 DO $$
 DECLARE
@@ -246,7 +246,7 @@ VERSION = Sql("SELECT version_num FROM {schema}.alembic_version", columns=("text
 
 
 def _revision(schema: str) -> Operation[str | None]:
-    # Looked up first: a failed SELECT would spoil the caller's transaction.
+    # Look it up first: a failed SELECT would abort the caller's transaction.
     [(migrated,)] = yield VERSION_TABLE.at(schema=schema)()
     if not migrated:
         return None
@@ -265,7 +265,7 @@ def create_inbox(
     max_attempts: int | None = None,
     on_failure: Literal["park", "skip"] | None = None,
 ) -> None:
-    """Make an inbox with its subscriptions; what is there already stays, what is given anew is set.
+    """Create an inbox with its subscriptions. An existing inbox stays; settings that are given replace its own.
 
     A key that failed waits `backoff_s` seconds (1), doubled up to `backoff_max_s` (3600); where only one is given, the
     other gives way. A message that failed `max_attempts` times (16, at least 1) has its key parked, which holds all
@@ -310,9 +310,9 @@ def _creation(
     )
 
 
-# The oldest of an inbox are found by this expression, the messages of a key by (key, clock). An index on the plain
-# column would be eligible for both, and while an inbox is small the planner takes it for a key's messages: then a plan
-# that is kept walks the whole inbox to find one key. Seen on PostgreSQL 15 and 18.
+# This expression finds the oldest messages of an inbox; (key, clock) finds those of a key. An index on the plain column
+# would serve both, and while an inbox is small the planner would use it for a key: a cached plan then scans the whole
+# inbox to find one key. Seen on PostgreSQL 15 and 18.
 BY_CLOCK = "(clock + 0)"
 
 # What has the partition's name: asked of tables, in a statement after the lock, since what somebody made meanwhile is

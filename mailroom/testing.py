@@ -1,4 +1,4 @@
-"""For tests, users' and ours: follow a message all the way on the test's own connection, without a daemon or a sleep.
+"""For tests, users' and ours: follow a message all the way on the test's own connection, without daemon or sleep.
 
 Everything here happens in the transaction of the connection that is given, so a test that rolls back leaves nothing.
 Not for production: a delivery holds the node's dispatch lock until that transaction ends, an execution the executor's.
@@ -31,7 +31,7 @@ from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_asyn
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message that stands in the outbox, as its sender gave it."""
+    """A message in the outbox, as its sender gave it."""
 
     id: UUID
     topic: str
@@ -56,7 +56,7 @@ FROM {schema}.outbox WHERE topic = %(topic)s::text ORDER BY position
 
 
 def sent(connection: AnyConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[Sent]:
-    """Return what stands in the outbox for `topic`, in the order sent; what was delivered is not there any more."""
+    """Return the messages in the outbox for `topic` in the order sent. Delivered ones are gone from there."""
     return run(connection, _reading_sent(schema_name(schema), topic))
 
 
@@ -66,7 +66,7 @@ async def sent_async(connection: AnyAsyncConnection, topic: str, *, schema: str 
 
 
 def deliver(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA, now: datetime | None = None) -> int:
-    """Deliver all that stands in the outbox, as the dispatcher would, and return how many messages were taken.
+    """Deliver everything in the outbox, as the dispatcher would, and return how many messages were taken.
 
     `now` decides what is due and what has expired; the database's clock if None.
     """
@@ -81,7 +81,7 @@ async def deliver_async(
 
 
 def execute(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
-    """Execute all that stands in the outbox of executables, as the executor would, and return how many there were.
+    """Execute everything in the outbox of executables, as the executor would, and return how many there were.
 
     What tells their outcomes stands in the outbox afterwards: `deliver` it. One that cannot be applied goes to
     `dead_letter`, and raises nothing.
@@ -141,7 +141,7 @@ async def drain_async(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt, the `attempt`-th at its message, and what a worker makes of it.
+    """A failed attempt, the `attempt`-th at its message, and its outcome.
 
     `fate`: its key is tried again in `due_in_s` seconds (retry) or parked (park), or the message is skipped (skip).
     """
@@ -155,7 +155,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What a worker would have done: the messages that were handled, and the attempts that failed, in their order."""
+    """What a worker would have done: the handled messages and the failed attempts, in order."""
 
     handled: list[Message]
     failures: list[Failure]
@@ -170,7 +170,7 @@ def work(
     schema: str = DEFAULT_SCHEMA,
     now: datetime | None = None,
 ) -> Worked:
-    """Do what a worker would, failures included, until nothing is to be had: deliver, and handle one by one.
+    """Do what a worker would, failures included, until nothing is left: deliver, and handle one by one.
 
     Each message is handled in a savepoint. An exception rolls it back, and the attempt is recorded by the inbox's rules
     and `fatal`, as a worker records it: the key waits, is parked, or the message goes to `dead_letter`. A key that
@@ -194,7 +194,7 @@ def work(
                 try:
                     returned = handler(message, connection)
                 except Exception as raised:
-                    error = raised  # noted here too, since psycopg swallows its own Rollback
+                    error = raised  # kept, since psycopg swallows its own Rollback
                     raise
                 _refuse_awaitable(returned, "work_async")
                 run(connection, _finishing(reaped, message))
@@ -299,8 +299,8 @@ def _executing_all(schema: str) -> Operation[int]:
             return taken
 
 
-# Attempts go by the database's clock. With another `now`, the times of the keys that wait are moved as far before the
-# work as `now` is behind it, and back afterwards.
+# Attempts follow the database's clock. For another `now`, the retry times are shifted before the work and shifted back
+# afterwards.
 BEHIND = Sql("SELECT extract(epoch FROM clock_timestamp() - %(now)s::timestamptz)::float8", columns=("float8",))
 SHIFT = Sql(
     """
@@ -312,7 +312,7 @@ LOOK = Sql("SELECT true", columns=("boolean",))
 
 
 def _coming_to(reaped: Inbox | AsyncInbox, now: datetime | None) -> Operation[float]:
-    """Make due what is due at `now`; returns by how many seconds that is to be undone."""
+    """Make due what is due at `now`; return the shift in seconds, to be undone."""
     yield IN_TRANSACTION
     if now is None:
         return 0.0
@@ -346,7 +346,7 @@ def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:
 
 
 class _WrongHandler(ConfigurationError):
-    """A sync handler where an async one belongs, or the other way round: a fault of the test and not of a message."""
+    """A sync handler was given for an async one, or the reverse: an error of the test, not of a message."""
 
 
 def _refuse_async(handler: Callable[..., object], instead: str) -> None:

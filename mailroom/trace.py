@@ -37,9 +37,9 @@ class Place:
     reason: str | None
 
 
-# One statement, so one snapshot: a message on its way from one table to the next is in exactly one of them. No index
-# holds message ids, since every message would pay for it; the tables are read. What a parked key holds is parked,
-# whether it has been moved aside already or not.
+# One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
+# because an index on message ids would cost every message. All messages of a parked key count as parked, whether they
+# were already moved to `parked` or not.
 TRACE = Sql(
     """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint,
@@ -73,7 +73,7 @@ FROM {schema}.dead_letter WHERE message_id = %(id)s::uuid
 
 
 def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Place]:
-    """Return where the message `id` is; several places for one that several inboxes get.
+    """Return where the message `id` is: several places if several inboxes get it.
 
     Empty if it is nowhere: it was reaped, or had expired, or was an event nobody subscribes to, or its transaction has
     not committed or never did. Reads the node's tables in full, without waiting for anybody.

@@ -1,1 +1,1 @@
-"""Statements: what an operation is, how it runs on whatever connection there is, and what errors mean."""
+"""Operations, the runners that execute them on any connection, and the meaning of database errors."""

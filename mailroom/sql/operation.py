@@ -1,4 +1,4 @@
-"""What runs inside somebody else's transaction, written once: a generator that yields steps and receives rows.
+"""Operations: what runs in the caller's transaction, as generators that yield steps and receive rows.
 
 `mailroom.sql.runner` runs an operation on whatever connection the caller has, sync or async; nothing here touches one.
 SQL stands in `Sql` constants right above the operation that runs them.
@@ -51,7 +51,7 @@ class Sql:
 def _rendered(sql: Sql, names: tuple[tuple[str, str], ...]) -> "Statement":
     text = sql.template
     for name, value in names:
-        # Quoted, since a schema may be named with a word of SQL's own; the other names stand within longer ones.
+        # Quoted, since a schema may be named like a keyword; other names are parts of longer ones.
         text = text.replace("{" + name + "}", f'"{value}"' if name == "schema" else value)
     return Statement(text.strip(), sql.columns)
 
@@ -74,7 +74,7 @@ class Statement:
 
         types = _sqlalchemy_types()
         bound = {match[1]: types[match[2]] for match in PARAMETER.finditer(self.sql)}
-        # A colon means a parameter to text(), except in a double one.
+        # text() takes a single colon for a parameter.
         plain = re.sub(r"(?<!:):(?=\w)", r"\\:", self.sql)
         clause = text(PARAMETER.sub(r"CAST(:\1 AS \2)", plain).replace("%%", "%"))
         clause = clause.bindparams(*(bindparam(name, type_=kind) for name, kind in bound.items()))
@@ -105,7 +105,7 @@ def _sqlalchemy_types() -> dict[str, "TypeEngine[Any]"]:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run a statement; the operation receives its rows, in full."""
+    """Run a statement; the operation receives all its rows."""
 
     statement: Statement
     values: dict[str, object]
@@ -113,7 +113,7 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Insert many rows: by COPY where the driver can, else by one statement over arrays, one value per column."""
+    """Insert many rows: by COPY if the driver can, else by one statement with an array per column."""
 
     copy: Statement
     unnest: Statement
@@ -122,7 +122,7 @@ class Fill:
 
 
 class InTransaction:
-    """Demand that the connection is inside a transaction or opens one by itself."""
+    """Require that the connection is inside a transaction or begins one by itself."""
 
 
 IN_TRANSACTION = InTransaction()

@@ -1,4 +1,4 @@
-"""Runs an operation in the caller's transaction, whatever the caller's connection is.
+"""Run an operation in the caller's transaction, on psycopg or SQLAlchemy, sync or async.
 
 psycopg connections are used through a plain cursor of ours: tuples, binary results, psycopg's own adapters and
 prepared statements, whatever row factory, cursor class or loaders the user has set. SQLAlchemy connections and
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def run(connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None) -> T:
-    """Run `operation` on a sync connection and return its result; on psycopg's by `cursors`, if they are given."""
+    """Run `operation` on a sync connection and return its result; `cursors` replaces our cursor class on psycopg."""
     perform: Callable[[Step], list[Any]]
     if isinstance(connection, psycopg.Connection):
         perform = partial(_psycopg_step, connection)
@@ -93,7 +93,7 @@ def driver_of(connection: object) -> object:
 
 
 def reported(driver: Any, name: str) -> object:
-    """Return what the server last reported of a setting, of those that it reports; asks nobody, so it costs no trip."""
+    """Return the last value that the server reported of a setting, without a round trip; None if it reports none."""
     if (info := getattr(driver, "info", None)) is not None:
         return info.parameter_status(name)  # psycopg, psycopg2
     if (settings := getattr(driver, "get_settings", None)) is not None:
@@ -102,7 +102,7 @@ def reported(driver: Any, name: str) -> object:
 
 
 def is_closed(driver: Any) -> bool | None:
-    """Tell whether a driver's connection is closed, also by its server; None for drivers that do not tell."""
+    """Tell whether a driver's connection is closed, also by the server; None if the driver does not tell."""
     for name in ("is_closed", "closed"):
         if (found := getattr(driver, name, None)) is not None:
             return bool(found() if callable(found) else found)
@@ -128,7 +128,7 @@ def _status(driver: object) -> int | None:
 
 
 class _PsycopgOwn:
-    """psycopg's adapters as they come, made afresh: neither a connection's nor the global changes of users are in."""
+    """psycopg's default adapters, made anew, without what users changed on a connection or globally."""
 
     connection = None
     adapters = AdaptersMap(types=postgres.types)
@@ -161,7 +161,7 @@ _PsycopgOwn.adapters.register_dumper(None, _Char)
 
 
 class PlainCursor(psycopg.Cursor[TupleRow]):
-    """A cursor that gives what psycopg gives by itself."""
+    """A cursor with psycopg's default adapters and rows as tuples."""
 
     adapters = _PsycopgOwn.adapters  # in the place of the property that gives the connection's
 
@@ -180,7 +180,7 @@ class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
 
 @contextmanager
 def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> Iterator[None]:
-    """Let a COPY whose session the server ends right behind it fail with `OperationalError`, as a statement does.
+    """Raise `OperationalError` for a COPY whose session the server ends right after it, as for any statement.
 
     psycopg 3.3 takes one answer at the end of a COPY; two, "done" and "your session is terminated", are a ValueError.
     """
@@ -245,8 +245,7 @@ def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None =
         )
 
 
-# A connection of the user's may stream, by a cursor on the server, which no DELETE can be read through. Its own schemas
-# and logging stay.
+# The user's connection may stream through a server-side cursor, which cannot return the rows of a DELETE.
 WHOLE = {"stream_results": False, "yield_per": None}
 
 
@@ -260,7 +259,7 @@ def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):
                 if not connection.in_transaction():
-                    connection.begin()  # as any statement of SQLAlchemy's own would: its commit() then knows of ours
+                    connection.begin()  # as any statement of SQLAlchemy would, so that its commit() includes ours
                 return _psycopg_step(driver, step)
             return _sqlalchemy_step(connection, unnest(**_by_column(columns, rows)))
         case _:
@@ -298,7 +297,7 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
 
 
 async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
-    # Without greenlet, which SQLAlchemy does not bring, this module cannot be imported; but then nobody has any of it.
+    # Without greenlet, an optional dependency of SQLAlchemy, this module cannot be imported, and nobody uses it.
     if "sqlalchemy.ext.asyncio" in sys.modules:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 

@@ -7,45 +7,45 @@ import psycopg
 
 from mailroom.errors import ConnectionFailed
 
-# Lost to another transaction, or to somebody who holds a lock: serialization, deadlock, lock timeout.
+# Conflicts with another transaction: serialization failure, deadlock, lock timeout.
 AGAIN = frozenset({"40001", "40P01", "55P03"})
-CANCELLED = "57014"  # a timeout for statements, or somebody who cancelled it
-ABORTED = "25P02"  # an earlier statement of the transaction had failed
-NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK by somebody whose transaction it is not to end
+CANCELLED = "57014"  # a statement timeout, or a cancel request
+ABORTED = "25P02"  # an earlier statement of the transaction failed
+NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK where none is allowed
 NO_CURSOR = "34000"
-# The server's last words on a session: shut down, crashed, starting up, database dropped, idle for too long.
+# The server ends the session: shutdown, crash, starting up, database dropped, idle timeouts.
 LAST_WORDS = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
-# Errors about what is written, by the class of their code and the condition's name in PL/pgSQL. The last one is what a
-# trigger raises that says nothing else.
+# Errors about the data, by the class of their SQLSTATE, with the name of the condition in PL/pgSQL. A trigger raises P0
+# by default.
 OF_THE_DATA = {
     "22": "data_exception",
     "23": "integrity_constraint_violation",
     "54": "program_limit_exceeded",
     "P0": "plpgsql_error",
 }
-# Resources, intervention, system, a snapshot too old, the configuration file.
+# Insufficient resources, operator intervention, system error, snapshot too old, configuration file error.
 OF_THE_SERVER = frozenset({"53", "57", "58", "72", "F0"})
 CORRUPTED = frozenset({"XX001", "XX002"})
-# Without a code of the server, these say that the session was lost or could not be made.
+# Without an SQLSTATE, these mean that the session was lost or could not be made.
 OF_THE_SESSION = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, OSError, ConnectionFailed)
 
 
 class Meaning(Enum):
-    """What an error means for what was tried. Only the last two can be the fault of a message or an executable."""
+    """What an error means. Only the last two can be the fault of a message or an executable."""
 
     LOST = "the session did not outlive it, or could not be made"
-    AGAIN = "another transaction was in the way, and may be gone the next time"
-    SERVER = "the server is short of something, in trouble, or was told to cancel"
-    READ_ONLY = "the server is a standby: its sessions are of no use to us"
-    DATA = "the database refuses what is written, and would refuse it again"
-    OTHER = "something else, or no error of a database at all"
+    AGAIN = "a conflict with another transaction; a retry may succeed"
+    SERVER = "the server lacks resources, has an error of its own, or was told to cancel"
+    READ_ONLY = "the server is a standby: our sessions need the primary"
+    DATA = "the database refuses the data, and would refuse it again"
+    OTHER = "anything else, also errors that no database raised"
 
 
 BLAMES = frozenset({Meaning.DATA, Meaning.OTHER})
 
 
 def meaning_of_code(code: str) -> Meaning:
-    """Return what an error of the server with that SQLSTATE means."""
+    """Return the meaning of a server error with that SQLSTATE."""
     if code == "25006":
         return Meaning.READ_ONLY
     if code[:2] == "08" or code in LAST_WORDS:
@@ -58,19 +58,19 @@ def meaning_of_code(code: str) -> Meaning:
 
 
 def meaning(error: BaseException, connection: object = None) -> Meaning:
-    """Return what an error means. Ask before `connection` is given back, as for `is_lost`."""
+    """Return the meaning of an error. Call it before `connection` is given back (see `is_lost`)."""
     if is_lost(error, connection):
         return Meaning.LOST
     if code := sqlstate(error):
         return meaning_of_code(code)
-    # psycopg's own: a session that ended right behind a BEGIN or COMMIT gave two answers to it (InternalError).
+    # psycopg raises InternalError if the session ended right after a BEGIN or COMMIT, which gives two results.
     return Meaning.LOST if isinstance(getattr(error, "orig", None) or error, OF_THE_SESSION) else Meaning.OTHER
 
 
 def is_held_up(error: BaseException) -> bool:
-    """Tell whether a statement waited in vain, took too long, or was cancelled.
+    """Tell whether a statement met a conflict, took too long, or was cancelled.
 
-    The session is as good as it was; made anew, it would take time and wait again.
+    The session is still good: a new one would only wait again.
     """
     code = sqlstate(error)
     return code in AGAIN or code == CANCELLED
@@ -81,12 +81,12 @@ def sqlstate(error: BaseException) -> str:
     cause: Any = getattr(error, "orig", None) or error
     code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     if code is None and cause.args and isinstance(cause.args[0], dict):
-        code = cause.args[0].get("C")  # pg8000 hands on the fields of the server's message
+        code = cause.args[0].get("C")  # pg8000 passes on the fields of the server's message
     return code or ""
 
 
 def primary_message(error: BaseException) -> str:
-    """Return the server's message without what stands around it: context, detail, hint, the driver's own words."""
+    """Return the server's primary message, without context, detail, hint or the driver's additions."""
     cause: Any = getattr(error, "orig", None) or error
     if getattr(cause, "diag", None) is not None:
         return str(cause.diag.message_primary)
@@ -96,7 +96,7 @@ def primary_message(error: BaseException) -> str:
 
 
 def is_lost(error: BaseException, connection: object = None) -> bool:
-    """Tell whether the session did not outlive the error.
+    """Tell whether the error ended the session.
 
     Ask before `connection` is given back: a pool or an engine closes it afterwards as a matter of course.
     """

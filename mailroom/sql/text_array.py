@@ -21,16 +21,16 @@ class TextArray(TypeDecorator[Any]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: "Dialect") -> "TypeEngine[Any]":
-        """Return what is bound on this driver."""
+        """Return the type to bind on this driver."""
         return dialect.type_descriptor(Text() if dialect.driver == "pg8000" else ARRAY(Text()))
 
     def process_bind_param(self, value: Sequence[str | None] | None, dialect: "Dialect") -> Any:
-        """Return the value as the driver is given it."""
+        """Return the value to bind."""
         return literal(value) if value is not None and dialect.driver == "pg8000" else value
 
 
 def literal(elements: Sequence[str | None]) -> str:
-    """Return the array as PostgreSQL reads it, each text in quotes."""
+    """Return the array as an array literal, each text quoted."""
     return "{" + ",".join("NULL" if each is None else _quoted(each) for each in elements) + "}"
 
 
