@@ -26,11 +26,11 @@ from outbox.outgoing import EventType, MessageType, Outgoing
 ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")
 KINDS = {"message": "M", "event": "E", "command": "C"}
-ALONE = "\0"  # what --json comes as without a value; nobody can type it
+ALONE = "\0"  # stands for --json without a value; nobody can type it
 
 
 def moment(text: str) -> datetime:
-    """Return the time that a text names: ISO 8601 with a zone, or +SECONDS from now."""
+    """Parse a time: ISO 8601 with a zone, or +SECONDS from now."""
     try:
         if text.startswith("+"):
             return datetime.now(UTC) + timedelta(seconds=seconds(text[1:]))
@@ -70,7 +70,7 @@ def outbox() -> None:
     metavar="FILE",
     help="A CSV file, one message a row; - is stdin.",
 )
-@click.option("--key-column", metavar="C", help="The column with the key; a row in which it is empty is unordered.")
+@click.option("--key-column", metavar="C", help="The column with the key; a row with an empty key is unordered.")
 @click.option("--columns", metavar="A,B,...", help="The columns that make up the value. [all]")
 @click.option("--header", "headers", metavar="NAME=VALUE", type=header, multiple=True, help="A header; repeatable.")
 @click.option(
@@ -106,13 +106,12 @@ def send(
 ) -> None:
     """Send one message, or each row of a CSV file, to a topic.
 
-    A CSV file is UTF-8 with a heading; the value of a row is a map of column name to text. It is read as a stream and
-    sent in one transaction: all of it or, if a row is wrong, nothing. Headers, times, kind and types are then those of
-    every row.
+    A CSV file is UTF-8 with a heading; the value of a row is a map of column name to text. The file is streamed and
+    sent in one transaction: if a row is wrong, nothing is sent. Headers, times, kind and types apply to every row.
 
-    A message must be got by some inbox, a command by exactly one, an event by none. The answer to a command is asked
-    for by --header reply_to=TOPIC. Message type (Object, Database, Collection, User-defined) and event type (Created,
-    Updated, Deleted) are carried along.
+    A message needs at least one inbox that gets it, a command exactly one, an event none. To ask for a command's answer
+    give --header reply_to=TOPIC. Message type (Object, Database, Collection, User-defined) and event type (Created,
+    Updated, Deleted) are passed on.
 
     \b
     Examples:
@@ -154,7 +153,7 @@ def _send_csv(
     sent = 0
     with (
         _opened(file) as binary,
-        # What is not UTF-8 comes as surrogates, by which the row it stands in is found.
+        # Bytes that are not UTF-8 become surrogates, so that the error can name the row.
         io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines,
         call.connection("outbox send") as connection,
         progress_bar("sent", size) as bar,
@@ -175,7 +174,7 @@ def _opened(file: Path) -> BinaryIO:
 
 @contextmanager
 def _wrong_usage() -> Iterator[None]:
-    """Take a message that cannot be sent for wrong usage: all of it was typed."""
+    """Turn `InvalidMessage` into wrong usage: the whole message was typed."""
     try:
         yield
     except InvalidMessage as error:

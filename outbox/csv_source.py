@@ -43,7 +43,7 @@ class CsvSource:
         self._width = len(heading)
 
     def rows(self) -> Iterator[Row]:
-        """Give the messages as rows for the outbox; raises `InvalidMessage` that names the row at fault.
+        """Yield the messages as rows for the outbox. Raises `InvalidMessage` that names the bad row.
 
         Row 1 is the first below the heading; blank lines do not count. Lines are those of the file.
         """
@@ -82,7 +82,7 @@ class CsvSource:
 
 
 def _check_text(cells: list[str]) -> None:
-    # What is not UTF-8 was read as surrogates, so that the row it stands in can be named.
+    # Bytes that are not UTF-8 were read as surrogates, so that the error can name the row.
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""An executable on its way out, and the checks it passes before the database sees it."""
+"""An executable to be written, and the checks it passes before the database sees it."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, PARTS, S
 from mailroom.names import Key, executable_name, key_text, shown, topic_name
 from outbox.outgoing import aware, clock, given_id, headers_json
 
-Raw: TypeAlias = bytes  # within the class the word is a field
+Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
 
 # What a writer sets, in the order of `Executable.row`, each with its type; every other column has a default.
 COLUMNS = (("message_id", "uuid"), *PARTS, ("headers", "jsonb"), ("after_clock", "bigint"))
-# As JSON escapes it, and not the text backslash, u, 0000.
+# An escaped NUL in JSON, not an escaped backslash before u0000.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 MIN_AMOUNT, MAX_AMOUNT = -(2**63), 2**63 - 1
-# What each operation needs and may have, beside a target and what all may have.
+# The fields that each operation requires and allows, beside those that all allow.
 NEEDS: dict[str, frozenset[str]] = {
     "put": frozenset({"key", "value"}),
     "increment": frozenset({"key", "amount"}),
@@ -38,7 +38,7 @@ MAY_HAVE: dict[str, frozenset[str]] = {
     "account": frozenset({"at"}),
     "call": frozenset({"key", "arguments"}),
 }
-# What they act on, unless they say otherwise.
+# The default target.
 OWN = dict.fromkeys(("put", "increment", "delete", "delete_range"), STORE) | {"account": ACCOUNTING}
 SPECIFIC = frozenset().union(*NEEDS.values(), *MAY_HAVE.values())
 
@@ -56,7 +56,7 @@ class Executable:
     key: Key | None = None
     target: str | None = None
     end_key: Key | None = None
-    value: Raw | None = field(default=None, repr=False)  # what is printed ends in logs
+    value: Raw | None = field(default=None, repr=False)  # kept out of repr, which ends up in logs
     amount: int | None = None
     bytes: int | None = None
     expected: Raw | None = field(default=None, repr=False)
@@ -130,7 +130,7 @@ def _part(value: bytes, what: str) -> bytes:
 def _json(arguments: object) -> str:
     try:
         text = json.dumps(arguments, allow_nan=False)
-        # Measured in jsonb's own text form, as the table's rule does it.
+        # Measured like jsonb's text form, as the table's CHECK does.
         size = len(json.dumps(arguments, ensure_ascii=False).encode()) + _digits_more(text)
     except (TypeError, ValueError, RecursionError) as error:
         # Not chained: the cause may quote the payload.
@@ -143,7 +143,7 @@ def _json(arguments: object) -> str:
 
 
 def _digits_more(text: str) -> int:
-    """Return by how much jsonb makes numbers longer: it writes 1e300 out in full."""
+    """Return by how many bytes jsonb lengthens numbers: it writes 1e300 out in full."""
     more = 0
 
     def measured(number: str) -> None:

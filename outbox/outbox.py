@@ -14,16 +14,16 @@ from outbox.outgoing import COLUMNS, EventType, Fields, MessageType, Outgoing
 
 
 class Request(Protocol):
-    """What `reply` needs of the message it answers: an `inbox.Message`."""
+    """The part of a message that `reply` needs; an `inbox.Message` has it."""
 
     @property
     def id(self) -> UUID:
-        """The message's id, the reply's correlation."""
+        """The message's id, which becomes the reply's correlation."""
         ...
 
     @property
     def key(self) -> str:
-        """The message's key, the reply's too."""
+        """The message's key, which is the reply's too."""
         ...
 
     @property
@@ -52,7 +52,7 @@ COPY = Sql(
     "COPY {schema}.outbox ({names}) FROM STDIN (FORMAT binary)",
     names=NAMES,
 )
-# Ordered, because messages of one transaction keep their order and positions are drawn row by row.
+# Ordered: messages of one transaction keep their order, and positions are assigned row by row.
 UNNEST = Sql(
     "INSERT INTO {schema}.outbox ({names}) "
     'SELECT message_id, topic, key, kind::"char", message_type::"char", event_type::"char", value, headers::jsonb, '
@@ -65,7 +65,7 @@ UNNEST = Sql(
 
 
 def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
-    """Insert rows of `Outgoing.row` in their order; returns how many."""
+    """Insert rows of `Outgoing.row` in order; return how many."""
     yield IN_TRANSACTION
     if rows:
         yield Fill(COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
@@ -73,7 +73,7 @@ def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
 
 
 class _Node:
-    """The schema an instance writes to, and what is the same for both flavours."""
+    """What the sync and the async class share; `schema` is the node they write to."""
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
@@ -86,7 +86,7 @@ class _Node:
         return _sending(self.schema, row), row[0]
 
     def _send_many(self, messages: Iterable[Outgoing]) -> Operation[int]:
-        # Every message is encoded before the first goes out, so a bad one leaves the transaction as it was.
+        # All messages are encoded before the first is sent, so a bad one leaves the transaction unchanged.
         rows = []
         for nth, message in enumerate(messages, start=1):
             try:
@@ -135,7 +135,7 @@ class Outbox(_Node):
         deliver_at: datetime | None = None,
         expires_at: datetime | None = None,
         after_clock: int | None = None,
-        id: UUID | None = None,  # the message's word, and only ever given by name
+        id: UUID | None = None,  # shadows the builtin, but it is the field's name and keyword-only
     ) -> UUID:
         """Send one message and return its id. It exists if and only if the transaction commits.
 
@@ -152,7 +152,7 @@ class Outbox(_Node):
         return message_id
 
     def send_many(self, connection: AnyConnection, messages: Iterable[Outgoing]) -> int:
-        """Send many messages in their order, by COPY where the driver can, and return how many.
+        """Send many messages in order, by COPY if the driver can, and return how many.
 
         All of them are checked first: a bad one raises `InvalidMessage` with its number before any is sent. They are
         held in memory meanwhile, so send millions in calls of some 10,000.
@@ -160,7 +160,7 @@ class Outbox(_Node):
         return run(connection, self._send_many(messages))
 
     def publish(self, connection: AnyConnection, topic: str, value: object, **fields: Unpack[Fields]) -> UUID:
-        """Send an event: every subscriber gets it, and none is fine. `fields` as for `send`."""
+        """Send an event: every subscriber gets it, if there are any. `fields` as for `send`."""
         operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
         run(connection, operation)
         return message_id

@@ -1,4 +1,4 @@
-"""A message on its way out, and the checks it passes before the database sees it."""
+"""A message to be sent, and the checks it passes before the database sees it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UT
 
 
 class Fields(TypedDict, total=False):
-    """What every message may be given by name beside its topic and value; each means what it means to `Outbox.send`."""
+    """The optional fields of every message; they mean what the arguments of `Outbox.send` mean."""
 
     key: Key | None
     headers: Mapping[str, str] | None
@@ -52,7 +52,7 @@ class Outgoing:
     """One message for `send_many`; the fields mean what the arguments of `Outbox.send` mean."""
 
     topic: str
-    value: object = field(repr=False)  # what is printed ends in logs
+    value: object = field(repr=False)  # kept out of repr, which ends up in logs
     key: Key | None = None
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     kind: Kind = "M"
@@ -69,7 +69,7 @@ class Outgoing:
         return (
             message_id,
             topic_name(self.topic),
-            # Without a key nothing orders it: it gets one that no other message has.
+            # Without a key it is unordered: its own id is a key that no other message has.
             str(message_id) if self.key is None else key_text(self.key),
             _one_of(self.kind, "MECR", "kind"),
             _one_of(self.message_type, "ODCU", "message_type"),
@@ -83,14 +83,14 @@ class Outgoing:
 
 
 def given_id(given: UUID) -> UUID:
-    """Return an id that was given. Raises `InvalidMessage` for what is no UUID."""
+    """Return the given id. Raises `InvalidMessage` if it is not a UUID."""
     if not isinstance(given, UUID):
         raise InvalidMessage(f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.")
     return given
 
 
 def headers_json(headers: Mapping[str, str]) -> str | None:
-    """Return headers as the outbox stores them, None for none. Raises `InvalidMessage`."""
+    """Return headers as JSON, None if there are none. Raises `InvalidMessage`."""
     if not isinstance(headers, Mapping):
         raise InvalidMessage(f"headers are a mapping of text to text, not {type(headers).__name__}.")
     for name, value in headers.items():
@@ -98,7 +98,7 @@ def headers_json(headers: Mapping[str, str]) -> str | None:
             raise InvalidMessage(f"Header {shown(name)} is not text to text: put structures into the value.")
         utf8(name, "name of a header")
         utf8(value, f"header {shown(name)}")
-    # Measured in jsonb's own text form, as the table's CHECK does it; sent in ASCII, which every client encoding has.
+    # Measured like jsonb's text form, as the table's CHECK does; sent as ASCII, which every client encoding has.
     size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
     if size > MAX_HEADERS_BYTES:
         raise InvalidMessage(
@@ -114,7 +114,7 @@ def _one_of(code: str, allowed: str, what: str) -> str:
 
 
 def aware(moment: datetime, what: str) -> datetime:
-    """Return a time that PostgreSQL can keep. Raises `InvalidMessage` for one without a zone, or out of range."""
+    """Return a time that PostgreSQL can store. Raises `InvalidMessage` without a time zone, or out of range."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidMessage(f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).")
     if not EARLIEST <= moment < LATEST:
@@ -123,7 +123,7 @@ def aware(moment: datetime, what: str) -> datetime:
 
 
 def clock(clock: int) -> int:
-    """Return a clock to follow. Raises `InvalidMessage` for what is none."""
+    """Return `after_clock`. Raises `InvalidMessage` if it is not a clock."""
     if isinstance(clock, bool) or not isinstance(clock, int) or not 0 <= clock <= MAX_AFTER_CLOCK:
         raise InvalidMessage(f"after_clock {shown(clock)} is no clock: an int from 0 to 2**62.")
     return clock

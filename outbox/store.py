@@ -1,4 +1,4 @@
-"""The other outbox: executables, which are carried out where they are met, exactly once, instead of being delivered."""
+"""The outbox of executables: the executor applies each of them exactly once, instead of delivering it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Told(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What was accounted for: how many, and how many bytes."""
+    """The totals of what was accounted: a count and a number of bytes."""
 
     count: int
     bytes: int
@@ -42,7 +42,7 @@ COPY = Sql(
     "COPY {schema}.outbox_executable ({names}) FROM STDIN (FORMAT binary)",
     names=NAMES,
 )
-# Ordered, because positions are drawn row by row.
+# Ordered, because positions are assigned row by row.
 UNNEST = Sql(
     "INSERT INTO {schema}.outbox_executable ({names}) "
     "SELECT message_id, version::smallint, operation, target, key, end_key, value, amount, bytes, expected, "
@@ -53,9 +53,9 @@ UNNEST = Sql(
     "%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({names}, nth) ORDER BY nth",
     names=NAMES,
 )
-# Of what a row has: only that is sent, and there is a prepared statement for each shape.
+# Only the columns that a row has are sent; each set of columns has its own prepared statement.
 INSERT = Sql("INSERT INTO {schema}.outbox_executable ({given}) VALUES ({values})")
-# How a value is given whose column is of another type.
+# The parameter types of columns whose own type drivers do not bind.
 CAST = {"jsonb": "text::jsonb", "smallint": "bigint"}
 VALUES = {name: f"%({name})s::{CAST.get(kind, kind)}" for name, kind in COLUMNS}
 
@@ -68,7 +68,7 @@ def _writing(schema: str, row: Row) -> Operation[None]:
 
 
 def writing_many(schema: str, rows: list[Row]) -> Operation[int]:
-    """Insert rows of `Executable.row` in their order; returns how many."""
+    """Insert rows of `Executable.row` in order; return how many."""
     yield IN_TRANSACTION
     if rows:
         yield Fill(COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
@@ -82,7 +82,7 @@ SELECT coalesce(sum(count), 0::numeric)::text, coalesce(sum(bytes), 0::numeric):
 WHERE key = %(key)s::text AND minute >= coalesce(%(since)s::timestamptz, '-infinity'::timestamptz)
   AND minute < coalesce(%(until)s::timestamptz, 'infinity'::timestamptz)
 """,
-    columns=("text", "text"),  # all minutes together may come to more than 64 bits
+    columns=("text", "text"),  # the sum over all minutes may exceed 64 bits
 )
 
 
@@ -93,7 +93,7 @@ def _executable(given: Executable) -> Executable:
 
 
 class _Target:
-    """The schema and the target an instance writes to, and what is the same for both flavours."""
+    """What the sync and the async class share: the node and the target they write to."""
 
     def __init__(self, schema: str = DEFAULT_SCHEMA, target: str = STORE) -> None:
         self.schema = schema_name(schema)
@@ -107,7 +107,7 @@ class _Target:
         return _writing(self.schema, row), row[0]
 
     def _write_many(self, executables: Iterable[Executable]) -> Operation[int]:
-        # Every one is checked before the first goes out, so a bad one leaves the transaction as it was.
+        # All are checked before the first is written, so a bad one leaves the transaction unchanged.
         rows = []
         for nth, executable in enumerate(executables, start=1):
             try:
@@ -169,7 +169,7 @@ class Store(_Target):
         return id
 
     def delete(self, connection: AnyConnection, key: Key, **told: Unpack[Told]) -> UUID:
-        """Delete the value or counter of `key`; none is fine."""
+        """Delete the value or counter of `key`, if there is one."""
         operation, id = self._write(Executable("delete", key, self.target, **told))
         run(connection, operation)
         return id
@@ -182,7 +182,7 @@ class Store(_Target):
         limit: int | None = None,
         **told: Unpack[Told],
     ) -> UUID:
-        """Delete the keys from `start` up to `end`, without it, and of these the first `limit`.
+        """Delete the first `limit` of the keys from `start` up to, but not including, `end`.
 
         None stands for the first key, for behind the last one, and for all. Keys are compared by their bytes in UTF-8,
         those of a table of yours as its column compares them. Later executables wait for it. One that deletes many
@@ -221,7 +221,7 @@ class Store(_Target):
         key: Key | None = None,
         **told: Unpack[Told],
     ) -> UUID:
-        """Have the function called that an administrator registered as `name` (`mailroom executor function add`).
+        """Call the function that an administrator registered as `name` (`mailroom executor function add`).
 
         It is given the `arguments`, which JSON can say, at most 4 MiB, as one jsonb. What it returns is the outcome;
         its error fails this executable alone. `key` is the key of the message that tells so.
@@ -231,20 +231,20 @@ class Store(_Target):
         return id
 
     def send_many(self, connection: AnyConnection, executables: Iterable[Executable]) -> int:
-        """Write many executables in their order, by COPY where the driver can, and return how many.
+        """Write many executables in order, by COPY if the driver can, and return how many.
 
         All of them are checked first: a bad one raises `InvalidMessage` with its number before any is written.
         """
         return run(connection, self._write_many(executables))
 
     def get(self, connection: AnyConnection, key: Key) -> Raw | int | None:
-        """Return the value or the counter of `key` as of what has been applied, None if there is none."""
+        """Return the value or counter of `key` as applied so far, None if there is none."""
         return run(connection, self._get(key))
 
     def books(
         self, connection: AnyConnection, key: Key, since: datetime | None = None, until: datetime | None = None
     ) -> Books:
-        """Return what was accounted for under `key`, in the minutes that began from `since` and before `until`."""
+        """Return the totals of `key` for the minutes that began at or after `since` and before `until`."""
         return run(connection, self._books(key, since, until))
 
 

@@ -1,4 +1,4 @@
-"""The options of commands by which somebody changes what is held: who acts, why, and whether to act at all."""
+"""The options of commands that change something by hand: who acts, why, and whether to act at all."""
 
 import getpass
 import os

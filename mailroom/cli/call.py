@@ -1,4 +1,4 @@
-"""What one call of `mailroom` was told by the options that every command shares."""
+"""One call of `mailroom`: the values of the options that every command shares."""
 
 import os
 from collections.abc import Iterator

@@ -18,22 +18,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def narrowed(command: F) -> F:
-    """Add the options that choose dead letters by what they are."""
+    """Add the options that select dead letters by inbox, stage and reason."""
     for option in (
-        click.option("--inbox", metavar="NAME", type=INBOX, help="Those that this inbox skipped."),
+        click.option("--inbox", metavar="NAME", type=INBOX, help="Only those that this inbox skipped."),
         click.option(
             "--stage", type=click.Choice(get_args(Stage)), help="Not delivered, skipped by an inbox, or not executed."
         ),
-        click.option("--reason", metavar="TEXT", type=TEXT, help="Those whose reason contains TEXT."),
+        click.option("--reason", metavar="TEXT", type=TEXT, help="Only those whose reason contains TEXT."),
     ):
         command = option(command)
     return command
 
 
 def targeted(command: F) -> F:
-    """Add the ids and options of which a command that changes something demands one."""
+    """Add the ids and options that select dead letters to change; the command needs at least one."""
     for option in (
-        click.option("--limit", type=LIMIT, help="The first so many at most. [all of them]"),
+        click.option("--limit", type=LIMIT, help="At most so many, oldest first. [all]"),
         click.option("--all", "every", is_flag=True, help="All dead letters of the node."),
     ):
         command = option(command)
@@ -48,7 +48,7 @@ def _target(ids: tuple[int, ...], every: bool, *narrowing: str | None) -> tuple[
 
 @click.group("dead-letter", cls=Group)
 def dead_letter() -> None:
-    """See single messages that ended; requeue or discard them.
+    """List, show, requeue or discard dead letters.
 
     A message ends here if it could not be delivered (stage deliver), or if an inbox skipped it (stage reap): its
     handler raised Skip, or its attempts ran out in an inbox that was made with --on-failure skip. An executable ends
@@ -58,7 +58,7 @@ def dead_letter() -> None:
     The way out:
       mailroom dead-letter list
       mailroom dead-letter show 17
-      mailroom dead-letter requeue 17          # once the cause is mended
+      mailroom dead-letter requeue 17          # once the cause is fixed
       mailroom dead-letter discard 17
     """
 
@@ -68,7 +68,7 @@ def dead_letter() -> None:
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
 @pass_call
 def list_(call: Call, reason: str | None, stage: Stage | None, inbox: str | None, limit: int) -> None:
-    """List dead letters, the first to come first.
+    """List dead letters, oldest first.
 
     \b
     Examples:
@@ -94,7 +94,7 @@ def list_(call: Call, reason: str | None, stage: Stage | None, inbox: str | None
 @click.argument("id", type=click.IntRange(1, 2**63 - 1))
 @pass_call
 def show(call: Call, id: int) -> None:
-    """Show one dead letter with its headers and value; of an executable these are its parts.
+    """Show one dead letter with its headers and value, or with the parts of an executable.
 
     \b
     Examples:
@@ -155,7 +155,7 @@ def discard(
     call: Call, ids: tuple[int, ...], reason: str | None, stage: Stage | None, inbox: str | None,
     every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Throw dead letters away for good.
+    """Delete dead letters for good.
 
     \b
     Examples:

@@ -40,8 +40,8 @@ def embedded() -> None:
 def dsn(call: Call) -> None:
     """Start the server and print its connection string.
 
-    It holds the password. The server stays up until `mailroom embedded stop`. After a crash or a restart of the
-    machine this command brings it back, with its data and as a rule under the same connection string.
+    The string contains the password. The server runs until `mailroom embedded stop`. After a crash or a restart of the
+    machine this command starts it again, with its data and usually under the same connection string.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def dsn(call: Call) -> None:
 def psql(call: Call, arguments: tuple[str, ...]) -> None:
     """Run psql on the server.
 
-    It gets the arguments, and its exit code is the command's. A server that was down is up for as long as psql runs.
+    The arguments go to psql, and its exit code is the command's. A stopped server runs for as long as psql does.
 
     \b
     Examples:
@@ -102,9 +102,8 @@ def _run(command: list[str], dsn: str) -> int:
 def stop(call: Call) -> None:
     """Stop the server.
 
-    Of one that is down already this says so. Who is connected is disconnected, and what they have not committed is
-    rolled back; the data stay. While a command with --embedded uses it, it is not stopped, and this fails; it stops as
-    soon as the last of these has ended.
+    Clients are disconnected and their open transactions rolled back; the data stay. While commands with --embedded use
+    the server, this fails, and the server stops when the last of them ends.
 
     \b
     Examples:
@@ -127,7 +126,7 @@ def stop(call: Call) -> None:
 @embedded.command()
 @pass_call
 def status(call: Call) -> None:
-    """Tell whether the server runs, and where. Exits with 1 if it does not.
+    """Show whether the server runs, and where. Exits with 1 if it does not.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""How a call that failed ends: one line on stderr that says what to do, never a password, and an exit code."""
+"""How a failed call ends: with an exit code and one line on stderr that says what to do, never with a password."""
 
 import os
 import re
@@ -22,13 +22,13 @@ RIGHTS = {"schema": "USAGE or CREATE", "database": "CREATE", "function": "EXECUT
 
 
 class Interrupted(click.ClickException):
-    """Somebody pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     exit_code = 130
 
 
 def tell(error: Exception, call: Call | None = None) -> int:
-    """Print one line that says what went wrong and return the exit code; raises what is nobody's fault but ours."""
+    """Print one line that says what went wrong and return the exit code. Re-raises errors that are bugs of ours."""
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return error.exit_code
@@ -79,7 +79,7 @@ def _told_by_database(error: psycopg.Error, call: Call) -> str:
 
 
 def _grant(message: str, user: str | None) -> str:
-    """Return what somebody lacks, as far as the server tells, and where the grants stand."""
+    """Return which privilege is missing, as far as the server says, and where the grants are documented."""
     found = DENIED.match(message)
     right = f"{RIGHTS.get(found['kind'], 'a grant')} on this {found['kind']}" if found else "the right to do it"
     return (

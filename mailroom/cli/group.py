@@ -1,4 +1,4 @@
-"""Groups of sub-commands that know what was meant."""
+"""Groups of sub-commands that suggest what was meant."""
 
 from difflib import get_close_matches
 
@@ -6,9 +6,9 @@ import click
 
 
 class Group(click.Group):
-    """A group that, asked for a command it does not have, names the one that is spelt like it."""
+    """A group that suggests the closest name for an unknown command."""
 
-    group_class = type  # groups within it are such groups too
+    group_class = type  # sub-groups are of this class too
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

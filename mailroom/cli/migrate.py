@@ -13,13 +13,13 @@ BOTH_ENDS = ("base", "head")
 
 @click.command()
 @click.option("--revision", default="head", metavar="R", help="Bring it to this revision instead; `base` removes it.")
-@click.option("--discard", is_flag=True, help="Going down, throw away the messages that are still there.")
+@click.option("--discard", is_flag=True, help="Going down, delete the messages that are still there.")
 @pass_call
 def migrate(call: Call, revision: str, discard: bool) -> None:
-    """Make the schema of a node, or bring it up to date.
+    """Create the schema of a node, or bring it up to date.
 
-    All in one transaction; with nothing to do, nothing changes. Several nodes live side by side in one database, each
-    in a schema of its own.
+    It runs in one transaction and changes nothing if the schema is current. A database can hold several nodes, each in
+    a schema of its own.
 
     \b
     Examples:

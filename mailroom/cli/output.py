@@ -47,7 +47,7 @@ def note(text: str) -> None:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print lines that each name a thing and tell it; on a terminal they are broken to its width."""
+    """Print lines of name and text; on a terminal they are wrapped to its width."""
     indent = max(len(name) for name, _ in pairs) + 2
     width = _width()
     for name, text in pairs:
@@ -57,7 +57,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Sequence[str] = ()) -> None:
-    """Print a table; the columns named in `numbers` are set to the right.
+    """Print a table; the columns named in `numbers` are right-aligned.
 
     On a terminal it fits into the width; where that is too little, each row becomes a block with a line per column.
     """
@@ -66,7 +66,7 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: 
     for nth, column in enumerate(columns):
         texts = [row[nth] for row in cells]
         whole.append(max(cell_len(line) for text in (column, *texts) for line in text.splitlines() or [""]))
-        # A number or a duration stays in one piece, and so does any other word of a usual length: a key, an id, a time.
+        # Numbers, durations and words of usual length (keys, ids, times) are not broken.
         pieces = [*column.split(), *(texts if column in numbers else " ".join(texts).split())]
         least.append(max(min(cell_len(piece), LONG_WORD) for piece in pieces))
     gaps = GAP * (len(columns) - 1)
@@ -82,12 +82,12 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: 
     for column, width in zip(columns, widths, strict=True):
         grid.add_column(column, justify="right" if column in numbers else "left", overflow="fold", width=width)
     for row in cells:
-        grid.add_row(*map(Text, row))  # as Text: what users wrote is no markup
+        grid.add_row(*map(Text, row))  # as Text: user input is not markup
     Console(highlight=False, width=screen).print(grid)
 
 
 def _fitted(whole: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
-    """Return widths of columns that fit into the room, the widest made narrower first; None if none do."""
+    """Return column widths that fit the room, narrowing the widest first; None if nothing fits."""
     widths = list(whole)
     while sum(widths) > room:
         wide = [nth for nth, width in enumerate(widths) if width > least[nth]]
@@ -98,8 +98,8 @@ def _fitted(whole: Sequence[int], least: Sequence[int], room: int) -> list[int] 
 
 
 def _width() -> int | None:
-    """Return how wide the screen is, by $COLUMNS or the terminal; None where nobody looks at it."""
-    # None if it was closed by whoever called us.
+    """Return the width of the screen, from $COLUMNS or the terminal; None if output is not shown on one."""
+    # None if the caller closed it.
     if (sys.stdout is not None and sys.stdout.isatty()) or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size().columns
     return None
@@ -121,7 +121,7 @@ def json_text(value: object, *, ascii_only: bool = True) -> str:
 
 
 def as_json(value: object) -> Any:
-    """Return what of `value` JSON can carry; bytes become base64, and whatever else it has no form for becomes text."""
+    """Return `value` in types of JSON: bytes become base64, anything else without a form becomes text."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -147,7 +147,7 @@ def _name(key: object) -> str:
 
 
 def shown(cell: object) -> str:
-    """Return a table's cell as people read it."""
+    """Format a table cell for people."""
     match cell:
         case None:
             return "-"
@@ -173,12 +173,12 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape what would steer a terminal rather than be seen on it; line ends and tabs stay."""
+    """Escape terminal control characters; line ends and tabs stay."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line, with nothing in it that steers a terminal."""
+    """Return `text` on one line without terminal control characters."""
     return printable(" ".join(text.split()))
 
 

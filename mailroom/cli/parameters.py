@@ -12,7 +12,7 @@ LIMIT = click.IntRange(1, MAX_COUNT)
 
 
 def checked(check: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a type of text that passes one of the library's checks: mistyped it is wrong usage, as a number is."""
+    """Return a parameter type that runs one of the library's checks and turns its error into wrong usage."""
 
     def text(given: str) -> str:
         try:
@@ -29,18 +29,18 @@ TEXT = checked(lambda text: utf8(text, "text"))
 
 
 def seconds(text: str) -> float:
-    """Return a finite number of seconds from 0."""
+    """Return a finite number of seconds >= 0."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
-        raise click.BadParameter(f"{text!r} is no number of seconds from 0.")
+        raise click.BadParameter(f"{text!r} is not a number of seconds >= 0.")
     return number
 
 
 def seconds_above_0(text: str) -> float:
-    """Return a finite number of seconds above 0."""
+    """Return a finite number of seconds > 0."""
     number = seconds(text)
     if number == 0:
         raise click.BadParameter("0 seconds is too short.")
