@@ -202,11 +202,7 @@ def work(
             if message is None or isinstance(raised, _WrongHandler):
                 raise
             error = raised
-        if error is None:
-            worked.handled.append(message)
-        else:
-            recorded = run(connection, recording(reaped.schema, reaped.name, message, error, (DecodeError, *fatal)))
-            worked.failures.append(_failure(message, error, recorded))
+        run(connection, _recording(reaped, worked, message, error, fatal))
     run(connection, _shifting(reaped, ahead_s))
     return worked
 
@@ -249,15 +245,21 @@ async def work_async(
             if message is None or isinstance(raised, _WrongHandler):
                 raise
             error = raised
-        if error is None:
-            worked.handled.append(message)
-        else:
-            recorded = await run_async(
-                connection, recording(reaped.schema, reaped.name, message, error, (DecodeError, *fatal))
-            )
-            worked.failures.append(_failure(message, error, recorded))
+        await run_async(connection, _recording(reaped, worked, message, error, fatal))
     await run_async(connection, _shifting(reaped, ahead_s))
     return worked
+
+
+def _recording(
+    reaped: Inbox | AsyncInbox, worked: Worked, message: Message, error: Exception | None,
+    fatal: tuple[type[Exception], ...],
+) -> Operation[None]:  # fmt: skip
+    """Add what became of the message to `worked`; record the attempt if it failed."""
+    if error is None:
+        worked.handled.append(message)
+        return
+    recorded = yield from recording(reaped.schema, reaped.name, message, error, (DecodeError, *fatal))
+    worked.failures.append(_failure(message, error, recorded))
 
 
 def _reading_sent(schema: str, topic: str) -> Operation[list[Sent]]:

@@ -132,18 +132,22 @@ def send(
     if file is None:
         if key_column is not None or columns is not None:
             raise click.UsageError("--key-column and --columns go with --csv.")
-        with _wrong_usage():
-            message = Outgoing(topic, _parsed(values[0]), key, **fields).row()
-        with call.connection("outbox send") as connection:
-            run(connection, sending_many(call.schema, [message]))
-        if call.json:
-            document({"id": message[0], "topic": topic, "key": key})
-        else:
-            say(str(message[0]))
+        _send_one(call, topic, values[0], key, fields)
     else:
         if key is not None:
             raise click.UsageError("--key goes with --value; with --csv the key is in a column: --key-column.")
         _send_csv(call, topic, file, key_column, next(csv.reader([columns or ""]), []), fields)
+
+
+def _send_one(call: Call, topic: str, value: str, key: str | None, fields: dict[str, Any]) -> None:
+    with _wrong_usage():
+        message = Outgoing(topic, _parsed(value), key, **fields).row()
+    with call.connection("outbox send") as connection:
+        run(connection, sending_many(call.schema, [message]))
+    if call.json:
+        document({"id": message[0], "topic": topic, "key": key})
+    else:
+        say(str(message[0]))
 
 
 def _send_csv(
