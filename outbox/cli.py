@@ -91,19 +91,9 @@ def outbox() -> None:
 )
 @pass_call
 def send(
-    call: Call,
-    /,
-    topic: str,
-    values: tuple[str, ...],
-    key: str | None,
-    file: Path | None,
-    key_column: str | None,
-    columns: str | None,
-    headers: tuple[tuple[str, str], ...],
-    kind: str,
-    as_json: tuple[str, ...],
-    **fields: Any,
-) -> None:
+    call: Call, /, topic: str, values: tuple[str, ...], key: str | None, file: Path | None, key_column: str | None,
+    columns: str | None, headers: tuple[tuple[str, str], ...], kind: str, as_json: tuple[str, ...], **fields: Any,
+) -> None:  # fmt: skip
     """Send one message, or each row of a CSV file, to a topic.
 
     A CSV file is UTF-8 with a heading; the value of a row is a map of column name to text. The file is streamed and
