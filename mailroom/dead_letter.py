@@ -17,8 +17,8 @@ from mailroom.errors import DecodeError, InvalidMessage, UnknownInbox
 from mailroom.executable import NAMES, unwired
 from mailroom.message import MESSAGE, parsed
 from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
+from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
-from mailroom.sql.runner import AnyConnection, run
 
 Stage: TypeAlias = Literal["deliver", "reap", "execute"]
 Change: TypeAlias = Callable[
@@ -178,15 +178,8 @@ LITERALS = Sql(
 DISCARD = Sql("DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[])")
 
 
-class DeadLetters:
-    """The dead letters of a node; free to share between threads.
-
-    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What changes something does so
-    in the caller's transaction and never commits; with `dry_run` it only tells how many it would change. It raises
-    `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who acts and `why` for what
-    reason; both go into the table `audit`. `ids` is one number, several, or None for all; `reason` (contains that
-    text), `stage` and `inbox` narrow them, and `limit` takes the first so many.
-    """
+class _Operations:
+    """What both classes do, as operations."""
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
@@ -194,26 +187,30 @@ class DeadLetters:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(schema={self.schema!r})"
 
-    def find(
+    def _find(
         self,
-        connection: AnyConnection,
         ids: int | Collection[int] | None = None,
         *,
         reason: str | None = None,
         stage: Stage | None = None,
         inbox: str | None = None,
         limit: int | None = 100,
-    ) -> list[DeadLetter]:
+    ) -> Operation[list[DeadLetter]]:
         """Return dead letters, oldest first."""
-        return run(connection, self._finding(_matching(ids, reason, stage, inbox, limit)))
+        matching = _matching(ids, reason, stage, inbox, limit)
+        return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**matching))]
 
-    def get(self, connection: AnyConnection, id: int) -> tuple[DeadLetter, Content] | None:
+    def _get(self, id: int) -> Operation[tuple[DeadLetter, Content] | None]:
         """Return one dead letter with its content, or None if there is none of that number."""
-        return run(connection, self._getting(_id(id)))
+        rows = yield GET.at(schema=self.schema)(id=_id(id))
+        if not rows:
+            return None
+        [(*fields, headers, value, value_json)] = rows
+        raw = value if value_json is None else value_json.encode()
+        return DeadLetter(*fields), Content(json.loads(headers or "{}"), raw, value_json is not None)
 
-    def requeue(
+    def _requeue(
         self,
-        connection: AnyConnection,
         ids: int | Collection[int] | None,
         *,
         actor: str,
@@ -223,7 +220,7 @@ class DeadLetters:
         limit: int | None = None,
         why: str | None = None,
         dry_run: bool = False,
-    ) -> int:
+    ) -> Operation[int]:
         """Try dead letters again, under their own message ids, and return how many.
 
         One that was not delivered goes back to the outbox, where it is routed anew; expired meanwhile, it is dropped
@@ -232,15 +229,11 @@ class DeadLetters:
         caller commits, and nothing is delivered meanwhile: so commit soon. Raises `UnknownInbox` if such an inbox is
         gone, and `DecodeError` for an executable that this release cannot read; then nothing is requeued.
         """
-        check_actor(actor, why)
-        return run(
-            connection,
-            self._changing(self._requeueing, _matching(ids, reason, stage, inbox, limit), actor, why, dry_run),
-        )
+        matching = _matching(ids, reason, stage, inbox, limit)
+        return (yield from self._changing(self._requeueing, matching, actor, why, dry_run))
 
-    def discard(
+    def _discard(
         self,
-        connection: AnyConnection,
         ids: int | Collection[int] | None,
         *,
         actor: str,
@@ -250,28 +243,15 @@ class DeadLetters:
         limit: int | None = None,
         why: str | None = None,
         dry_run: bool = False,
-    ) -> int:
+    ) -> Operation[int]:
         """Delete dead letters for good and return how many."""
-        check_actor(actor, why)
-        return run(
-            connection,
-            self._changing(self._discarding, _matching(ids, reason, stage, inbox, limit), actor, why, dry_run),
-        )
-
-    def _finding(self, matching: dict[str, object]) -> Operation[list[DeadLetter]]:
-        return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**matching))]
-
-    def _getting(self, id: int) -> Operation[tuple[DeadLetter, Content] | None]:
-        rows = yield GET.at(schema=self.schema)(id=id)
-        if not rows:
-            return None
-        [(*fields, headers, value, value_json)] = rows
-        raw = value if value_json is None else value_json.encode()
-        return DeadLetter(*fields), Content(json.loads(headers or "{}"), raw, value_json is not None)
+        matching = _matching(ids, reason, stage, inbox, limit)
+        return (yield from self._changing(self._discarding, matching, actor, why, dry_run))
 
     def _changing(
         self, change: Change, matching: dict[str, object], actor: str, why: str | None, dry_run: bool
     ) -> Operation[int]:
+        check_actor(actor, why)
         yield IN_TRANSACTION
         if dry_run:
             [(number,)] = yield COUNT.at(schema=self.schema)(**matching)
@@ -325,6 +305,31 @@ class DeadLetters:
     def _discarding(self, held: list[Row]) -> Operation[str]:
         yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])
         return "discard dead letters"
+
+
+class DeadLetters(_Operations):
+    """The dead letters of a node; free to share between threads.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What changes something does so
+    in the caller's transaction and never commits; with `dry_run` it only tells how many it would change. It raises
+    `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who acts and `why` for what
+    reason; both go into the table `audit`. `ids` is one number, several, or None for all; `reason` (contains that
+    text), `stage` and `inbox` narrow them, and `limit` takes the first so many.
+    """
+
+    find = on_connection(_Operations._find)
+    get = on_connection(_Operations._get)
+    requeue = on_connection(_Operations._requeue)
+    discard = on_connection(_Operations._discard)
+
+
+class AsyncDeadLetters(_Operations):
+    """`DeadLetters` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection`, `AsyncSession`."""
+
+    find = on_async_connection(_Operations._find)
+    get = on_async_connection(_Operations._get)
+    requeue = on_async_connection(_Operations._requeue)
+    discard = on_async_connection(_Operations._discard)
 
 
 def _matching(

@@ -1,5 +1,6 @@
 """Dead letters: tried again where they failed and nowhere else, or thrown away; always audited."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ from dispatcher.janitor import raising_floor
 from inbox import Inbox, Skip
 from mailroom import codec, locks
 from mailroom.clock import CEILING_STEP, LOCK, MAX_CLOCK, ClockOverflow
-from mailroom.dead_letter import DeadLetters
+from mailroom.dead_letter import AsyncDeadLetters, DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
 from mailroom.executable import PARTS, unwired
 from mailroom.sql.runner import run
@@ -122,6 +123,31 @@ def test_letter_is_shown_with_what_it_carries(node: Node) -> None:
 
 
 # -- Requeue to the outbox --------------------------------------------------------------------------------------------
+
+
+async def test_async_class_does_the_same(node: Node) -> None:
+    letters, id = AsyncDeadLetters(), undelivered(node, 1)
+    undelivered(node, 2)
+    async with await psycopg.AsyncConnection.connect(node.dsn) as connection:
+        first, second = await letters.find(connection)
+        found = await letters.get(connection, first.id)
+        assert found is not None
+        assert (found[0].message_id, found[1].value) == (id, 1)
+        assert await letters.discard(connection, first.id, actor="ada", dry_run=True) == 1
+        assert await letters.discard(connection, first.id, actor="ada") == 1
+        assert await letters.requeue(connection, second.id, actor="ada") == 1
+        assert await letters.find(connection) == []
+        with pytest.raises(InvalidMessage, match="who acts"):
+            await letters.discard(connection, None, actor="")
+    assert node.rows("SELECT actor, action FROM mailroom.audit ORDER BY id") == [
+        ("ada", "discard dead letters"), ("ada", "requeue dead letters")
+    ]  # fmt: skip
+
+
+def test_help_shows_where_the_connection_goes() -> None:
+    for method in (DeadLetters.requeue, AsyncDeadLetters.requeue):
+        assert list(inspect.signature(method).parameters)[:3] == ["self", "connection", "ids"]
+        assert "dispatch lock" in str(method.__doc__)
 
 
 def test_undelivered_message_is_routed_anew_under_its_own_id(node: Node) -> None:

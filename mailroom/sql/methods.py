@@ -1,0 +1,48 @@
+"""Sync and async methods from one operation each, so that both do the same and are documented once."""
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+
+S = TypeVar("S")
+P = ParamSpec("P")
+
+
+def on_connection(
+    operation: Callable[Concatenate[S, P], Operation[T]],
+) -> Callable[Concatenate[S, AnyConnection, P], T]:
+    """Return a method that runs the operation on the sync connection that is its first argument."""
+
+    @wraps(operation)
+    def method(self: S, connection: AnyConnection, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return run(connection, operation(self, *arguments, **named))
+
+    _sign(method, operation)
+    return method
+
+
+def on_async_connection(
+    operation: Callable[Concatenate[S, P], Operation[T]],
+) -> Callable[Concatenate[S, AnyAsyncConnection, P], Coroutine[Any, Any, T]]:
+    """Return the async method that runs the operation on the async connection that is its first argument."""
+
+    @wraps(operation)
+    async def method(self: S, connection: AnyAsyncConnection, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await run_async(connection, operation(self, *arguments, **named))
+
+    _sign(method, operation)
+    return method
+
+
+def _sign(method: Callable[..., object], operation: Callable[..., object]) -> None:
+    """Give the method the operation's signature with the connection in it, for `help` and editors."""
+    signature = inspect.signature(operation)
+    own, *others = signature.parameters.values()
+    connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [own.replace(kind=inspect.Parameter.POSITIONAL_ONLY), connection, *others]
+    signed = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+    method.__signature__ = signed  # type: ignore[attr-defined]  # what `inspect` looks for first
