@@ -6,7 +6,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from mailroom import locks
+from mailroom import locks, settings
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name, topic_name
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
@@ -24,21 +24,34 @@ HEAD = "0113"
 
 
 def migrate(
-    connection: AnyConnection, schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
+    connection: "AnyConnection | str", schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
 ) -> None:
     """Bring the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
-    Going down raises `SchemaError` while any of its tables holds messages, unless `discard` is true. A migration that
-    fails leaves the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside one.
+    A connection string in the place of the connection opens a session for it, and commits. Going down raises
+    `SchemaError` while any of its tables holds messages, unless `discard` is true. A migration that fails leaves the
+    transaction as it was. Raises `NotInTransaction` on an autocommit connection outside one.
     """
-    run(connection, migrating(schema_name(schema), revision, discard))
+    operation = migrating(schema_name(schema), revision, discard)
+    if not isinstance(connection, str):
+        return run(connection, operation)
+    with settings.connect(settings.dsn(connection), "migrate") as session:
+        return run(session, operation)
 
 
 async def migrate_async(
-    connection: AnyAsyncConnection, schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
+    connection: "AnyAsyncConnection | str",
+    schema: str = DEFAULT_SCHEMA,
+    revision: str = "head",
+    *,
+    discard: bool = False,
 ) -> None:
-    """`migrate` on an async connection."""
-    await run_async(connection, migrating(schema_name(schema), revision, discard))
+    """`migrate` on an async connection, or for a connection string."""
+    operation = migrating(schema_name(schema), revision, discard)
+    if not isinstance(connection, str):
+        return await run_async(connection, operation)
+    async with await settings.connect_async(settings.dsn(connection), "migrate") as session, session.transaction():
+        return await run_async(session, operation)
 
 
 # Of two concurrent migrations of one node the second waits, then finds nothing to do.

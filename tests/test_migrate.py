@@ -13,7 +13,14 @@ from alembic.config import Config
 from alembic import command
 from inbox import AsyncInbox, Inbox
 from mailroom import schema
-from mailroom.errors import InvalidName, NotInTransaction, SchemaError, UnsupportedConnection
+from mailroom.errors import (
+    ConfigurationError,
+    ConnectionFailed,
+    InvalidName,
+    NotInTransaction,
+    SchemaError,
+    UnsupportedConnection,
+)
 from mailroom.status import status
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
@@ -251,6 +258,25 @@ def test_nothing_is_removed_where_nothing_is(empty_dsn: str) -> None:
         schema.migrate(connection, revision="base")
         connection.commit()
         assert connection.execute("SELECT to_regnamespace('mailroom')").fetchone() == (None,)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql:", "postgresql+psycopg:"])
+async def test_connection_string_is_taken_too(empty_dsn: str, expected: list[tuple[Any, ...]], scheme: str) -> None:
+    text = empty_dsn.replace("postgresql:", scheme)
+    schema.migrate(text)
+    assert described(empty_dsn) == expected
+    await schema.migrate_async(text, revision="base")
+    assert tables(empty_dsn) <= {"alembic_version"}
+    await schema.migrate_async(text)
+    assert described(empty_dsn) == expected
+
+
+async def test_connection_string_that_leads_nowhere_says_so() -> None:
+    for text, error in (("no string", ConfigurationError), ("host=127.0.0.1 port=1", ConnectionFailed)):
+        with pytest.raises(error):
+            schema.migrate(text)
+        with pytest.raises(error):
+            await schema.migrate_async(text)
 
 
 @pytest.mark.parametrize("kind", ASYNC)
