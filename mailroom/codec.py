@@ -19,6 +19,13 @@ from cbor2 import CBORDecodeError, CBORDecoder, CBOREncoder, dumps
 from mailroom.errors import DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
 
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_ITEMS",
+    "decode",
+    "encode",
+]
+
 MAX_DEPTH = 32
 # An item of one byte decodes into as many as 72 bytes: so many take about as much memory as the largest value's bytes.
 MAX_ITEMS = 250_000

@@ -20,6 +20,13 @@ from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
+__all__ = [
+    "AsyncDeadLetters",
+    "Content",
+    "DeadLetter",
+    "DeadLetters",
+]
+
 Stage: TypeAlias = Literal["deliver", "reap", "execute"]
 Change: TypeAlias = Callable[
     [list[Row]], Operation[str]

@@ -5,6 +5,24 @@ Errors of psycopg and SQLAlchemy in the caller's transaction pass through unchan
 
 from uuid import UUID
 
+__all__ = [
+    "CommitUnknown",
+    "ConfigurationError",
+    "ConnectionFailed",
+    "DecodeError",
+    "EmbeddedServerError",
+    "EncodeError",
+    "InvalidMessage",
+    "InvalidName",
+    "MailroomError",
+    "NotAtomic",
+    "NotInTransaction",
+    "SchemaError",
+    "TokenExpired",
+    "UnknownInbox",
+    "UnsupportedConnection",
+]
+
 
 class MailroomError(Exception):
     """Base class of all errors of Mailroom. `exit_code` is the exit code of the command."""

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationContext
     from sqlalchemy import Connection
 
+__all__ = [
+    "check",
+    "check_async",
+    "create_inbox",
+    "create_inbox_async",
+    "current_revision",
+    "include_object",
+    "migrate",
+    "migrate_async",
+    "revisions",
+]
+
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
 HEAD = "0113"

@@ -10,6 +10,17 @@ from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
 
+__all__ = [
+    "DispatcherStatus",
+    "InboxStatus",
+    "Status",
+    "dispatcher_status",
+    "executable_backlog",
+    "executor_status",
+    "outbox_backlog",
+    "status",
+]
+
 Role: TypeAlias = Literal["dispatcher", "executor"]
 
 

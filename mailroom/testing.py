@@ -28,6 +28,22 @@ from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
+__all__ = [
+    "Failure",
+    "Sent",
+    "Worked",
+    "deliver",
+    "deliver_async",
+    "drain",
+    "drain_async",
+    "execute",
+    "execute_async",
+    "sent",
+    "sent_async",
+    "work",
+    "work_async",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:

@@ -10,6 +10,11 @@ from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
 
+__all__ = [
+    "Place",
+    "trace",
+]
+
 Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter"]
 
 
