@@ -111,6 +111,10 @@ SOAK_S ?= 1800
 soak: $(STAMP) pgbouncer ## The same for SOAK_S=1800, with every kind of fault
 	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 34
 
+.PHONY: spark-soak
+spark-soak: $(SPARK_STAMP) ## Kill drivers, tasks, executors, sessions and the server under Spark's writers for SOAK_S=1800
+	$(BIN)/python -m tests.spark.campaign --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
+
 .PHONY: fault-mutants
 fault-mutants: $(STAMP) ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each
 	$(FAULTS) --mutants
