@@ -11,7 +11,7 @@ import psycopg
 
 from dispatcher.writers import reading_writers, remaining
 from mailroom import locks
-from mailroom.session.listener import Bell, heard
+from mailroom.session.listener import Listener, heard
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
@@ -40,12 +40,12 @@ class Doorbell:
     """Alternates between awake and asleep. `connection` is the one that empties the outbox `table`."""
 
     def __init__(
-        self, connection: psycopg.AsyncConnection, schema: str, table: str, bell: Bell, poll_interval_s: float
+        self, connection: psycopg.AsyncConnection, schema: str, table: str, listener: Listener, poll_interval_s: float
     ) -> None:
         self._connection = connection
         self._schema = schema
         self._table = table
-        self._bell = bell
+        self._listener = listener
         self._poll_interval_s = poll_interval_s
         self.awake = False
 
@@ -73,7 +73,7 @@ class Doorbell:
             taken = await drain()
             await self._take()
         held = self.awake
-        ring = self._bell.next_ring()
+        ring = self._listener.next_ring()
         await self._release()
         writers = await run_async(self._connection, reading_writers(self._schema, self._table))
         await drain()

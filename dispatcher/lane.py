@@ -28,8 +28,8 @@ from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
 from mailroom.session import backoff
-from mailroom.session.disconnect import answered, sever
-from mailroom.session.listener import Bell
+from mailroom.session.disconnect import answered_within, disconnect
+from mailroom.session.listener import Listener
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import OF_THE_SESSION, is_held_up
@@ -134,17 +134,17 @@ class Lane(ABC):
                 await self._pause(pause_s)
 
     async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
-        bell = Bell(self._dsn, self._schema, self.outbox, f"{self.role} bell")
-        doorbell = Doorbell(lane, self._schema, self.outbox, bell, self._poll_interval_s)
+        listener = Listener(self._dsn, self._schema, self.outbox, f"{self.role} bell")
+        doorbell = Doorbell(lane, self._schema, self.outbox, listener, self._poll_interval_s)
         self._leading.clear()
         serve = asyncio.create_task(self._serve(doorbell, self._work_on(lane)))
-        beside = (bell.run(), self._keep(lane, keeper, doorbell, bell), *self._beside(self._leading))
+        beside = (listener.run(), self._keep(lane, keeper, doorbell, listener), *self._beside(self._leading))
         others = [asyncio.create_task(each) for each in beside]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait([serve, *others, stopping], return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.is_set():
-                bell.ring()
+                listener.ring()
                 await asyncio.wait([serve], timeout=FINISH_WITHIN_S)
         finally:
             await _end([serve, *others, stopping], [lane, keeper])
@@ -152,7 +152,7 @@ class Lane(ABC):
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         if not keeper.closed:
-            await answered(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
+            await answered_within(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
 
     def _log(self, error: Exception) -> None:
         if isinstance(error, OF_THE_SESSION):
@@ -203,7 +203,7 @@ class Lane(ABC):
                 await self._pause(RENEW_S / 4)
 
     async def _keep(
-        self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell, bell: Bell
+        self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, doorbell: Doorbell, listener: Listener
     ) -> None:
         backend = await run_async(lane, reading_backend())
         renewed = checked = float("-inf")
@@ -217,7 +217,7 @@ class Lane(ABC):
                     renewed = began
                 if time.monotonic() - checked >= CHECK_INTERVAL_S:
                     checked = time.monotonic()
-                    await self._check_queue(keeper, bell)
+                    await self._check_queue(keeper, listener)
             except psycopg.Error as error:
                 # The lease may expire meanwhile, but dropping the sessions would lose the batch under way at once.
                 if not self._is_held_up(error, "the lease"):
@@ -231,7 +231,7 @@ class Lane(ABC):
             self._leading.set() if leads else self._leading.clear()
         self._has_begun = self._has_begun or not leads
 
-    async def _check_queue(self, keeper: psycopg.AsyncConnection, bell: Bell) -> None:
+    async def _check_queue(self, keeper: psycopg.AsyncConnection, listener: Listener) -> None:
         usage = await run_async(keeper, reading_queue_usage())
         if usage < WARN_AT:
             return
@@ -241,7 +241,7 @@ class Lane(ABC):
             100 * usage,
         )
         if usage >= DROP_AT:
-            bell.listen_anew()
+            listener.listen_anew()
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -266,7 +266,7 @@ async def _end(tasks: list[asyncio.Task[Any]], connections: list[psycopg.AsyncCo
     _, pending = await asyncio.wait(tasks, timeout=DISCONNECT_AFTER_S)
     if pending:
         for connection in connections:
-            sever(connection)
+            disconnect(connection)
         for task in pending:
             task.cancel()  # again: psycopg gives up the listener's own connection at the second cancel
         await asyncio.wait(pending, timeout=DISCONNECT_AFTER_S)

@@ -26,8 +26,8 @@ from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConnectionFailed
 from mailroom.schema import create_inbox, migrate
 from mailroom.session import backoff
-from mailroom.session import listener as bells
-from mailroom.session.listener import Bell
+from mailroom.session import listener as listening
+from mailroom.session.listener import Listener
 from mailroom.sql.operation import Sql
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
@@ -59,8 +59,8 @@ async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def ringing(bell: Bell) -> AsyncIterator[None]:
-    task = asyncio.create_task(bell.run())
+async def ringing(listener: Listener) -> AsyncIterator[None]:
+    task = asyncio.create_task(listener.run())
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "session",
-    [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.EXECUTOR, bells.SESSION],
+    [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.EXECUTOR, listening.SESSION],
     ids=["command", "notes", "lane", "keeper", "drain", "executor", "bell"],
 )
 async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
@@ -157,10 +157,10 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
     monkeypatch.setattr(lane, "WARN_AT", 1e-6)
     async with running(Dispatcher(node.dsn)):
         await eventually_async(lambda: warnings_of(caplog, "mailroom.dispatcher"))
-        [bell] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
+        [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))
-        assert node.sessions("mailroom dispatcher bell") == [bell]
+        assert node.sessions("mailroom dispatcher bell") == [listener]
     [warning] = warnings_of(caplog, "mailroom.dispatcher")
     assert "notification queue is 0 % full" in warning
 
@@ -171,10 +171,10 @@ async def test_dispatcher_drops_its_own_listener_when_the_queue_fills_up_further
 ) -> None:
     monkeypatch.setattr(lane, "CHECK_INTERVAL_S", 0.1)
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        [bell] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
+        [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
         monkeypatch.setattr(lane, "WARN_AT", 1e-6)
         monkeypatch.setattr(lane, "DROP_AT", 1e-6)
-        await eventually_async(lambda: bell not in node.sessions("mailroom dispatcher bell"))
+        await eventually_async(lambda: listener not in node.sessions("mailroom dispatcher bell"))
         monkeypatch.setattr(lane, "DROP_AT", 1)
         await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
         node.send("shipping", key="k")
@@ -188,7 +188,7 @@ async def test_listen_that_fails_leaves_polling_and_is_tried_again(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(bells, "LISTEN", psycopg.sql.SQL("LISTEN {} could not access status of transaction"))
+        broken.setattr(listening, "LISTEN", psycopg.sql.SQL("LISTEN {} could not access status of transaction"))
         async with running(Dispatcher(node.dsn, poll_interval_s=POLL_S)):
             for key in "abc":
                 node.send("shipping", key=key)
@@ -207,15 +207,15 @@ def listens(node: Node) -> bool:
 
 
 async def test_session_that_has_ceased_to_listen_is_replaced(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
-    bell = Bell(node.dsn, SCHEMA, "outbox", "test bell")
-    async with ringing(bell):
+    monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
+    listener = Listener(node.dsn, SCHEMA, "outbox", "test bell")
+    async with ringing(listener):
         [first] = await eventually_async(lambda: node.sessions("mailroom test bell"))
-        await eventually_async(lambda: bell._connection)
-        assert bell._connection is not None
-        await bell._connection.execute("UNLISTEN *")
+        await eventually_async(lambda: listener._connection)
+        assert listener._connection is not None
+        await listener._connection.execute("UNLISTEN *")
         await eventually_async(lambda: node.sessions("mailroom test bell") not in ([], [first]))
-        ring = bell.next_ring()
+        ring = listener.next_ring()
         channel = locks.channel("'mailroom.outbox'::regclass")
         node.connection.execute(f"SELECT pg_notify({channel}, '')".encode())
         await asyncio.wait_for(ring.wait(), WITHIN_S)
@@ -224,7 +224,7 @@ async def test_session_that_has_ceased_to_listen_is_replaced(node: Node, monkeyp
 async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bells, "ANSWER_S", 0.1)
+    monkeypatch.setattr(listening, "ANSWER_S", 0.1)
     monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
     with proxied(node.dsn) as (network, dsn):
         async with ringing(InboxListener(dsn, SCHEMA, "shipping")):
@@ -242,8 +242,8 @@ async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.05)
-    bell = InboxListener(node.dsn, SCHEMA, "shipping")
-    async with ringing(bell):
+    listener = InboxListener(node.dsn, SCHEMA, "shipping")
+    async with ringing(listener):
         await eventually_async(lambda: listens(node))
         channel = locks.channel("'mailroom.inbox_shipping'::regclass")
         node.connection.execute(f"SELECT pg_notify({channel}, n::text) FROM generate_series(1, 1000) AS n".encode())
@@ -251,7 +251,7 @@ async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
             now = node.value("SELECT clock_timestamp()")
             await eventually_async(partial(node.sessions, "mailroom worker listener", f"query_start > '{now}'"))
         # Not at once: what comes with a beat's own answer is taken after it.
-        await eventually_async(lambda: bell._connection is not None and not bell._connection._notifies_backlog)
+        await eventually_async(lambda: listener._connection is not None and not listener._connection._notifies_backlog)
 
 
 async def test_row_that_fires_no_trigger_is_delivered_by_the_poll(node: Node) -> None:
@@ -266,10 +266,10 @@ async def test_row_that_fires_no_trigger_is_delivered_by_the_poll(node: Node) ->
 LISTENER = """
 import asyncio, sys
 from mailroom import settings
-from mailroom.session.listener import Bell
+from mailroom.session.listener import Listener
 
 settings.PEER.update({name: "1000" for name in settings.PEER if name == "tcp_user_timeout"})
-asyncio.run(Bell(sys.argv[1], "mailroom", "outbox", "test bell").run())
+asyncio.run(Listener(sys.argv[1], "mailroom", "outbox", "test bell").run())
 """
 
 

@@ -18,7 +18,7 @@ from dispatcher import Dispatcher, drain
 from dispatcher.janitor import Janitor
 from dispatcher.lease import Lease, reading_backend
 from mailroom.errors import ConnectionFailed, SchemaError
-from mailroom.session import listener as bells
+from mailroom.session import listener as listening
 from mailroom.sql.runner import run
 from tests.support.databases import Connect, Databases
 from tests.support.node import SCHEMA, Node
@@ -149,8 +149,8 @@ async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
     node: Node, proxy: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, dsn = proxy
-    monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
-    monkeypatch.setattr(bells, "ANSWER_S", 0.1)
+    monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(listening, "ANSWER_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.black_hole(only=b"dispatcher bell")
@@ -484,7 +484,7 @@ async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
     node: Node, proxy: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, dsn = proxy
-    monkeypatch.setattr(bells, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.black_hole(only=b"dispatcher bell")

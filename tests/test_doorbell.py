@@ -14,7 +14,7 @@ from dispatcher.deliver import releasing
 from dispatcher.deliverer import Deliverer
 from dispatcher.doorbell import UNSURE_POLL_S, Doorbell
 from mailroom import locks
-from mailroom.session.listener import Bell
+from mailroom.session.listener import Listener
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
 from tests.support.databases import Connect
@@ -118,10 +118,10 @@ def test_look_for_scheduled_messages_does_not_ring_when_none_is_due(
 class Steps:
     """What one turn of the doorbell does, step by step; a test acts between any two of them."""
 
-    def __init__(self, node: Node, connection: psycopg.AsyncConnection, bell: Bell) -> None:
+    def __init__(self, node: Node, connection: psycopg.AsyncConnection, listener: Listener) -> None:
         self._deliverer = Deliverer(connection, SCHEMA)
-        self._bell = bell
-        self.doorbell = Doorbell(connection, SCHEMA, "outbox", bell, NEVER_S)
+        self._listener = listener
+        self.doorbell = Doorbell(connection, SCHEMA, "outbox", listener, NEVER_S)
         self.names: list[str] = []
         self.pauses: list[float] = []
         self.asleep = asyncio.Event()
@@ -167,21 +167,21 @@ class Steps:
             yield
         finally:
             self._going_on = False
-            self._bell.ring()
+            self._listener.ring()
             await task
 
 
 @pytest.fixture
 async def served(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[], Steps]]:
     """Make doorbells on one connection that listens all the time."""
-    bell = Bell(node.dsn, SCHEMA, "outbox", "bell")
-    listening = asyncio.create_task(bell.run())
-    first_ring = bell.next_ring()
+    listener = Listener(node.dsn, SCHEMA, "outbox", "bell")
+    listening = asyncio.create_task(listener.run())
+    first_ring = listener.next_ring()
     async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
         await first_ring.wait()
 
         def make() -> Steps:
-            steps = Steps(node, connection, bell)
+            steps = Steps(node, connection, listener)
             monkeypatch.setattr(doorbells, "run_async", steps.run_async)
             monkeypatch.setattr(doorbells, "heard", steps.heard)
             return steps
@@ -345,11 +345,11 @@ async def test_nothing_of_awake_is_left_when_it_sleeps(node: Node, served: Calla
 
 async def test_bell_rings_its_owner_for_a_scan_once_it_listens(node: Node) -> None:
     """What came before LISTEN is found by that scan, and what comes after it rings."""
-    bell = Bell(node.dsn, SCHEMA, "outbox", "bell")
-    listening = bell.next_ring()
-    task = asyncio.create_task(bell.run())
+    listener = Listener(node.dsn, SCHEMA, "outbox", "bell")
+    listening = listener.next_ring()
+    task = asyncio.create_task(listener.run())
     await asyncio.wait_for(listening.wait(), 10)
-    rung = bell.next_ring()
+    rung = listener.next_ring()
     node.send("shipping")
     try:
         await asyncio.wait_for(rung.wait(), 10)

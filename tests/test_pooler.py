@@ -17,7 +17,7 @@ from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
 from inbox.worker.in_flight import Entry, InFlight
 from mailroom import locks, settings
 from mailroom.errors import ConfigurationError
-from mailroom.session.listener import Bell
+from mailroom.session.listener import Listener
 from mailroom.session.pooler import is_pooled, refuses_options
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.command import done, error_of, json_of, mailroom
@@ -271,8 +271,8 @@ def test_failed_transactions_do_not_stay_in_the_pooler(node: Node, pooled: str) 
 async def test_bell_behind_a_pooler_says_once_that_it_polls_and_leaves_nothing_behind(
     node: Node, pooled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bell = Bell(pooled, SCHEMA, "outbox", "test bell")
-    ran = asyncio.create_task(bell.run())
+    listener = Listener(pooled, SCHEMA, "outbox", "test bell")
+    ran = asyncio.create_task(listener.run())
     await eventually_async(lambda: "polling only" in caplog.text)
     channel = locks.channel("'mailroom.outbox'::regclass")
     node.connection.execute(f"SELECT pg_notify({channel}, '')".encode())

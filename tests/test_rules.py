@@ -16,7 +16,7 @@ from inbox.claim import HAS_MORE, PINNED, REAP_KEY
 from inbox.worker import loop, wakeup
 from inbox.worker.batch import Batch
 from inbox.worker.in_flight import Entry
-from mailroom.session.listener import Bell
+from mailroom.session.listener import Listener
 from mailroom.sql.operation import Execute, Operation, Row, Sql
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
@@ -173,13 +173,13 @@ def test_floor_rises_to_just_below_the_oldest_message(node: Node, connect: Conne
 
 async def test_bell_that_rings_during_the_last_drain_is_heard(node: Node) -> None:
     """The drain's last statement did not see the message, and nobody will ring for it again."""
-    bell = Bell(node.dsn, SCHEMA, "outbox", "bell")
-    listening = asyncio.create_task(bell.run())
+    listener = Listener(node.dsn, SCHEMA, "outbox", "bell")
+    listening = asyncio.create_task(listener.run())
     try:
-        await asyncio.wait_for(bell.next_ring().wait(), 10)
+        await asyncio.wait_for(listener.next_ring().wait(), 10)
         async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
             deliverer = Deliverer(connection, SCHEMA)
-            doorbell = Doorbell(connection, SCHEMA, "outbox", bell, NEVER_S)
+            doorbell = Doorbell(connection, SCHEMA, "outbox", listener, NEVER_S)
             drains = 0
 
             async def drain() -> int:
@@ -187,7 +187,7 @@ async def test_bell_that_rings_during_the_last_drain_is_heard(node: Node) -> Non
                 taken = await deliverer.drain()
                 drains += 1
                 if drains == 2:
-                    rings = bell.next_ring()
+                    rings = listener.next_ring()
                     node.send("shipping")
                     await eventually_async(rings.is_set)
                 return taken

@@ -11,7 +11,7 @@ import asyncio
 import psycopg
 
 from mailroom import locks
-from mailroom.session.listener import HEARTBEAT_S, Bell, heard
+from mailroom.session.listener import HEARTBEAT_S, Listener, heard
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
@@ -30,7 +30,7 @@ WAKE_UP = Sql(
 )
 
 
-class InboxListener(Bell):
+class InboxListener(Listener):
     """The listener of one worker, for all its loops; it holds the lock "asleep" while any of them sleeps."""
 
     def __init__(self, dsn: str, schema: str, inbox: str) -> None:

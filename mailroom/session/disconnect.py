@@ -16,7 +16,7 @@ import psycopg
 from mailroom.sql.operation import T
 
 
-def sever(connection: psycopg.AsyncConnection) -> None:
+def disconnect(connection: psycopg.AsyncConnection) -> None:
     """Shut the connection's socket: every wait on it fails with `OperationalError`."""
     with (
         contextlib.suppress(OSError, psycopg.OperationalError),  # closed already
@@ -25,14 +25,14 @@ def sever(connection: psycopg.AsyncConnection) -> None:
         copy.shutdown(socket.SHUT_RDWR)
 
 
-async def answered(connection: psycopg.AsyncConnection, work: Coroutine[Any, Any, T], within_s: float) -> T:
+async def answered_within(connection: psycopg.AsyncConnection, work: Coroutine[Any, Any, T], within_s: float) -> T:
     """Return the result of `work` on the connection; after `within_s` seconds disconnect, which ends `work`."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=within_s)
     finally:
         if not task.done():
-            sever(connection)
+            disconnect(connection)
             # It ends now. Await it also if the caller was cancelled, so that no task is left behind.
             await asyncio.gather(task, return_exceptions=True)
     return await task

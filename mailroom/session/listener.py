@@ -16,7 +16,7 @@ from psycopg import sql
 from mailroom import locks, settings
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
-from mailroom.session.disconnect import answered, sever
+from mailroom.session.disconnect import answered_within, disconnect
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
@@ -35,7 +35,7 @@ LISTEN = sql.SQL("LISTEN {}")
 LISTENS = Sql("SELECT count(*) FROM pg_listening_channels()", columns=("bigint",))
 
 
-class Bell:
+class Listener:
     """Listens on the channel of one table; `run` does so until cancelled."""
 
     def __init__(self, dsn: str, schema: str, table: str, role: str) -> None:
@@ -79,7 +79,7 @@ class Bell:
     def listen_anew(self) -> None:
         """Reconnect: a connection that does not read its notifications holds back the queue."""
         if self._connection is not None:
-            sever(self._connection)
+            disconnect(self._connection)
 
     async def attend(self, connection: psycopg.AsyncConnection) -> None:
         """Serve the listening connection until it breaks."""
@@ -96,7 +96,7 @@ class Bell:
     async def beat(self, connection: psycopg.AsyncConnection) -> None:
         """Ask the server whether the connection still listens."""
         # Dropped packets give no error, and the kernel of a paused server answers keepalives.
-        channels = await answered(connection, run_async(connection, _counting_channels()), ANSWER_S)
+        channels = await answered_within(connection, run_async(connection, _counting_channels()), ANSWER_S)
         if not channels:
             raise psycopg.OperationalError("the session has ceased to listen")
         self._heartbeat_at = time.monotonic() + HEARTBEAT_S

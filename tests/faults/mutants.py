@@ -216,7 +216,7 @@ def _wall_clock() -> None:
     "after a lost connection a listener scans, and only then listens", "F29b", quiet=True, habits=Habits(poll_s=120)
 )
 def _listen_after_scan() -> None:
-    from mailroom.session import listener as bell
+    from mailroom.session import listener
 
     async def run(self: Any) -> None:
         while True:
@@ -226,7 +226,7 @@ def _listen_after_scan() -> None:
                 async with self._listening() as connection:
                     await self.attend(connection)
 
-    _put(bell.Bell, "run", run)
+    _put(listener.Listener, "run", run)
 
 
 @_mutant("nothing is polled: whatever no notification tells is not looked for", "F29", quiet=True)

@@ -62,9 +62,9 @@ async def test_delivery_is_found_without_the_poll_wherever_the_worker_is(
         await ring.wait()
         return True
 
-    async def attend(bell: InboxListener, connection: psycopg.AsyncConnection) -> None:
+    async def attend(listener: InboxListener, connection: psycopg.AsyncConnection) -> None:
         listens.set()
-        await attend_as_ever(bell, connection)
+        await attend_as_ever(listener, connection)
 
     listens, attend_as_ever = asyncio.Event(), InboxListener.attend
     monkeypatch.setattr(InboxListener, "attend", attend)

@@ -246,12 +246,12 @@ async def test_worker_ends_though_a_cancellation_is_swallowed(node: Node, monkey
     """As Python 3.11's wait_for does when it coincides with its result."""
     swallowed: list[object] = []
 
-    async def run(bell: InboxListener) -> None:
+    async def run(listener: InboxListener) -> None:
         while True:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                swallowed.append(bell)
+                swallowed.append(listener)
                 if len(swallowed) > 1:
                     raise
 
@@ -360,9 +360,9 @@ def test_stopped_worker_does_not_wait_for_its_poll_though_nothing_notifies(
     async def without_a_connection(_: InboxListener) -> None:
         await asyncio.Event().wait()
 
-    async def falling_asleep(bell: InboxListener, lane: object, timeout_s: float) -> bool:
+    async def falling_asleep(listener: InboxListener, lane: object, timeout_s: float) -> bool:
         asyncio.get_running_loop().call_soon(waits.set)
-        return await asleep(bell, lane, timeout_s)
+        return await asleep(listener, lane, timeout_s)
 
     monkeypatch.setattr(InboxListener, "run", without_a_connection)
     monkeypatch.setattr(InboxListener, "asleep", falling_asleep)
