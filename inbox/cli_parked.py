@@ -88,9 +88,9 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
 @click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many messages at most.")
 @pass_call
 def show(call: Call, inbox: str, key: str, limit: int) -> None:
-    """Show a parked key: its first messages, without taking them, and its failed attempts, newest first.
+    """Show a parked key, its first messages and its failed attempts.
 
-    Attempts are kept for 14 days.
+    The messages are not taken. Attempts are listed newest first; they are kept for 14 days.
 
     \b
     Examples:
@@ -128,9 +128,10 @@ def replay(
     call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
     actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Put the messages of parked keys back into the inbox, in order, from the one that failed.
+    """Put the messages of parked keys back into the inbox, in order.
 
-    Their attempts count from 1 again. A key that fails again is parked again, so fix the cause first.
+    Each key continues with the message that failed, and attempts count from 1 again. A key that fails again is parked
+    again, so fix the cause first.
 
     \b
     Examples:
@@ -159,8 +160,8 @@ def discard(
 ) -> None:  # fmt: skip
     """Delete messages of parked keys for good.
 
-    A key without messages is no longer parked. Any other key stays parked until it is replayed. Deleted messages cannot
-    be restored: save them first (show --json), and try with --dry-run.
+    A key with no messages left is no longer parked. Any other key stays parked until it is replayed. Deleted messages
+    cannot be restored: save them first (show --json), and try with --dry-run.
 
     \b
     Examples:

@@ -373,8 +373,8 @@ class Parked:
     ) -> Changed:
         """Delete messages of parked keys for good: the first `limit` messages of each key, or all with None.
 
-        A key without messages is no longer parked. Any other key stays parked: to drop the bad message and continue
-        with the next one, discard with `limit=1`, then `replay`.
+        A key with no messages left is no longer parked. Any other key stays parked: to drop the bad message and
+        continue with the next one, discard with `limit=1`, then `replay`.
         """
         check_actor(actor, why)
         per_key = count_or_all(limit, "limit")
