@@ -189,8 +189,8 @@ class Page:
         self._started.append(process)
         # Each has one session that listens, a dispatcher two, and opens it when it is ready for SIGTERM.
         bells = (
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ 'bell' "
-            "AND application_name !~ 'executor'"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name ~ 'bell|listener' AND application_name !~ 'executor'"
         )
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             eventually(lambda: connection.execute(bells).fetchone() == (len(self._started),) or self._fallen())

@@ -53,9 +53,9 @@ ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excl
 )
 REMOVE = Sql("DELETE FROM {schema}.worker WHERE id = %(id)s::uuid")
 
-# An entry's first message tells whether its batch has ended, because a batch is claimed and released as a whole. If
-# that message is gone, either the batch was committed, or another worker has consumed the message since and the one
-# that killed the worker may still be there. Entries are locked last, so that entries of live workers are never locked.
+# The lock on an entry's first message tells whether its batch has ended, since a batch is claimed and released as a
+# whole. If that message is gone, either the batch was committed, or another worker has consumed the message since, and
+# the one that killed the worker may still be there. Entries are locked last, so those of live workers never are.
 # (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a full scan.
 # A server crash ends all batches, so entries from before its start blame no message. An entry without a life (from
 # behind a pooler) says nothing of its process, so it counts as soon as its batch has ended.

@@ -237,13 +237,16 @@ def long_transaction(stage: Stage, dice: random.Random) -> str:
     return "neighbour"
 
 
+END_LISTENERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^mailroom .* (bell|listener)'"
+)
+
+
 def kill_listeners(stage: Stage, dice: random.Random) -> str:
     """F29: nobody listens for a moment, and that is when messages come."""
     for _ in range(4):
         with stage.host.session() as session:
-            session.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'mailroom % bell%'"
-            )
+            session.execute(END_LISTENERS)
         time.sleep(dice.uniform(0.005, 0.1))
         stage.probe(what="while nobody listens")
     return "doorbell"
@@ -254,9 +257,7 @@ def lose_doorbells(stage: Stage, dice: random.Random) -> str:
     if dice.random() < 0.3:
         return kill_listeners(stage, dice)
     with stage.host.session() as session, _silenced(session):
-        session.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'mailroom % bell%'"
-        )
+        session.execute(END_LISTENERS)
         for _ in range(3):
             stage.probe(what="while doorbells are lost")
             time.sleep(dice.uniform(0, 0.7))

@@ -295,7 +295,7 @@ def test_worker_whose_handler_is_busy_for_long_keeps_its_lock(
     deliver(node, "k")
     process = start(PROGRAM if kind == "sync" else BLOCKING)
     began = node.value("SELECT clock_timestamp()")
-    # Three times as long as it may be silent, on one session.
+    # Three times as long as its session may be idle.
     spoke = "application_name ^@ %s AND backend_start < %s AND query_start > %s + interval '1.5 s'"
     eventually(lambda: node.rows(f"SELECT FROM pg_stat_activity WHERE {spoke}", WATCH, began, began))
     go_on(process)
