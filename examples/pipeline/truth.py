@@ -66,6 +66,5 @@ def _fleet(flights: DataFrame, aircraft: str, order: str) -> DataFrame:
 def _audited(spark: SparkSession, node: Node, directory: Path) -> list[Check]:
     report = audit(spark, node, [str(directory)])
     return [
-        Check(f"audit: {one.name}", one.holds, f"{one.checked:,} checked, {one.wrong} wrong")
-        for one in report.checks
+        Check(f"audit: {one.name}", one.holds, f"{one.checked:,} checked, {one.wrong} wrong") for one in report.checks
     ]
