@@ -1,9 +1,9 @@
-"""Bulk: how long others' messages take beside a large batch of Spark, of five times `--messages`, and behind it.
+"""Bulk: the latency of other messages beside and after a large Spark batch of five times `--messages`.
 
-Others send 50 messages/s by a timetable, as `latency` does, before the batch, while it moves, and until the last of it
-was delivered. Measured is the time from their COMMIT to their handler. Without Spark: what its tasks would have staged
-is made by SQL, and the driver's part is run: once in chunks, and once with a chunk as large as the batch, which is
-one transaction, as the move was once. The rates are those of the move, and of the batch from there into its inbox.
+Other clients send 50 messages/s on a schedule, as in `latency`: before the batch, while it moves, and until it is
+delivered. The measure is the time from their COMMIT to their handler. Spark is not needed: SQL fills the staging
+tables, and the driver's part runs twice, in chunks and in one transaction. The rates are those of the move, and of the
+batch from then until it is in its inbox.
 """
 
 import time
@@ -34,12 +34,12 @@ AT_MOST = 60 * 60 * PER_SECOND
 WARM_UP = 50
 BEFORE = 250
 TABLES = 2
-BULK = "bulk"  # its topic and its inbox; others have that of all measurements
+BULK = "bulk"  # its topic and inbox; the other messages have those of all measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one batch did: how long others waited before it and from its begin on, and how long it took itself."""
+    """Result of one batch: the latencies of others before it and from its start on, and its own durations."""
 
     before_ms: list[float]
     beside_ms: list[float]
@@ -89,7 +89,7 @@ def _is_taken(node: Node, last: int) -> bool:
 
 
 def beside(dsn: str, messages: int, *, chunks: bool) -> Run:
-    """Move a batch of so many messages beside others', in chunks or in one transaction."""
+    """Move a batch of messages beside others', in chunks or in one transaction."""
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
     from spark_jobs.node import Node as SparkNode

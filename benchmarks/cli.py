@@ -88,12 +88,12 @@ def _help() -> str:
 )
 @pass_call
 def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
-    """Measure Mailroom on this machine beside the floor of the same machine.
+    """Measure Mailroom on this machine and compare it with the limits of the machine.
 
     Every figure is the median of several runs with its spread (smallest..largest); a ratio divides two figures of the
-    same run. Unless --dsn names a database, a durable embedded server is made for it and removed afterwards. In a
-    given database each run makes a schema of its own and drops it; the role must be allowed to CHECKPOINT. Everything
-    takes about half an hour on two cores.
+    same run. Without --dsn a durable embedded server is started and removed afterwards. In a given database each run
+    creates a schema of its own and drops it; the role must be allowed to CHECKPOINT. All measurements take about half
+    an hour on two cores.
 
     \b
     Examples:
@@ -114,7 +114,7 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
 
 
 def _chosen(only: Sequence[str]) -> list[Measurement]:
-    """Return what to measure; what this machine lacks something for is left out, unless it was asked for."""
+    """Return what to measure. What this machine cannot run is left out unless it was asked for by name."""
     chosen = []
     for name, measurement in MEASUREMENTS.items():
         missing = measurement.missing() if not only or name in only else None
@@ -148,7 +148,7 @@ def _measured(chosen: Sequence[Measurement], setup: Setup, runs: int) -> list[Fi
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    # By itself SIGTERM would end this process alone, and leave its children and its server running.
+    # Without a handler SIGTERM would end this process only, and leave its children and its server running.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -158,7 +158,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _database(call: Call) -> Iterator[str]:
-    # Not what the environment names: a benchmark loads the server it runs on, so that one must be meant.
+    # Not from the environment: a benchmark loads its server, so the user must name it.
     if call.names_database:
         yield call.dsn()
     else:

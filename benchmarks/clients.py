@@ -1,6 +1,6 @@
 """Clients that begin at the same moment, each a process with a connection of its own.
 
-Processes and not threads: 16 threads would measure Python's interpreter lock. The floors run through the same code.
+Processes, not threads: 16 threads would measure Python's interpreter lock. The floors run through the same code.
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from threading import Barrier
 from typing import Any, ParamSpec, TypeAlias
 
-# Forked from a server that has imported everything and opened nothing, so starting one takes a few milliseconds.
+# Forked from a server process that has imported everything and opened nothing, so a start takes a few milliseconds.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([f"{__package__}.cli"])
 _START_TIMEOUT_S = 60
@@ -23,15 +23,15 @@ _start: Barrier
 
 
 def rate(prepare: Callable[P, Prepared], *arguments: P.args, **options: P.kwargs) -> float:
-    """Return what one client does per second; see `rate_of`."""
+    """Return the rate of one client; see `rate_of`."""
     return rate_of(1, prepare, *arguments, **options)
 
 
 def rate_of(clients: int, prepare: Callable[P, Prepared], *arguments: P.args, **options: P.kwargs) -> float:
-    """Return what `clients` processes together do per second, from the common start to the end of the last.
+    """Return the messages per second of `clients` processes together, from the common start to the last end.
 
-    Each enters `prepare(...)`, which connects and gets ready, waits for the others, and calls what it gave; that
-    returns how many messages it handled.
+    Each enters `prepare(...)`, which connects and yields the function to run, waits for the others, and calls that
+    function, which returns how many messages it handled.
     """
     barrier = PROCESSES.Barrier(clients)
     with ProcessPoolExecutor(clients, PROCESSES, initializer=_join, initargs=(barrier,)) as pool:
@@ -46,7 +46,7 @@ def _join(barrier: Barrier) -> None:
 
 
 def _client(prepare: Callable[..., Prepared], *arguments: Any, **options: Any) -> tuple[int, float, float]:
-    # The monotonic clock is the machine's, so its readings compare between processes.
+    # All processes share the machine's monotonic clock, so readings can be compared.
     try:
         with prepare(*arguments, **options) as work:
             _start.wait(_START_TIMEOUT_S)

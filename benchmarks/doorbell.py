@@ -1,7 +1,7 @@
-"""Doorbell: what waking a dispatcher costs writers, 16 clients sending one message per transaction.
+"""Doorbell: what waking a dispatcher costs writers: 16 clients, each sending one message per transaction.
 
-Three times the same clients on the same table, emptied before: its trigger disabled; a session holding "awake", as a
-dispatcher does while it delivers; nobody awake, so that every commit sends a NOTIFY, as with the usual trigger.
+The same clients run three times on the same table, emptied before: with the trigger disabled; with "awake" held, as by
+a dispatcher that delivers; with nobody awake, so that every commit sends a NOTIFY.
 """
 
 from . import publish

@@ -1,13 +1,13 @@
 """Executables: a busy counter written directly and through executables, and how fast a backlog of them is applied.
 
-Sixteen clients count, one transaction after another: each adds to the one counter, then inserts a row of its own.
-"update" holds the counter's row from then until its commit; "increment" leaves it to the executor, whose daemon runs
-beside, and is timed until the counter has the sum. Once on the server's own machine, where clients and executor take
-their processors from it, and once 1 ms away from it, as in another data centre of the region: a pause before whatever
-is sent. "insert" inserts two rows and counts nothing: what these clients can commit at all with these processors.
+Sixteen clients run one transaction after another: each adds to the same counter, then inserts a row of its own.
+"update" locks the counter's row from then until its commit. "increment" leaves it to the executor, whose daemon runs
+beside; the time ends when the counter has the sum. Once on the server's own machine, where clients and executor compete
+with it for processors, and once 1 ms away from it, as in another data centre of the region: with a pause before each
+statement. "insert" inserts two rows and counts nothing: the most that these clients can commit on these processors.
 
-The backlogs are of twice `--messages`; beside them stands what the fold comes to as one SQL statement (sums by key, and
-the delete), which no other operation could be folded by.
+The backlogs are of twice `--messages`. They are compared with one SQL statement that sums by key and deletes, which
+could fold no other operation.
 """
 
 import time
@@ -54,10 +54,10 @@ def transacting(node: Node, transactions: int, statement: str, round_trip_s: flo
 
 @contextmanager
 def incrementing(node: Node, transactions: int, clients: int, round_trip_s: float = 0) -> Iterator[Callable[[], int]]:
-    """Count by `Store.increment`; the work ends when the counter has what all clients have counted."""
+    """Count by `Store.increment`; the work ends when the counter has the sum of all clients."""
     store = Store(node.schema)
     with node.connect() as connection, node.connect(autocommit=True) as reader, Pipeline(node) as looking:
-        # One of the clients waits for that: all of them asking would take the processors from the executor.
+        # Only one client waits for it: polling by all of them would take processors from the executor.
         [waits] = reader.execute("SELECT pg_try_advisory_lock(1)").fetchone() or [False]
         before = counted(store, reader)
 
@@ -72,9 +72,9 @@ def incrementing(node: Node, transactions: int, clients: int, round_trip_s: floa
 
 
 def transact(node: Node, connection: psycopg.Connection[Any], first: Callable[[], object], round_trip_s: float) -> None:
-    """Do what is first, then insert a row, and commit; before each of it let the time pass that a network takes."""
+    """Run the first statement, insert a row and commit; before each of them wait as long as a network takes."""
     insert = INSERT.format(schema=node.schema).encode()
-    # psycopg begins the transaction apart.
+    # psycopg sends BEGIN separately.
     for pause_s, act in (
         (2 * round_trip_s, first),
         (round_trip_s, lambda: connection.execute(insert, prepare=True)),
@@ -86,20 +86,20 @@ def transact(node: Node, connection: psycopg.Connection[Any], first: Callable[[]
 
 
 def counted(store: Store, connection: psycopg.Connection[Any]) -> int:
-    """Return what the counter stands at."""
+    """Return the counter's value."""
     number = store.get(connection, COUNTER)
     return number if isinstance(number, int) else 0
 
 
 @contextmanager
 def executing(node: Node, executables: int) -> Iterator[Callable[[], int]]:
-    """Empty the second outbox, as the executor does."""
+    """Empty the outbox of executables, as the executor does."""
     yield lambda: dispatcher.execute(node.dsn, node.schema).taken
 
 
 @contextmanager
 def summing(node: Node, executables: int) -> Iterator[Callable[[], int]]:
-    """The sums of increments by one statement per 10,000."""
+    """Sum increments in SQL, one statement per 10,000."""
     statement = f"""
 WITH head AS MATERIALIZED (
     SELECT max(position) AS last FROM (
@@ -130,7 +130,7 @@ def _mixed(nth: int) -> Executable:
         case 3 | 4:
             return Executable("put", f"value-{key}", value=b"v" * 100)
         case 5:
-            return Executable("put", f"value-{key}", value=b"w" * 100, expected=b"v" * 100, notify="told")
+            return Executable("put", f"value-{key}", value=b"w" * 100, expected=b"v" * 100, notify="replies")
         case 6:
             return Executable("delete", f"value-{key}")
         case _:

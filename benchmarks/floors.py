@@ -1,4 +1,4 @@
-"""The floors: what PostgreSQL and the driver do on this machine with the bare work that a step cannot go without.
+"""The floors: the rates of PostgreSQL and the driver on this machine for the bare work that a step requires.
 
 A floor uses the product's columns and indexes, session settings, driver and client processes, and leaves out everything
 that is the product's: checks, trigger, encoding, numbering, routing, locking. So a ratio to it is the product's cost.
@@ -41,7 +41,7 @@ def inserting(node: Node, messages: int) -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def copying(node: Node, messages: int) -> Iterator[Callable[[], int]]:
-    """COPY rows that are ready, 1,000 per transaction, into the same table."""
+    """COPY prepared rows, 1,000 per transaction, into the same table."""
     rows = [(*row[:3], *map(_letter, row[3:6]), *row[6:]) for row in (m.row() for m in outgoing(messages))]
     copy = f"COPY {node.schema}.bare_outbox ({_NAMES}) FROM STDIN (FORMAT binary)".encode()
     with node.connect() as connection:
@@ -80,7 +80,7 @@ def deleting(node: Node, messages: int) -> Iterator[Callable[[], int]]:
 
 
 def make_outbox(node: Node) -> None:
-    """Make the bare outbox."""
+    """Create the bare outbox."""
     node.execute(
         f"CREATE TABLE {node.schema}.bare_outbox "
         f"(LIKE {node.outbox} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING INDEXES)"
@@ -88,7 +88,7 @@ def make_outbox(node: Node) -> None:
 
 
 def insert_rate(node: Node, clients: int, messages: int) -> float:
-    """Return the rate of `inserting` by a number of clients, into an empty table."""
+    """Return the rate of `inserting` by so many clients into an empty table."""
     node.execute(f"TRUNCATE {node.schema}.bare_outbox")
     return rate_of(clients, inserting, node, messages // clients)
 

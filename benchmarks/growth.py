@@ -1,7 +1,7 @@
-"""Growth: deliver and reap over ever more keys, from a hundredth of `--messages` to ten times as many.
+"""Growth: deliver and reap over more and more keys, from a hundredth of `--messages` to ten times as many.
 
-There are `--messages` messages, or one per key where that is more. Reaped by one Worker in batches of up to 1,000.
-The rates are divided by those of the fewest keys. By default it goes from 10^3 to 10^6 keys.
+There are `--messages` messages, or one per key if that is more. One Worker reaps them in batches of up to 1,000. The
+rates are divided by those with the fewest keys. By default it goes from 10^3 to 10^6 keys.
 """
 
 from .deliver import deliver_rate

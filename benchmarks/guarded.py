@@ -1,8 +1,8 @@
 """Guarded: executables on a table with a trigger, beside the same table without one; and calls of a function.
 
-The trigger does nothing, but the executor cannot know that: it must see each operation. While it works, a user locks
-one of the rows again and again, and is timed: that is how long a batch holds what it has written. A call is timed
-beside the same function called by a client, each call in a transaction of its own. At most 3,000 of each.
+The trigger does nothing, but the executor cannot know that: the trigger must see each operation. Meanwhile a user locks
+one of the rows again and again; the times show how long a batch holds rows it has written. Calls are compared with
+calls of the same function by a client, each in a transaction of its own. At most 3,000 of each.
 """
 
 import threading
@@ -39,7 +39,7 @@ FOR EACH ROW EXECUTE FUNCTION {schema}_users.nothing()
 
 
 def _execute_ms(node: Node, count: int, executable: Executable) -> float:
-    """Return how long it takes to execute so many."""
+    """Return how long it takes to execute so many executables."""
     store = Store(node.schema)
     with node.connect() as connection:
         connection.execute("SET LOCAL mailroom.notify = off")
@@ -59,7 +59,7 @@ def _on(key: int, executable: Executable) -> Executable:
 
 @contextmanager
 def _user(node: Node) -> Iterator[list[float]]:
-    """Lock a row again and again; gives the times, in ms, that this took."""
+    """Lock a row again and again in the background; yields the times in ms."""
     waits: list[float] = [0]
     done = threading.Event()
 
@@ -82,7 +82,7 @@ def _user(node: Node) -> Iterator[list[float]]:
 
 
 def _directly_ms(node: Node, count: int) -> float:
-    """Return how long a client takes to call the function so often."""
+    """Return how long a client takes for so many calls of the function."""
     with node.connect() as connection:
         start = time.monotonic()
         for _ in range(count):

@@ -2,8 +2,8 @@
 
 The last tenth's rate is divided by the first tenth's. The publisher is at most 20,000 messages ahead of the workers. It
 sends those before the first one is handled, so the first tenth begins that much later, and it goes on past the end:
-both tenths publish, deliver and reap as many as they count. The same run without a snapshot stands beside it: what it
-loses is not the snapshot's doing.
+both tenths publish, deliver and reap as many as they count. The same run without a snapshot shows which part of the
+loss the snapshot does not cause.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Hot: one key holds three times (and 0.3 times) `--messages`, all older than the messages of 1,000 other keys.
 
-Two workers' view of it: "held", another transaction works on the hot key and keeps it; "free", the worker may take it
-too. Counted is the rate at which one Worker gets through the other keys' messages, divided by the same without the hot
-key. The bar of a tenth compares the small and the large backlog.
+"held": another transaction has locked the hot key; "free": the worker may take it too. The measure is the rate at which
+one Worker handles the other keys' messages, divided by the same without the hot key. The bar of 0.9 compares the small
+and the large backlog.
 """
 
 from collections.abc import Iterator

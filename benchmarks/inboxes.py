@@ -1,8 +1,8 @@
-"""Inboxes: what a dispatcher costs, and how well it keeps its lease, beside many inboxes in which nothing happens.
+"""Inboxes: the cost of a dispatcher, and whether it keeps its lease, beside many idle inboxes.
 
-There is an inbox for each 100 of `--messages`, 5,000 at most; with `--messages 500000` all of them. A daemon leads and
-another stands by, for up to 20 s. Counted is the processor time of the leader and of its sessions at the server, which
-has to be on this machine. Each take-over raises the lease's epoch, which begins with 1.
+There is one inbox per 100 of `--messages`, at most 5,000 (with `--messages 500000`). A daemon leads and another stands
+by, for up to 20 s. The measure is the processor time of the leader and of its sessions on the server, which must be on
+this machine. Each takeover raises the lease's epoch, which starts at 1.
 """
 
 import time
@@ -16,7 +16,7 @@ from .node import Node, fresh_node
 from .pipeline import Pipeline
 
 AT_MOST = 5_000
-AT_ONCE = 100  # inboxes made or removed in one transaction: each takes a dozen of the server's locks
+AT_ONCE = 100  # inboxes created or removed per transaction: each takes a dozen of the server's locks
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def _idle_inboxes(node: Node, count: int) -> Iterator[None]:
                     node_schema.create_inbox(connection, name, schema=node.schema)
         yield
     finally:
-        # Before the schema is dropped with all it holds, which would take all their locks at once.
+        # Before the schema is dropped, which would take all their locks at once.
         for group in groups:
             node.execute("DROP TABLE IF EXISTS " + ", ".join(f"{node.schema}.inbox_{name}" for name in group))
 
@@ -60,7 +60,7 @@ def _run(setup: Setup) -> Values:
         pipeline.wait(lambda: len(_sessions(node)) >= 7)  # three of each lane, one for housekeeping
         daemon = [each.pid for each in (pipeline.dispatcher,) if each is not None and each.pid is not None]
         leader = [*daemon, *_sessions(node)]
-        pipeline.dispatch()  # stands by
+        pipeline.dispatch()  # the standby
         before, began = _processor_s(leader), time.monotonic()
         time.sleep(watch_s)
         used, took = _processor_s(leader) - before, time.monotonic() - began

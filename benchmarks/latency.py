@@ -1,8 +1,8 @@
 """Latency: from the moment a writer asks for COMMIT until its message's handler is called, at 200 messages/s.
 
-The system is idle otherwise: one writer, the dispatcher daemon and one Worker. Messages go out by a timetable, so a
-slow one does not make the next ones late on paper. The commit itself is part of the time, because a writer that took
-the time after it would have missed what the dispatcher had already begun. The first half second is not counted.
+The system is idle otherwise: one writer, the dispatcher daemon and one Worker. Messages are sent on a schedule, so a
+slow one does not delay the next. The time includes the commit: a clock read after it would miss what the dispatcher has
+begun by then. The first half second is not counted.
 """
 
 import logging
@@ -28,7 +28,7 @@ AT_MOST = 2_000
 
 
 def noting(count: Count, handled: "Any", failing: frozenset[str]) -> Handler:
-    """Return a handler that notes when each message reached it, and fails on those of some keys."""
+    """Return a handler that records when each message reached it, and fails for some keys."""
 
     logging.getLogger("mailroom").addHandler(logging.NullHandler())  # the failures are on purpose
 
@@ -55,7 +55,7 @@ def _write(node: Node, messages: int, committed: "Any") -> None:
 
 
 def waits_ms(setup: Setup, at_most: int = AT_MOST, failing: frozenset[str] = frozenset()) -> list[float]:
-    """Return how long each message of the healthy keys took, in the order in which they were sent."""
+    """Return the latency of each message of the healthy keys, in the order of sending."""
     messages = min(at_most, setup.messages) + WARM_UP
     healthy = [nth for nth in range(messages) if key(nth) not in failing]
     committed, handled = RawArray(c_double, messages), RawArray(c_double, messages)
@@ -70,7 +70,7 @@ def waits_ms(setup: Setup, at_most: int = AT_MOST, failing: frozenset[str] = fro
 
 
 def percentile(waits: list[float], percent: int) -> float:
-    """Return the wait that so many percent of the messages did not exceed."""
+    """Return the percentile of the latencies."""
     return sorted(waits)[len(waits) * percent // 100]
 
 

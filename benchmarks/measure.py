@@ -1,4 +1,4 @@
-"""Measuring: what a measurement is, and how its runs become a median, a spread and a verdict."""
+"""Measurements, and how their runs become a median, a spread and a result."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What the product promises: limits of the ratio and of the value itself. None sets no limit."""
+    """Limits that the product promises to keep, of the ratio and of the value. None is no limit."""
 
     ratio_at_least: float | None = None
     ratio_at_most: float | None = None
@@ -27,7 +27,7 @@ class Bar:
     at_most: float | None = None
 
     def is_met(self, value: float, ratio: float | None) -> bool:
-        """Tell whether the medians keep every limit."""
+        """Return whether the medians keep every limit."""
         return (
             (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
@@ -54,7 +54,7 @@ class Measurement:
     about: str
     lines: tuple[Line, ...]
     run: Callable[[Setup], Values]
-    missing: Callable[[], str | None] = lambda: None  # what this machine lacks for it, and how to get that
+    missing: Callable[[], str | None] = lambda: None  # says what this machine lacks for it, and how to get that
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Summarise at least one value; NaN if any of them is."""
+        """Summarise one or more values; NaN if any of them is NaN."""
         if any(map(isnan, values)):
             return cls(nan, nan, nan)
         return cls(median(values), min(values), max(values))
@@ -75,7 +75,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What came out for one line; `met` is None where no bar is set or nothing could be told."""
+    """The figures of one line. `met` is None if it has no bar, or too few messages to judge."""
 
     measurement: str
     line: Line
@@ -87,9 +87,9 @@ class Figure:
 def measure(
     measurement: Measurement, setup: Setup, runs: int, progress: Callable[[], None] = lambda: None
 ) -> Iterator[Figure]:
-    """Run a measurement `runs` times and give a figure for each of its lines.
+    """Run a measurement `runs` times and yield a figure for each of its lines.
 
-    A ratio is taken within each run, where both sides had the same machine, and then the median of the ratios.
+    Ratios are taken within each run, under the same conditions; the figure has the median of the ratios.
     """
     values: list[Values] = []
     for _ in range(runs):
@@ -99,6 +99,6 @@ def measure(
         value = Spread.of([run[line.name] for run in values])
         beside = line.beside
         ratio = None if beside is None else Spread.of([run[line.name] / run[beside] for run in values])
-        told = line.bar is not None and not isnan((ratio or value).median)
-        met = line.bar.is_met(value.median, ratio.median if ratio else None) if line.bar and told else None
+        is_judged = line.bar is not None and not isnan((ratio or value).median)
+        met = line.bar.is_met(value.median, ratio.median if ratio else None) if line.bar and is_judged else None
         yield Figure(measurement.name, line, value, ratio, met)

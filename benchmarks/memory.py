@@ -1,4 +1,4 @@
-"""Memory: ten times `--messages` flow over as many keys as `--messages`; what the processes hold must not grow.
+"""Memory: ten times `--messages` flow over `--messages` keys; the memory of the processes must not grow.
 
 The resident memory of the dispatcher and of two workers is read when a tenth has been handled and when nine tenths
 have, with the publisher still going, and compared: the largest growth of the three counts.
@@ -15,7 +15,7 @@ MIB = 1024 * 1024
 
 
 def resident_mib(pipeline: Pipeline) -> list[float]:
-    """Return what each process holds: the dispatcher first, then the workers."""
+    """Return the resident memory of each process: the dispatcher first, then the workers."""
     # Not at the top: only this measurement needs the package, and only developers are sure to have it.
     from psutil import Process
 

@@ -1,4 +1,4 @@
-"""A node for one run of a measurement: a schema of its own, filled and emptied by the product's own means."""
+"""A node for one run of a measurement: a schema of its own, filled and emptied by the product itself."""
 
 import secrets
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from mailroom import schema as node_schema
 
 from .workload import INBOX, KEY, KEYS, VALUE
 
-MAX_ATTEMPTS = 3  # what fails on purpose is through with it within seconds
+MAX_ATTEMPTS = 3  # keys that fail on purpose are parked within seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A migrated schema with the inbox `INBOX`, empty at first."""
+    """A migrated schema with an empty inbox `INBOX`."""
 
     dsn: str
     schema: str
 
     @property
     def outbox(self) -> str:
-        """The table that writers write."""
+        """The outbox table."""
         return f"{self.schema}.outbox"
 
     @property
@@ -36,31 +36,31 @@ class Node:
         return f"{self.schema}.inbox_{INBOX}"
 
     def connect(self, *, autocommit: bool = False) -> psycopg.Connection:
-        """Open a session set up as the product's own are."""
+        """Open a session with the settings of the product's own."""
         return settings.connect(self.dsn, "bench", autocommit=autocommit)
 
     def execute(self, *statements: str) -> None:
-        """Run statements, each by itself."""
+        """Run statements, each in a transaction of its own."""
         with self.connect(autocommit=True) as connection:
             for statement in statements:
                 connection.execute(statement.encode())
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Hold the lock that says a dispatcher is awake, so that no commit rings the bell."""
+        """Hold the lock "awake", so that no commit rings the doorbell."""
         table = locks.key(f"'{self.outbox}'::regclass")
         with self.connect(autocommit=True) as connection:
             connection.execute(f"SELECT pg_advisory_lock({locks.AWAKE}, {table})".encode())
             yield
 
     def is_drained(self) -> bool:
-        """Tell whether everything sent was delivered and reaped."""
+        """Return whether everything sent was delivered and reaped."""
         with self.connect(autocommit=True) as connection:
             look = f"SELECT NOT EXISTS (SELECT FROM {self.outbox}) AND NOT EXISTS (SELECT FROM {self.partition})"
             return connection.execute(look.encode()).fetchone() == (True,)
 
     def send(self, messages: int, keys: int = KEYS) -> None:
-        """Commit messages into the outbox by one statement, without a bell."""
+        """Commit messages into the outbox by one statement, without ringing the doorbell."""
         with self.connect() as connection:
             connection.execute("SET LOCAL mailroom.notify = off")
             connection.execute(
@@ -70,7 +70,7 @@ class Node:
             )
 
     def send_one_key(self, key: str, messages: int) -> None:
-        """Commit messages of one key into the outbox, without a bell."""
+        """Commit messages of one key into the outbox, without ringing the doorbell."""
         with self.connect() as connection:
             connection.execute("SET LOCAL mailroom.notify = off")
             connection.execute(
@@ -86,9 +86,9 @@ class Node:
 
 @contextmanager
 def fresh_node(dsn: str) -> Iterator[Node]:
-    """Make a node under a name of its own, after a checkpoint, and drop it afterwards with all it holds."""
+    """Create a node under a name of its own, after a checkpoint, and drop it with all its data afterwards."""
     node = Node(dsn, f"bench_{secrets.token_hex(6)}")
-    # So that every run, of the product and of the floor, begins with as much of the log written as any other.
+    # A checkpoint, so that every run, of the product and of the floor, starts with the same amount of WAL to write.
     node.execute("CHECKPOINT")
     engine = create_engine("postgresql+psycopg://", creator=node.connect, poolclass=NullPool)
     try:

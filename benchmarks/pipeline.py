@@ -31,37 +31,37 @@ _END_S = 15.0
 
 
 class Count:
-    """A number that one process raises and others read."""
+    """A counter that one process increments and others read."""
 
     def __init__(self) -> None:
         self._cell = RawValue(c_longlong, 0)
 
     @property
     def value(self) -> int:
-        """The number as it stands."""
+        """The current value."""
         return int(self._cell.value)
 
     def add(self, number: int) -> None:
-        """Raise it."""
+        """Increment it."""
         self._cell.value += number
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How many messages had been handled at a monotonic time, in seconds."""
+    """How many messages were handled at a monotonic time, in seconds."""
 
     time_s: float
     handled: int
 
 
 def rate_between(before: Mark, after: Mark) -> float:
-    """Return the rate from one mark to a later one; NaN where both fell into one batch: too few messages to tell."""
+    """Return the rate between two marks; NaN if both fell into one batch: then there are too few messages."""
     count = after.handled - before.handled
     return count / (after.time_s - before.time_s) if count else nan
 
 
 def counting(count: Count) -> Handler:
-    """Return a handler that does nothing but count."""
+    """Return a handler that only counts."""
 
     def handle(_message: Message, _connection: psycopg.Connection[Any]) -> None:
         count.add(1)
@@ -70,7 +70,7 @@ def counting(count: Count) -> Handler:
 
 
 class Pipeline:
-    """The processes of one run, ended with the `with` block; `handled` is what the workers have handled so far."""
+    """The processes of one run, ended with the `with` block. `handled` counts the messages handled so far."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -92,7 +92,7 @@ class Pipeline:
         return sum(count.value for count in self._counts)
 
     def dispatch(self) -> None:
-        """Start a dispatcher daemon; returns when both of its lanes lead."""
+        """Start a dispatcher daemon; return when both of its lanes lead."""
         self.dispatcher = self._start(daemon.run, self.node.dsn, self.node.schema)
         with self.node.connect(autocommit=True) as connection:
             leases = f"SELECT count(*) FROM {self.node.schema}.lease WHERE until > clock_timestamp()".encode()
@@ -105,14 +105,14 @@ class Pipeline:
         *arguments: object,
         batch: int = WORKER_BATCH,
     ) -> None:
-        """Start worker processes with the handler that `handling(count, *arguments)` makes; returns at once."""
+        """Start worker processes with the handler that `handling(count, *arguments)` returns; do not wait for them."""
         for _ in range(workers):
             count = Count()
             self._counts.append(count)
             self.workers.append(self._start(_work, self.node, batch, handling, count, *arguments))
 
     def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None) -> None:
-        """Start a process that sends messages by COPY in batches of 1,000; returns when it begins.
+        """Start a process that sends messages by COPY in batches of 1,000; return when it begins.
 
         It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap.
         """
@@ -121,7 +121,7 @@ class Pipeline:
         self.wait(lambda: began.value > 0)
 
     def wait(self, done: Callable[[], bool]) -> float:
-        """Wait until `done()` and return the monotonic time; fail if a process died or nothing is handled any more."""
+        """Wait until `done()` and return the monotonic time; fail if a process died or nothing is handled for long."""
         handled, seen = -1, time.monotonic()
         while not done():
             now = time.monotonic()
@@ -178,9 +178,9 @@ def _publish(node: Node, messages: int, keys: int, ahead: int | None, handled: l
 
 
 def reap_rate(pipeline: Pipeline, messages: int) -> float:
-    """Return the rate at which the workers handle so many messages, from their first ones on.
+    """Return the rate at which the workers handle so many messages.
 
-    Workers take a moment to start, which is not counted; what they handled before the first look is not either.
+    The start of the workers is not counted, nor are the messages they handled before the first reading.
     """
     first = pipeline.wait_handled(1)
     return rate_between(first, pipeline.wait_handled(messages))

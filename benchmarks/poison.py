@@ -1,8 +1,8 @@
 """Poison: the latency of healthy keys while the handler fails on every message of one key in a hundred.
 
-Those keys are tried three times, wait in between, and are parked; then their messages are moved aside as they come.
-Beside it stands the same run in which no key fails. The first third, in which every one of them is tried three times,
-is given apart.
+Each failing key is tried three times, waits in between, and is parked; from then on its messages move to `parked`. It
+is compared with the same run in which no key fails. The first third, in which all keys are tried three times, has a
+figure of its own.
 """
 
 from .latency import percentile, waits_ms

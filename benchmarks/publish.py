@@ -1,7 +1,7 @@
 """Publish: messages committed into the outbox, one per transaction by 1, 4 and 16 clients, and by COPY.
 
-Beside each stands the bare insert (or COPY) of rows that are encoded already, by the same processes, into the outbox's
-columns and primary key. Nobody delivers meanwhile, but "awake" is held, as it is while a dispatcher delivers.
+Each is compared with the bare INSERT (or COPY) of encoded rows by the same processes into a table with the outbox's
+columns and primary key. Nobody delivers meanwhile, but "awake" is held, as by a dispatcher that delivers.
 """
 
 from collections.abc import Callable, Iterator

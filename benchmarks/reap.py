@@ -19,7 +19,7 @@ from .workload import INBOX
 
 @contextmanager
 def reaping(node: Node) -> Iterator[Callable[[], int]]:
-    """`Inbox.reap_any` of 100 keys with 10 messages each per transaction, until nothing comes."""
+    """`Inbox.reap_any` of 100 keys with 10 messages each per transaction, until the inbox is empty."""
     inbox = Inbox(INBOX, node.schema)
     with node.connect() as connection:
 

@@ -1,6 +1,6 @@
 """Refused: the outbox is drained while the database refuses one message in a hundred.
 
-A constraint on the inbox refuses them; each goes to `dead_letter` alone. Beside it stands the same run in which the
+A constraint on the inbox refuses them, and only they go to `dead_letter`. It is compared with the same run in which the
 constraint refuses none. There are 10,000 messages at most: one batch of the dispatcher.
 """
 
@@ -13,7 +13,7 @@ AT_MOST = 10_000
 
 
 def _drain_ms(setup: Setup, ending: str) -> float:
-    """Return how long it takes to drain a full outbox into an inbox that refuses keys that end so."""
+    """Return how long it takes to drain a full outbox into an inbox that refuses keys with this ending."""
     with fresh_node(setup.dsn) as node:
         node.execute(f"ALTER TABLE {node.partition} ADD CONSTRAINT refused CHECK (right(key, 2) <> '{ending}')")
         node.send(min(AT_MOST, setup.messages))

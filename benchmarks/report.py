@@ -1,4 +1,4 @@
-"""What `mailroom bench` prints: a row per figure for people, or one document with every number."""
+"""The output of `mailroom bench`: a table with a row per figure, or one JSON document with every number."""
 
 import os
 import platform
@@ -17,14 +17,14 @@ import mailroom
 
 from .measure import Bar, Figure, Spread
 
-WIDTH = 125  # where no terminal says how wide it is: then nothing is folded
-VERDICTS = {None: "", True: "ok", False: "miss"}
+WIDTH = 125  # without a terminal: wide enough that nothing is folded
+RESULTS = {None: "", True: "ok", False: "miss"}
 
 
 def show(figures: Sequence[Figure]) -> None:
-    """Print the table: a section per measurement, in it a row per figure."""
+    """Print the table: a section per measurement, with a row per figure."""
     grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("figure", "median", "spread", "ratio", "spread", "to", "bar", "verdict"):
+    for column in ("figure", "median", "spread", "ratio", "spread", "to", "bar", "result"):
         grid.add_column(column, justify="right" if column in ("median", "ratio") else "left", overflow="fold")
     for name, section in groupby(figures, key=lambda figure: figure.measurement):
         grid.add_section()
@@ -46,7 +46,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
         "" if ratio is None or isnan(ratio.median) else f"{ratio.low:.2f}..{ratio.high:.2f}",
         line.beside or "",
         _limits(line.bar) if line.bar else "",
-        VERDICTS[figure.met],
+        RESULTS[figure.met],
     )
 
 
@@ -82,7 +82,7 @@ def _spread(spread: Spread) -> dict[str, float] | None:
 
 
 def _number(value: float) -> str:
-    """Return three digits of it, with k for thousands."""
+    """Format three significant digits, with k for thousands."""
     if value >= 999.5:
         return f"{value / 1_000:.3g}k" if value < 999_500 else f"{value / 1_000:,.0f}k"
     return f"{value:.3g}"

@@ -32,7 +32,7 @@ WITH_ID = ("uuid() AS message_id", *JSON)
 
 
 def missing_extra() -> str | None:
-    """Tell how to get the extra if it is not there."""
+    """Say how to install the extra if it is missing."""
     return None if find_spec("pyarrow") and find_spec("pyspark") else "Run: pip install 'pg-mailroom[spark]'"
 
 
@@ -52,7 +52,7 @@ def _missing() -> str | None:
 def _session(dsn: str) -> "SparkSession":
     from spark_jobs.session import spark_session
 
-    # The processes of Spark have the environment of the one that starts them; no option has the password.
+    # Spark's processes inherit this environment, so that no option contains the password.
     os.environ["PGPASSWORD"] = str(conninfo.conninfo_to_dict(dsn).get("password") or "")
     session = spark_session("mailroom bench", f"local[{PARTITIONS}]")
     session.sparkContext.setLogLevel("ERROR")
@@ -60,7 +60,7 @@ def _session(dsn: str) -> "SparkSession":
 
 
 def _rows(session: "SparkSession", count: int) -> "DataFrame":
-    """Messages with values of about 110 bytes as JSON, as those of the other measurements."""
+    """Messages with values of about 110 bytes as JSON, like those of the other measurements."""
     return session.range(0, count, 1, PARTITIONS).selectExpr(
         f"'{INBOX}' AS topic",
         "concat('key-', id % 1000) AS key",

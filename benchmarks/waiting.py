@@ -1,8 +1,8 @@
-"""Waiting: what a claim costs beside keys that wait for their next attempt or are parked, each with a message.
+"""Waiting: the cost of a claim beside keys that wait for their next attempt or are parked, each with one message.
 
-There is a key for each two of `--messages`, 50,000 at most. Their messages are the oldest of the inbox, and have failed
-as far as the tables tell. A dispatcher runs beside, as always; it is given time to see that there is trouble. Measured
-are claims that find nothing, and such that find the one message of a healthy key; the median of each is given.
+There is one key per two of `--messages`, at most 50,000. Their messages are the oldest of the inbox, and are marked as
+failed in the tables. A dispatcher runs beside, and gets time to raise the healthy floor. The measure is the median of
+claims that find nothing, and of claims that find the only message of a healthy key.
 """
 
 import time
@@ -20,7 +20,7 @@ CLAIMS = 20
 
 
 def _fail(node: Node, keys: int, until: str) -> None:
-    """Have as many keys wait until then, or for ever, each with one message that has failed."""
+    """Let so many keys wait until a time, or for ever, each with one message that has failed."""
     node.send(keys, keys=keys)
     node.deliver()
     node.execute(
@@ -31,7 +31,7 @@ def _fail(node: Node, keys: int, until: str) -> None:
 
 
 def _is_settled(node: Node) -> bool:
-    """Tell whether what is parked was moved aside, and claims begin above what waits."""
+    """Return whether messages of parked keys were moved, and claims begin above the waiting messages."""
     with node.connect(autocommit=True) as connection:
         above = f"(SELECT healthy_floor FROM {node.schema}.inbox_registry WHERE name = '{INBOX}')"
         look = f"SELECT NOT EXISTS (SELECT FROM {node.partition} WHERE (clock + 0) > {above})"
@@ -39,7 +39,7 @@ def _is_settled(node: Node) -> bool:
 
 
 def _claims_ms(setup: Setup, until: str | None) -> tuple[float, float]:
-    """Return how long a claim takes that finds nothing, and one that finds the message of a healthy key."""
+    """Return the duration of a claim that finds nothing, and of one that finds the message of a healthy key."""
     empty: list[float] = []
     healthy: list[float] = []
     with fresh_node(setup.dsn) as node, node.connect() as connection, Pipeline(node) as pipeline:

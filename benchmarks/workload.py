@@ -1,4 +1,4 @@
-"""The messages all measurements use: values of 200 bytes over a number of keys."""
+"""The messages of all measurements: values of 200 bytes over a number of keys."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from mailroom import codec
 from outbox import Outgoing
 
-INBOX = "bench"  # and the topic: an inbox gets the topic of its own name
+INBOX = "bench"  # also the topic: an inbox gets the topic of its own name
 KEYS = 1_000
 VALUE_BYTES = 200
 
-# Neighbouring messages have keys far apart, as those of independent writers have.
+# Neighbouring messages have distant keys, as from independent writers.
 _STRIDE = 7_919
 
 
@@ -23,9 +23,9 @@ KEY = f"'key-' || lpad((nth::bigint * {_STRIDE} %% %(keys)s)::text, 7, '0')"  # 
 
 
 def value(nth: int) -> dict[str, object]:
-    """Return the n-th value, a small record that takes exactly `VALUE_BYTES` bytes as CBOR."""
+    """Return the n-th value, a small record of exactly `VALUE_BYTES` bytes as CBOR."""
     record: dict[str, object] = {"nth": nth + 2**32, "state": "paid", "amount": 12.5, "items": [1, 2, 3], "note": ""}
-    # Two bytes more than the empty text's one hold its length.
+    # The length of this text takes two bytes more than that of an empty one.
     record["note"] = "x" * (VALUE_BYTES - len(codec.encode(record)) - 1)
     return record
 
@@ -35,11 +35,11 @@ def number(value: Mapping[str, Any]) -> int:
     return int(value["nth"]) - 2**32
 
 
-VALUE = codec.encode(value(0))  # where values are written by SQL they are all the same
+VALUE = codec.encode(value(0))  # messages written by SQL all have the same value
 
 
 def outgoing(count: int, keys: int = KEYS) -> Iterator[Outgoing]:
-    """Give `count` messages to send, each with a value and the key of its own."""
+    """Yield `count` messages to send, each with its value and key."""
     note = value(0)
     for nth in range(count):
         yield Outgoing(INBOX, {**note, "nth": nth + 2**32}, key=key(nth, keys))

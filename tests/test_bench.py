@@ -104,7 +104,7 @@ def test_a_bar_is_met_only_if_all_its_limits_are_kept(bar: Bar, met: bool) -> No
     assert ours.met is met
 
 
-def test_what_too_few_messages_cannot_tell_gets_no_verdict() -> None:
+def test_too_few_messages_get_no_result() -> None:
     [figure] = _figures({"rate": nan}, {"rate": 5}, {"rate": 6}, lines=(Line("rate", bar=Bar(at_least=1)),))
     assert figure.met is None
 
