@@ -18,7 +18,7 @@ from mailroom.sql.runner import run
 from outbox import Outbox
 
 from .clients import PROCESSES
-from .latency import noting, percentile
+from .latency import percentile, recording
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node, fresh_node
 from .pipeline import Count, Pipeline
@@ -84,11 +84,11 @@ def _staged(node: Node, messages: int) -> "list[Staged]":
 def _is_taken(node: Node, last: int) -> bool:
     with node.connect(autocommit=True) as connection:
         connection.execute("SET enable_seqscan = off")
-        look = f"SELECT NOT EXISTS (SELECT FROM {node.outbox} WHERE position <= %s)".encode()
-        return connection.execute(look, [last]).fetchone() == (True,)
+        statement = f"SELECT NOT EXISTS (SELECT FROM {node.outbox} WHERE position <= %s)".encode()
+        return connection.execute(statement, [last]).fetchone() == (True,)
 
 
-def beside(dsn: str, messages: int, *, chunks: bool) -> Run:
+def move_beside(dsn: str, messages: int, *, chunks: bool) -> Run:
     """Move a batch of messages beside others', in chunks or in one transaction."""
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
@@ -108,7 +108,7 @@ def beside(dsn: str, messages: int, *, chunks: bool) -> Run:
             create_inbox(connection, BULK, schema=node.schema)
         staged = _staged(node, messages)
         pipeline.dispatch()
-        pipeline.work(1, noting, handled, frozenset())
+        pipeline.work(1, recording, handled, frozenset())
         writer = PROCESSES.Process(target=_write, args=(node, sent, stop, committed), daemon=True)
         writer.start()
         ending.callback(writer.kill)
@@ -137,7 +137,7 @@ def beside(dsn: str, messages: int, *, chunks: bool) -> Run:
 
 def _run(setup: Setup) -> Values:
     messages = TIMES * setup.messages
-    chunks, whole = (beside(setup.dsn, messages, chunks=chunks) for chunks in (True, False))
+    chunks, whole = (move_beside(setup.dsn, messages, chunks=chunks) for chunks in (True, False))
     return {
         "others, p50 before": percentile(chunks.before_ms, 50),
         "others, p99 before": percentile(chunks.before_ms, 99),
@@ -157,13 +157,13 @@ MEASUREMENT = Measurement(
     (
         Line("others, p50 before", unit="ms"),
         Line("others, p99 before", unit="ms"),
-        Line("others, p50 beside", unit="ms", beside="others, p50 before"),
+        Line("others, p50 beside", unit="ms", baseline="others, p50 before"),
         Line("others, p99 beside", unit="ms", bar=Bar(at_most=1_000)),
         Line("others, p99 beside one transaction", unit="ms"),
         Line("moved, one transaction"),
-        Line("moved", beside="moved, one transaction"),
+        Line("moved", baseline="moved, one transaction"),
         Line("delivered, one transaction"),
-        Line("delivered", beside="delivered, one transaction"),
+        Line("delivered", baseline="delivered, one transaction"),
     ),
     _run,
     missing_extra,

@@ -1,7 +1,7 @@
-"""Deliver: messages that wait in the outbox are drained into an inbox, by the call the daemon's work consists of.
+"""Deliver: drain waiting messages from the outbox into an inbox, by the same calls as the daemon.
 
-The floor is one sorted INSERT..SELECT of as many rows into the inbox's columns and indexes: what is left of a delivery
-if nothing is deleted, numbered or routed. Both commit asynchronously, as the dispatcher does.
+The floor is one sorted INSERT..SELECT of as many rows into the inbox's columns and indexes: a delivery that does not
+delete, number or route. Both commit asynchronously, as the dispatcher does.
 """
 
 import time
@@ -31,7 +31,7 @@ MEASUREMENT = Measurement(
     "drain the outbox into an inbox",
     (
         Line("sorted INSERT..SELECT"),
-        Line("deliver", beside="sorted INSERT..SELECT", bar=Bar(ratio_at_least=0.30)),
+        Line("deliver", baseline="sorted INSERT..SELECT", bar=Bar(ratio_at_least=0.30)),
     ),
     _run,
 )

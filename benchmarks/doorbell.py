@@ -34,8 +34,8 @@ MEASUREMENT = Measurement(
     "what waking the dispatcher costs 16 writers",
     (
         Line("no trigger"),
-        Line("dispatcher awake", beside="no trigger", bar=Bar(ratio_at_least=0.85)),
-        Line("nobody awake", beside="no trigger"),
+        Line("dispatcher awake", baseline="no trigger", bar=Bar(ratio_at_least=0.85)),
+        Line("nobody awake", baseline="no trigger"),
     ),
     _run,
 )

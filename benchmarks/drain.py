@@ -41,7 +41,7 @@ MEASUREMENT = Measurement(
     "reap a full inbox into Parquet, twice the messages",
     (
         Line("reap_any, 1"),
-        Line("drain, 1", beside="reap_any, 1", bar=Bar(at_least=50_000)),
+        Line("drain, 1", baseline="reap_any, 1", bar=Bar(at_least=50_000)),
     ),
     _run,
     missing_extra,

@@ -56,7 +56,7 @@ def transacting(node: Node, transactions: int, statement: str, round_trip_s: flo
 def incrementing(node: Node, transactions: int, clients: int, round_trip_s: float = 0) -> Iterator[Callable[[], int]]:
     """Count by `Store.increment`; the work ends when the counter has the sum of all clients."""
     store = Store(node.schema)
-    with node.connect() as connection, node.connect(autocommit=True) as reader, Pipeline(node) as looking:
+    with node.connect() as connection, node.connect(autocommit=True) as reader, Pipeline(node) as pipeline:
         # Only one client waits for it: polling by all of them would take processors from the executor.
         [waits] = reader.execute("SELECT pg_try_advisory_lock(1)").fetchone() or [False]
         before = counted(store, reader)
@@ -65,7 +65,7 @@ def incrementing(node: Node, transactions: int, clients: int, round_trip_s: floa
             for _ in range(transactions):
                 transact(node, connection, lambda: store.increment(connection, COUNTER), round_trip_s)
             if waits:
-                looking.wait(lambda: counted(store, reader) == before + transactions * clients)
+                pipeline.wait(lambda: counted(store, reader) == before + transactions * clients)
             return transactions
 
         yield work
@@ -176,12 +176,12 @@ MEASUREMENT = Measurement(
     (
         Line("insert, 16", unit="transactions/s"),
         Line("update, 16", unit="increments/s"),
-        Line("increment, 16", unit="increments/s", beside="update, 16", bar=Bar(ratio_at_least=5)),
+        Line("increment, 16", unit="increments/s", baseline="update, 16", bar=Bar(ratio_at_least=5)),
         Line("update, 16, 1 ms", unit="increments/s"),
-        Line("increment, 16, 1 ms", unit="increments/s", beside="update, 16, 1 ms"),
+        Line("increment, 16, 1 ms", unit="increments/s", baseline="update, 16, 1 ms"),
         Line("sums, SQL", unit="increments/s"),
-        Line("increments", unit="increments/s", beside="sums, SQL", bar=Bar(at_least=50_000)),
-        Line("mixed", unit="operations/s", beside="increments"),
+        Line("increments", unit="increments/s", baseline="sums, SQL", bar=Bar(at_least=50_000)),
+        Line("mixed", unit="operations/s", baseline="increments"),
     ),
     _run,
 )

@@ -102,8 +102,8 @@ def copy_rate(node: Node, messages: int) -> float:
 def sorted_insert_rate(node: Node, messages: int, keys: int = KEYS) -> float:
     """Return the rate of one INSERT .. SELECT .. ORDER BY key into the inbox's columns and indexes.
 
-    The floor of a delivery: the rows stand ready in a table, numbered; the session is set up as a deliverer's. What
-    it fills is left for `delete_rate`.
+    The floor of a delivery: the rows are ready in a table, numbered; the session has a deliverer's settings. The rows
+    stay for `delete_rate`.
     """
     with node.connect() as connection:
         connection.execute(
@@ -135,7 +135,7 @@ def sorted_insert_rate(node: Node, messages: int, keys: int = KEYS) -> float:
 
 
 def delete_rate(node: Node, messages: int) -> float:
-    """Return the rate of `deleting` what `sorted_insert_rate` filled."""
+    """Return the rate of `deleting` the rows that `sorted_insert_rate` inserted."""
     return rate(deleting, node, messages)
 
 

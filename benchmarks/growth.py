@@ -35,7 +35,7 @@ MEASUREMENT = Measurement(
         for step in ("deliver", "reap")
         for line in (
             Line(f"{step}, {_FIRST}"),
-            *(Line(f"{step}, {name}", beside=f"{step}, {_FIRST}") for name in _MORE),
+            *(Line(f"{step}, {name}", baseline=f"{step}, {_FIRST}") for name in _MORE),
         )
     ),
     _run,

@@ -114,10 +114,10 @@ MEASUREMENT = Measurement(
     "executables on a table with a trigger; calls of a function",
     (
         Line("unguarded", unit="ms"),
-        Line("guarded", unit="ms", beside="unguarded", bar=Bar(ratio_at_most=10)),
+        Line("guarded", unit="ms", baseline="unguarded", bar=Bar(ratio_at_most=10)),
         Line("a user's longest wait", unit="ms", bar=Bar(at_most=1_000)),
         Line("called by a client", unit="ms"),
-        Line("calls", unit="ms", beside="called by a client", bar=Bar(ratio_at_most=3)),
+        Line("calls", unit="ms", baseline="called by a client", bar=Bar(ratio_at_most=3)),
     ),
     _run,
 )

@@ -55,9 +55,9 @@ MEASUREMENT = Measurement(
     "flow while a snapshot is held open",
     (
         Line("first tenth, held"),
-        Line("last tenth, held", beside="first tenth, held", bar=Bar(ratio_at_least=0.85)),
+        Line("last tenth, held", baseline="first tenth, held", bar=Bar(ratio_at_least=0.85)),
         Line("first tenth, no snapshot"),
-        Line("last tenth, no snapshot", beside="first tenth, no snapshot"),
+        Line("last tenth, no snapshot", baseline="first tenth, no snapshot"),
     ),
     _run,
 )

@@ -27,7 +27,7 @@ WARM_UP = 100
 AT_MOST = 2_000
 
 
-def noting(count: Count, handled: "Any", failing: frozenset[str]) -> Handler:
+def recording(count: Count, handled: "Any", failing: frozenset[str]) -> Handler:
     """Return a handler that records when each message reached it, and fails for some keys."""
 
     logging.getLogger("mailroom").addHandler(logging.NullHandler())  # the failures are on purpose
@@ -61,7 +61,7 @@ def waits_ms(setup: Setup, at_most: int = AT_MOST, failing: frozenset[str] = fro
     committed, handled = RawArray(c_double, messages), RawArray(c_double, messages)
     with fresh_node(setup.dsn) as node, Pipeline(node) as pipeline:
         pipeline.dispatch()
-        pipeline.work(1, noting, handled, failing)
+        pipeline.work(1, recording, handled, failing)
         writer = PROCESSES.Process(target=_write, args=(node, messages, committed), daemon=True)
         writer.start()
         pipeline.wait_handled(len(healthy))

@@ -38,11 +38,11 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure of a measurement; `beside` names the figure of the same run that it is divided by."""
+    """One figure of a measurement; `baseline` names the figure of the same run that it is divided by."""
 
     name: str
     unit: str = "messages/s"
-    beside: str | None = None
+    baseline: str | None = None
     bar: Bar | None = None
 
 
@@ -97,8 +97,8 @@ def measure(
         progress()
     for line in measurement.lines:
         value = Spread.of([run[line.name] for run in values])
-        beside = line.beside
-        ratio = None if beside is None else Spread.of([run[line.name] / run[beside] for run in values])
+        baseline = line.baseline
+        ratio = None if baseline is None else Spread.of([run[line.name] / run[baseline] for run in values])
         is_judged = line.bar is not None and not isnan((ratio or value).median)
         met = line.bar.is_met(value.median, ratio.median if ratio else None) if line.bar and is_judged else None
         yield Figure(measurement.name, line, value, ratio, met)

@@ -48,9 +48,9 @@ MEASUREMENT = Measurement(
     "what dispatcher and workers hold while a million messages pass",
     (
         Line("dispatcher, first tenth", unit="MiB"),
-        Line("dispatcher, end", unit="MiB", beside="dispatcher, first tenth", bar=_FLAT),
+        Line("dispatcher, end", unit="MiB", baseline="dispatcher, first tenth", bar=_FLAT),
         Line("largest worker, first tenth", unit="MiB"),
-        Line("largest worker, end", unit="MiB", beside="largest worker, first tenth", bar=_FLAT),
+        Line("largest worker, end", unit="MiB", baseline="largest worker, first tenth", bar=_FLAT),
     ),
     _run,
     lambda: None if find_spec("psutil") else "Run: pip install 'pg-mailroom[bench]'",

@@ -56,8 +56,8 @@ class Node:
     def is_drained(self) -> bool:
         """Return whether everything sent was delivered and reaped."""
         with self.connect(autocommit=True) as connection:
-            look = f"SELECT NOT EXISTS (SELECT FROM {self.outbox}) AND NOT EXISTS (SELECT FROM {self.partition})"
-            return connection.execute(look.encode()).fetchone() == (True,)
+            statement = f"SELECT NOT EXISTS (SELECT FROM {self.outbox}) AND NOT EXISTS (SELECT FROM {self.partition})"
+            return connection.execute(statement.encode()).fetchone() == (True,)
 
     def send(self, messages: int, keys: int = KEYS) -> None:
         """Commit messages into the outbox by one statement, without ringing the doorbell."""

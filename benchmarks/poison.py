@@ -30,9 +30,9 @@ MEASUREMENT = Measurement(
     (
         Line("p50, none poisoned", unit="ms"),
         Line("p99, none poisoned", unit="ms"),
-        Line("p50 beside poison", unit="ms", beside="p50, none poisoned"),
-        Line("p99 beside poison", unit="ms", beside="p99, none poisoned", bar=Bar(ratio_at_most=1.2)),
-        Line("p99, first third", unit="ms", beside="p99, none poisoned"),
+        Line("p50 beside poison", unit="ms", baseline="p50, none poisoned"),
+        Line("p99 beside poison", unit="ms", baseline="p99, none poisoned", bar=Bar(ratio_at_most=1.2)),
+        Line("p99, first third", unit="ms", baseline="p99, none poisoned"),
     ),
     _run,
 )

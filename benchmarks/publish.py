@@ -67,10 +67,10 @@ MEASUREMENT = Measurement(
     "publish",
     "commit messages into the outbox",
     (
-        Line("send, 1", beside="insert, 1"),
-        Line("send, 4", beside="insert, 4"),
-        Line("send, 16", beside="insert, 16"),
-        Line("send_many", beside="COPY"),
+        Line("send, 1", baseline="insert, 1"),
+        Line("send, 4", baseline="insert, 4"),
+        Line("send, 16", baseline="insert, 16"),
+        Line("send_many", baseline="COPY"),
     ),
     _run,
 )

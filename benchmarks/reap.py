@@ -57,10 +57,10 @@ MEASUREMENT = Measurement(
     "empty a full inbox",
     (
         Line("DELETE..RETURNING"),
-        Line("reap_any, 1", beside="DELETE..RETURNING"),
-        Line("reap_any, 4", beside="DELETE..RETURNING"),
-        Line("Worker, 1", beside="DELETE..RETURNING"),
-        Line("Worker, 4", beside="DELETE..RETURNING"),
+        Line("reap_any, 1", baseline="DELETE..RETURNING"),
+        Line("reap_any, 4", baseline="DELETE..RETURNING"),
+        Line("Worker, 1", baseline="DELETE..RETURNING"),
+        Line("Worker, 4", baseline="DELETE..RETURNING"),
     ),
     _run,
 )

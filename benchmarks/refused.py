@@ -31,7 +31,7 @@ MEASUREMENT = Measurement(
     "drain the outbox while 1 % are refused",
     (
         Line("none refused", unit="ms"),
-        Line("1 % refused", unit="ms", beside="none refused", bar=Bar(ratio_at_most=3)),
+        Line("1 % refused", unit="ms", baseline="none refused", bar=Bar(ratio_at_most=3)),
     ),
     _run,
 )

@@ -44,7 +44,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
         "" if isnan(value.median) else f"{_number(value.low)}..{_number(value.high)}",
         "" if ratio is None or isnan(ratio.median) else f"{ratio.median:.2f}",
         "" if ratio is None or isnan(ratio.median) else f"{ratio.low:.2f}..{ratio.high:.2f}",
-        line.beside or "",
+        line.baseline or "",
         _limits(line.bar) if line.bar else "",
         RESULTS[figure.met],
     )
@@ -65,7 +65,7 @@ def document(figures: Sequence[Figure], *, postgres: str, runs: int, messages: i
                 "name": figure.line.name,
                 "unit": figure.line.unit,
                 "value": _spread(figure.value),
-                "to": figure.line.beside,
+                "to": figure.line.baseline,
                 "ratio": figure.ratio and _spread(figure.ratio),
                 "bar": figure.line.bar and {k: v for k, v in asdict(figure.line.bar).items() if v is not None},
                 "met": figure.met,

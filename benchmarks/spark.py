@@ -124,9 +124,9 @@ MEASUREMENT = Measurement(
     "write a DataFrame of structs from Spark, twice the messages",
     (
         Line("JDBC, bare table"),
-        Line('format("outbox")', beside="JDBC, bare table", bar=Bar(ratio_at_least=0.8)),
-        Line("outbox_jdbc", beside="JDBC, bare table"),
-        Line("JDBC, three columns", beside="JDBC, bare table"),
+        Line('format("outbox")', baseline="JDBC, bare table", bar=Bar(ratio_at_least=0.8)),
+        Line("outbox_jdbc", baseline="JDBC, bare table"),
+        Line("JDBC, three columns", baseline="JDBC, bare table"),
     ),
     _run,
     _missing,

@@ -34,8 +34,8 @@ def _is_settled(node: Node) -> bool:
     """Return whether messages of parked keys were moved, and claims begin above the waiting messages."""
     with node.connect(autocommit=True) as connection:
         above = f"(SELECT healthy_floor FROM {node.schema}.inbox_registry WHERE name = '{INBOX}')"
-        look = f"SELECT NOT EXISTS (SELECT FROM {node.partition} WHERE (clock + 0) > {above})"
-        return connection.execute(look.encode()).fetchone() == (True,)
+        statement = f"SELECT NOT EXISTS (SELECT FROM {node.partition} WHERE (clock + 0) > {above})"
+        return connection.execute(statement.encode()).fetchone() == (True,)
 
 
 def _claims_ms(setup: Setup, until: str | None) -> tuple[float, float]:
@@ -73,11 +73,11 @@ MEASUREMENT = Measurement(
     "claims beside keys that wait or are parked",
     (
         Line("empty, none", unit="ms"),
-        Line("empty, waiting", unit="ms", beside="empty, none", bar=Bar(ratio_at_most=3)),
-        Line("empty, parked", unit="ms", beside="empty, none", bar=Bar(ratio_at_most=3)),
+        Line("empty, waiting", unit="ms", baseline="empty, none", bar=Bar(ratio_at_most=3)),
+        Line("empty, parked", unit="ms", baseline="empty, none", bar=Bar(ratio_at_most=3)),
         Line("healthy, none", unit="ms"),
-        Line("healthy, waiting", unit="ms", beside="healthy, none", bar=Bar(ratio_at_most=3)),
-        Line("healthy, parked", unit="ms", beside="healthy, none", bar=Bar(ratio_at_most=3)),
+        Line("healthy, waiting", unit="ms", baseline="healthy, none", bar=Bar(ratio_at_most=3)),
+        Line("healthy, parked", unit="ms", baseline="healthy, none", bar=Bar(ratio_at_most=3)),
     ),
     _run,
 )

@@ -81,7 +81,7 @@ def test_a_run_leaves_no_schema_behind(dsn: str, connect: Connect) -> None:
 
 def test_a_ratio_is_taken_within_each_run() -> None:
     # The medians of the two lines are 20 and 10; of the ratios it is 4.
-    lines = (Line("floor"), Line("ours", beside="floor", bar=Bar(ratio_at_least=3)))
+    lines = (Line("floor"), Line("ours", baseline="floor", bar=Bar(ratio_at_least=3)))
     _, ours = _figures({"floor": 10, "ours": 40}, {"floor": 1, "ours": 20}, {"floor": 20, "ours": 10}, lines=lines)
     assert (ours.value.median, ours.value.low, ours.value.high) == (20, 10, 40)
     assert (ours.ratio.median, ours.ratio.low, ours.ratio.high) == (4, 0.5, 20)
@@ -100,7 +100,7 @@ def test_a_ratio_is_taken_within_each_run() -> None:
     ],
 )
 def test_a_bar_is_met_only_if_all_its_limits_are_kept(bar: Bar, met: bool) -> None:
-    _, ours = _figures({"floor": 10, "ours": 20}, lines=(Line("floor"), Line("ours", beside="floor", bar=bar)))
+    _, ours = _figures({"floor": 10, "ours": 20}, lines=(Line("floor"), Line("ours", baseline="floor", bar=bar)))
     assert ours.met is met
 
 
