@@ -16,7 +16,7 @@ from dispatcher.executor.guarded import OPERATIONS, applying_in_turn
 from dispatcher.executor.reply import Reply
 from dispatcher.executor.results import Results
 from dispatcher.executor.target import Targets, finding_contents, writing_contents
-from dispatcher.executor.user_code import Session, checking, limiting_lock_wait, restoring
+from dispatcher.executor.user_code import SessionState, checking, limiting_lock_wait, restoring
 from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.sqlstate import is_held_up
 
@@ -41,7 +41,7 @@ class ApplyState:
     schema: str
     targets: Targets
     functions: Functions
-    session: Session | None
+    session: SessionState | None
     own_session: bool
     until: float
     monotonic: Callable[[], float]

@@ -14,7 +14,7 @@ from mailroom.sql.operation import Operation, Row, Sql
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SessionState:
     """The state of the session before user code runs: its settings and roles.
 
     `watched` are the values of `WATCHED_NAMES`. `settings` is None for a session of our own.
@@ -74,14 +74,14 @@ SELECT set_config('lock_timeout', %(lock_timeout)s::text, true), {own},
 )
 
 
-def reading_session(*, own_session: bool) -> Operation[Session]:
+def reading_session(*, own_session: bool) -> Operation[SessionState]:
     """Return the state to which `restoring` brings the session back; `own_session`: it may be reset."""
     settings = None if own_session else dict((yield SETTINGS.at()()))
     [watched] = yield WATCHED.at()()
-    return Session(settings, watched)
+    return SessionState(settings, watched)
 
 
-def restoring(schema: str, session: Session, following: Sequence[Taken] = ()) -> Operation[bool]:
+def restoring(schema: str, session: SessionState, following: Sequence[Taken] = ()) -> Operation[bool]:
     """Restore the session after user code, and check constraints; return whether the transaction must end.
 
     It must if something is left, or if one of the `following` executables is gone. Use within the savepoint of the user
@@ -108,7 +108,7 @@ def _acting(name: str, value: str) -> str:
     return f"IF current_setting('{name}') <> {literal} THEN PERFORM set_config('{name}', {literal}, false); END IF;"
 
 
-def checking(schema: str, session: Session | None) -> Operation[None]:
+def checking(schema: str, session: SessionState | None) -> Operation[None]:
     """Check constraints; restore the session only if a watched setting changed, since triggers may run often."""
     yield IMMEDIATE.at()()
     if session is not None and (yield WATCHED.at()()) != [session.watched]:
@@ -121,7 +121,7 @@ LIMIT_LOCK_WAIT = Sql(
 )
 
 
-def limiting_lock_wait(session: Session | None, seconds: float) -> Operation[Session | None]:
+def limiting_lock_wait(session: SessionState | None, seconds: float) -> Operation[SessionState | None]:
     """Limit lock waits to so many seconds until the transaction ends; return the session state with that limit."""
     [(_, timeout)] = yield LIMIT_LOCK_WAIT.at()(timeout=f"{round(1000 * seconds)}ms")
     return None if session is None else replace(session, watched=(*session.watched[:-1], timeout))
