@@ -373,11 +373,11 @@ def test_stopped_worker_does_not_wait_for_its_poll_though_nothing_notifies(
 def test_worker_logs_what_it_reaps(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mailroom.worker")
     with working(Worker(node.dsn, "shipping", write_ledger, parallel=2, batch=7)):
-        eventually(lambda: "serving" in caplog.text)
-    [line] = [record.getMessage() for record in caplog.records if "serving" in record.getMessage()]
+        eventually(lambda: "running in schema" in caplog.text)
+    [line] = [record.getMessage() for record in caplog.records if "running in schema" in record.getMessage()]
     known = node.connection.info
     place = f"{known.host}:{known.port}/{known.dbname}"
-    assert line == f"shipping: serving, in schema mailroom of {place}: 2 at once, batches of 7"
+    assert line == f"shipping: running in schema mailroom of {place}: 2 at once, batches of 7"
 
 
 # -- What handlers raise that means something to the machinery around them --------------------------------------------
