@@ -1,4 +1,4 @@
-"""The benchmarks: that each completes and reports in the form others read. How fast it was is not for tests."""
+"""The benchmarks: each completes and reports in the documented form. Tests do not measure speed."""
 
 import json
 import subprocess

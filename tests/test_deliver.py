@@ -1,4 +1,4 @@
-"""Deliver: what becomes of a message, which clock it gets, and that one bad message stops no other."""
+"""Deliver: the outcome and clock of each message; one bad message stops no other."""
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor

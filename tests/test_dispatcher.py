@@ -1,4 +1,4 @@
-"""The daemon: it delivers when rung and when not, hands over to a standby, comes back, and ends when told to."""
+"""The daemon: it delivers with and without notifications, hands over to a standby, reconnects, and stops."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The doorbell: rung only while the dispatcher sleeps, and no message left to the poll, wherever its writer stood."""
+"""The doorbell: it rings only while the dispatcher sleeps, and leaves no message to the poll."""
 
 import asyncio
 import contextlib

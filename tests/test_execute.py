@@ -1,4 +1,4 @@
-"""Execute: what becomes of each executable, what is said of it, and that one that fails stops no other."""
+"""Execute: the outcome and reply of each executable; one that fails stops no other."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Execute: tables that see every operation have short batches, of few trips, that come to what one by one comes to."""
+"""Execute: guarded tables have short batches of few trips, with the same result as one by one."""
 
 from collections.abc import AsyncIterator
 from functools import partial

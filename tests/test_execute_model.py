@@ -1,4 +1,4 @@
-"""Execute, by a model: random programs, killed between any two statements, come to what one after another comes to."""
+"""Execute, by a model: random programs, killed between any two statements, have the result of one after another."""
 
 from collections.abc import Callable, Iterable
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Execute: rows that came past the trigger of their table. Each ends as a dead letter; none stops the others."""
+"""Execute: rows that bypassed the trigger of their table. Each becomes a dead letter; none stops the others."""
 
 import re
 from typing import Any

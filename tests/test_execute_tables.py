@@ -1,4 +1,4 @@
-"""Execute: tables of users, whose constraints, triggers and other writers see one operation after another."""
+"""Execute: users' tables, whose constraints, triggers and other writers see one operation after another."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

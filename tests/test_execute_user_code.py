@@ -1,4 +1,4 @@
-"""Execute: functions and triggers of users are guests. What they leave in the session reaches nobody after them."""
+"""Execute: what users' functions and triggers leave in the session affects nothing after them."""
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The executor's lane: it executes when rung and when not, under a lease of its own, and ends when told to."""
+"""The executor's lane: it executes with and without notifications, under a lease of its own, and stops."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The floor: never raised past a position that may still turn up, whatever writers do."""
+"""The floor: it never passes a position that may still appear, whatever writers do."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Fold: what operations come to, rule by rule, and that it is what one after another comes to."""
+"""Fold: the result of operations, rule by rule, equals that of one after another."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone

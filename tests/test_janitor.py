@@ -1,4 +1,4 @@
-"""The janitor: what it moves aside and sweeps, how often, and that it waits for no transaction of users."""
+"""The janitor: what it moves and sweeps, how often, and that it waits for no transaction of users."""
 
 from collections.abc import AsyncIterator
 from functools import partial
