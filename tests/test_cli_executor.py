@@ -116,7 +116,7 @@ def test_dry_runs_change_nothing(node: Node) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ((*STATS[:3], "store", *STATS[4:]), 2, "choose another one"),
+        ((*STATS[:3], "store", *STATS[4:]), 2, "choose another name"),
         ((*STATS[:4], "public.nowhere", *STATS[5:]), 2, "no table 'public.nowhere'"),
         ((*STATS[:4], "counters", *STATS[5:]), 2, "give schema.table"),
         ((*STATS[:5], "--key", "name"), 2, "Give a column for values"),
