@@ -84,6 +84,8 @@ class Unawaited:
             connection = settings.connect(self._dsn, self._role, self._settings, autocommit=True)
         except ConnectionFailed as failed:
             raise psycopg.OperationalError(str(failed)) from None  # to be retried, as on any other session
+        # Once psycopg has prepared a statement, it sends DEALLOCATE ALL after each ROLLBACK, which takes ours too.
+        connection.prepare_threshold = None
         self._connection = connection
         if self._unanswered is not None:
             try:

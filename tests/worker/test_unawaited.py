@@ -98,6 +98,18 @@ def test_session_that_was_lost_is_opened_again(node: Node, sender: Unawaited) ->
     eventually(lambda: posted(node) == [1, 2])
 
 
+def test_statement_outlives_the_rollback_of_a_transaction_on_its_session(node: Node, sender: Unawaited) -> None:
+    sender.send(step(1))
+    with sender.session() as connection:
+        for _ in range(10):  # as often as psycopg takes to prepare it
+            connection.execute("SELECT 1")
+        with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
+            connection.execute("SELECT 1 / 0")
+    sender.send(step(2))
+    sender.close()
+    assert posted(node) == [1, 2]
+
+
 def test_server_that_does_not_answer_is_reported_and_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     with proxied(node.dsn) as (network, dsn):
         sender = Unawaited(dsn, "sender", {})
