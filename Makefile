@@ -79,7 +79,7 @@ lint: $(SPARK_STAMP) ## Format, lint, types and import contracts
 	$(BIN)/lint-imports --no-cache
 
 .PHONY: check
-check: lint test-all test-spark faults ## Lint, all tests and the faults; CI runs test and test-wheel before it
+check: lint test-all test-spark some-mutants faults ## Lint, all tests, some mutants, the faults; CI runs test and test-wheel before it
 
 .PHONY: format
 format: $(STAMP) ## Put the code into its format
@@ -98,6 +98,10 @@ sql: $(STAMP) ## Print a hot statement for psql, to EXPLAIN it by hand: NAME=del
 .PHONY: mutants
 mutants: $(SPARK_STAMP) ## Break each rule once and see its test fail
 	$(BIN)/python -m tests.mutants
+
+.PHONY: some-mutants
+some-mutants: $(SPARK_STAMP) ## The same with a dozen rules, drawn by lot
+	$(BIN)/python -m tests.mutants --some 12
 
 # The server is killed, paused, cut off and run out of disk under load; as root more of it. SEED=7 repeats a run.
 SEED ?=
