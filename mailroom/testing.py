@@ -157,15 +157,15 @@ async def drain_async(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt, the `attempt`-th at its message, and its outcome.
+    """A failed attempt, the `attempt`-th at its message.
 
-    `fate`: its key is tried again in `due_in_s` seconds (retry) or parked (park), or the message is skipped (skip).
+    `outcome`: its key is tried again in `due_in_s` seconds (retry) or parked (park), or the message is skipped (skip).
     """
 
     message: Message
     error: Exception
     attempt: int
-    fate: Outcome
+    outcome: Outcome
     due_in_s: float | None
 
 

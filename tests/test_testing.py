@@ -256,7 +256,7 @@ def test_work_records_failures_as_a_worker_does(node: Node, kind: str) -> None:
             OUTBOX.send(connection, "shipping", "ok", key=value)
         worked = testing.work(connection, "shipping", failing)
         assert [message.key for message in worked.handled] == ["ok", "ok", "skip"]
-        assert {failure.message.key: (failure.fate, failure.attempt) for failure in worked.failures} == {
+        assert {failure.message.key: (failure.outcome, failure.attempt) for failure in worked.failures} == {
             "park": ("park", 1), "skip": ("skip", 1), "retry": ("retry", 1), "swallow": ("retry", 1),
             "other": ("retry", 1), "fatal": ("retry", 1),
         }  # fmt: skip
@@ -275,7 +275,7 @@ def test_work_tries_again_when_now_has_come(connection: psycopg.Connection[Any],
     seen: list[tuple[str, int]] = []
     for seconds in (0, 1, 11, 12, 22, 40):
         worked = testing.work(connection, "shipping", failing, now=now + timedelta(seconds=seconds))
-        seen += [(failure.fate, failure.attempt) for failure in worked.failures]
+        seen += [(failure.outcome, failure.attempt) for failure in worked.failures]
         expected = 1 if seconds < 11 else 2 if seconds < 22 else 3
         assert len(seen) == expected, seconds
     assert seen == [("retry", 1), ("retry", 2), ("park", 3)]
@@ -286,14 +286,18 @@ def test_work_of_a_key_without_back_off_goes_on_until_its_attempts_run_out(conne
     OUTBOX.send(connection, "shipping", "always", key="k")
     OUTBOX.send(connection, "shipping", "ok", key="k")
     worked = testing.work(connection, "shipping", failing)
-    assert [(failure.fate, failure.attempt) for failure in worked.failures] == [("retry", 1), ("retry", 2), ("skip", 3)]
+    assert [(failure.outcome, failure.attempt) for failure in worked.failures] == [
+        ("retry", 1),
+        ("retry", 2),
+        ("skip", 3),
+    ]
     assert [message.value for message in worked.handled] == ["ok"]
 
 
 def test_work_takes_fatal_classes_as_a_worker_does(connection: psycopg.Connection[Any]) -> None:
     OUTBOX.send(connection, "shipping", "always", key="k")
     [failure] = testing.work(connection, "shipping", failing, fatal=(Broken,)).failures
-    assert failure.fate == "park"
+    assert failure.outcome == "park"
 
 
 def test_rollback_of_psycopg_out_of_a_handler_is_a_failure(connection: psycopg.Connection[Any]) -> None:
@@ -333,7 +337,7 @@ async def test_async_work_records_failures_too(node: Node) -> None:
     async with opened_async(node.dsn, "AsyncSession asyncpg") as session:
         await AsyncOutbox().send(session, "shipping", 1, key="k")
         [failure] = (await testing.work_async(session, "shipping", handle)).failures
-        assert (failure.fate, failure.attempt, failure.message.key) == ("park", 1, "k")
+        assert (failure.outcome, failure.attempt, failure.message.key) == ("park", 1, "k")
         assert await testing.sent_async(session, "billing") == []
         await session.rollback()
 
