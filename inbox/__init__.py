@@ -2,8 +2,8 @@
 
 from inbox.exceptions import Park, Retry, Skip
 from inbox.inbox import AsyncInbox, Inbox
-from inbox.parked import Parked
+from inbox.parked import AsyncParked, Parked
 from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.message import Message
 
-__all__ = ["AsyncInbox", "AsyncWorker", "Inbox", "Message", "Park", "Parked", "Retry", "Skip", "Worker"]
+__all__ = ["AsyncInbox", "AsyncParked", "AsyncWorker", "Inbox", "Message", "Park", "Parked", "Retry", "Skip", "Worker"]

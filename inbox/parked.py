@@ -17,8 +17,8 @@ from mailroom import locks
 from mailroom.audit import auditing, check_actor
 from mailroom.message import COLUMNS, DELIVERED, SELECTED, Message, messages
 from mailroom.names import DEFAULT_SCHEMA, Key, count, count_or_all, inbox_name, key_text, schema_name, utf8
+from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sql.runner import AnyConnection, run
 
 PARTITION_CHANNEL = locks.channel("'{schema}.inbox_{inbox}'::regclass")
 
@@ -301,7 +301,100 @@ def _discarding(
     return Changed(len(keys), sum(number for _, number, _ in discarded), sum(freed for _, _, freed in discarded))
 
 
-class Parked:
+class _Operations:
+    """What both classes do, as operations."""
+
+    def __init__(self, inbox: str, schema: str = DEFAULT_SCHEMA) -> None:
+        self.inbox = inbox_name(inbox)
+        self.schema = schema_name(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inbox!r}, schema={self.schema!r})"
+
+    def _keys(
+        self, keys: Key | Collection[Key] | None = None, *, reason: str | None = None, limit: int | None = 100
+    ) -> Operation[list[ParkedKey]]:
+        """Return at most `limit` parked keys (None: all), the longest parked first, and count their messages."""
+        chosen = _chosen(keys, reason, limit)
+        yield from finding(self.schema, self.inbox)
+        return [ParkedKey(*row) for row in (yield KEYS.at(**self._names)(**chosen))]
+
+    def _messages(self, key: Key, limit: int = 10) -> Operation[list[Message]]:
+        """Return the first messages that a parked key holds, in clock order; none if the key is not parked."""
+        text, first = key_text(key), count(limit, "limit")
+        yield from finding(self.schema, self.inbox)
+        return messages((yield MESSAGES.at(**self._names)(key=text, limit=first)))
+
+    def _attempts(self, key: Key | None = None, limit: int = 100) -> Operation[list[Attempt]]:
+        """Return the failed attempts of one key or of all, parked or not, newest first. They are kept for 14 days."""
+        text, last = None if key is None else key_text(key), count(limit, "limit")
+        yield from finding(self.schema, self.inbox)
+        return [Attempt(*row) for row in (yield ATTEMPTS.at(**self._names)(key=text, limit=last))]
+
+    def _replay(
+        self,
+        keys: Key | Collection[Key] | None,
+        *,
+        actor: str,
+        reason: str | None = None,
+        limit: int | None = None,
+        why: str | None = None,
+        dry_run: bool = False,
+    ) -> Operation[Changed]:
+        """Put the messages of parked keys back into the inbox, in order; their attempts count from 1 again.
+
+        At most `limit` keys are replayed, the longest parked first. A key that fails again is parked again. Commit
+        soon: until then the floors of the inbox cannot rise.
+        """
+        check_actor(actor, why)
+        chosen = _chosen(keys, reason, limit)
+        yield IN_TRANSACTION
+        if dry_run:
+            found = yield from self._keys(keys, reason=reason, limit=limit)
+            return Changed(len(found), sum(each.messages for each in found), len(found))
+        held = yield from self._locking(chosen)
+        if not held:
+            return Changed(0, 0, 0)
+        return (yield from _replaying(self.schema, self.inbox, held, actor, why))
+
+    def _discard(
+        self,
+        keys: Key | Collection[Key] | None,
+        *,
+        actor: str,
+        reason: str | None = None,
+        limit: int | None = None,
+        why: str | None = None,
+        dry_run: bool = False,
+    ) -> Operation[Changed]:
+        """Delete messages of parked keys for good: the first `limit` messages of each key, or all with None.
+
+        A key with no messages left is no longer parked. Any other key stays parked: to drop the bad message and
+        continue with the next one, discard with `limit=1`, then `replay`.
+        """
+        check_actor(actor, why)
+        per_key = count_or_all(limit, "limit")
+        chosen = _chosen(keys, reason, None)
+        yield IN_TRANSACTION
+        if dry_run:
+            numbers = [each.messages for each in (yield from self._keys(keys, reason=reason, limit=None))]
+            doomed = [number if per_key is None else min(number, per_key) for number in numbers]
+            return Changed(len(numbers), sum(doomed), sum(map(int.__eq__, numbers, doomed)))
+        held = yield from self._locking(chosen)
+        if not held:
+            return Changed(0, 0, 0)
+        return (yield from _discarding(self.schema, self.inbox, held, per_key, actor, why))
+
+    def _locking(self, chosen: dict[str, object]) -> Operation[list[str]]:
+        yield from finding(self.schema, self.inbox)
+        return [key for (key,) in (yield LOCK.at(**self._names)(**chosen))]
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {"schema": self.schema, "inbox": self.inbox}
+
+
+class Parked(_Operations):
     """The parked keys of one inbox. Threads may share an instance.
 
     Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. `replay` and `discard` make
@@ -314,116 +407,21 @@ class Parked:
     transaction.
     """
 
-    def __init__(self, inbox: str, schema: str = DEFAULT_SCHEMA) -> None:
-        self.inbox = inbox_name(inbox)
-        self.schema = schema_name(schema)
+    keys = on_connection(_Operations._keys)
+    messages = on_connection(_Operations._messages)
+    attempts = on_connection(_Operations._attempts)
+    replay = on_connection(_Operations._replay)
+    discard = on_connection(_Operations._discard)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.inbox!r}, schema={self.schema!r})"
 
-    def keys(
-        self,
-        connection: AnyConnection,
-        keys: Key | Collection[Key] | None = None,
-        *,
-        reason: str | None = None,
-        limit: int | None = 100,
-    ) -> list[ParkedKey]:
-        """Return at most `limit` parked keys (None: all), the longest parked first, and count their messages."""
-        return run(connection, self._keys(_chosen(keys, reason, limit)))
+class AsyncParked(_Operations):
+    """`Parked` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
 
-    def messages(self, connection: AnyConnection, key: Key, limit: int = 10) -> list[Message]:
-        """Return the first messages that a parked key holds, in clock order; none if the key is not parked."""
-        return run(connection, self._messages(key_text(key), count(limit, "limit")))
-
-    def attempts(self, connection: AnyConnection, key: Key | None = None, limit: int = 100) -> list[Attempt]:
-        """Return the failed attempts of one key or of all, parked or not, newest first. They are kept for 14 days."""
-        text = None if key is None else key_text(key)
-        return run(connection, self._attempts(text, count(limit, "limit")))
-
-    def replay(
-        self,
-        connection: AnyConnection,
-        keys: Key | Collection[Key] | None,
-        *,
-        actor: str,
-        reason: str | None = None,
-        limit: int | None = None,
-        why: str | None = None,
-        dry_run: bool = False,
-    ) -> Changed:
-        """Put the messages of parked keys back into the inbox, in order; their attempts count from 1 again.
-
-        At most `limit` keys are replayed, the longest parked first. A key that fails again is parked again. Commit
-        soon: until then the floors of the inbox cannot rise.
-        """
-        check_actor(actor, why)
-        return run(connection, self._replay(_chosen(keys, reason, limit), actor, why, dry_run))
-
-    def discard(
-        self,
-        connection: AnyConnection,
-        keys: Key | Collection[Key] | None,
-        *,
-        actor: str,
-        reason: str | None = None,
-        limit: int | None = None,
-        why: str | None = None,
-        dry_run: bool = False,
-    ) -> Changed:
-        """Delete messages of parked keys for good: the first `limit` messages of each key, or all with None.
-
-        A key with no messages left is no longer parked. Any other key stays parked: to drop the bad message and
-        continue with the next one, discard with `limit=1`, then `replay`.
-        """
-        check_actor(actor, why)
-        per_key = count_or_all(limit, "limit")
-        return run(connection, self._discard(_chosen(keys, reason, None), per_key, actor, why, dry_run))
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {"schema": self.schema, "inbox": self.inbox}
-
-    def _keys(self, chosen: dict[str, object]) -> Operation[list[ParkedKey]]:
-        yield from finding(self.schema, self.inbox)
-        rows = yield KEYS.at(**self._names)(**chosen)
-        return [ParkedKey(*row) for row in rows]
-
-    def _messages(self, key: str, limit: int) -> Operation[list[Message]]:
-        yield from finding(self.schema, self.inbox)
-        return messages((yield MESSAGES.at(**self._names)(key=key, limit=limit)))
-
-    def _attempts(self, key: str | None, limit: int) -> Operation[list[Attempt]]:
-        yield from finding(self.schema, self.inbox)
-        rows = yield ATTEMPTS.at(**self._names)(key=key, limit=limit)
-        return [Attempt(*row) for row in rows]
-
-    def _replay(self, chosen: dict[str, object], actor: str, why: str | None, dry_run: bool) -> Operation[Changed]:
-        yield IN_TRANSACTION
-        if dry_run:
-            found = yield from self._keys(chosen)
-            return Changed(len(found), sum(each.messages for each in found), len(found))
-        keys = yield from self._locking(chosen)
-        if not keys:
-            return Changed(0, 0, 0)
-        return (yield from _replaying(self.schema, self.inbox, keys, actor, why))
-
-    def _discard(
-        self, chosen: dict[str, object], per_key: int | None, actor: str, why: str | None, dry_run: bool
-    ) -> Operation[Changed]:
-        yield IN_TRANSACTION
-        if dry_run:
-            held = [each.messages for each in (yield from self._keys(chosen))]
-            doomed = [number if per_key is None else min(number, per_key) for number in held]
-            return Changed(len(held), sum(doomed), sum(map(int.__eq__, held, doomed)))
-        keys = yield from self._locking(chosen)
-        if not keys:
-            return Changed(0, 0, 0)
-        return (yield from _discarding(self.schema, self.inbox, keys, per_key, actor, why))
-
-    def _locking(self, chosen: dict[str, object]) -> Operation[list[str]]:
-        yield from finding(self.schema, self.inbox)
-        return [key for (key,) in (yield LOCK.at(**self._names)(**chosen))]
+    keys = on_async_connection(_Operations._keys)
+    messages = on_async_connection(_Operations._messages)
+    attempts = on_async_connection(_Operations._attempts)
+    replay = on_async_connection(_Operations._replay)
+    discard = on_async_connection(_Operations._discard)
 
 
 def _chosen(keys: Key | Collection[Key] | None, reason: str | None, limit: int | None) -> dict[str, object]:

@@ -15,7 +15,7 @@ import sqlalchemy
 from dispatcher.deliver import delivering
 from dispatcher.janitor import raising_floor
 from dispatcher.lane import KEEPER
-from inbox import Inbox, Park, Parked, Retry, Skip, parked
+from inbox import AsyncParked, Inbox, Park, Parked, Retry, Skip, parked
 from inbox.failure import Recorded
 from inbox.parked import Changed, Moved, moving_parked
 from mailroom import locks
@@ -25,6 +25,7 @@ from mailroom.schema import check
 from mailroom.sql.runner import run
 from tests.interleavings.sessions import Step, interleave, orders, sessions
 from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, opened_async
 from tests.support.node import SCHEMA, Node, failing, send
 from tests.support.waiting import wait_until_blocked
 from tests.test_plans import generic_plan
@@ -759,6 +760,41 @@ def test_everything_runs_on_sqlalchemy_with_another_driver(
         assert PARKED.discard(connection, "k", actor="ada", limit=1).messages == 1
         assert PARKED.replay(connection, ["k"], actor="ada").messages == 4
     assert reaped(connect()) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_async_class_does_the_same(node: Node, connect: Connect, kind: str) -> None:
+    held_key(node)
+    held = AsyncParked("shipping")
+    async with opened_async(node.dsn, kind) as connection:
+        assert await held.keys(connection) == PARKED.keys(node.connection)
+        assert [message.value for message in await held.messages(connection, "k", limit=2)] == [0, 1]
+        assert await held.attempts(connection, "k") == PARKED.attempts(node.connection)
+        assert await held.discard(connection, "k", actor="ada", limit=1, dry_run=True) == Changed(1, 1, 0)
+        assert await held.discard(connection, "k", actor="ada", limit=1) == Changed(1, 1, 0)
+        assert await held.replay(connection, None, actor="ada", reason="street", why="mended") == Changed(1, 4, 1)
+        assert await held.keys(connection) == []
+        with pytest.raises(InvalidMessage, match="who acts"):
+            await held.replay(connection, None, actor="")
+        with pytest.raises(UnknownInbox):
+            await AsyncParked("nowhere").keys(connection)
+        assert reaped(connect()) == []
+        await connection.commit()
+    assert reaped(connect()) == [1, 2, 3, 4]
+    assert node.rows("SELECT actor, action, key, messages, reason FROM mailroom.audit ORDER BY id") == [
+        ("ada", "discard", "k", 1, None), ("ada", "replay", "k", 4, "mended")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_async_autocommit_outside_a_transaction_is_refused(node: Node, dry_run: bool) -> None:
+    held_key(node)
+    before = node.rows(HELD)
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        for call in (AsyncParked("shipping").replay, AsyncParked("shipping").discard):
+            with pytest.raises(NotInTransaction):
+                await call(connection, "k", actor="ada", dry_run=dry_run)
+    assert node.rows(HELD) == before
 
 
 def test_grants_of_the_page_about_failure_are_enough(node: Node, connect: Connect) -> None:
