@@ -1,5 +1,17 @@
 """The daemon of Mailroom: stamps and delivers committed messages, and applies committed executables."""
 
 from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, drain, execute
+from dispatcher.executor.registration import AsyncRegistrations, RegisteredFunction, RegisteredTarget, Registrations
 
-__all__ = ["Dispatcher", "Executed", "Executor", "Totals", "drain", "execute"]
+__all__ = [
+    "AsyncRegistrations",
+    "Dispatcher",
+    "Executed",
+    "Executor",
+    "RegisteredFunction",
+    "RegisteredTarget",
+    "Registrations",
+    "Totals",
+    "drain",
+    "execute",
+]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from dispatcher.executor.registration import register_target
+from dispatcher import Registrations
 from dispatcher.janitor import raising_floor
 from inbox import Inbox, Skip
 from mailroom import codec, locks
@@ -436,7 +436,9 @@ def test_executable_is_applied_once_its_cause_is_mended(node: Node) -> None:
     unapplied(node, Executable("increment", "a", "later", amount=2))
     node.connection.execute("CREATE TABLE later (name text PRIMARY KEY, hits bigint)")
     with node.connection.transaction():
-        register_target(node.connection, "later", "public.later", key="name", number="hits", actor="ada")
+        Registrations().register_target(
+            node.connection, "later", "public.later", key="name", number="hits", actor="ada"
+        )
         Store(target="later").increment(node.connection, "a", 1)
         assert requeue(node.connection, stage="execute") == 1
         positions = node.rows("SELECT amount FROM mailroom.outbox_executable ORDER BY position")

@@ -18,18 +18,9 @@ import dispatcher
 import inbox.claim
 import mailroom as library
 import outbox
-from dispatcher import Dispatcher, drain
-from dispatcher.executor.registration import (
-    functions,
-    register_function,
-    register_target,
-    remove_function,
-    remove_target,
-    targets,
-)
-from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Park, Worker
+from dispatcher import AsyncRegistrations, Dispatcher, Registrations, drain
+from inbox import AsyncInbox, AsyncParked, AsyncWorker, Inbox, Message, Park, Parked, Worker
 from inbox.failure import recording
-from inbox.parked import Parked
 from mailroom import schema, status, testing
 from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
@@ -241,12 +232,10 @@ TAKE_A_SCHEMA: dict[str, Callable[[Any], object]] = {
     "dispatcher_status": lambda name: status.dispatcher_status(NOWHERE, name),
     "executor_status": lambda name: status.executor_status(NOWHERE, name),
     "executable_backlog": lambda name: status.executable_backlog(NOWHERE, name),
-    "register_target": lambda name: register_target(NOWHERE, "t", "public.t", key="k", schema=name, actor="ada"),
-    "remove_target": lambda name: remove_target(NOWHERE, "t", schema=name, actor="ada"),
-    "targets": lambda name: targets(NOWHERE, schema=name),
-    "register_function": lambda name: register_function(NOWHERE, "f", "public.f", schema=name, actor="ada"),
-    "remove_function": lambda name: remove_function(NOWHERE, "f", schema=name, actor="ada"),
-    "functions": lambda name: functions(NOWHERE, schema=name),
+    "Registrations": lambda name: Registrations(name),
+    "AsyncRegistrations": lambda name: AsyncRegistrations(name),
+    "Parked": lambda name: Parked("shipping", name),
+    "AsyncParked": lambda name: AsyncParked("shipping", name),
     "outbox_backlog": lambda name: status.outbox_backlog(NOWHERE, name),
     "trace": lambda name: tracing.trace(NOWHERE, UUID(int=1), name),
     "testing.sent": lambda name: testing.sent(NOWHERE, "t", schema=name),
@@ -257,6 +246,8 @@ TAKE_A_SCHEMA: dict[str, Callable[[Any], object]] = {
 TAKE_AN_INBOX: dict[str, Callable[[Any], object]] = {
     "Inbox": lambda name: Inbox(name),
     "AsyncInbox": lambda name: AsyncInbox(name),
+    "Parked": lambda name: Parked(name),
+    "AsyncParked": lambda name: AsyncParked(name),
     "Worker": lambda name: Worker(DSN, name, print),
     "AsyncWorker": lambda name: AsyncWorker(DSN, name, lambda *_: NOWHERE),
     "create_inbox": lambda name: create_inbox(NOWHERE, name),

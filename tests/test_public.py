@@ -24,6 +24,24 @@ def test_public_names_are_those_that_are_listed(module: str) -> None:
         assert not (inspect.isclass(value) or inspect.isfunction(value)) or value.__doc__, name
 
 
+def methods(cls: type) -> dict[str, list[str]]:
+    """The public methods of a class, with the names of their parameters."""
+    found = inspect.getmembers(cls, inspect.isfunction)
+    return {name: list(inspect.signature(method).parameters) for name, method in found if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", LISTED)
+def test_class_that_works_on_connections_has_an_async_one_with_the_same_methods(module: str) -> None:
+    found = import_module(module)
+    for name in LISTED[module]:
+        value = getattr(found, name)
+        if not inspect.isclass(value) or name.startswith("Async"):
+            continue
+        if any("connection" in parameters for parameters in methods(value).values()):
+            assert f"Async{name}" in LISTED[module]
+            assert methods(getattr(found, f"Async{name}")) == methods(value)
+
+
 def test_every_module_that_says_what_it_exports_is_listed() -> None:
     packages = ("mailroom", "outbox", "inbox", "dispatcher")
     says = {

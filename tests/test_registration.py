@@ -8,25 +8,19 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from dispatcher.executor.registration import (
-    RegisteredFunction,
-    RegisteredTarget,
-    functions,
-    register_function,
-    register_target,
-    remove_function,
-    remove_target,
-    targets,
-)
+from dispatcher import AsyncRegistrations, RegisteredFunction, RegisteredTarget, Registrations
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
 from mailroom.testing import execute
 from outbox import Store
 from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, opened_async
 from tests.support.node import Node
 
 COUNTERS = "CREATE TABLE counters (name text PRIMARY KEY, hits bigint, body text)"
 NOTE = "CREATE FUNCTION note(given jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT given'"
-NOWHERE: Any = None  # refused before a connection is used
+REGISTRATIONS = Registrations()
+targets, remove_target = REGISTRATIONS.targets, REGISTRATIONS.remove_target
+functions, remove_function = REGISTRATIONS.functions, REGISTRATIONS.remove_function
 AUDIT = "SELECT actor, action, key, messages, reason FROM mailroom.audit ORDER BY id"
 
 
@@ -41,16 +35,25 @@ def connection(connect: Connect) -> psycopg.Connection[Any]:
     return connect()
 
 
+@pytest.fixture
+def closed(connect: Connect) -> psycopg.Connection[Any]:
+    """A connection on which nothing can be asked: what is refused on it is refused before a statement runs."""
+    connection = connect()
+    connection.close()
+    return connection
+
+
 def register(
     connection: Any, name: str = "stats", table: str = "public.counters", **columns: Any
 ) -> RegisteredTarget | None:
-    return register_target(connection, name, table, **({"key": "name", "number": "hits", "actor": "ada"} | columns))
+    given = {"key": "name", "number": "hits", "actor": "ada"} | columns
+    return REGISTRATIONS.register_target(connection, name, table, **given)
 
 
 def register_call(
     connection: Any, name: str = "note", function: str = "public.note", **options: Any
 ) -> RegisteredFunction | None:
-    return register_function(connection, name, function, **({"actor": "ada"} | options))
+    return REGISTRATIONS.register_function(connection, name, function, **({"actor": "ada"} | options))
 
 
 def registered_at(node: Node) -> list[datetime]:
@@ -163,6 +166,40 @@ def test_registration_works_on_sqlalchemy(node: Node) -> None:
         assert remove_function(connection, "note", actor="ada") is not None
 
 
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_async_class_does_the_same(node: Node, kind: str) -> None:
+    node.connection.execute(COUNTERS)
+    node.connection.execute(NOTE)
+    registrations = AsyncRegistrations()
+    async with opened_async(node.dsn, kind) as connection:
+        table = {"key": "name", "value": "body", "number": "hits", "actor": "ada"}
+        assert (
+            await registrations.register_target(connection, "stats", "public.counters", **table, dry_run=True) is None
+        )
+        assert await registrations.targets(connection) == []
+        assert await registrations.register_target(connection, "stats", "public.counters", **table) is None
+        assert (
+            await registrations.register_function(connection, "note", "public.note", actor="ada", timeout_s=2) is None
+        )
+        assert (targets(node.connection), functions(node.connection)) == ([], [])
+        await connection.commit()
+        assert await registrations.targets(connection) == targets(node.connection)
+        assert await registrations.functions(connection) == functions(node.connection)
+        with pytest.raises(ConfigurationError, match="has no column 'nothing'"):
+            await registrations.register_target(connection, "stats", "public.counters", **(table | {"key": "nothing"}))
+        [target], [function] = targets(node.connection), functions(node.connection)
+        assert await registrations.remove_target(connection, "stats", actor="bob", why="unused") == target
+        assert await registrations.remove_function(connection, "note", actor="bob") == function
+        await connection.commit()
+    assert (targets(node.connection), functions(node.connection)) == ([], [])
+    assert node.rows(AUDIT) == [
+        ("ada", "register target", "stats: public.counters, key name, value body, number hits", 0, None),
+        ("ada", "register function", "note: public.note, 2 s", 0, None),
+        ("bob", "remove target", "stats: public.counters, key name, value body, number hits", 0, "unused"),
+        ("bob", "remove function", "note: public.note, 2 s", 0, None),
+    ]
+
+
 # -- Again, dry runs, the audit ---------------------------------------------------------------------------------------
 
 
@@ -256,16 +293,25 @@ def test_autocommit_outside_a_transaction_is_refused(node: Node, change: str) ->
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_who_acts_has_to_be_said(change: str) -> None:
+def test_who_acts_has_to_be_said(closed: psycopg.Connection[Any], change: str) -> None:
     for bad in ({"actor": " "}, {"why": "\0"}):
         with pytest.raises(InvalidMessage):
-            CHANGES[change](NOWHERE, **bad)
+            CHANGES[change](closed, **bad)
 
 
 def test_another_schema_has_no_registrations(connection: psycopg.Connection[Any]) -> None:
-    for call in (*CHANGES.values(), targets, functions):
+    of_shop = Registrations("shop")
+    calls: list[Callable[[], object]] = [
+        lambda: of_shop.register_target(connection, "t", "public.t", key="k", number="n", actor="ada"),
+        lambda: of_shop.remove_target(connection, "t", actor="ada"),
+        lambda: of_shop.targets(connection),
+        lambda: of_shop.register_function(connection, "f", "public.f", actor="ada"),
+        lambda: of_shop.remove_function(connection, "f", actor="ada"),
+        lambda: of_shop.functions(connection),
+    ]
+    for call in calls:
         with pytest.raises(SchemaError, match="migrate --schema shop"):
-            call(connection, schema="shop")
+            call()
 
 
 # -- What is refused --------------------------------------------------------------------------------------------------
@@ -390,37 +436,37 @@ def test_columns_that_make_no_target_are_refused(
 
 
 @pytest.mark.parametrize("name", ["store", "accounting", "Stats", "1", "", "a" * 42, "a-b", None, 'a"'])
-def test_name_that_is_none_is_refused(name: Any) -> None:
+def test_name_that_is_none_is_refused(closed: psycopg.Connection[Any], name: Any) -> None:
     with pytest.raises(InvalidName):
-        register(NOWHERE, name)
+        register(closed, name)
     with pytest.raises(InvalidName):
-        register_call(NOWHERE, name)
+        register_call(closed, name)
 
 
 BAD = ['a"b', "a%b", "a{b", "a}b", "a\0b", "a\ud800b", "", 17]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=ascii)
-def test_name_that_could_not_be_rendered_is_refused(bad: Any) -> None:
+def test_name_that_could_not_be_rendered_is_refused(closed: psycopg.Connection[Any], bad: Any) -> None:
     for column in ("key", "value", "number"):
         with pytest.raises(InvalidName, match=r"column .* is not valid"):
-            register(NOWHERE, **{column: bad})
+            register(closed, **{column: bad})
     for name in (bad,) if bad == 17 else (f"public.{bad}", f"{bad}.counters", bad):
         with pytest.raises(InvalidName, match=r"give schema\.table"):
-            register(NOWHERE, table=name)
+            register(closed, table=name)
         with pytest.raises(InvalidName, match=r"give schema\.function"):
-            register_call(NOWHERE, function=name)
+            register_call(closed, function=name)
 
 
-def test_name_without_a_schema_is_refused() -> None:
+def test_name_without_a_schema_is_refused(closed: psycopg.Connection[Any]) -> None:
     with pytest.raises(InvalidName, match=r"give schema\.table"):
-        register(NOWHERE, table="counters")
+        register(closed, table="counters")
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, 300.5, float("nan"), float("inf"), True, "10", None])
-def test_timeout_out_of_bounds_is_refused(timeout_s: Any) -> None:
+def test_timeout_out_of_bounds_is_refused(closed: psycopg.Connection[Any], timeout_s: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"timeout_s is .* up to 300"):
-        register_call(NOWHERE, timeout_s=timeout_s)
+        register_call(closed, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize(

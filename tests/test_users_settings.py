@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from psycopg_pool import ConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from dispatcher import execute
-from dispatcher.executor.registration import register_target
+from dispatcher import Registrations, execute
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Retry, Worker
 from mailroom import schema
 from mailroom.errors import ConfigurationError, SchemaError
@@ -247,7 +246,7 @@ def test_everything_works_under_an_odd_setting(empty_dsn: str, setting: str) -> 
         node.inbox("shipping", "shipping")
         connection.execute("CREATE TABLE public.things (name text PRIMARY KEY, value text, hits bigint)")
         with connection.transaction():
-            register_target(
+            Registrations().register_target(
                 connection, "things", "public.things", key="name", value="value", number="hits", actor="ada"
             )
             things = Store(target="things")

@@ -7,8 +7,7 @@ import click
 
 from dispatcher import daemon
 from dispatcher.cli import counted_off, poll_interval
-from dispatcher.executor import registration
-from dispatcher.executor.registration import RegisteredFunction, RegisteredTarget
+from dispatcher.executor.registration import RegisteredFunction, RegisteredTarget, Registrations
 from mailroom import status as node_status
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
@@ -118,10 +117,9 @@ def add_target(
       mailroom executor target add pages public.pages --key url --value body --why "index"
     """
     with call.connection("executor target add") as connection:
-        before = registration.register_target(
-            connection, name, table_name, key=key, value=value, number=number, schema=call.schema, actor=actor,
-            why=why, dry_run=dry_run,
-        )  # fmt: skip
+        before = Registrations(call.schema).register_target(
+            connection, name, table_name, key=key, value=value, number=number, actor=actor, why=why, dry_run=dry_run
+        )
     _tell_added(call, "Target", name, before, dry_run=dry_run)
 
 
@@ -136,7 +134,7 @@ def list_targets(call: Call) -> None:
       mailroom executor target list --json | jq -r '.[].table'
     """
     with call.connection("executor target list") as connection:
-        found = registration.targets(connection, schema=call.schema)
+        found = Registrations(call.schema).targets(connection)
     if call.json:
         document(found)
     elif found:
@@ -162,9 +160,7 @@ def remove_target(call: Call, name: str, dry_run: bool, actor: str, why: str | N
       mailroom executor target remove stats --dry-run
     """
     with call.connection("executor target remove") as connection:
-        removed = registration.remove_target(
-            connection, name, schema=call.schema, actor=actor, why=why, dry_run=dry_run
-        )
+        removed = Registrations(call.schema).remove_target(connection, name, actor=actor, why=why, dry_run=dry_run)
     _tell_removed(call, "target", name, removed, dry_run=dry_run)
 
 
@@ -196,10 +192,9 @@ def add_function(
       mailroom executor function add reindex public.reindex --timeout-s 60 --why "large documents"
     """
     with call.connection("executor function add") as connection:
-        before = registration.register_function(
-            connection, name, function_name, timeout_s=timeout_s, schema=call.schema, actor=actor, why=why,
-            dry_run=dry_run,
-        )  # fmt: skip
+        before = Registrations(call.schema).register_function(
+            connection, name, function_name, timeout_s=timeout_s, actor=actor, why=why, dry_run=dry_run
+        )
     _tell_added(call, "Function", name, before, dry_run=dry_run)
 
 
@@ -214,7 +209,7 @@ def list_functions(call: Call) -> None:
       mailroom executor function list --json | jq -r '.[].function'
     """
     with call.connection("executor function list") as connection:
-        found = registration.functions(connection, schema=call.schema)
+        found = Registrations(call.schema).functions(connection)
     if call.json:
         document(found)
     elif found:
@@ -240,9 +235,7 @@ def remove_function(call: Call, name: str, dry_run: bool, actor: str, why: str |
       mailroom executor function remove reindex --dry-run
     """
     with call.connection("executor function remove") as connection:
-        removed = registration.remove_function(
-            connection, name, schema=call.schema, actor=actor, why=why, dry_run=dry_run
-        )
+        removed = Registrations(call.schema).remove_function(connection, name, actor=actor, why=why, dry_run=dry_run)
     _tell_removed(call, "function", name, removed, dry_run=dry_run)
 
 

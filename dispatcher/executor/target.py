@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
+from dispatcher.executor.catalog import INTS, KEY_TYPES, TEXTS, VALUE_TYPES
 from dispatcher.executor.fold import STORE_RULES, Content, Contents, Refused, Rules
-from dispatcher.executor.registration import INTS, KEY_TYPES, TEXTS, VALUE_TYPES
 from mailroom.executable import STORE
 from mailroom.sql.operation import Operation, Sql
 
