@@ -172,7 +172,7 @@ async def test_async_class_does_the_same(node: Node, kind: str) -> None:
     node.connection.execute(NOTE)
     registrations = AsyncRegistrations()
     async with opened_async(node.dsn, kind) as connection:
-        table = {"key": "name", "value": "body", "number": "hits", "actor": "ada"}
+        table: dict[str, Any] = {"key": "name", "value": "body", "number": "hits", "actor": "ada"}
         assert (
             await registrations.register_target(connection, "stats", "public.counters", **table, dry_run=True) is None
         )
