@@ -146,7 +146,7 @@ def run(
 
 
 async def run_until_signalled(lanes: Sequence[Lane]) -> None:
-    """Run lanes side by side until SIGTERM or SIGINT. If one fails, stop the others and raise its error."""
+    """Run lanes side by side until SIGTERM or SIGINT. If one ends before that, stop the others and raise its error."""
 
     def stop() -> None:
         for lane in lanes:
@@ -156,12 +156,12 @@ async def run_until_signalled(lanes: Sequence[Lane]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     running = [asyncio.create_task(lane.run()) for lane in lanes]
-    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+    # Not FIRST_EXCEPTION: a cancelled lane would end, and the daemon go on without it.
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     stop()
     await asyncio.wait(running)
-    errors = [error for task in running if not task.cancelled() and (error := task.exception()) is not None]
-    if errors:
-        raise errors[0]
+    for task in running:
+        task.result()
 
 
 def drain(

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from dispatcher import Dispatcher, drain
+from dispatcher import Dispatcher, Executor, drain
+from dispatcher.daemon import run_until_signalled
 from dispatcher.janitor import Janitor
 from dispatcher.lease import Lease, reading_backend
 from mailroom.errors import ConnectionFailed, SchemaError
@@ -489,6 +490,25 @@ async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.black_hole(only=b"dispatcher bell")
         await eventually_async(lambda: network.swallowed)
+
+
+async def test_daemon_ends_as_a_whole_when_one_lane_does(node: Node) -> None:
+    """Going on with the other lane it would look well, and deliver nothing."""
+    lane: asyncio.Task[None] | None = None
+
+    class Noted(Dispatcher):
+        async def run(self) -> None:
+            nonlocal lane
+            lane = asyncio.current_task()
+            await super().run()
+
+    daemon = asyncio.create_task(run_until_signalled([Noted(node.dsn), Executor(node.dsn)]))
+    await eventually_async(lambda: node.value("SELECT count(*) FROM mailroom.lease") == 2)
+    assert lane is not None
+    lane.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(daemon, STOP_S)
+    assert node.sessions("mailroom executor") == []
 
 
 async def test_cancelled_dispatcher_leaves_no_task_and_no_session(node: Node) -> None:

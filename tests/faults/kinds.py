@@ -53,17 +53,18 @@ def pause_process(stage: Stage, dice: random.Random) -> str:
     """F2: a process that stands still, so long that another has to take over, or just a moment."""
     leader = stage.leader_or_none() if dice.random() < 0.4 else None
     actor = leader or dice.choice(list(stage.actors.values()))
-    before = time.monotonic()
-    actor.signal(signal.SIGSTOP)
-    try:
-        if leader is not None and dice.random() < 0.7:
-            stage.await_other_leader(leader.pid, before, "take-over after a pause")
-            stage.probe(what="while the old leader stands still")
-        else:
-            time.sleep(dice.uniform(0.1, 2))
-    finally:
-        actor.signal(signal.SIGCONT)
-    return actor.task.role
+    with stage.standing_still(actor.task.role):
+        before = time.monotonic()
+        actor.signal(signal.SIGSTOP)
+        try:
+            if leader is not None and dice.random() < 0.7:
+                stage.await_other_leader(leader.pid, before, "take-over after a pause")
+                stage.probe(what="while the old leader stands still")
+            else:
+                time.sleep(dice.uniform(0.1, 2))
+        finally:
+            actor.signal(signal.SIGCONT)
+        return actor.task.role
 
 
 def terminate(stage: Stage, dice: random.Random) -> str:

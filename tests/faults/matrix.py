@@ -4,6 +4,7 @@ A case arms one failpoint in one process, waits until it is struck, and then wan
 be handled.
 """
 
+import contextlib
 import random
 import signal
 import time
@@ -81,6 +82,16 @@ class Matrix:
 
     def run(self, case: Case) -> None:
         """Run one case and report it."""
+        with self._stage.standing_still(case.role) if case.failpoint.action == "stop" else contextlib.nullcontext():
+            hit = self._run(case)
+        if not hit:
+            return
+        try:
+            self._stage.probe(self._inboxes(case.role), f"after {case.failpoint.action}: {case.role}")
+        except NotHandled as error:
+            self._report.wrong(Violation("I11", f"liveness, {case}", ((str(error),),)))
+
+    def _run(self, case: Case) -> bool:
         point = case.failpoint
         kind = KIND_OF[point.action]
         actor = self._actor(case)
@@ -102,12 +113,7 @@ class Matrix:
                 if not hit:
                     actor.arm(None)
                 actor.signal(signal.SIGCONT)
-        if not hit:
-            return
-        try:
-            self._stage.probe(self._inboxes(case.role), f"after {point.action}: {case.role}")
-        except NotHandled as error:
-            self._report.wrong(Violation("I11", f"liveness, {case}", ((str(error),),)))
+        return hit
 
     def _actor(self, case: Case) -> Actor | None:
         actors = self._stage.of_role(case.role)

@@ -74,6 +74,7 @@ class Stage:
         self.habits = habits
         self.network: Network
         self.pooler: Pooler | None = None
+        self._standing_still = threading.Lock()
         self._seed = seed
         self._pace = pace
         self._durable = durable
@@ -160,6 +161,10 @@ class Stage:
         """Send the leading dispatcher a signal."""
         if (leader := self.leader_or_none()) is not None:
             leader.signal(number)
+
+    def standing_still(self, role: str) -> contextlib.AbstractContextManager[object]:
+        """Stop a process of this role within: with both dispatchers stopped, each fault would await the other's end."""
+        return self._standing_still if role == "dispatcher" else contextlib.nullcontext()
 
     def await_other_leader(self, pid: int, since: float, what: str) -> float:
         """Wait until another process than `pid` leads; returns and notes how long it took since `since`."""
