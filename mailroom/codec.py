@@ -1,8 +1,8 @@
 """Values on the wire: CBOR (RFC 8949) within hard limits. Whatever `encode` accepts, `decode` returns equal.
 
 A value is None, a bool, an int of 64 bits, a float, text, bytes, an aware datetime, a date, a UUID, a Decimal of up to
-1,000 digits, or a list or a map of values, a map with text or bytes as keys. Everything else is refused by both sides:
-it would come back as something else, here or in another language.
+1,000 digits, a list of values, or a map of values with text or bytes as keys. Both sides refuse everything else: it
+would come back as something else, in Python or in another language.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MAX_DEPTH = 32
-# An item of one byte decodes into as many as 72 bytes: so many take about as much memory as the largest value's bytes.
+# An item of one byte decodes into up to 72 bytes. So this many items take about as much memory as the largest value.
 MAX_ITEMS = 250_000
 MIN_INT, MAX_INT = -(2**64), 2**64 - 1
 # Together what PostgreSQL's numeric(1000, s) holds.
@@ -38,27 +38,28 @@ T = TypeVar("T")
 
 
 def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:
-    """Return `value` as CBOR of up to `max_bytes` (16 MiB: what `decode` reads), nested at most 32 deep (`MAX_DEPTH`).
+    """Return `value` as CBOR of at most `max_bytes` (by default 16 MiB, the limit of `decode`).
 
-    Lists and maps each count as one level, so do date, datetime and UUID; a Decimal counts as two. It has at most
-    250,000 items (`MAX_ITEMS`): a list, map, key, number, text and so on is one each; a date, datetime or UUID counts
-    as two, a Decimal as four. One whose digits take more than 64 bits counts as one level and one item more. The same
-    value with its keys in the same order always gives the same bytes. A datetime keeps its instant and its UTC offset,
-    not the name of its zone. What subclasses a supported type (an enum of text, an OrderedDict) comes back as that
-    type. Raises `EncodeError`, which says where in the value the fault is and what to send instead.
+    It may be nested 32 deep (`MAX_DEPTH`) and have 250,000 items (`MAX_ITEMS`). A list, a map, a date, a datetime and a
+    UUID count as one level, a Decimal as two. A list, map, key, number, text and so on counts as one item, a date,
+    datetime or UUID as two, a Decimal as four. A Decimal whose digits exceed 64 bits counts as one more level and item.
+
+    The same value with its keys in the same order always gives the same bytes. A datetime keeps its instant and its UTC
+    offset, not the name of its zone. An instance of a subclass of a supported type (a text enum, an OrderedDict) comes
+    back as that type. Raises `EncodeError`, which says where in the value the fault is and what to send instead.
     """
-    # The walk must come first: cbor2 recurses without a limit, and a value nested deep enough ends the process. It
-    # is also complete by itself; proving the bytes by decoding and comparing them on top would double the time.
+    # The check must come first: cbor2 recurses without a limit, and a value nested deep enough crashes the process. The
+    # check is complete, so the bytes are not decoded again for comparison, which would double the time.
     try:
         _check((value,), 0, _PLAIN)
         raw = dumps(value, default=_encode_subclass)
     except Exception as error:
-        # Not chained: a UnicodeEncodeError, or an exception out of the value's own code, may quote the payload.
+        # Not chained: a UnicodeEncodeError, or an exception raised by the value's own code, may quote the payload.
         raise EncodeError(_refusal(value, error)) from None
     if len(raw) > max_bytes:
         raise EncodeError(
             f"The value takes {len(raw):,} bytes as CBOR; the limit is {max_bytes:,}. "
-            "Store it elsewhere and send where it is."
+            "Store it elsewhere and send a reference to it."
         )
     if _has_too_many_items(raw):
         raise EncodeError(
@@ -69,12 +70,12 @@ def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:
 
 
 def decode(raw: bytes) -> object:
-    """Return the value that `raw`, one CBOR item, holds; lists and maps come back as list and dict.
+    """Return the value of `raw`, one CBOR item; lists and maps come back as list and dict.
 
-    Raises `DecodeError`, and nothing else however hostile the bytes, on what is not a value as this module describes
-    it: more than 16 MiB or 250,000 items, nested deeper than 32, indefinite lengths, repeated keys, bytes behind the
-    end, other tags, integers beyond 64 bits, `undefined`. The error never shows content. NaN, which `encode` refuses,
-    is read.
+    Raises `DecodeError`, and nothing else however hostile the bytes, if `raw` is not a value as this module describes
+    it: more than 16 MiB or 250,000 items, nested deeper than 32, indefinite lengths, duplicate keys, bytes after the
+    end, other tags, integers beyond 64 bits, `undefined`. The error never shows content. NaN is accepted here, although
+    `encode` refuses it.
     """
     if len(raw) > MAX_VALUE_BYTES:
         raise _not_ours(f"it has {len(raw):,} bytes; the limit is {MAX_VALUE_BYTES:,}")
@@ -82,7 +83,7 @@ def decode(raw: bytes) -> object:
         raise _not_ours(f"it has more than {MAX_ITEMS:,} items")
     stream = BytesIO(raw)
     try:
-        # A decoder of its own per value: reused ones have leaked parts of one message into the next.
+        # A new decoder for each value: reused ones have leaked parts of one message into the next.
         value = CBORDecoder(
             stream,
             semantic_decoders=_TAGS,
@@ -101,8 +102,8 @@ def decode(raw: bytes) -> object:
     return value
 
 
-# How far it is from the head of an item to the next one, by the head's first byte; 0 where a length follows, or where
-# there is no item: reserved heads and indefinite lengths.
+# The number of bytes from one head to the next, by the first byte of the head. It is 0 if a length follows, and for
+# reserved heads and indefinite lengths.
 _STEPS = bytes(
     0 if argument > 27 or (argument > 23 and major in (2, 3))
     else 1 + (argument if major in (2, 3) else (1 << argument - 24) if argument > 23 else 0)
@@ -111,9 +112,9 @@ _STEPS = bytes(
 
 
 def _has_too_many_items(raw: bytes) -> bool:
-    """Count heads up to the limit, or up to the first byte that is none, behind which the decoder makes nothing."""
+    """Count heads up to the limit, or up to the first byte that is not a head, where the decoder stops too."""
     size = len(raw)
-    if size <= MAX_ITEMS:  # an item takes a byte at least
+    if size <= MAX_ITEMS:  # an item takes at least one byte
         return False
     position = items = 0
     while position < size:
@@ -137,7 +138,7 @@ _KEYS: frozenset[type] = frozenset({str, bytes})
 
 
 class _Refused(Exception):
-    """What is wrong with an item, and the way to it: itself first, then what contains it."""
+    """What is wrong with an item, and the path to it: the item first, then its containers from the inside out."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault)
@@ -145,7 +146,7 @@ class _Refused(Exception):
 
 
 def _check(items: Iterable[Any], depth: int, plain: frozenset[type]) -> None:
-    """Raise `_Refused` unless each item, found `depth` levels deep, can be sent. Types in `plain` need no look."""
+    """Raise `_Refused` unless each item can be sent at this `depth`. Types in `plain` need no check."""
     item = None
     try:
         for item in items:
@@ -187,9 +188,9 @@ def _check_container(container: dict[object, object] | list[object], depth: int,
 
 
 def _equals_its_copy(container: dict[Any, object] | list[object]) -> bool:
-    """Whether a subclass, or a map with keys of one (which may hash unlike their text), passes for what it holds."""
+    """Return whether a container equals its plain copy; a subclass may not, and its keys may hash otherwise."""
     copy = {key[:]: item for key, item in container.items()} if isinstance(container, dict) else list(container)
-    # Of the bytes too: only then is the copy, whose items are checked, what the decoder will see.
+    # The bytes are compared too: only then will the decoder see what the copy holds, and the copy's items are checked.
     if container != copy:
         return False
     return dumps(container, default=_encode_subclass) == dumps(copy, default=_encode_subclass)
@@ -274,7 +275,7 @@ def _levels_of_decimal(number: Decimal) -> int:
     return 2 + is_long
 
 
-# By type: what can be wrong with it, and how many levels its encoding is deep. datetime before date, its base.
+# By type: its possible faults, and the number of levels of its encoding. datetime comes before date, its base class.
 _LEAVES: dict[type, tuple[Callable[[Any], str | None], Callable[[Any], int]]] = {
     str: (_text_fault, _no_level),
     int: (_int_fault, _no_level),
@@ -289,7 +290,7 @@ _LEAVES: dict[type, tuple[Callable[[Any], str | None], Callable[[Any], int]]] = 
 
 
 def _encode_subclass(encoder: CBOREncoder, leaf: object) -> None:
-    """Take over where cbor2 knows only the exact type: drivers have a UUID, clocks in tests a datetime of their own."""
+    """Encode subclasses, where cbor2 knows only the exact type: some drivers have a UUID of their own."""
     match leaf:
         case datetime():
             encoder.encode_datetime(leaf)
@@ -304,10 +305,11 @@ def _encode_subclass(encoder: CBOREncoder, leaf: object) -> None:
 
 
 def _comes_back_equal(leaf: object) -> bool:
-    """Whether an instance of a subclass is encoded as what it says it equals."""
+    """Return whether an instance of a subclass comes back as a value that it equals."""
     expected = leaf
     if isinstance(leaf, datetime):
-        # In the hour that a zone repeats, Python calls no datetime of another zone equal, not even the same instant.
+        # In an hour that a time zone repeats, Python considers no datetime of another zone equal, not even the same
+        # instant.
         expected = leaf.replace(tzinfo=timezone(leaf.utcoffset() or timedelta()), fold=0)
     try:
         return bool(decode(dumps(leaf, default=_encode_subclass)) == expected)
@@ -316,21 +318,21 @@ def _comes_back_equal(leaf: object) -> bool:
 
 
 def _refusal(value: object, error: Exception) -> str:
-    """Say where `value` is at fault and why, after `error` has shown that it is."""
+    """Return a text that says where in `value` the fault is, and why; `error` is the one that its check raised."""
     if isinstance(error, UnicodeEncodeError):
-        # Only now look into each text, so that the common case pays nothing for it.
+        # Each text is checked only now, so that the common case pays nothing for it.
         try:
             _check((value,), 0, _PLAIN - _KEYS)
         except _Refused as refused:
             error = refused
     if not isinstance(error, _Refused):
-        return f"The value cannot be encoded: {type(error).__name__} came out of it. Send plain dicts and lists."
+        return f"The value cannot be encoded: it raised {type(error).__name__}. Send plain dicts and lists."
     return f"Cannot send this value: {_path(error.trail[::-1])} {error}."
 
 
 def _path(trail: list[object]) -> str:
     steps = ["value", *(_step(parent, child) for parent, child in pairwise(trail))]
-    # A cyclic value has no end; both ends of a long way are what helps.
+    # A long path is shortened in the middle; that of a cyclic value has no end.
     return "".join(steps if len(steps) <= 9 else [*steps[:5], " ... ", *steps[-3:]])
 
 
@@ -338,7 +340,7 @@ def _step(parent: object, child: object) -> str:
     if isinstance(parent, dict):
         for key, item in parent.items():
             if item is child:
-                # A key is shown only if it looks like the name of a field: others may be somebody's data.
+                # A key is shown only if it could be the name of a field: other keys may be somebody's data.
                 return f".{key}" if type(key) is str and key.isidentifier() and len(key) <= 40 else "[...]"
         return " has a key that"
     if isinstance(parent, list):
@@ -360,7 +362,7 @@ _DECODED = frozenset(_LEAVES) | {bool, NoneType}
 
 
 def _check_decoded(items: Iterable[object]) -> None:
-    """Refuse what cbor2 has no switch for: `undefined` and the unassigned simple values."""
+    """Refuse what cbor2 has no option to refuse: `undefined` and unassigned simple values."""
     for item in items:
         kind = type(item)
         if kind in _DECODED:
@@ -388,7 +390,7 @@ def _datetime_of_seconds(content: object, _immutable: bool) -> datetime:
 
 
 def _decimal(content: object, _immutable: bool) -> Decimal:
-    # A list in a mutable place, a tuple in an immutable one.
+    # cbor2 gives a tuple where the result must be hashable, else a list.
     if not isinstance(content, list | tuple) or len(content) != 2:
         raise DecodeError("a decimal is not a pair of exponent and digits")
     exponent, digits = content
@@ -402,13 +404,13 @@ def _decimal(content: object, _immutable: bool) -> Decimal:
 
 
 class Bignum:
-    """An integer beyond 64 bits, as it stands in a decimal and nowhere else."""
+    """An integer beyond 64 bits. It is allowed only in a decimal."""
 
     __slots__ = ("number",)
 
     def __init__(self, content: object) -> None:
         raw = _exactly(bytes, content)
-        # Shorter ones are told by their digits; a long one is not even made.
+        # A longer one certainly has too many digits, so it is not even computed.
         self.number = int.from_bytes(raw) if len(raw) <= MAX_DECIMAL_DIGITS else _TOO_MANY_DIGITS
 
 
@@ -431,14 +433,14 @@ def _date(content: object, _immutable: bool) -> date:
 
 
 def _exactly(kind: type[T], content: object) -> T:
-    # Not isinstance, which takes true for an int; and UUID() itself takes any sixteen integers for bytes.
+    # Not isinstance, for which True is an int. And UUID() accepts any sixteen integers as bytes.
     if type(content) is not kind:
         raise DecodeError(f"a tag holds {_a(type(content))} where {_a(kind)} belongs")
     return content
 
 
 class _AllowedTags(dict[int, Callable[[Any, bool], object]]):
-    """The only tags there are. cbor2 asks before it reads a tag's content: shared references never run."""
+    """The allowed tags. cbor2 asks before it reads the content of a tag, so shared references are never followed."""
 
     def __missing__(self, tag: int) -> NoReturn:
         raise DecodeError(f"tag {tag} is not one of {', '.join(map(str, self))}")
@@ -453,11 +455,11 @@ def _decode_fault(error: Exception) -> str:
         if isinstance(known, DecodeError):
             return str(known)
     if isinstance(error, CBORDecodeError):
-        # This text of cbor2, and no other that can come up here, goes on with content: the key.
+        # Of all texts of cbor2 that can occur here, this is the only one that goes on with content: the key.
         before, duplicate, _ = str(error).partition("Duplicate map key")
         cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
         return before + duplicate + cause
-    return f"{type(error).__name__} came up"
+    return f"it raised {type(error).__name__}"
 
 
 def _not_ours(fault: str) -> DecodeError:

@@ -1,10 +1,10 @@
 """Transactions that commit exactly once, even if the answer to COMMIT is lost.
 
 The first statement of the transaction writes a token, which commits with it or not at all. If COMMIT was sent and no
-answer came, somebody else's INSERT of the same token tells: it waits for the original while that is still under way,
-and then either finds it committed or takes its place, after which it can commit no more. A mere SELECT would not do:
-what it does not find may be about to commit. COMMIT itself is never sent twice: on another session it would report
-success and have lost everything.
+answer came, another session inserts the same token. That INSERT waits while the original transaction is still open.
+Then it either finds the original's row (committed) or takes its place, after which the original can no longer commit.
+A mere SELECT is not enough: a row that it does not find may be about to commit. COMMIT is never sent twice: on another
+session it would report success although everything is lost.
 """
 
 import asyncio
@@ -35,24 +35,24 @@ AsyncOpened: TypeAlias = AbstractAsyncContextManager[C] | Awaitable[AbstractAsyn
 ATTEMPTS = 10
 LONGEST_PAUSE_S = 5.0
 RESOLVE_WITHIN_S = 30.0
-# How long one question waits for the original; then it is asked anew, so that no session of ours hangs on it for long.
+# How long one inquiry waits for the original transaction. Then another one begins, so that no session hangs for long.
 PATIENCE_S = 2.0
 RETENTION_DAYS = 7
 SWEPT_AT_ONCE = 10_000
 
 
 class Phase(Enum):
-    """How far an attempt has come."""
+    """The progress of an attempt."""
 
     CONNECTING = "connecting"
     WORKING = "working"
     CHECKING = "checking"  # the last statement before COMMIT
-    COMMITTING = "committing"  # COMMIT is sent, or about to be
-    COMMITTED = "leaving"  # it was answered
+    COMMITTING = "committing"  # COMMIT was sent, or is about to be
+    COMMITTED = "leaving"  # COMMIT was answered
 
 
 class Next(Enum):
-    """What follows from an error."""
+    """What to do after an error."""
 
     RAISE = "raising it"
     RETRY = "running it again"
@@ -61,15 +61,15 @@ class Next(Enum):
 
 
 def following(phase: Phase, code: str, *, lost: bool) -> Next:
-    """Decide what follows from an error with that SQLSTATE ("" for none); `lost`: the session did not outlive it."""
+    """Return what to do after an error with this SQLSTATE ("" for none); `lost`: the session is gone."""
     if phase is Phase.COMMITTED:
         return Next.RETURN if lost else Next.RAISE
     if phase is Phase.COMMITTING and (lost or not code):
-        return Next.ASK  # only an error that the server sent on a session that lives says that it rolled back
+        return Next.ASK  # only an error from the server on a live session proves that it was rolled back
     return Next.RETRY if lost or meaning_of_code(code) is Meaning.AGAIN else Next.RAISE
 
 
-# The token begins with the time in milliseconds, as a UUID of version 7 does: age shows, and the old lie together.
+# The token begins with the time in milliseconds, like a UUID of version 7: its age is known, and old ones are adjacent.
 NEW = """
 (lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000::numeric)::bigint), 12, '0')
     || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid
@@ -82,16 +82,16 @@ RETURNING token, pg_current_xact_id()::text
     columns=("uuid", "text"),
     new=NEW.strip(),
 )
-# Fails with 25P02 if a statement had failed: the COMMIT of such a transaction rolls back and reports success.
+# Fails with 25P02 if a statement has failed: the COMMIT of such a transaction would roll back and report success.
 STILL = Sql("SELECT coalesce(pg_current_xact_id_if_assigned()::text = %(xact)s::text, false)", columns=("boolean",))
 
 
 class Attempt:
-    """One attempt of `atomically`: how far it came, and what follows from its error."""
+    """One attempt of `atomically`: its progress, and what to do after its error."""
 
     def __init__(self, schema: str, *, reconnecting: bool) -> None:
         self._schema = schema
-        self._lost = reconnecting  # a first connection that fails is the caller's to know of, a later one is not
+        self._lost = reconnecting  # if the first connection fails, the caller gets the error; a later one is retried
         self._code: str | None = None
         self._xact = ""
         self._phase = Phase.CONNECTING
@@ -99,14 +99,14 @@ class Attempt:
 
     @contextmanager
     def watching(self, connection: object) -> Iterator[None]:
-        """Run the transaction within, its COMMIT too."""
+        """Run the transaction in this context, including its COMMIT."""
         self._lost = False
         self._phase = Phase.WORKING
         _refuse_to_join(connection)
         try:
             yield
         except BaseException as error:
-            # Kept: leaving `connect` may fail in its turn, and closes the connection as a matter of course.
+            # Decided here, since leaving `connect` closes the connection, and may fail too.
             self._lost, self._code = is_lost(error, connection) or _is_given_up(error), sqlstate(error)
             if self._phase is Phase.COMMITTING:
                 self._name_token(error)
@@ -119,7 +119,7 @@ class Attempt:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Ask within how the attempt ended."""
+        """Find out in this context how the attempt ended."""
         try:
             yield
         except BaseException as error:
@@ -127,7 +127,7 @@ class Attempt:
             raise
 
     def _name_token(self, error: BaseException) -> None:
-        if not isinstance(error, Exception):  # a cancellation must pass as what it is
+        if not isinstance(error, Exception):  # a cancellation must not become another exception
             error.add_note(f"Its COMMIT was under way: mailroom.resolve(connect, '{self.token}') tells how it ended.")
 
     def beginning(self) -> Operation[None]:
@@ -136,22 +136,22 @@ class Attempt:
         [(self.token, self._xact)] = yield BEGUN.at(schema=self._schema)()
 
     def ending(self) -> Operation[None]:
-        """See that the transaction is still the one that wrote the token and can be committed: the last statement."""
+        """Check that this is still the transaction that wrote the token, and that it can commit: the last statement."""
         self._phase = Phase.CHECKING
         [(still,)] = yield STILL.at()(xact=self._xact)
         if not still:
             raise NotAtomic(
-                "The work ended its transaction itself, so what it did is not one whole. It must neither commit nor "
-                "roll back; `atomically` does. Look at what it committed."
+                "The work ended its transaction itself, so its changes are not one transaction. It must neither commit "
+                "nor roll back; `atomically` does that. Check what it has committed."
             )
         self._phase = Phase.COMMITTING
 
     def after(self, error: Exception) -> Next:
-        """Decide what follows from the attempt's error; raises `NotAtomic` where it says too little by itself."""
+        """Return what to do after the attempt's error; raises `NotAtomic` if the work swallowed an error."""
         if self._phase is Phase.CHECKING and sqlstate(error) == ABORTED:
             raise NotAtomic(
-                "The work returned, but a statement had failed in its transaction, which can only be rolled back. "
-                "Let such an error pass, or run the statement within a savepoint. Nothing was committed."
+                "The work returned, but a statement had failed in its transaction, so that can only be rolled back. "
+                "Let such an error pass, or run the statement in a savepoint. Nothing was committed."
             ) from error
         code = sqlstate(error) if self._code is None else self._code
         found = following(self._phase, code, lost=self._lost or is_lost(error))
@@ -161,9 +161,9 @@ class Attempt:
 
 
 def _is_given_up(error: BaseException) -> bool:
-    """Tell whether psycopg lost an established session without a message of the server.
+    """Return whether psycopg lost an established session without a message from the server.
 
-    "connection socket closed" is such an error; the connection is not `broken` after it, but unusable. Errors of
+    An example is "connection socket closed": the connection is not `broken` afterwards, but unusable. Errors of
     connecting, which the work may do elsewhere, have a `pgconn` or a class of their own.
     """
     cause = getattr(error, "orig", None) or error
@@ -176,17 +176,17 @@ def _refuse_to_join(connection: object) -> None:
         in (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
     ):
         raise NotAtomic(
-            "`connect` returned a connection that is already inside a transaction, which we must not end. "
-            "Return a connection on which nothing has run yet."
+            "`connect` returned a connection that is already in a transaction, which `atomically` must not end. "
+            "Return a connection without a transaction."
         )
 
 
 RULE_OUT = Sql("INSERT INTO {schema}.commit_token VALUES (%(token)s::uuid, false) ON CONFLICT DO NOTHING")
 PATIENCE = Sql("SELECT set_config('lock_timeout', %(wait)s::text, true)", columns=("text",))
-# At a higher isolation level the SELECT would not see the final state of the row that the INSERT ran into.
+# At a higher isolation level the SELECT would not see the final state of the row that the INSERT conflicted with.
 READ_COMMITTED = Sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-# Age alone is not enough: a clock that had jumped ahead has deleted tokens that look young now.
-LOOK = Sql(
+# The age alone does not decide: if the clock was ahead for a while, tokens were deleted that seem young now.
+READ = Sql(
     """
 SELECT committed, clock_timestamp() - interval '{retention_days} days' > to_timestamp(%(born_s)s::float8)
     OR coalesce(token <= (SELECT tokens_swept FROM {schema}.node), false)
@@ -198,7 +198,7 @@ FROM {schema}.commit_token WHERE token = %(token)s::uuid
 
 
 class Inquiry:
-    """Asks how a transaction ended, until there is an answer or the time is up."""
+    """Finds out how a transaction ended: asks until there is an answer or the time is over."""
 
     def __init__(self, schema: str, token: UUID | str, within_s: float) -> None:
         self._schema = schema_name(schema)
@@ -207,20 +207,20 @@ class Inquiry:
         self._failures = 0
 
     def asking(self) -> Operation[Outcome]:
-        """Ask in a transaction of its own; the answer is final once that has committed."""
+        """Ask in a transaction of its own; the answer is final once that transaction has committed."""
         yield IN_TRANSACTION
         yield READ_COMMITTED.at()()
         wait_s = min(PATIENCE_S, max(0.1, self._deadline - time.monotonic()))
         yield PATIENCE.at()(wait=f"{wait_s * 1000:.0f}ms")
         yield RULE_OUT.at(schema=self._schema)(token=self._token)
-        rows = yield LOOK.at(schema=self._schema)(token=self._token, born_s=(self._token.int >> 80) / 1000)
+        rows = yield READ.at(schema=self._schema)(token=self._token, born_s=(self._token.int >> 80) / 1000)
         if not rows or rows[0][1]:  # raised, so that the row just inserted is rolled back
             raise TokenExpired(self._token, RETENTION_DAYS)
         return "committed" if rows[0][0] else "rolled back"
 
     def pause_after(self, error: Exception) -> float:
-        """Return how many seconds to wait before asking again, or raise if asking again is useless."""
-        # Our own sessions raise ConnectionFailed, all others an error of their driver.
+        """Return how many seconds to wait before asking again; raises if asking again is useless."""
+        # Our own sessions raise ConnectionFailed, other ones an error of their driver.
         if isinstance(error, MailroomError) and not isinstance(error, ConnectionFailed):
             raise error
         code = sqlstate(error)
@@ -239,12 +239,12 @@ def resolve(
     schema: str = DEFAULT_SCHEMA,
     within_s: float = RESOLVE_WITHIN_S,
 ) -> Outcome:
-    """Tell how the transaction of a `CommitUnknown.token` ended: "committed" or "rolled back".
+    """Return how the transaction of a `CommitUnknown.token` ended: "committed" or "rolled back".
 
-    The answer never changes; after "rolled back" the transaction can commit no more. Waits while it is still under
-    way. `connect` is as for `atomically`. Raises `CommitUnknown` without an answer in `within_s` seconds (if the
-    network drops the question, the timeouts of your connection end it), and `TokenExpired` for a token older than
-    7 days.
+    The answer never changes: after "rolled back" the transaction can no longer commit. This waits while the transaction
+    is still open. `connect` is as for `atomically`. Raises `CommitUnknown` if there is no answer within `within_s`
+    seconds, and `TokenExpired` for a token older than 7 days. If the network drops packets, only the timeouts of your
+    connection end the wait.
     """
     inquiry = Inquiry(schema, token, within_s)
     while True:
@@ -283,16 +283,16 @@ def atomically(
 ) -> T:
     """Run `work(connection)` in one transaction, commit it exactly once, and return what `work` returned.
 
-    `connect`, called without arguments, gives a psycopg connection, a SQLAlchemy `Connection` or `Session`, or a
+    `connect`, called without arguments, returns a psycopg connection, a SQLAlchemy `Connection` or `Session`, or a
     context manager that gives one: `partial(psycopg.connect, dsn)`, `pool.connection`, `engine.connect`, a
-    `sessionmaker`. It is called for each attempt, and what it gave is closed after it. `work` must not commit or roll
-    back, and may run more than once: only what it does in the transaction happens once.
+    `sessionmaker`. It is called for each attempt, and the connection is closed afterwards. `work` must not commit or
+    roll back. It may run more than once: only what it does in the transaction happens once.
 
-    Serialization failures, deadlocks, lock timeouts (40001, 40P01, 55P03) and a connection that is lost before COMMIT
-    make it run again after a pause, `attempts` times in all; then the error itself is raised, as any other is at once.
-    In all these cases nothing was committed. If the answer to COMMIT is lost, the outcome is looked up, for 30 s at
-    most; then `CommitUnknown` is raised, the one error after which it may have committed. `NotAtomic` says that `work`
-    ended the transaction itself or swallowed an error of it.
+    After a serialization failure, a deadlock, a lock timeout (40001, 40P01, 55P03) or a connection lost before COMMIT,
+    the work is run again after a pause, `attempts` times in all; then that error is raised. Any other error is raised
+    at once. In all these cases nothing was committed. If the answer to COMMIT is lost, the outcome is looked up, for at
+    most 30 s; then `CommitUnknown` is raised, the one error after which the transaction may have committed. `NotAtomic`
+    means that `work` ended the transaction itself or swallowed an error in it.
     """
     schema = schema_name(schema)
     nth = 0
@@ -327,8 +327,8 @@ async def atomically_async(
 ) -> T:
     """`atomically` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection`, `AsyncSession`.
 
-    `connect` may be a coroutine function: `partial(psycopg.AsyncConnection.connect, dsn)`. A cancellation passes; if
-    COMMIT was under way, a note on it names the token to resolve.
+    `connect` may be a coroutine function: `partial(psycopg.AsyncConnection.connect, dsn)`. A cancellation passes
+    through; if COMMIT was under way, its `__notes__` name the token to resolve.
     """
     schema = schema_name(schema)
     nth = 0
@@ -358,7 +358,7 @@ async def atomically_async(
 
 @contextmanager
 def _transaction(connection: Any) -> Iterator[Any]:
-    """Commit on leaving; after an exception, leaving `connect` rolls SQLAlchemy's kinds back. Gives the connection."""
+    """Give the connection, and commit on leaving. After an exception, SQLAlchemy rolls back when `connect` is left."""
     if isinstance(connection, psycopg.Connection):
         with connection.transaction():  # in autocommit mode too
             yield connection
@@ -407,6 +407,6 @@ SELECT count(*) FROM gone
 
 
 def sweeping_tokens(schema: str) -> Operation[int]:
-    """Delete the oldest tokens that nobody can ask about any more, 10,000 at most, and return how many."""
+    """Delete the oldest expired tokens, at most 10,000, and return how many."""
     [(deleted,)] = yield SWEEP.at(schema=schema)(rows=SWEPT_AT_ONCE)
     return int(deleted)

@@ -1,5 +1,6 @@
-"""Dead letters: single messages that could not be delivered or executed, or that an inbox skipped; kept until somebody
-acts.
+"""Dead letters: single messages that could not be delivered or executed, or that an inbox skipped.
+
+They are kept until an operator requeues or discards them.
 """
 
 import json
@@ -37,9 +38,9 @@ Change: TypeAlias = Callable[
 class DeadLetter:
     """A dead letter, without its value. `id` is its number in this table, `message_id` the id of the message.
 
-    `stage` says where it failed. `deliver`: nobody got it. `reap`: the one inbox `inbox` skipped it, where it had the
-    clock `clock` and was tried `attempts` times; other inboxes have their own copies of the message. `execute`: it is
-    an executable, which was not applied; its `topic` is target and operation, as in store.put.
+    `stage` says where it failed. `deliver`: no inbox got it. `reap`: only `inbox` skipped it, where it had the clock
+    `clock` and was tried `attempts` times; other inboxes have their own copies. `execute`: it is an executable that
+    could not be applied; its `topic` is target and operation, such as store.put.
     """
 
     id: int
@@ -60,7 +61,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a dead letter carries: its headers, and its value as it was sent (`raw`: CBOR, or JSON in UTF-8).
+    """The content of a dead letter: its headers, and its value as sent (`raw`: CBOR, or JSON in UTF-8).
 
     The value of an executable is a map of its parts.
     """
@@ -71,7 +72,7 @@ class Content:
 
     @property
     def value(self) -> Any:
-        """The value, decoded. Raises `DecodeError` for bytes that are no value."""
+        """The value, decoded. Raises `DecodeError` if the bytes are no value."""
         return parsed(self.raw.decode()) if self.is_json else codec.decode(self.raw)
 
 
@@ -119,7 +120,7 @@ WHERE to_regclass('{schema}.inbox_' || name) IS NULL ORDER BY name LIMIT 1
 """,
     columns=("text",),
 )
-# Back to the outbox, as a scheduled message that is due: the deliver statement routes and stamps it there, and the
+# Back to the outbox, like a scheduled message that is due: there the deliver statement routes and stamps it, and the
 # doorbell's trigger wakes the dispatcher.
 SEND = Sql(
     """
@@ -129,11 +130,11 @@ INSERT INTO {schema}.outbox ({message}) SELECT {message} FROM gone ORDER BY id
 """,
     message=MESSAGE,
 )
-# As a dispatcher does after connecting: a crash may have set the sequence back, and no clock may be used twice.
+# A crash may have set the sequence back, and no clock may be used twice. A dispatcher does the same after connecting.
 BASE = Sql(
     "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)
 )
-# Only into the inbox that skipped it and with a new clock: it is ordered by when it comes back.
+# Only into the inbox that skipped it, and with a new clock: it is ordered by the time of the requeue.
 PLACE = Sql(
     """
 WITH gone AS (
@@ -157,7 +158,7 @@ EXECUTABLES = Sql(
     "SELECT id, value FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id",
     columns=("bigint", "bytea"),
 )
-# Back to the outbox of executables, behind what waits there. Other columns never leave the database.
+# Back to the outbox of executables, behind those that wait there. The other columns never leave the database.
 EXECUTE = Sql(
     """
 WITH gone AS (
@@ -186,7 +187,7 @@ DISCARD = Sql("DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]
 
 
 class _Operations:
-    """What both classes do, as operations."""
+    """The methods of both classes, as operations."""
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
@@ -208,7 +209,7 @@ class _Operations:
         return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**matching))]
 
     def _get(self, id: int) -> Operation[tuple[DeadLetter, Content] | None]:
-        """Return one dead letter with its content, or None if there is none of that number."""
+        """Return one dead letter with its content, or None if there is none with this number."""
         rows = yield GET.at(schema=self.schema)(id=_id(id))
         if not rows:
             return None
@@ -228,13 +229,13 @@ class _Operations:
         why: str | None = None,
         dry_run: bool = False,
     ) -> Operation[int]:
-        """Try dead letters again, under their own message ids, and return how many.
+        """Send dead letters again, with their own message ids, and return how many.
 
-        One that was not delivered goes back to the outbox, where it is routed anew; expired meanwhile, it is dropped
-        there. An executable goes back to the outbox of executables, behind what waits there. One that an inbox skipped
-        goes into that inbox only, behind what its key has there. For those the node's dispatch lock is held until the
-        caller commits, and nothing is delivered meanwhile: so commit soon. Raises `UnknownInbox` if such an inbox is
-        gone, and `DecodeError` for an executable that this release cannot read; then nothing is requeued.
+        One that was not delivered goes back to the outbox and is routed again; if it has expired, it is dropped there.
+        An executable goes back to the outbox of executables, behind those that wait there. One that an inbox skipped
+        goes into that inbox only, behind the other messages of its key. For those, the node's dispatch lock is held
+        until the caller commits, and nothing is delivered meanwhile: so commit soon. Raises `UnknownInbox` if such an
+        inbox is gone, and `DecodeError` for an executable that this release cannot read; then nothing is requeued.
         """
         matching = _matching(ids, reason, stage, inbox, limit)
         return (yield from self._changing(self._requeueing, matching, actor, why, dry_run))
@@ -284,7 +285,7 @@ class _Operations:
         return "requeue dead letters"
 
     def _reading_executables(self, ids: list[int]) -> Operation[list[dict[str, Any]]]:
-        """Return the parts of executables. One that cannot be read raises before anything is written."""
+        """Return the parts of executables. If one cannot be read, raise before anything is written."""
         rows = (yield EXECUTABLES.at(schema=self.schema)(ids=ids)) if ids else []
         found = []
         for id, raw in rows:
@@ -303,7 +304,7 @@ class _Operations:
                 f"Inbox {gone[0][0]!r}, which skipped some of these messages, is gone. Leave them out (--inbox, ids), "
                 "or discard them."
             )
-        # A statement of its own: the next one must see everything the deliverer before did.
+        # In a statement of its own: the next one must see everything that the previous deliverer committed.
         yield LOCK.at(schema=self.schema)()
         [(base,)] = yield BASE.at(schema=self.schema)()
         yield from raising_ceiling(self.schema, base + len(ids))
@@ -315,13 +316,14 @@ class _Operations:
 
 
 class DeadLetters(_Operations):
-    """The dead letters of a node; free to share between threads.
+    """The dead letters of a node. Threads may share an instance.
 
-    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What changes something does so
-    in the caller's transaction and never commits; with `dry_run` it only tells how many it would change. It raises
-    `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who acts and `why` for what
-    reason; both go into the table `audit`. `ids` is one number, several, or None for all; `reason` (contains that
-    text), `stage` and `inbox` narrow them, and `limit` takes the first so many.
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. `requeue` and `discard` make
+    their changes in the caller's transaction and never commit; with `dry_run` they change nothing and return how many
+    they would change. They raise `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who
+    acts and `why` gives the reason; both are written to the table `audit`. `ids` is one number, several, or None for
+    all. `reason` (dead letters whose reason contains that text), `stage` and `inbox` limit them, and `limit` takes the
+    oldest ones.
     """
 
     find = on_connection(_Operations._find)
@@ -357,5 +359,5 @@ def _matching(
 
 def _id(number: int) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**63:
-        raise InvalidMessage(f"{number!r} is no dead letter's number; they are ints from 1.")
+        raise InvalidMessage(f"{number!r} is not the number of a dead letter; give an int >= 1.")
     return number

@@ -63,9 +63,9 @@ class NotAtomic(MailroomError):
 
 
 class CommitUnknown(MailroomError):
-    """A COMMIT was sent, but its result could not be found out in time: it may have committed or not.
+    """A COMMIT was sent, but its outcome could not be found out in time: the transaction may have committed or not.
 
-    `token` names the transaction: `mailroom.resolve(connect, token)` tells how it ended, from any process.
+    `token` names the transaction: `mailroom.resolve(connect, token)` returns its outcome, from any process.
     """
 
     def __init__(self, token: UUID, reason: str) -> None:
@@ -76,13 +76,13 @@ class CommitUnknown(MailroomError):
     def __str__(self) -> str:
         return (
             f"It is not known whether transaction {self.token} committed ({self._reason}). Do not run its work again "
-            f"before you know: once the database answers, mailroom.resolve(connect, {str(self.token)!r}) returns "
-            "'committed' or 'rolled back', and only after 'rolled back' may the work be run again."
+            f"before you know. Once the database answers, mailroom.resolve(connect, {str(self.token)!r}) returns "
+            "'committed' or 'rolled back'; run the work again only after 'rolled back'."
         )
 
 
 class TokenExpired(MailroomError):
-    """The token is too old: how its transaction ended is no longer recorded."""
+    """The token is too old: the outcome of its transaction is no longer recorded."""
 
     def __init__(self, token: UUID, kept_days: int) -> None:
         super().__init__(token, kept_days)
@@ -91,8 +91,8 @@ class TokenExpired(MailroomError):
 
     def __str__(self) -> str:
         return (
-            f"Transaction {self.token} is too old to be looked up: how one ended is kept for {self._kept_days} days. "
-            "Look in your own tables for what it was to write."
+            f"Transaction {self.token} is too old: outcomes are kept for {self._kept_days} days. "
+            "Check your own tables for what it was to write."
         )
 
 

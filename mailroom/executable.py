@@ -1,8 +1,8 @@
-"""An executable as both outboxes' ends know it: its columns, its limits, and the form it has as a dead letter.
+"""What the sender and the executor of an executable share: its columns, its limits, and its form as a dead letter.
 
-The form is CBOR, a map with the format's version and those columns that are set. An executable of a version that this
-release does not know is never guessed at: the executor parks it among the dead letters, from where a release that
-knows it takes it back.
+As a dead letter it is a CBOR map of the format's version and the columns that are set. The executor never guesses the
+meaning of a version that it does not know: it makes such an executable a dead letter. A release that knows the version
+can requeue it.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from mailroom.errors import DecodeError
 
 VERSION = 1
 STORE, ACCOUNTING = "store", "accounting"  # the targets that every node has
-MAX_PART_BYTES = 4 * 1024 * 1024  # of value, expected and arguments each: together with the rest they fit into CBOR
-MAX_WIRE_BYTES = 2**30  # what PostgreSQL holds in a column
-MAX_LEVELS = 32  # of a key that is accounted for
+MAX_PART_BYTES = 4 * 1024 * 1024  # of value, expected and arguments each: all of them fit into one CBOR value
+MAX_WIRE_BYTES = 2**30  # the limit of a column in PostgreSQL
+MAX_LEVELS = 32  # of the key of an account operation
 
-# What says what is to be done, each with its type; the other columns are about the message.
+# The columns that say what to do, with their types. The other columns are about the message.
 PARTS = (
     ("version", "smallint"),
     ("operation", "text"),
@@ -35,7 +35,7 @@ PARTS = (
     ("notify", "text"),
 )
 NAMES = tuple(name for name, _ in PARTS)
-# What each type is once it is decoded; arguments are JSON text.
+# The Python type of each column after decoding; arguments are JSON text.
 DECODED: dict[str, type] = {
     "smallint": int, "bigint": int, "text": str, "jsonb": str, "bytea": bytes, "timestamptz": datetime,
 }  # fmt: skip
@@ -44,18 +44,19 @@ DECODED: dict[str, type] = {
 def wired(parts: Mapping[str, Any]) -> bytes:
     """Return an executable's parts (`PARTS`; arguments as JSON text) as CBOR, without those that are None.
 
-    Of any size, for what came past the table's rules is to end as a dead letter too; `unwired` reads 16 MiB.
+    The size is not limited to 16 MiB, the limit of `unwired`: a row that bypassed the table's rules becomes a dead
+    letter too.
     """
     return codec.encode({name: parts[name] for name in NAMES if parts[name] is not None}, max_bytes=MAX_WIRE_BYTES)
 
 
 def unwired(raw: bytes) -> dict[str, Any]:
-    """Return the parts that `wired` was given. Raises `DecodeError` for anything else, and for parts not known here."""
+    """Return the parts that `wired` got. Raises `DecodeError` for anything else, and for parts not known here."""
     found = codec.decode(raw)
     if (
         not isinstance(found, dict)
         or not {"version", "operation"} <= found.keys() <= set(NAMES)
         or any(type(found[name]) is not DECODED[kind] for name, kind in PARTS if name in found)
     ):
-        raise DecodeError("This is no executable that this release knows: a newer one may have written it.")
+        raise DecodeError("It is not an executable that this release knows; a newer one may have written it.")
     return {name: found.get(name) for name in NAMES}

@@ -38,10 +38,11 @@ _UNDECODED = object()
 class Message:
     """One message of an inbox.
 
-    `clock` is the Lamport clock of its delivery: unique on this node and rising along each key; `sent_clock` the one
-    of the send event on the node `origin`. `id` never changes: the idempotency key for effects outside the database.
-    `kind` is M message, E event, C command or R reply; `message_type` and `event_type` are the sender's codes.
-    `sent_at` and `delivered_at` are physical times (aware, UTC); order never rests on them. `source` says who sent it.
+    `clock` is the Lamport clock of its delivery: unique on this node, and rising along each key. `sent_clock` is the
+    clock of its sending, on the node `origin`. `id` never changes; use it as the idempotency key for effects outside
+    the database. `kind` is M message, E event, C command or R reply; `message_type` and `event_type` are the sender's
+    codes. `sent_at` and `delivered_at` are physical times (aware, UTC); they never decide the order. `source` says who
+    sent it.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Message:
 
     @property
     def value(self) -> Any:
-        """The value, decoded on first use. Raises `DecodeError` for bytes that are no value; `raw` still reads them."""
+        """The value, decoded on first use. Raises `DecodeError` if the bytes are no value; `raw` still returns them."""
         if self._value is _UNDECODED:
             self._value = codec.decode(self.raw) if self._json is None else parsed(self._json)
         return self._value
@@ -101,11 +102,11 @@ class Message:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When it would have expired before its delivery, None for never."""
+        """When it would have been dropped if it had not been delivered; None for never."""
         return None if self._expires_at is None else self._expires_at.replace(tzinfo=UTC)
 
     def __repr__(self) -> str:
-        # Without the value, since what is printed ends up in logs.
+        # Without the value, since a repr ends up in logs.
         return f"Message(clock={self.clock}, topic={self.topic!r}, key={self.key!r}, id={self.id})"
 
 

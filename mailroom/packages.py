@@ -30,14 +30,14 @@ def in_the_way(name: str) -> str | None:
 
 
 def warn_of_hidden() -> None:
-    """Warn of each package of ours that cannot be imported; a program may do without it, so it is no error yet."""
+    """Warn of each package of ours that is hidden. A program may not need it, so this is not an error yet."""
     for name in NAMES:
         if (file := in_the_way(name)) is not None:
-            warnings.warn(_told(name, file), RuntimeWarning, stacklevel=3)
+            warnings.warn(_hidden(name, file), RuntimeWarning, stacklevel=3)
 
 
 def load(found: EntryPoint) -> Any:
-    """Load an entry point; raises `ConfigurationError` if what it needs of ours cannot be had for another's file."""
+    """Load an entry point; raises `ConfigurationError` if a user's file hides a package of ours that it needs."""
     _check(found.module)
     try:
         return found.load()
@@ -49,8 +49,8 @@ def load(found: EntryPoint) -> Any:
 def _check(module: str) -> None:
     name = module.partition(".")[0]
     if name in NAMES and (file := in_the_way(name)) is not None:
-        raise ConfigurationError(_told(name, file))
+        raise ConfigurationError(_hidden(name, file))
 
 
-def _told(name: str, file: str) -> str:
-    return f"Mailroom's package {name} is hidden by {file}: rename that, or uninstall what brought it."
+def _hidden(name: str, file: str) -> str:
+    return f"Mailroom's package {name} is hidden by {file}: rename that file, or uninstall the package that brought it."

@@ -1,7 +1,7 @@
-"""Routing: who gets a topic. The one place of that rule, for deliveries and for whoever tells of them."""
+"""Routing: which inboxes get a topic. Deliveries and `mailroom.status` share this rule."""
 
-# Subscribers get all of a topic; the inbox of the topic's name gets all but events. So of a message's topic, `route`
-# has the inboxes that get it if they are `subscribed` or its kind is not 'E'.
+# Subscribers get every message of a topic. The inbox of the topic's own name gets every message but events. So an event
+# goes to those inboxes in `route` that are `subscribed`, and any other message to all of them.
 ROUTE = """route AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed
     FROM (SELECT topic, inbox, true FROM {schema}.subscription

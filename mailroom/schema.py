@@ -38,11 +38,11 @@ HEAD = "0113"
 def migrate(
     connection: "AnyConnection | str", schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
 ) -> None:
-    """Bring the node named `schema` to `revision` in the caller's transaction; `base` removes it.
+    """Migrate the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
-    A connection string in the place of the connection opens a session for it, and commits. Going down raises
-    `SchemaError` while any of its tables holds messages, unless `discard` is true. A migration that fails leaves the
-    transaction as it was. Raises `NotInTransaction` on an autocommit connection outside one.
+    With a connection string instead of a connection, this opens a session of its own and commits. A downgrade raises
+    `SchemaError` while a table that it drops holds messages, unless `discard` is true. A migration that fails leaves
+    the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside a transaction.
     """
     operation = migrating(schema_name(schema), revision, discard)
     if not isinstance(connection, str):
@@ -58,7 +58,7 @@ async def migrate_async(
     *,
     discard: bool = False,
 ) -> None:
-    """`migrate` on an async connection, or for a connection string."""
+    """`migrate` on an async connection, or with a connection string."""
     operation = migrating(schema_name(schema), revision, discard)
     if not isinstance(connection, str):
         return await run_async(connection, operation)
@@ -66,7 +66,7 @@ async def migrate_async(
         return await run_async(session, operation)
 
 
-# Of two concurrent migrations of one node the second waits, then finds nothing to do.
+# Of two concurrent migrations of one node, the second one waits and then finds nothing to do.
 LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 SETTINGS = Sql(
     "SELECT current_setting('search_path'), current_setting('lock_timeout'), "
@@ -103,7 +103,7 @@ def migrating(schema: str, revision: str, discard: bool) -> Operation[None]:
 
 
 class _Statements(StringIO):
-    """Receives what alembic prints in its offline mode: a statement, or a comment, per call."""
+    """Receives what alembic prints in its offline mode: one statement or one comment per call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def _outer_run_kept() -> Iterator[None]:
 
 
 def run_migrations(context: "EnvironmentContext", connection: "Connection | None", schema: str) -> None:
-    """Run, or without a connection print, the migrations that `context` asks for; called by alembic's env.py only."""
+    """Run the migrations that `context` asks for; without a connection, print them. Called by alembic's env.py only."""
     context.configure(
         connection=connection,
         dialect_name="postgresql",
@@ -188,7 +188,7 @@ def _starting(schema: str, revision: str | None) -> str:
 DO $$ BEGIN
     IF current_setting('server_encoding') = 'SQL_ASCII' THEN
         RAISE EXCEPTION USING ERRCODE = '{UNKNOWN_ENCODING}', MESSAGE = 'This database does not know the encoding of '
-            'its text (SQL_ASCII), so it would take keys that nobody can read. Make one that does: '
+            'its text (SQL_ASCII), so it would accept keys that nobody can read. Create another one: '
             'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0';
     END IF;
     DROP TABLE IF EXISTS "{schema}".alembic_version;
@@ -207,40 +207,40 @@ UNKNOWN_ENCODING = "MR002"
 
 
 def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]) -> None:
-    """Fail if any of the tables holds a row, unless the run was told to discard."""
+    """Fail if any of the tables holds a row, unless the run discards them."""
     if context.config is not None and context.config.attributes.get("discard"):
         return
-    looks = ", ".join(f"('{table}', EXISTS (SELECT FROM {table}))" for table in tables)
-    # Lock before looking: the DROP would lose what a writer commits in between.
+    checks = ", ".join(f"('{table}', EXISTS (SELECT FROM {table}))" for table in tables)
+    # Lock before the check: otherwise the DROP would lose what a writer commits in between.
     context.execute(f"""
 DO $$
 DECLARE
     holding text;
 BEGIN
     LOCK TABLE {", ".join(tables)};
-    SELECT string_agg(name, ', ') INTO holding FROM (VALUES {looks}) AS t (name, holds) WHERE holds;
+    SELECT string_agg(name, ', ') INTO holding FROM (VALUES {checks}) AS t (name, holds) WHERE holds;
     IF holding IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '{HOLDS_MESSAGES}', MESSAGE = concat('Not removed: ', holding,
-            ' still hold messages. Let them be delivered and reaped first, or throw them away for good: '
+            ' still hold messages. Have them delivered and reaped first, or delete them for good: '
             'mailroom migrate --revision base --discard (alembic -x discard=yes downgrade base).');
     END IF;
 END $$""")
 
 
 def current_revision(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> str | None:
-    """Return the revision the node's schema is at, or None where there is no such node."""
+    """Return the revision of the node's schema, or None if there is no such node."""
     return run(connection, _revision(schema_name(schema)))
 
 
 def revisions() -> list[str]:
-    """Return the revisions that this release knows, the first one first."""
+    """Return the revisions that this release knows, in order."""
     from alembic.script import ScriptDirectory
 
     return sorted(script.revision for script in ScriptDirectory(str(_migrations())).walk_revisions())
 
 
 def check(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Raise `SchemaError` with the command to run unless this release can work on the schema."""
+    """Raise `SchemaError`, which names the command to run, unless this release can work on the schema."""
     run(connection, checking(schema_name(schema)))
 
 
@@ -292,15 +292,16 @@ def create_inbox(
 ) -> None:
     """Create an inbox with its subscriptions. An existing inbox stays; settings that are given replace its own.
 
-    A key that failed waits `backoff_s` seconds (1), doubled up to `backoff_max_s` (3600); where only one is given, the
-    other gives way. A message that failed `max_attempts` times (16, at least 1) has its key parked, which holds all
-    later ones of the key too, or is skipped, which moves it alone to `dead_letter`: `on_failure` (park). By default its
-    attempts are spread over about three hours, so that it outlives the outage of a service that its handler calls.
+    A failing key waits `backoff_s` seconds (1), and twice as long after each further failure, up to `backoff_max_s`
+    (3600). If only one of the two is given, the other is adjusted to it. After `max_attempts` failed attempts (16, at
+    least 1) `on_failure` (park) decides: `park` parks the key, which holds its later messages too; `skip` moves only
+    that message to `dead_letter`. By default the attempts are spread over about three hours, long enough for most
+    outages of a service that the handler calls.
 
-    For users' own migrations: everything happens in the caller's transaction. A delivery beside it goes on; one that
-    had been planned before the partition was there fails on it and is tried once more. Raises `InvalidName`,
-    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`, and `SchemaError`
-    where something else in the schema has the name of its partition, `inbox_<name>`; then nothing has changed.
+    Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
+    it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
+    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`, and `SchemaError` if
+    something else in the schema has the name of the partition, `inbox_<name>`; then nothing has changed.
     """
     run(connection, _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure))
 
@@ -335,13 +336,13 @@ def _creation(
     )
 
 
-# This expression finds the oldest messages of an inbox; (key, clock) finds those of a key. An index on the plain column
-# would serve both, and while an inbox is small the planner would use it for a key: a cached plan then scans the whole
-# inbox to find one key. Seen on PostgreSQL 15 and 18.
+# The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
+# An index on the plain column could be used for both. While an inbox is small, the planner would choose it to find a
+# key, and that cached plan would later scan the whole inbox. Seen on PostgreSQL 15 and 18.
 BY_CLOCK = "(clock + 0)"
 
-# What has the partition's name: asked of tables, in a statement after the lock, since what somebody made meanwhile is
-# seen in no other way; and of types, since a table brings one of its own name.
+# Find what has the partition's name: tables, and types, since each table has a type of its name. In a statement of its
+# own after the lock, so that it sees what another session has just created.
 FIND = Sql(
     """
 WITH parent AS (SELECT oid, relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass::oid)
@@ -358,8 +359,8 @@ WHERE t.typname = 'inbox_{inbox}' AND t.typrelid = 0::oid
 PREPARE = Sql(
     "SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true)", columns=("text", "text")
 )
-# Not PARTITION OF: that blocks behind every open delivery, while ATTACH goes on beside one. The names of the indexes
-# do not begin as those of partitions do, of which inbox_wall_pkey may be one.
+# Not PARTITION OF, which blocks behind every open delivery; ATTACH does not. The names of the indexes do not begin with
+# inbox_, since they could be names of partitions: an inbox may be called wall_pkey.
 PARTITION = (
     Sql("CREATE TABLE {schema}.inbox_{inbox} (LIKE {schema}.inbox INCLUDING DEFAULTS INCLUDING COMMENTS)"),
     Sql(
@@ -410,8 +411,8 @@ def creating_inbox(
     found = yield FIND.at(**names)()
     if (False,) in found:
         raise SchemaError(
-            f"Inbox {name!r} cannot be made: its messages would stand in {schema}.inbox_{name}, and something else has "
-            "that name. Choose another name for the inbox, or rename what is there."
+            f"Inbox {name!r} cannot be created: its table would be {schema}.inbox_{name}, and something else has that "
+            "name. Choose another name for the inbox, or rename what is there."
         )
     if not found:
         [(lock_timeout, _)] = yield PREPARE.at()()
@@ -433,7 +434,7 @@ def include_object(
     *,
     schemas: Collection[str] = (DEFAULT_SCHEMA,),
 ) -> bool:
-    """Keep a node's tables out of the autogenerate of users' own migrations: `context.configure(include_object=...)`.
+    """Exclude a node's tables from the autogenerate of users' own migrations: `context.configure(include_object=...)`.
 
     For other schema names pass `functools.partial(include_object, schemas={"tenant_a", "tenant_b"})`.
     """
@@ -442,7 +443,7 @@ def include_object(
 
 
 def _migrations() -> Path:
-    """Return where the migrations lie: inside the installed package, or in the checkout of an editable install."""
+    """Return the directory of the migrations: in the installed package, or in the checkout of an editable install."""
     package = Path(__file__).parent
     installed = package / "_migrations"
     return installed if installed.is_dir() else package.parent / "alembic"

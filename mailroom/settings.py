@@ -56,8 +56,8 @@ CONNECT_TIMES = ConnectTimes()
 def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -> str:
     """Return the connection string to use: `given`, else MAILROOM_DSN, else libpq's own environment.
 
-    An SQLAlchemy URL (`postgresql+psycopg://...`) is taken too. Raises `ConfigurationError` when nothing names a
-    database, or when the text is not a connection string. The error does not repeat it: it may hold a password.
+    A SQLAlchemy URL (`postgresql+psycopg://...`) is accepted too. Raises `ConfigurationError` if nothing names a
+    database, or if the text is not a connection string. The error does not repeat the text, which may hold a password.
     """
     text = given or environment.get(DSN_VARIABLE)
     if not text:
@@ -68,7 +68,7 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
             f"or try it without a server of your own: export {DSN_VARIABLE}=$(mailroom embedded dsn)"
         )
     if not isinstance(text, str):
-        raise ConfigurationError(f"A connection string is text, and no {type(text).__name__}.")
+        raise ConfigurationError(f"A connection string is text, not {type(text).__name__}.")
     text = SQLALCHEMY_SCHEME.sub(r"\1://", text)
     login = USER_AND_PASSWORD.match(text)
     if login is None or not ENDS_IT_EARLY.search(login[1]):
@@ -105,7 +105,7 @@ def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, 
         text,
         application_name=f"mailroom {role}"[:63],
         options=" ".join(options).strip() or None,
-        client_encoding="UTF8",  # in no other one can every key be read
+        client_encoding="UTF8",  # no other encoding can represent every key
         **{name: value for name, value in client.items() if name not in given},
     )
 
@@ -191,7 +191,7 @@ def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:
 
 
 def engine(given: str | None = None) -> "Engine":
-    """Return an SQLAlchemy engine without a pool on the database that `dsn(given)` names."""
+    """Return a SQLAlchemy engine without a pool on the database that `dsn(given)` names."""
     from sqlalchemy import create_engine
     from sqlalchemy.pool import NullPool
 

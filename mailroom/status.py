@@ -1,4 +1,4 @@
-"""How a node is doing: what waits where and for how long, who dispatches, where the clock stands."""
+"""The status of a node: what waits, where and for how long, which dispatcher leads, and the clock."""
 
 import json
 from dataclasses import dataclass
@@ -26,12 +26,13 @@ Role: TypeAlias = Literal["dispatcher", "executor"]
 
 @dataclass(frozen=True, slots=True)
 class InboxStatus:
-    """One inbox. Lags are ages in seconds of the oldest message that waits, 0 when none does.
+    """One inbox. A lag is the age in seconds of the oldest waiting message, 0 if none waits.
 
-    `on_the_way` counts its messages in the outbox, `dispatcher_lag_s` is the age of the oldest of them; `backlog`
-    counts its messages that are there to be reaped, `consumer_lag_s` is for how long the oldest of them has been.
-    `lag_s` is the age since the send of the oldest of both. `waiting_keys` have failed and wait for their next try;
-    `parked_keys` are held until somebody acts, with `parked_messages`: those moved aside, which are not in `backlog`.
+    `on_the_way` counts its messages in the outbox, and `dispatcher_lag_s` is the age of the oldest of them. `backlog`
+    counts its delivered messages, and `consumer_lag_s` is how long ago the oldest of them was delivered. `lag_s` is how
+    long ago the oldest of both was sent. `waiting_keys` counts failing keys that wait for their next attempt,
+    `parked_keys` those that are held until an operator acts. `parked_messages` counts the messages that were moved to
+    `parked`; they are not in `backlog`.
     """
 
     name: str
@@ -47,10 +48,10 @@ class InboxStatus:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherStatus:
-    """The dispatcher, or the executor, that leads, or with `leads` false the last one that did.
+    """The dispatcher or executor that leads; if `leads` is false, the last one that led.
 
-    `state` is awake, asleep or stopped, as of its last renewal of the lease; `lease_left_s` is for how long that
-    holds, negative once it has run out. `counts` is what it has done so far.
+    `state` is awake, asleep or stopped, as of its last renewal of the lease. `lease_left_s` is how long the lease is
+    still valid, negative after it has expired. `counts` are its totals.
     """
 
     leads: bool
@@ -66,11 +67,11 @@ class DispatcherStatus:
 class Status:
     """A node. `outbox_backlog` counts committed messages that wait for the dispatcher, `scheduled` those not yet due.
 
-    `bulk_backlog` counts messages of large batches of Spark that are decided and still to be moved into the outbox.
-    `outbox_lag_s` is the age in seconds of the oldest one in the outbox, 0 if it is empty; `executable_backlog` and
-    `executable_lag_s` say the same of the other outbox, which waits for the executor. The clock stands at `clock` and
-    may go up to `clock_ceiling` before that is raised. `dispatcher` and `executor` are None if there has never been
-    one.
+    `bulk_backlog` counts messages of large batches of Spark that are decided and not yet moved into the outbox.
+    `outbox_lag_s` is the age in seconds of the oldest message in the outbox, 0 if it is empty. `executable_backlog` and
+    `executable_lag_s` are the same for the outbox of executables. `clock` is the last clock given out, and
+    `clock_ceiling` the highest that may be given out before the ceiling is raised. `dispatcher` and `executor` are None
+    if there has never been one.
     """
 
     schema: str
@@ -89,20 +90,20 @@ class Status:
 
 
 def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
-    """Return the status of the node `schema`; takes about as long as it takes to count what waits.
+    """Return the status of the node `schema`. This counts all waiting messages, and takes about as long.
 
-    Raises `SchemaError` if there is no such node. Reads only what is committed, waits for nobody.
+    Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock.
     """
     return run(connection, reading_status(schema_name(schema)))
 
 
 def dispatcher_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
-    """Return who dispatches on the node `schema`, None if nobody ever has; one row is read."""
+    """Return the dispatcher of the node `schema`, None if there has never been one. This reads one row."""
     return run(connection, reading_dispatcher(schema_name(schema)))
 
 
 def executor_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
-    """Return who executes on the node `schema`, None if nobody ever has; one row is read."""
+    """Return the executor of the node `schema`, None if there has never been one. This reads one row."""
     return run(connection, reading_dispatcher(schema_name(schema), "executor"))
 
 
@@ -161,7 +162,7 @@ FROM {schema}.node AS n, {schema}.clock AS c,
 """,
     columns=("bigint", "bigint", "bigint", "float8", "bigint", "float8", "bigint", "bigint", "bigint"),
 )
-# The floor lets the counts begin above dead rows; with the oldest found by clock, an index is all that is read of it.
+# The counts start at the floor, above dead rows. The oldest message is found by its clock, through an index.
 INBOXES = Sql(
     """
 WITH outgoing AS MATERIALIZED (
@@ -204,12 +205,12 @@ def reading_status(schema: str) -> Operation[Status]:
         schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), bulk_backlog, executable_backlog,
         _lag(executable_lag_s), scheduled, dead_letters, dispatcher, executor,
         tuple(
-            InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *troubles)
-            for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, *troubles in inboxes
+            InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *failing)
+            for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, *failing in inboxes
         ),
     )  # fmt: skip
 
 
 def _lag(seconds: float | None) -> float:
-    # A sender may have given a sent_at that lies ahead.
+    # A sender may have given a sent_at in the future.
     return max(0.0, seconds or 0.0)

@@ -1,7 +1,7 @@
 """For tests, users' and ours: follow a message all the way on the test's own connection, without daemon or sleep.
 
-Everything here happens in the transaction of the connection that is given, so a test that rolls back leaves nothing.
-Not for production: a delivery holds the node's dispatch lock until that transaction ends, an execution the executor's.
+Everything happens in the transaction of the given connection, so a test that rolls back leaves nothing. This is not for
+production: until that transaction ends, a delivery holds the node's dispatch lock, and an execution the executor's.
 """
 
 import inspect
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message in the outbox, as its sender gave it."""
+    """A message in the outbox, as sent."""
 
     id: UUID
     topic: str
@@ -72,7 +72,7 @@ FROM {schema}.outbox WHERE topic = %(topic)s::text ORDER BY position
 
 
 def sent(connection: AnyConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[Sent]:
-    """Return the messages in the outbox for `topic` in the order sent. Delivered ones are gone from there."""
+    """Return the messages of `topic` that are in the outbox, in the order sent. Delivered ones are no longer there."""
     return run(connection, _reading_sent(schema_name(schema), topic))
 
 
@@ -84,7 +84,7 @@ async def sent_async(connection: AnyAsyncConnection, topic: str, *, schema: str 
 def deliver(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA, now: datetime | None = None) -> int:
     """Deliver everything in the outbox, as the dispatcher would, and return how many messages were taken.
 
-    `now` decides what is due and what has expired; the database's clock if None.
+    `now` decides what is due and what has expired; None is the database's clock.
     """
     return run(connection, _delivering_all(schema_name(schema), now))
 
@@ -99,8 +99,8 @@ async def deliver_async(
 def execute(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
     """Execute everything in the outbox of executables, as the executor would, and return how many there were.
 
-    What tells their outcomes stands in the outbox afterwards: `deliver` it. One that cannot be applied goes to
-    `dead_letter`, and raises nothing.
+    Their replies are in the outbox afterwards: call `deliver`. An executable that cannot be applied goes to
+    `dead_letter` and raises nothing.
     """
     return run(connection, _executing_all(schema_name(schema)))
 
@@ -118,10 +118,10 @@ def drain(
     schema: str = DEFAULT_SCHEMA,
     now: datetime | None = None,
 ) -> int:
-    """Deliver, and call a worker's handler for what reached `inbox`, until nothing is left; returns how many calls.
+    """Deliver, and call a worker's handler for each message in `inbox`, until none is left; return how many calls.
 
-    What the handler sends is delivered too. An exception of the handler comes out as it is; `work` shows what a worker
-    would make of it. Raises `ConfigurationError` for an async handler: use `drain_async`.
+    What the handler sends is delivered too. An exception of the handler passes through; `work` shows what a worker
+    would do. Raises `ConfigurationError` for an async handler: use `drain_async`.
     """
     _refuse_async(handler, "drain_async")
     reaped, calls = Inbox(inbox, schema), 0
@@ -157,9 +157,9 @@ async def drain_async(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt, the `attempt`-th at its message.
+    """A failed attempt: its number `attempt`, counted from 1, and its `outcome`.
 
-    `outcome`: its key is tried again in `due_in_s` seconds (retry) or parked (park), or the message is skipped (skip).
+    The key is tried again in `due_in_s` seconds (retry), the key is parked (park), or the message is skipped (skip).
     """
 
     message: Message
@@ -186,11 +186,12 @@ def work(
     schema: str = DEFAULT_SCHEMA,
     now: datetime | None = None,
 ) -> Worked:
-    """Do what a worker would, failures included, until nothing is left: deliver, and handle one by one.
+    """Do what a worker would, failures included, until nothing is left: deliver, and handle messages one by one.
 
-    Each message is handled in a savepoint. An exception rolls it back, and the attempt is recorded by the inbox's rules
-    and `fatal`, as a worker records it: the key waits, is parked, or the message goes to `dead_letter`. A key that
-    waits is tried by a later call whose `now` has reached its time. Raises `ConfigurationError` for an async handler.
+    Each message is handled in a savepoint. An exception rolls it back, and the attempt is recorded as a worker records
+    it, by the inbox's settings and `fatal`: the key waits or is parked, or the message goes to `dead_letter`. A key
+    that waits is tried by a later call whose `now` has reached its time. Raises `ConfigurationError` for an async
+    handler.
     """
     _refuse_async(handler, "work_async")
     reaped, worked = Inbox(inbox, schema), Worked([], [])
@@ -270,7 +271,7 @@ def _recording(
     reaped: Inbox | AsyncInbox, worked: Worked, message: Message, error: Exception | None,
     fatal: tuple[type[Exception], ...],
 ) -> Operation[None]:  # fmt: skip
-    """Add what became of the message to `worked`; record the attempt if it failed."""
+    """Add the message to `worked`, as handled or as failed; record the attempt if it failed."""
     if error is None:
         worked.handled.append(message)
         return
@@ -326,11 +327,11 @@ UPDATE {schema}.key_state SET retry_at = retry_at + %(by_s)s::float8 * interval 
 WHERE inbox = '{inbox}' AND retry_at < 'infinity'
 """
 )
-LOOK = Sql("SELECT true", columns=("boolean",))
+PROBE = Sql("SELECT true", columns=("boolean",))
 
 
 def _coming_to(reaped: Inbox | AsyncInbox, now: datetime | None) -> Operation[float]:
-    """Make due what is due at `now`; return the shift in seconds, to be undone."""
+    """Shift retry times so that what is due at `now` is due; return the shift in seconds that undoes this."""
     yield IN_TRANSACTION
     if now is None:
         return 0.0
@@ -345,7 +346,7 @@ def _shifting(reaped: Inbox | AsyncInbox, by_s: float) -> Operation[None]:
 
 
 def _claiming_one(reaped: Inbox | AsyncInbox) -> Operation[Claimed]:
-    """Claim one message as a worker does: of a key in trouble that is due, else of a healthy key."""
+    """Claim one message as a worker does: of a failing key that is due, else of a healthy key."""
     claimed = yield from reaped.claiming_due()
     if claimed.messages or claimed.ended:
         return claimed
@@ -353,8 +354,8 @@ def _claiming_one(reaped: Inbox | AsyncInbox) -> Operation[Claimed]:
 
 
 def _finishing(reaped: Inbox | AsyncInbox, message: Message) -> Operation[None]:
-    """Fail with 25P02 if the handler has swallowed an error of the database; else its key is well."""
-    yield LOOK.at()()
+    """Fail with 25P02 if the handler has swallowed a database error; otherwise its key is healthy."""
+    yield PROBE.at()()
     yield from healing(reaped.schema, reaped.name, message)
 
 
@@ -364,7 +365,7 @@ def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:
 
 
 class _WrongHandler(ConfigurationError):
-    """A sync handler was given for an async one, or the reverse: an error of the test, not of a message."""
+    """A sync handler was given instead of an async one, or vice versa: an error of the test, not of a message."""
 
 
 def _refuse_async(handler: Callable[..., object], instead: str) -> None:
@@ -377,12 +378,11 @@ def _refuse_awaitable(returned: object, instead: str) -> None:
         if inspect.iscoroutine(returned):
             returned.close()
         raise _WrongHandler(
-            f"This handler returned something to await, so it has not done its work: use {instead}, with an async "
-            "connection."
+            f"This handler returned an awaitable, so it has not done its work: use {instead}, with an async connection."
         )
 
 
 def _awaitable(returned: object, instead: str) -> Awaitable[object]:
     if not inspect.isawaitable(returned):
-        raise _WrongHandler(f"This handler returned nothing to await, so it is not async: use {instead}.")
+        raise _WrongHandler(f"This handler returned no awaitable, so it is not async: use {instead}.")
     return returned

@@ -22,11 +22,11 @@ Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", 
 class Place:
     """One place where a message is.
 
-    `since` is when it came there (for `scheduled`: when it is due; for `parked`: since when its key is); `clock` its
-    clock in an inbox. `ahead` counts what stands before it: in an outbox all that does, in an inbox messages of its
-    key, which are reaped first. The topic of an executable is its target and operation, as in store.put. If its key
-    failed, `attempts`, `retry_at` and `reason` tell of that; for a parked one there is no `retry_at`. For a dead letter
-    `reason` says why it ended there, and `inbox` which inbox skipped it.
+    `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked. `clock`
+    is its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an inbox those of its
+    key, which are reaped first. The topic of an executable is its target and operation, such as store.put. If the key
+    is failing, `attempts`, `retry_at` and `reason` describe that; a parked key has no `retry_at`. For a dead letter
+    `reason` says why it is one, and `inbox` which inbox skipped it.
     """
 
     where: Where
@@ -80,8 +80,8 @@ FROM {schema}.dead_letter WHERE message_id = %(id)s::uuid
 def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Place]:
     """Return where the message `id` is: several places if several inboxes get it.
 
-    Empty if it is nowhere: it was reaped, or had expired, or was an event nobody subscribes to, or its transaction has
-    not committed or never did. Reads the node's tables in full, without waiting for anybody.
+    The list is empty if it is nowhere: it was reaped, it expired, it was an event without subscribers, or its
+    transaction has not committed. This reads the node's tables from end to end and waits for no lock.
     """
     return run(connection, tracing(schema_name(schema), id))
 

@@ -1,12 +1,12 @@
-"""Bulk: a large batch in tables of the node's schema moves into the outbox in chunks.
+"""Bulk: move a large batch, staged in tables of the node's schema, into the outbox in chunks.
 
 Moved at once, it would make everybody else's messages queue behind all of it. So one transaction decides the batch: it
-records which tables are to be moved, in which order. Then each chunk moves in a transaction of its own, which records
-how far it came. Whoever moves may die at any time, and another one goes on: each message is moved once, and in order.
-Two that move at once take turns.
+records which tables are to be moved, and in which order. Each chunk then moves in a transaction of its own, which
+records the progress. A process that moves chunks may die at any time, and another one continues: each message is moved
+once, and in order. Two such processes take turns.
 
-A table was filled by one COPY and never changed, so its rows stand in the order of their ctid. A chunk is a range of
-these, which a TID range scan reads without reading the others.
+Each table was filled by one COPY and never changed, so its rows stand in the order of their ctid. A chunk is a range of
+ctids, which a TID range scan reads without reading the other rows.
 """
 
 import json
@@ -18,11 +18,11 @@ from mailroom.errors import MailroomError
 from mailroom.names import shown
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
-# Others queue behind about as much: what a dispatcher takes in a fraction of a second, as it does with its own batches.
+# Other messages queue behind one chunk. A dispatcher delivers this much in a fraction of a second.
 CHUNK_ROWS = 10_000
 CHUNK_BYTES = 32 * 1024 * 1024
 
-# The columns of a message that such a table may have, and their types; others are no message's.
+# The columns of a message that such a table may have, and their types. Other columns are ignored.
 STAGED = {
     "message_id": "uuid",
     "topic": "text",
@@ -36,7 +36,7 @@ STAGED = {
     "expires_at": "timestamptz",
     "after_clock": "int8",
 }
-# What a null in a column, or the column's absence, stands for where the outbox's own default is not it.
+# The expressions of columns whose nulls need another default than the outbox's own. So does a missing `key`.
 EXPRESSIONS = {
     "key": "coalesce(key, message_id::text)",
     "kind": "coalesce(kind, 'M')::\"char\"",
@@ -46,24 +46,24 @@ EXPRESSIONS = {
 
 
 class BulkLost(MailroomError):
-    """A table lacks rows that it had, or is not a plain table of messages. Nothing of it was moved."""
+    """A table has lost rows, or is not a plain table of messages. The transaction moves nothing of it."""
 
 
 def table(token: UUID) -> str:
-    """Return the name of the table that a token stands for."""
+    """Return the name of the staging table with this token."""
     return f"staging_{token.hex}"
 
 
 # -- Moving -----------------------------------------------------------------------------------------------------------
 
-# For the transaction: a TID range scan reads a range of ctids, whatever the planner takes a table for that nobody has
-# analyzed. A scan of the whole table could begin in its middle, where another scan is or was.
+# Until the transaction ends, a range of ctids is read by a TID range scan. Nobody has analyzed these tables, so the
+# planner might choose a scan of the whole table, which may begin in its middle (synchronize_seqscans).
 BY_TID = Sql(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)",
     columns=("text", "text"),
 )
-# Locked first, so that it stays what the next statement finds. Its owner may have fewer rights than whoever moves it:
-# no code of the owner may run here, as it would in a view, a policy or a type.
+# The lock comes first, so that the table stays as the next statement finds it. The table's owner may have fewer rights
+# than the role that moves it, so no code of the owner may run here: no view, no policy, no type of the owner's.
 HOLD = Sql("LOCK TABLE {schema}.{table} IN ACCESS SHARE MODE")
 OF_MESSAGES = ", ".join(f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in STAGED.items())
 COLUMNS = Sql(
@@ -92,7 +92,7 @@ SELECT count(*), min(position), max(position) FROM moved
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many messages were moved, the positions of the first and the last of them, and whether more are to be."""
+    """How many messages were moved, the positions of the first and the last, and whether more are left (`more`)."""
 
     messages: int = 0
     first: int | None = None
@@ -105,26 +105,26 @@ class Moved:
 
 
 def holding(schema: str, table: str) -> Operation[list[str]]:
-    """Hold a table as it is until the transaction ends, and return which columns of messages it has.
+    """Lock a table until the transaction ends, and return which columns of messages it has.
 
-    Raises `BulkLost` for a table that is none of messages; psycopg's `UndefinedTable` if there is none.
+    Raises `BulkLost` if it is not a table of messages, and psycopg's `UndefinedTable` if there is no such table.
     """
     yield IN_TRANSACTION
     yield BY_TID.at()()
     yield HOLD.at(schema=schema, table=table)()
     columns = [name for (name,) in (yield COLUMNS.at(schema=schema, table=table)())]
     if not {"message_id", "value"} <= set(columns):
-        raise BulkLost(f"{table} is no plain table of messages.")
+        raise BulkLost(f"{table} is not a plain table of messages.")
     return columns
 
 
-def moving(
+def moving_rows(
     schema: str, table: str, columns: Sequence[str], constants: Mapping[str, str], source: str,
     after: str = FIRST, upto: str = LAST,
 ) -> Operation[Moved]:  # fmt: skip
-    """Copy rows of a table that is held into the outbox, in their order: those after the ctid `after`, up to `upto`.
+    """Copy the rows of a locked table after the ctid `after`, up to `upto`, into the outbox, in their order.
 
-    `constants` are the same for all of them: topic, kind, message_type, event_type.
+    `constants` are values that all of them share: topic, kind, message_type, event_type.
     """
     expressions = {name: EXPRESSIONS.get(name, name) for name in columns}
     expressions["key"] = EXPRESSIONS["key"] if "key" in columns else "message_id::text"
@@ -138,14 +138,15 @@ def moving(
 
 # -- Deciding ---------------------------------------------------------------------------------------------------------
 
-# From then on the table outlives a crash of the server. Each has a transaction of its own, since it takes several
-# locks; the transaction that decides makes it durable. Rows are copied in order, from the first one.
+# A logged table survives a crash of the server. Each table is altered in a transaction of its own, since that takes
+# several locks; the transaction that decides makes the change durable. SET LOGGED copies the rows, and must start at
+# the first one to keep their order.
 AS_FILLED = Sql(
     "SELECT set_config('synchronize_seqscans', 'off', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
 )
 KEEP = Sql("ALTER TABLE {schema}.{table} SET LOGGED")
-# The dispatcher's role owns the outbox: its housekeeping goes on where the table's owner died.
+# The dispatcher's role owns the outbox. Its housekeeping continues the batch if the process of the table's owner dies.
 OWNER = Sql(
     "SELECT quote_ident(pg_get_userbyid(relowner)::text) FROM pg_catalog.pg_class "
     "WHERE oid = to_regclass('{schema}.outbox')::oid",
@@ -155,7 +156,10 @@ LET_READ = Sql("GRANT SELECT ON {schema}.{table} TO {role}")
 
 
 def keeping(schema: str, table: str) -> Operation[None]:
-    """Have a table outlive a crash, as its owner, in a transaction of its own; raises psycopg's `UndefinedTable`."""
+    """Make a table survive a crash of the server: as its owner, in a transaction of its own.
+
+    Raises psycopg's `UndefinedTable`.
+    """
     yield IN_TRANSACTION
     yield AS_FILLED.at()()
     yield KEEP.at(schema=schema, table=table)()
@@ -163,7 +167,7 @@ def keeping(schema: str, table: str) -> Operation[None]:
     yield LET_READ.at(schema=schema, table=table, role=role.replace("%", "%%"))()
 
 
-# Waits for whoever drops one of them, and then does not find it.
+# If another session is dropping one of the tables, this waits for it and then does not find that table's row.
 TAKE = Sql(
     """
 WITH taken AS (
@@ -184,9 +188,9 @@ DECIDE = Sql(
 def deciding(
     schema: str, name: str, number: int, tables: Mapping[UUID, int], constants: Mapping[str, str], source: str
 ) -> Operation[None]:
-    """Record that these tables are to be moved in this order, each with so many messages, as `keeping` has left them.
+    """Record that these tables are to be moved in this order; each value is the table's number of messages.
 
-    Raises `BulkLost`, or psycopg's `UndefinedTable`, if one of them is not all there.
+    Call `keeping` for each table before. Raises `BulkLost`, or psycopg's `UndefinedTable`, if rows or tables are gone.
     """
     yield IN_TRANSACTION
     tokens, messages = list(tables), list(tables.values())
@@ -202,7 +206,7 @@ def deciding(
     )
 
 
-# -- Going on ---------------------------------------------------------------------------------------------------------
+# -- Continuing -------------------------------------------------------------------------------------------------------
 
 UNFINISHED = Sql("SELECT EXISTS (SELECT FROM {schema}.spark_bulk WHERE name = %(name)s::text)", columns=("boolean",))
 NEXT = Sql(
@@ -231,11 +235,11 @@ WHERE nth = 1 OR bytes <= %(bytes)s::bigint
 """,
     columns=("text", "bigint", "bigint"),
 )
-# A chunk need not be durable at once: whatever is done with its messages is later in the log. The transaction that
-# finishes the batch is durable, and with it all chunks before, when the batch is reported as done.
+# A chunk need not be durable at once: everything that depends on its messages comes later in the log. The transaction
+# that finishes the batch commits synchronously, and makes all chunks before it durable too.
 LATER = Sql("SELECT set_config('synchronous_commit', 'off', true)", columns=("text",))
 NOW = Sql("SELECT set_config('synchronous_commit', 'on', true)", columns=("text",))
-# Without a part it is swept like any other table whose batch the ledger has.
+# A table that is done gets no `part` any more, and is swept like every table whose batch is in the ledger.
 ADVANCE = Sql(
     """
 UPDATE {schema}.spark_staging SET moved = %(moved)s::bigint, moved_to = %(upto)s::text,
@@ -255,16 +259,16 @@ FINISH = Sql("DELETE FROM {schema}.spark_bulk WHERE name = %(name)s::text AND ba
 
 
 def is_unfinished(schema: str, name: str) -> Operation[bool]:
-    """Tell whether a batch of that name is decided and not wholly moved."""
+    """Return whether a batch of that name is decided and not completely moved."""
     [(unfinished,)] = yield UNFINISHED.at(schema=schema)(name=name)
     return bool(unfinished)
 
 
 def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES) -> Operation[Moved | None]:
-    """Move the next chunk of the batch of that name: so many messages and bytes of values, at least one message.
+    """Move the next chunk of the oldest batch of that name: up to `rows` messages and `max_bytes` of values.
 
-    In a READ COMMITTED transaction of its own. Returns what was moved; None if nothing is left. Of several batches of a
-    name the first comes first. Raises `BulkLost` where a table is not what it was.
+    A chunk has at least one message. Run this in a READ COMMITTED transaction of its own. Returns what was moved; None
+    if there is no such batch. Raises `BulkLost` if a table has changed.
     """
     yield IN_TRANSACTION
     found = yield NEXT.at(schema=schema)(name=name)
@@ -288,7 +292,7 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
                 f"The batch {shown(name)} cannot go on: {staged} has {before + count} messages, and was staged with "
                 f"{messages}."
             )
-        part = yield from moving(schema, staged, columns, json.loads(constants), source, after, upto)
+        part = yield from moving_rows(schema, staged, columns, json.loads(constants), source, after, upto)
         if part.messages != count:
             raise BulkLost(
                 f"The batch {shown(name)} cannot go on: a trigger or rule on the outbox takes messages away."
@@ -318,7 +322,7 @@ ORDER BY position LIMIT 1
 
 
 def oldest(schema: str, first: int, last: int) -> Operation[int | None]:
-    """Return the position of the oldest message between these that no dispatcher has taken yet; None if all are."""
+    """Return the oldest position from `first` to `last` that still waits for a dispatcher; None if there is none."""
     found = yield OLDEST.at(schema=schema)(first=first, last=last)
     return int(found[0][0]) if found else None
 
@@ -330,7 +334,7 @@ LEADS = Sql(
 
 
 def is_dispatched(schema: str) -> Operation[bool]:
-    """Tell whether a dispatcher leads."""
+    """Return whether a dispatcher leads."""
     [(leads,)] = yield LEADS.at(schema=schema)()
     return bool(leads)
 
@@ -357,7 +361,7 @@ class Left:
 def listing_left(
     schema: str, names: Collection[str], abandoned_after_s: float = ABANDONED_AFTER_S
 ) -> Operation[list[Left]]:
-    """Return the unfinished batches of these names, and those of which nothing was moved for so many seconds."""
+    """Return the unfinished batches of these names, and those that have not moved for `abandoned_after_s` seconds."""
     left = []
     for name, first, last in (yield ABANDONED.at(schema=schema)(names=list(names), seconds=abandoned_after_s)):
         waits = last is not None and (yield from oldest(schema, first, last)) is not None

@@ -26,7 +26,7 @@ from outbox.outgoing import EventType, MessageType, Outgoing
 ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")
 KINDS = {"message": "M", "event": "E", "command": "C"}
-ALONE = "\0"  # stands for --json without a value; nobody can type it
+ALONE = "\0"  # the value of --json without a value; nobody can type it
 
 
 def moment(text: str) -> datetime:
@@ -34,18 +34,18 @@ def moment(text: str) -> datetime:
     try:
         if text.startswith("+"):
             return datetime.now(UTC) + timedelta(seconds=seconds(text[1:]))
-        told = datetime.fromisoformat(text)
+        given = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        told = None
-    if told is None or told.tzinfo is None:
+        given = None
+    if given is None or given.tzinfo is None:
         raise click.BadParameter(
-            f"{text!r} is no time: give one with its zone, such as 2030-01-31T09:00:00+01:00, or +SECONDS from now."
+            f"{text!r} is not a time: give one with its zone, such as 2030-01-31T09:00:00+01:00, or +SECONDS from now."
         )
-    return told
+    return given
 
 
 def header(text: str) -> tuple[str, str]:
-    """Return name and value of NAME=VALUE."""
+    """Return the name and the value of NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
@@ -61,22 +61,25 @@ def outbox() -> None:
 @click.argument("topic", type=TOPIC)
 @click.option("--value", "values", metavar="JSON", multiple=True, help="The value of one message. Prints its id.")
 @click.option(
-    "--key", metavar="K", type=KEY, help="Its key; messages of one key are reaped in the order sent. Else unordered."
+    "--key", metavar="K", type=KEY, help="Its key: messages of one key are reaped in the order sent. [unordered]"
 )
 @click.option(
     "--csv",
     "file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     metavar="FILE",
-    help="A CSV file, one message a row; - is stdin.",
+    help="A CSV file, one message per row; - is stdin.",
 )
 @click.option("--key-column", metavar="C", help="The column with the key; a row with an empty key is unordered.")
 @click.option("--columns", metavar="A,B,...", help="The columns that make up the value. [all]")
 @click.option("--header", "headers", metavar="NAME=VALUE", type=header, multiple=True, help="A header; repeatable.")
 @click.option(
-    "--deliver-at", metavar="TIME", type=moment, help="Not before this time: ISO 8601 with a zone, or +SECONDS."
+    "--deliver-at",
+    metavar="TIME",
+    type=moment,
+    help="Deliver it not before this time: ISO 8601 with a zone, or +SECONDS.",
 )
-@click.option("--expires-at", metavar="TIME", type=moment, help="Dropped if it is not delivered by then.")
+@click.option("--expires-at", metavar="TIME", type=moment, help="Drop it if it is not delivered by this time.")
 @click.option("--kind", type=click.Choice(list(KINDS)), default="message", show_default=True, help="Who must get it.")
 @click.option("--message-type", type=click.Choice(get_args(MessageType)), default="U", show_default=True)
 @click.option("--event-type", type=click.Choice(get_args(EventType)))
@@ -87,7 +90,7 @@ def outbox() -> None:
     is_flag=False,
     flag_value=ALONE,
     multiple=True,
-    help="Print JSON, for programs: write it last. With a VALUE after it, it is --value.",
+    help="Print JSON, for programs. Write it last: followed by a VALUE, it means --value.",
 )
 @pass_call
 def send(
@@ -99,9 +102,9 @@ def send(
     A CSV file is UTF-8 with a heading; the value of a row is a map of column name to text. The file is streamed and
     sent in one transaction: if a row is wrong, nothing is sent. Headers, times, kind and types apply to every row.
 
-    A message needs at least one inbox that gets it, a command exactly one, an event none. To ask for a command's answer
+    At least one inbox must get a message, exactly one a command; an event needs none. To ask for a reply to a command,
     give --header reply_to=TOPIC. Message type (Object, Database, Collection, User-defined) and event type (Created,
-    Updated, Deleted) are passed on.
+    Updated, Deleted) are only passed on.
 
     \b
     Examples:
@@ -112,7 +115,7 @@ def send(
     """
     call.json = call.json or ALONE in as_json
     if len(dict(headers)) < len(headers):
-        raise click.UsageError("A header is given twice: a message has one of each name.")
+        raise click.UsageError("A header is given twice; a message has at most one of each name.")
     values += tuple(text for text in as_json if text != ALONE)
     if len(values) + (file is not None) != 1:
         raise click.UsageError("Give one --value JSON, or --csv FILE.")
@@ -181,7 +184,7 @@ def _parsed(text: str) -> object:
     except json.JSONDecodeError as error:
         raise click.UsageError(f"The value is not JSON: {error.msg} at character {error.pos + 1}.") from None
     except (ValueError, RecursionError):
-        raise click.UsageError("The value is not JSON that can be read: it has NaN, or is too deep.") from None
+        raise click.UsageError("The value is not valid JSON: it contains NaN, or is nested too deep.") from None
 
 
 def _refuse(_constant: str) -> NoReturn:

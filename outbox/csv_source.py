@@ -12,12 +12,12 @@ from outbox.outgoing import Outgoing
 
 
 class CsvSource:
-    """The rows of a CSV file with a heading, one message each, whose value is a map of column name to text.
+    """A CSV file with a heading, one message per row. The value of a message is a map of column name to text.
 
-    `lines` is the open text file, opened with newline="" and errors="surrogateescape". `key_column` names the column
-    that holds the key; a row in which it is empty is sent without order. `columns` are those that go into the value,
-    all if empty. `fields` are what else every message has, named as `Outgoing` does. Raises `ConfigurationError` for a
-    column that the heading has not, `InvalidMessage` for a bad heading.
+    `lines` is the text file, opened with newline="" and errors="surrogateescape". `key_column` names the column that
+    holds the key; a row where it is empty is unordered. `columns` are the columns that go into the value, all if empty.
+    `fields` are the other fields of every message, with the names of `Outgoing`. Raises `ConfigurationError` for a
+    column that is not in the heading, and `InvalidMessage` for a bad heading.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class CsvSource:
         self._width = len(heading)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the messages as rows for the outbox. Raises `InvalidMessage` that names the bad row.
+        """Yield the messages as rows for the outbox. Raises `InvalidMessage`, which names the bad row and its line.
 
-        Row 1 is the first below the heading; blank lines do not count. Lines are those of the file.
+        Row 1 is the first one below the heading; blank lines do not count as rows.
         """
         number = 0
         try:

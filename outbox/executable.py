@@ -1,4 +1,4 @@
-"""An executable to be written, and the checks it passes before the database sees it."""
+"""An executable to be sent, and its checks before the database sees it."""
 
 import json
 import os
@@ -23,7 +23,7 @@ COLUMNS = (("message_id", "uuid"), *PARTS, ("headers", "jsonb"), ("after_clock",
 # An escaped NUL in JSON, not an escaped backslash before u0000.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 MIN_AMOUNT, MAX_AMOUNT = -(2**63), 2**63 - 1
-# The fields that each operation requires and allows, beside those that all allow.
+# The fields that each operation requires (NEEDS) and allows (MAY_HAVE), beside those that every operation allows.
 NEEDS: dict[str, frozenset[str]] = {
     "put": frozenset({"key", "value"}),
     "increment": frozenset({"key", "amount"}),
@@ -45,11 +45,11 @@ SPECIFIC = frozenset().union(*NEEDS.values(), *MAY_HAVE.values())
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """One executable for `Store.send_many`; the fields mean what the arguments of the methods of `Store` mean.
+    """One executable for `Store.send_many`; the fields mean the same as the arguments of the methods of `Store`.
 
-    `target` is the node's own store, or its books, if not given; of a `call` it is the function's name. `amount` is by
-    how much `increment` counts, and how many `account` notes; `end_key` and `row_limit` bound `delete_range`, whose
-    `key` is the first one.
+    `target` is by default the node's own store, or its books for `account`; for a `call` it is the function's name.
+    `amount` is what `increment` adds, and the count that `account` adds. `key`, `end_key` and `row_limit` are the
+    start, the end and the limit of a `delete_range`.
     """
 
     operation: Act
@@ -92,7 +92,7 @@ class Executable:
 
     def _check_parts(self) -> None:
         if not isinstance(self.operation, str) or self.operation not in NEEDS:
-            raise InvalidMessage(f"{shown(self.operation)} is no operation; there are {', '.join(NEEDS)}.")
+            raise InvalidMessage(f"{shown(self.operation)} is not an operation; there are {', '.join(NEEDS)}.")
         given = {name for name in SPECIFIC if getattr(self, name) is not None}
         if self.key == "" and self.operation != "delete_range":
             given.discard("key")
@@ -118,8 +118,8 @@ class Executable:
 def _part(value: bytes, what: str) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise InvalidMessage(
-            f"{what} is bytes, not {type(value).__name__}: encode it, by mailroom.codec.encode for one. "
-            "A number is kept by increment."
+            f"{what} is bytes, not {type(value).__name__}: encode it, for example with mailroom.codec.encode. "
+            "For a number use increment."
         )
     part = bytes(value)
     if len(part) > MAX_PART_BYTES:
@@ -134,16 +134,16 @@ def _json(arguments: object) -> str:
         size = len(json.dumps(arguments, ensure_ascii=False).encode()) + _digits_more(text)
     except (TypeError, ValueError, RecursionError) as error:
         # Not chained: the cause may quote the payload.
-        raise InvalidMessage(f"The arguments cannot be written as JSON: {type(error).__name__}.") from None
+        raise InvalidMessage(f"The arguments cannot be encoded as JSON: {type(error).__name__}.") from None
     if NUL.search(text):
-        raise InvalidMessage("The arguments hold a NUL character, which PostgreSQL's jsonb cannot.")
+        raise InvalidMessage("The arguments contain a NUL character, which PostgreSQL's jsonb cannot store.")
     if size > MAX_PART_BYTES:
         raise InvalidMessage(f"The arguments have {size:,} bytes as JSON; {MAX_PART_BYTES:,} are allowed.")
     return text
 
 
 def _digits_more(text: str) -> int:
-    """Return by how many bytes jsonb lengthens numbers: it writes 1e300 out in full."""
+    """Return how many bytes the numbers grow by in jsonb, which writes 1e300 out in full."""
     more = 0
 
     def measured(number: str) -> None:
@@ -164,5 +164,5 @@ def _int64(number: int, what: str) -> int:
 
 def _limit(limit: int) -> int:
     if _int64(limit, "The limit") < 1:
-        raise InvalidMessage(f"The limit is {limit}; give an int from 1, or None for all.")
+        raise InvalidMessage(f"The limit is {limit}; give an int >= 1, or None for no limit.")
     return limit

@@ -115,11 +115,11 @@ def _command(topic: str, value: object, reply_to: str | None, fields: Fields) ->
 
 
 class Outbox(_Node):
-    """Commits messages in the caller's transaction; one instance per node (`schema`), free to share.
+    """Sends messages in the caller's transaction. One instance per node (`schema`) is enough; threads may share it.
 
-    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`, adds rows in its current
-    transaction and never commits. Raises `InvalidMessage` for a message over a limit and `NotInTransaction` on an
-    autocommit connection outside a transaction; errors of the driver pass through.
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`, inserts rows in its current
+    transaction and never commits. Raises `InvalidMessage` for a message over a limit, and `NotInTransaction` on an
+    autocommit connection outside a transaction. Errors of the driver pass through unchanged.
     """
 
     def send(
@@ -139,11 +139,12 @@ class Outbox(_Node):
     ) -> UUID:
         """Send one message and return its id. It exists if and only if the transaction commits.
 
-        `value` is anything CBOR gives back equal: text, bytes, int (64 bits), float, bool, None, list, dict with text
-        or bytes keys, aware datetime, date, Decimal, UUID; at most 16 MiB encoded. `key` (1 to 1,024 bytes of text,
-        or an int or UUID) orders: messages of one key are reaped in the order sent; None means no order. `headers`
-        are text to text, at most 8 KiB. Not delivered before `deliver_at`, dropped if undelivered at `expires_at`.
-        `after_clock` is the clock of a message on another node that caused this one: it is stamped later.
+        `value` is anything that CBOR gives back equal: text, bytes, int (64 bits), float, bool, None, list, dict with
+        text or bytes as keys, aware datetime, date, Decimal, UUID; at most 16 MiB encoded. Messages of one `key` (text
+        of 1 to 1,024 bytes, an int or a UUID) are reaped in the order sent; None means no order. `headers` map text to
+        text, at most 8 KiB. The message is not delivered before `deliver_at`, and dropped if it is not delivered by
+        `expires_at`. `after_clock` is the clock of a message on another node that caused this one: the stamp of this
+        one is later.
         """
         operation, message_id = self._send(
             Outgoing(topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id)
@@ -154,13 +155,13 @@ class Outbox(_Node):
     def send_many(self, connection: AnyConnection, messages: Iterable[Outgoing]) -> int:
         """Send many messages in order, by COPY if the driver can, and return how many.
 
-        All of them are checked first: a bad one raises `InvalidMessage` with its number before any is sent. They are
-        held in memory meanwhile, so send millions in calls of some 10,000.
+        All messages are checked before the first is sent: a bad one raises `InvalidMessage` with its number. They are
+        held in memory meanwhile, so send millions in calls of about 10,000.
         """
         return run(connection, self._send_many(messages))
 
     def publish(self, connection: AnyConnection, topic: str, value: object, **fields: Unpack[Fields]) -> UUID:
-        """Send an event: every subscriber gets it, if there are any. `fields` as for `send`."""
+        """Send an event: every subscriber gets it, if there are any. `fields` are as for `send`."""
         operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
         run(connection, operation)
         return message_id
@@ -174,7 +175,10 @@ class Outbox(_Node):
         reply_to: str | None = None,
         **fields: Unpack[Fields],
     ) -> UUID:
-        """Send a command: exactly one inbox must get it, else it goes to `dead_letter`. `fields` as for `send`."""
+        """Send a command: exactly one inbox must get it, else it goes to `dead_letter`.
+
+        `reply_to` is the topic for the reply. `fields` are as for `send`.
+        """
         operation, message_id = self._send(_command(topic, value, reply_to, fields))
         run(connection, operation)
         return message_id
@@ -182,9 +186,9 @@ class Outbox(_Node):
     def reply(
         self, connection: AnyConnection, request: Request, value: object, *, status: int = 200, **fields: Unpack[Fields]
     ) -> UUID:
-        """Answer a command on the topic it asked for, under its key, with its id as header `correlation`.
+        """Reply to a command: on its `reply_to` topic, under its key, with its id as header `correlation`.
 
-        `status` is 200 done, 400 refused, 500 failed. Raises `InvalidMessage` if no reply was asked for.
+        `status` is 200 done, 400 refused, 500 failed. Raises `InvalidMessage` if the command has no `reply_to`.
         """
         operation, message_id = self._send(self._reply(request, value, status, fields))
         run(connection, operation)

@@ -1,4 +1,4 @@
-"""A message to be sent, and the checks it passes before the database sees it."""
+"""A message to be sent, and its checks before the database sees it."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class Outgoing:
         return (
             message_id,
             topic_name(self.topic),
-            # Without a key it is unordered: its own id is a key that no other message has.
+            # An unordered message gets its own id as key, which no other message has.
             str(message_id) if self.key is None else key_text(self.key),
             _one_of(self.kind, "MECR", "kind"),
             _one_of(self.message_type, "ODCU", "message_type"),
@@ -95,14 +95,14 @@ def headers_json(headers: Mapping[str, str]) -> str | None:
         raise InvalidMessage(f"headers are a mapping of text to text, not {type(headers).__name__}.")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"Header {shown(name)} is not text to text: put structures into the value.")
+            raise InvalidMessage(f"Header {shown(name)} is not text to text: put structured data into the value.")
         utf8(name, "name of a header")
         utf8(value, f"header {shown(name)}")
     # Measured like jsonb's text form, as the table's CHECK does; sent as ASCII, which every client encoding has.
     size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
     if size > MAX_HEADERS_BYTES:
         raise InvalidMessage(
-            f"The headers have {size} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put what is large into the value."
+            f"The headers have {size} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put large data into the value."
         )
     return json.dumps(dict(headers)) if headers else None
 
@@ -118,12 +118,12 @@ def aware(moment: datetime, what: str) -> datetime:
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidMessage(f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).")
     if not EARLIEST <= moment < LATEST:
-        raise InvalidMessage(f"{what} lies outside the years 1 to 9998 of UTC: {moment.isoformat()}.")
+        raise InvalidMessage(f"{what} is outside the years 1 to 9998 in UTC: {moment.isoformat()}.")
     return moment
 
 
 def clock(clock: int) -> int:
     """Return `after_clock`. Raises `InvalidMessage` if it is not a clock."""
     if isinstance(clock, bool) or not isinstance(clock, int) or not 0 <= clock <= MAX_AFTER_CLOCK:
-        raise InvalidMessage(f"after_clock {shown(clock)} is no clock: an int from 0 to 2**62.")
+        raise InvalidMessage(f"after_clock {shown(clock)} is not a clock; give an int from 0 to 2**62.")
     return clock

@@ -1,4 +1,4 @@
-"""The outbox of executables: the executor applies each of them exactly once, instead of delivering it."""
+"""The outbox of executables: the executor applies each of them exactly once instead of delivering it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from outbox.executable import COLUMNS, Executable, Raw
 from outbox.outgoing import aware
 
 
-class Told(TypedDict, total=False):
-    """What every executable may be given besides.
+class Options(TypedDict, total=False):
+    """The optional fields of every executable.
 
-    `notify` is the topic of the message that tells the outcome, a reply with the executable's id as header
-    `correlation`; `headers` are text to text, of which saga, user and tenant go on to that message, and `after_clock`
-    is a clock that it is stamped later than. `id` is the executable's id, a fresh one if not given.
+    `notify` is the topic of the reply, a message with the outcome and with the executable's id as header `correlation`.
+    `headers` map text to text; the reply carries over saga, user and tenant. The reply is stamped later than
+    `after_clock`. `id` is the executable's id, by default a new one.
     """
 
     notify: str | None
@@ -42,7 +42,7 @@ COPY = Sql(
     "COPY {schema}.outbox_executable ({names}) FROM STDIN (FORMAT binary)",
     names=NAMES,
 )
-# Ordered, because positions are assigned row by row.
+# Ordered, since positions are assigned row by row.
 UNNEST = Sql(
     "INSERT INTO {schema}.outbox_executable ({names}) "
     "SELECT message_id, version::smallint, operation, target, key, end_key, value, amount, bytes, expected, "
@@ -53,9 +53,9 @@ UNNEST = Sql(
     "%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({names}, nth) ORDER BY nth",
     names=NAMES,
 )
-# Only the columns that a row has are sent; each set of columns has its own prepared statement.
+# Only the columns that have a value are sent; each set of columns has its own prepared statement.
 INSERT = Sql("INSERT INTO {schema}.outbox_executable ({given}) VALUES ({values})")
-# The parameter types of columns whose own type drivers do not bind.
+# The types of parameters where drivers cannot bind the column's own type.
 CAST = {"jsonb": "text::jsonb", "smallint": "bigint"}
 VALUES = {name: f"%({name})s::{CAST.get(kind, kind)}" for name, kind in COLUMNS}
 
@@ -88,7 +88,7 @@ WHERE key = %(key)s::text AND minute >= coalesce(%(since)s::timestamptz, '-infin
 
 def _executable(given: Executable) -> Executable:
     if not isinstance(given, Executable):
-        raise InvalidMessage(f"It is {type(given).__name__}: give an Executable.")
+        raise InvalidMessage(f"It is a {type(given).__name__}: give an Executable.")
     return given
 
 
@@ -107,7 +107,7 @@ class _Target:
         return _writing(self.schema, row), row[0]
 
     def _write_many(self, executables: Iterable[Executable]) -> Operation[int]:
-        # All are checked before the first is written, so a bad one leaves the transaction unchanged.
+        # All are checked before the first is sent, so a bad one leaves the transaction unchanged.
         rows = []
         for nth, executable in enumerate(executables, start=1):
             try:
@@ -118,7 +118,7 @@ class _Target:
 
     def _get(self, key: Key) -> Operation[Raw | int | None]:
         if self.target != STORE:
-            raise ConfigurationError(f"{self.target} is a table of your own: read it as such.")
+            raise ConfigurationError(f"{self.target} is a table of your own: read it with SQL.")
         text = key_text(key)
         rows = yield GET.at(schema=self.schema)(key=text)
         return None if not rows else rows[0][1] if rows[0][0] is None else bytes(rows[0][0])
@@ -133,44 +133,50 @@ class _Target:
 
 
 class Store(_Target):
-    """Writes executables in the caller's transaction; the executor applies each exactly once, soon after it commits.
+    """Sends executables in the caller's transaction. The executor applies each exactly once, soon after the commit.
 
-    What is busy or numerous (counters, accounting, entries of an index) need not be in the transaction that causes it:
-    writers of one key do not wait for each other. They are applied in the order in which they were sent, with the same
-    result as one after another; one that cannot be applied goes to `dead_letter` with its reason.
+    Use it for changes that would contend for rows or be numerous: counters, accounting, entries of an index. Writers of
+    one key do not wait for each other. Executables are applied in the order sent, with the same result as one after
+    another; one that cannot be applied goes to `dead_letter` with the reason.
 
-    One instance per node (`schema`) and target, free to share. `target` is `store`, the node's own table of values and
-    counters, or the name of a table of yours that an administrator has registered (`mailroom executor target add`).
-    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`, adds rows in its current
-    transaction and never commits; it returns the executable's id. Raises `InvalidMessage` for what is over a limit and
-    `NotInTransaction` on an autocommit connection outside a transaction; errors of the driver pass through. What all
-    take by name is described with `Told`.
+    One instance per node (`schema`) and target is enough; threads may share it. `target` is `store`, the node's own
+    table of values and counters, or the name of a table of yours that an administrator has registered (`mailroom
+    executor target add`). Every method that writes takes a psycopg connection or a SQLAlchemy `Connection` or
+    `Session`, inserts rows in its current transaction and never commits; it returns the executable's id. Raises
+    `InvalidMessage` for a value over a limit, and `NotInTransaction` on an autocommit connection outside a transaction.
+    Errors of the driver pass through unchanged. `options` are described with `Options`.
     """
 
     def put(
-        self, connection: AnyConnection, key: Key, value: Raw, *, expected: Raw | None = None, **told: Unpack[Told]
+        self,
+        connection: AnyConnection,
+        key: Key,
+        value: Raw,
+        *,
+        expected: Raw | None = None,
+        **options: Unpack[Options],
     ) -> UUID:
         """Set the value of `key`, at most 4 MiB; a counter becomes a value.
 
-        With `expected` only if that is its value (zero bytes: if there is none). If it is not, nothing is done, and
-        that is the outcome that `notify` is told; where nobody is, the executable goes to `dead_letter`.
+        With `expected`, only if the key holds that value (empty bytes: if the key is absent). If it does not, nothing
+        changes, and the reply says so; without `notify` the executable goes to `dead_letter`.
         """
-        operation, id = self._write(Executable("put", key, self.target, value=value, expected=expected, **told))
+        operation, id = self._write(Executable("put", key, self.target, value=value, expected=expected, **options))
         run(connection, operation)
         return id
 
-    def increment(self, connection: AnyConnection, key: Key, by: int = 1, **told: Unpack[Told]) -> UUID:
-        """Add `by` to the counter `key`, which begins at 0; both are ints of 64 bits.
+    def increment(self, connection: AnyConnection, key: Key, by: int = 1, **options: Unpack[Options]) -> UUID:
+        """Add `by` to the counter `key`, which starts at 0; both are ints of 64 bits.
 
-        A sum beyond 64 bits, or a key that holds a value, fails this executable alone.
+        If the sum exceeds 64 bits, or the key holds a value, this executable fails, and no other.
         """
-        operation, id = self._write(Executable("increment", key, self.target, amount=by, **told))
+        operation, id = self._write(Executable("increment", key, self.target, amount=by, **options))
         run(connection, operation)
         return id
 
-    def delete(self, connection: AnyConnection, key: Key, **told: Unpack[Told]) -> UUID:
+    def delete(self, connection: AnyConnection, key: Key, **options: Unpack[Options]) -> UUID:
         """Delete the value or counter of `key`, if there is one."""
-        operation, id = self._write(Executable("delete", key, self.target, **told))
+        operation, id = self._write(Executable("delete", key, self.target, **options))
         run(connection, operation)
         return id
 
@@ -180,16 +186,16 @@ class Store(_Target):
         start: Key | None = None,
         end: Key | None = None,
         limit: int | None = None,
-        **told: Unpack[Told],
+        **options: Unpack[Options],
     ) -> UUID:
-        """Delete the first `limit` of the keys from `start` up to, but not including, `end`.
+        """Delete the keys from `start` up to, but not including, `end`: at most `limit` of them, the lowest first.
 
-        None stands for the first key, for behind the last one, and for all. Keys are compared by their bytes in UTF-8,
-        those of a table of yours as its column compares them. Later executables wait for it. One that deletes many
-        keys does so in several transactions, each of which readers see.
+        Omit `start` for the first key, `end` for no upper bound, `limit` for no limit. Keys are compared by their bytes
+        in UTF-8; those of a table of yours, as its column compares them. Later executables wait for it. A large range
+        is deleted in several transactions, and readers see the result of each.
         """
         operation, id = self._write(
-            Executable("delete_range", start, self.target, end_key=end, row_limit=limit, **told)
+            Executable("delete_range", start, self.target, end_key=end, row_limit=limit, **options)
         )
         run(connection, operation)
         return id
@@ -201,14 +207,15 @@ class Store(_Target):
         count: int = 1,
         bytes: int = 0,
         at: datetime | None = None,
-        **told: Unpack[Told],
+        **options: Unpack[Options],
     ) -> UUID:
-        """Add `count` and `bytes` to the books of every successive prefix of `key`: of a/b/c these are a, a/b, a/b/c.
+        """Add `count` and `bytes` to the books of every successive prefix of `key`: for a/b/c these are a, a/b, a/b/c.
 
-        The books are by the minute, of `at` (aware), or of the send. Both are ints of 64 bits, and may be negative; a
-        sum beyond that fails this executable alone. A key has at most 32 levels.
+        There is a book per minute: that of `at` (an aware datetime), by default that of the send. `count` and `bytes`
+        are ints of 64 bits and may be negative. If a sum exceeds 64 bits, this executable fails, and no other. A key
+        has at most 32 levels.
         """
-        operation, id = self._write(Executable("account", key, ACCOUNTING, amount=count, bytes=bytes, at=at, **told))
+        operation, id = self._write(Executable("account", key, ACCOUNTING, amount=count, bytes=bytes, at=at, **options))
         run(connection, operation)
         return id
 
@@ -219,26 +226,26 @@ class Store(_Target):
         arguments: object = None,
         *,
         key: Key | None = None,
-        **told: Unpack[Told],
+        **options: Unpack[Options],
     ) -> UUID:
         """Call the function that an administrator registered as `name` (`mailroom executor function add`).
 
-        It is given the `arguments`, which JSON can say, at most 4 MiB, as one jsonb. What it returns is the outcome;
-        its error fails this executable alone. `key` is the key of the message that tells so.
+        It gets `arguments`, any value that JSON can represent, at most 4 MiB, as one jsonb. The reply contains its
+        result. If it raises an error, this executable fails, and no other. `key` is the key of the reply.
         """
-        operation, id = self._write(Executable("call", key, name, arguments=arguments, **told))
+        operation, id = self._write(Executable("call", key, name, arguments=arguments, **options))
         run(connection, operation)
         return id
 
     def send_many(self, connection: AnyConnection, executables: Iterable[Executable]) -> int:
-        """Write many executables in order, by COPY if the driver can, and return how many.
+        """Send many executables in order, by COPY if the driver can, and return how many.
 
-        All of them are checked first: a bad one raises `InvalidMessage` with its number before any is written.
+        All are checked before the first is sent: a bad one raises `InvalidMessage` with its number.
         """
         return run(connection, self._write_many(executables))
 
     def get(self, connection: AnyConnection, key: Key) -> Raw | int | None:
-        """Return the value or counter of `key` as applied so far, None if there is none."""
+        """Return the value or counter that `key` holds now, None if it is absent. It lacks what waits to be applied."""
         return run(connection, self._get(key))
 
     def books(
@@ -252,22 +259,30 @@ class AsyncStore(_Target):
     """`Store` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
 
     async def put(
-        self, connection: AnyAsyncConnection, key: Key, value: Raw, *, expected: Raw | None = None, **told: Unpack[Told]
+        self,
+        connection: AnyAsyncConnection,
+        key: Key,
+        value: Raw,
+        *,
+        expected: Raw | None = None,
+        **options: Unpack[Options],
     ) -> UUID:
         """See `Store.put`."""
-        operation, id = self._write(Executable("put", key, self.target, value=value, expected=expected, **told))
+        operation, id = self._write(Executable("put", key, self.target, value=value, expected=expected, **options))
         await run_async(connection, operation)
         return id
 
-    async def increment(self, connection: AnyAsyncConnection, key: Key, by: int = 1, **told: Unpack[Told]) -> UUID:
+    async def increment(
+        self, connection: AnyAsyncConnection, key: Key, by: int = 1, **options: Unpack[Options]
+    ) -> UUID:
         """See `Store.increment`."""
-        operation, id = self._write(Executable("increment", key, self.target, amount=by, **told))
+        operation, id = self._write(Executable("increment", key, self.target, amount=by, **options))
         await run_async(connection, operation)
         return id
 
-    async def delete(self, connection: AnyAsyncConnection, key: Key, **told: Unpack[Told]) -> UUID:
+    async def delete(self, connection: AnyAsyncConnection, key: Key, **options: Unpack[Options]) -> UUID:
         """See `Store.delete`."""
-        operation, id = self._write(Executable("delete", key, self.target, **told))
+        operation, id = self._write(Executable("delete", key, self.target, **options))
         await run_async(connection, operation)
         return id
 
@@ -277,11 +292,11 @@ class AsyncStore(_Target):
         start: Key | None = None,
         end: Key | None = None,
         limit: int | None = None,
-        **told: Unpack[Told],
+        **options: Unpack[Options],
     ) -> UUID:
         """See `Store.delete_range`."""
         operation, id = self._write(
-            Executable("delete_range", start, self.target, end_key=end, row_limit=limit, **told)
+            Executable("delete_range", start, self.target, end_key=end, row_limit=limit, **options)
         )
         await run_async(connection, operation)
         return id
@@ -293,10 +308,10 @@ class AsyncStore(_Target):
         count: int = 1,
         bytes: int = 0,
         at: datetime | None = None,
-        **told: Unpack[Told],
+        **options: Unpack[Options],
     ) -> UUID:
         """See `Store.account`."""
-        operation, id = self._write(Executable("account", key, ACCOUNTING, amount=count, bytes=bytes, at=at, **told))
+        operation, id = self._write(Executable("account", key, ACCOUNTING, amount=count, bytes=bytes, at=at, **options))
         await run_async(connection, operation)
         return id
 
@@ -307,10 +322,10 @@ class AsyncStore(_Target):
         arguments: object = None,
         *,
         key: Key | None = None,
-        **told: Unpack[Told],
+        **options: Unpack[Options],
     ) -> UUID:
         """See `Store.call`."""
-        operation, id = self._write(Executable("call", key, name, arguments=arguments, **told))
+        operation, id = self._write(Executable("call", key, name, arguments=arguments, **options))
         await run_async(connection, operation)
         return id
 

@@ -672,7 +672,7 @@ def test_grants_of_the_page_are_enough(connect: Connect) -> None:
 
     def ask() -> Operation[bool]:
         yield commit.RULE_OUT.at(schema=SCHEMA)(token=attempt.token)
-        [(committed, expired)] = yield commit.LOOK.at(schema=SCHEMA)(token=attempt.token, born_s=4e9)
+        [(committed, expired)] = yield commit.READ.at(schema=SCHEMA)(token=attempt.token, born_s=4e9)
         return bool(committed and not expired)
 
     assert run(connection, ask())

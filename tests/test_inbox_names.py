@@ -80,7 +80,9 @@ def test_name_that_something_else_has_is_refused_and_nothing_changes(node: Node,
     node.connection.execute(TAKEN[taken].encode())
     with node.connection.transaction():
         node.connection.execute("SET LOCAL lock_timeout = '7s'")
-        with pytest.raises(SchemaError, match=r"Inbox 'wall' cannot be made: .* mailroom\.inbox_wall, and something"):
+        with pytest.raises(
+            SchemaError, match=r"Inbox 'wall' cannot be created: .* mailroom\.inbox_wall, and something"
+        ):
             create_inbox(node.connection, "wall", ["said"])
         assert node.value("SELECT current_setting('lock_timeout')") == "7s"
     assert node.rows("SELECT name FROM mailroom.inbox_registry") == []

@@ -23,18 +23,19 @@ PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?:\[\])?))?")
 class Sql:
     """One statement with `{names}` for identifiers and `%(name)s::type` for values.
 
-    Every value is cast where it stands, so that the statement means the same to each driver; `columns` are the types
-    of the result. `parts` are pieces of SQL that several statements share, each put in for the `{name}` it is given
-    under. Identifiers are checked names (`mailroom.names`), so rendering needs no quoting rules.
+    Every value has a cast, so that the statement means the same to each driver. `columns` are the types of the result.
+    `parts` are pieces of SQL that several statements share; each replaces its `{name}`. Identifiers are checked names
+    (`mailroom.names`), so rendering needs no quoting rules.
 
-    An operator or function is called with the exact types of one in pg_catalog, or written with `pg_catalog.`: else one
-    that another role has put into the caller's search_path could fit better, and would run with the caller's rights.
+    Call operators and functions with the exact types of one in pg_catalog, or with the prefix `pg_catalog.`. Otherwise
+    an overload that another role has put into the caller's search_path could match better, and would run with the
+    caller's rights.
     """
 
     def __init__(self, template: str, columns: Sequence[str] = (), **parts: str | int) -> None:
         for name, part in parts.items():
             if f"{{{name}}}" not in template:
-                raise AssertionError(f"a part that has no place: {name}")
+                raise AssertionError(f"a part without a place in the statement: {name}")
             template = template.replace(f"{{{name}}}", str(part))
         untyped = [match[1] for match in PARAMETER.finditer(template) if match[2] is None]
         if untyped:
@@ -43,7 +44,7 @@ class Sql:
         self.columns = tuple(columns)
 
     def at(self, **names: str) -> "Statement":
-        """Return the statement with its identifiers filled in; rendered once per set of names."""
+        """Return the statement with its identifiers filled in; it is rendered once per set of names."""
         return _rendered(self, tuple(names.items()))
 
 
@@ -51,7 +52,7 @@ class Sql:
 def _rendered(sql: Sql, names: tuple[tuple[str, str], ...]) -> "Statement":
     text = sql.template
     for name, value in names:
-        # Quoted, since a schema may be named like a keyword; other names are parts of longer ones.
+        # The schema is quoted, since its name may be a keyword. Other names are parts of longer ones.
         text = text.replace("{" + name + "}", f'"{value}"' if name == "schema" else value)
     return Statement(text.strip(), sql.columns)
 
@@ -74,7 +75,7 @@ class Statement:
 
         types = _sqlalchemy_types()
         bound = {match[1]: types[match[2]] for match in PARAMETER.finditer(self.sql)}
-        # text() takes a single colon for a parameter.
+        # text() would read a single colon as a parameter.
         plain = re.sub(r"(?<!:):(?=\w)", r"\\:", self.sql)
         clause = text(PARAMETER.sub(r"CAST(:\1 AS \2)", plain).replace("%%", "%"))
         clause = clause.bindparams(*(bindparam(name, type_=kind) for name, kind in bound.items()))

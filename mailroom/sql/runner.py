@@ -1,11 +1,11 @@
 """Run an operation in the caller's transaction, on psycopg or SQLAlchemy, sync or async.
 
-psycopg connections are used through a plain cursor of ours: tuples, binary results, psycopg's own adapters and
-prepared statements, whatever row factory, cursor class or loaders the user has set. SQLAlchemy connections and
-sessions run bound `text()`, on any PostgreSQL driver. Errors of the driver pass through as they are.
+On a psycopg connection we use a plain cursor of our own: tuples, binary results, psycopg's own adapters and prepared
+statements, whatever row factory, cursor class or loaders the user has set. SQLAlchemy connections and sessions run
+bound `text()`, on any PostgreSQL driver. Errors of the driver pass through unchanged.
 
-Never in a pipeline: psycopg ends one with a Flush, after which the server's timeout for sessions that idle in a
-transaction does not count, so a process paused right then would keep its locks for ever.
+Never use a pipeline: psycopg ends it with a Flush, after which the server does not count the timeout for sessions that
+idle in a transaction. A process paused at that moment would keep its locks for ever.
 """
 
 import sys
@@ -55,7 +55,7 @@ def run(connection: AnyConnection, operation: Operation[T], cursors: "type[Plain
             return cast(T, stop.value)
         try:
             resume, given = operation.send, perform(step)
-        except Exception as error:  # the operation may know how to go on: from a savepoint
+        except Exception as error:  # the operation may continue, from a savepoint
             resume, given = operation.throw, error
 
 
@@ -75,7 +75,7 @@ async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> 
             return cast(T, stop.value)
         try:
             resume, given = operation.send, await perform(step)
-        except Exception as error:  # the operation may know how to go on: from a savepoint
+        except Exception as error:  # the operation may continue, from a savepoint
             resume, given = operation.throw, error
 
 
@@ -102,7 +102,7 @@ def reported(driver: Any, name: str) -> object:
 
 
 def is_closed(driver: Any) -> bool | None:
-    """Tell whether a driver's connection is closed, also by the server; None if the driver does not tell."""
+    """Return whether a driver's connection is closed, by us or by the server; None if the driver does not know."""
     for name in ("is_closed", "closed"):
         if (found := getattr(driver, name, None)) is not None:
             return bool(found() if callable(found) else found)
@@ -110,12 +110,12 @@ def is_closed(driver: Any) -> bool | None:
 
 
 def is_well(driver: object) -> bool:
-    """Tell whether a driver's connection is in a transaction in which nothing failed; false if it does not tell."""
+    """Return whether a driver's connection is in a transaction in which nothing failed; false if it does not know."""
     return _status(driver) == TransactionStatus.INTRANS
 
 
 def is_aborted(driver: object) -> bool:
-    """Tell whether a statement failed in the transaction of a driver's connection; false if it does not tell.
+    """Return whether a statement failed in the transaction of a driver's connection; false if it does not know.
 
     The COMMIT of such a transaction rolls back and reports success.
     """
@@ -128,14 +128,14 @@ def _status(driver: object) -> int | None:
 
 
 class _PsycopgOwn:
-    """psycopg's default adapters, made anew, without what users changed on a connection or globally."""
+    """psycopg's default adapters, created again, without what users have changed on a connection or globally."""
 
     connection = None
     adapters = AdaptersMap(types=postgres.types)
 
 
 class _JsonbText(Dumper):
-    """JSON that is text already, for COPY: jsonb's binary form is a version byte and the text."""
+    """JSON text for COPY: the binary form of jsonb is a version byte and the text."""
 
     oid = postgres.types["jsonb"].oid
     format = Format.BINARY
@@ -163,7 +163,7 @@ _PsycopgOwn.adapters.register_dumper(None, _Char)
 class PlainCursor(psycopg.Cursor[TupleRow]):
     """A cursor with psycopg's default adapters and rows as tuples."""
 
-    adapters = _PsycopgOwn.adapters  # in the place of the property that gives the connection's
+    adapters = _PsycopgOwn.adapters  # replaces the property that returns the connection's
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         super().__init__(connection, row_factory=tuple_row)
@@ -172,7 +172,7 @@ class PlainCursor(psycopg.Cursor[TupleRow]):
 class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
     """The same, async."""
 
-    adapters = _PsycopgOwn.adapters  # in the place of the property that gives the connection's
+    adapters = _PsycopgOwn.adapters  # replaces the property that returns the connection's
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         super().__init__(connection, row_factory=tuple_row)
@@ -180,9 +180,10 @@ class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
 
 @contextmanager
 def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> Iterator[None]:
-    """Raise `OperationalError` for a COPY whose session the server ends right after it, as for any statement.
+    """Raise `OperationalError` if the server ends the session right after a COPY, as for any other statement.
 
-    psycopg 3.3 takes one answer at the end of a COPY; two, "done" and "your session is terminated", are a ValueError.
+    psycopg 3.3 expects one result at the end of a COPY. If it gets two, "done" and "your session is terminated", it
+    raises ValueError.
     """
     try:
         yield
@@ -259,7 +260,7 @@ def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):
                 if not connection.in_transaction():
-                    connection.begin()  # as any statement of SQLAlchemy would, so that its commit() includes ours
+                    connection.begin()  # as SQLAlchemy's own statements do, so that its commit() includes ours
                 return _psycopg_step(driver, step)
             return _sqlalchemy_step(connection, unnest(**_by_column(columns, rows)))
         case _:
@@ -297,7 +298,7 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
 
 
 async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":
-    # Without greenlet, an optional dependency of SQLAlchemy, this module cannot be imported, and nobody uses it.
+    # Without greenlet, an optional dependency of SQLAlchemy, this module cannot be imported. Then nobody uses it.
     if "sqlalchemy.ext.asyncio" in sys.modules:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 

@@ -17,7 +17,7 @@ from mailroom import atomically
 from mailroom.errors import MailroomError
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
-from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving, table
+from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving_rows, table
 from spark_jobs.node import AS_THE_ROLE, SESSION, Node
 from spark_jobs.write.content import Content
 from spark_jobs.write.finishing import PACE, Pace, described, finish
@@ -158,7 +158,7 @@ class _Sending:
         schema, constants = self.node.schema, dict(self.shape.constants)
         for token, messages in self.tables.items():
             columns = yield from holding(schema, table(token))
-            moved = yield from moving(schema, table(token), columns, constants, self.batch.source)
+            moved = yield from moving_rows(schema, table(token), columns, constants, self.batch.source)
             if moved.messages != messages:
                 raise BulkLost("rows of a table are gone")
 
