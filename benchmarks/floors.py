@@ -40,7 +40,7 @@ def inserting(node: Node, messages: int) -> Iterator[Callable[[], int]]:
 
 
 @contextmanager
-def copying(node: Node, messages: int) -> Iterator[Callable[[], int]]:
+def copied(node: Node, messages: int) -> Iterator[Callable[[], int]]:
     """COPY prepared rows, 1,000 per transaction, into the same table."""
     rows = [(*row[:3], *map(_letter, row[3:6]), *row[6:]) for row in (m.row() for m in outgoing(messages))]
     copy = f"COPY {node.schema}.bare_outbox ({_NAMES}) FROM STDIN (FORMAT binary)".encode()
@@ -94,9 +94,9 @@ def insert_rate(node: Node, clients: int, messages: int) -> float:
 
 
 def copy_rate(node: Node, messages: int) -> float:
-    """Return the rate of `copying`, into an empty table."""
+    """Return the rate of `copied`, into an empty table."""
     node.execute(f"TRUNCATE {node.schema}.bare_outbox")
-    return rate(copying, node, messages)
+    return rate(copied, node, messages)
 
 
 def sorted_insert_rate(node: Node, messages: int, keys: int = KEYS) -> float:

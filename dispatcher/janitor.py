@@ -213,13 +213,13 @@ def listing_inboxes(schema: str, named: list[str], *, after: str, rows: int) -> 
 # Steps through the index from inbox to inbox, however many failing keys each of them has.
 FAILING = Sql(
     """
-WITH RECURSIVE troubled AS (
+WITH RECURSIVE failing AS (
     SELECT min(inbox) AS inbox FROM {schema}.key_state
     UNION ALL
-    SELECT (SELECT min(inbox) FROM {schema}.key_state AS k WHERE k.inbox > t.inbox) FROM troubled AS t
+    SELECT (SELECT min(inbox) FROM {schema}.key_state AS k WHERE k.inbox > t.inbox) FROM failing AS t
     WHERE t.inbox IS NOT NULL)
 SELECT r.name, EXISTS (SELECT FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity')
-FROM troubled AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER BY r.name
+FROM failing AS t JOIN {schema}.inbox_registry AS r ON r.name = t.inbox ORDER BY r.name
 """,
     columns=("text", "boolean"),
 )

@@ -134,7 +134,7 @@ class Lane(ABC):
                 await self._pause(pause_s)
 
     async def _work(self, lane: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
-        listener = Listener(self._dsn, self._schema, self.outbox, f"{self.role} bell")
+        listener = Listener(self._dsn, self._schema, self.outbox, f"{self.role} listener")
         doorbell = Doorbell(lane, self._schema, self.outbox, listener, self._poll_interval_s)
         self._leading.clear()
         serve = asyncio.create_task(self._serve(doorbell, self._work_on(lane)))

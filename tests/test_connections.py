@@ -82,7 +82,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 @pytest.mark.parametrize(
     "session",
     [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.EXECUTOR, listening.SESSION],
-    ids=["command", "notes", "lane", "keeper", "drain", "executor", "bell"],
+    ids=["command", "in flight", "lane", "keeper", "drain", "executor", "listener"],
 )
 async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
     async with await settings.connect_async(dsn, "test", session) as connection:
@@ -157,10 +157,10 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
     monkeypatch.setattr(lane, "WARN_AT", 1e-6)
     async with running(Dispatcher(node.dsn)):
         await eventually_async(lambda: warnings_of(caplog, "mailroom.dispatcher"))
-        [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
+        [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher listener"))
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))
-        assert node.sessions("mailroom dispatcher bell") == [listener]
+        assert node.sessions("mailroom dispatcher listener") == [listener]
     [warning] = warnings_of(caplog, "mailroom.dispatcher")
     assert "notification queue is 0 % full" in warning
 
@@ -171,12 +171,12 @@ async def test_dispatcher_drops_its_own_listener_when_the_queue_fills_up_further
 ) -> None:
     monkeypatch.setattr(lane, "CHECK_INTERVAL_S", 0.1)
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
-        [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
+        [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher listener"))
         monkeypatch.setattr(lane, "WARN_AT", 1e-6)
         monkeypatch.setattr(lane, "DROP_AT", 1e-6)
-        await eventually_async(lambda: listener not in node.sessions("mailroom dispatcher bell"))
+        await eventually_async(lambda: listener not in node.sessions("mailroom dispatcher listener"))
         monkeypatch.setattr(lane, "DROP_AT", 1)
-        await eventually_async(lambda: node.sessions("mailroom dispatcher bell"))
+        await eventually_async(lambda: node.sessions("mailroom dispatcher listener"))
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))
 
@@ -208,13 +208,13 @@ def listens(node: Node) -> bool:
 
 async def test_session_that_has_ceased_to_listen_is_replaced(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
-    listener = Listener(node.dsn, SCHEMA, "outbox", "test bell")
+    listener = Listener(node.dsn, SCHEMA, "outbox", "test listener")
     async with ringing(listener):
-        [first] = await eventually_async(lambda: node.sessions("mailroom test bell"))
+        [first] = await eventually_async(lambda: node.sessions("mailroom test listener"))
         await eventually_async(lambda: listener._connection)
         assert listener._connection is not None
         await listener._connection.execute("UNLISTEN *")
-        await eventually_async(lambda: node.sessions("mailroom test bell") not in ([], [first]))
+        await eventually_async(lambda: node.sessions("mailroom test listener") not in ([], [first]))
         ring = listener.next_ring()
         channel = locks.channel("'mailroom.outbox'::regclass")
         node.connection.execute(f"SELECT pg_notify({channel}, '')".encode())
@@ -269,7 +269,7 @@ from mailroom import settings
 from mailroom.session.listener import Listener
 
 settings.PEER.update({name: "1000" for name in settings.PEER if name == "tcp_user_timeout"})
-asyncio.run(Listener(sys.argv[1], "mailroom", "outbox", "test bell").run())
+asyncio.run(Listener(sys.argv[1], "mailroom", "outbox", "test listener").run())
 """
 
 
@@ -280,12 +280,12 @@ def test_paused_listener_is_ended_by_the_server(node: Node) -> None:
     with subprocess.Popen([sys.executable, "-c", LISTENER, node.dsn]) as started:
         try:
             eventually(lambda: listens(node), WITHIN_S)
-            [listener] = node.sessions("mailroom test bell")
+            [listener] = node.sessions("mailroom test listener")
             started.send_signal(signal.SIGSTOP)
             # Until the kernel's buffers are full and the server's process waits for its client.
             waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'ClientWrite'"
             eventually(lambda: node.connection.execute(notify) and node.rows(waits, listener), WITHIN_S)
-            eventually(lambda: listener not in node.sessions("mailroom test bell"), WITHIN_S)
+            eventually(lambda: listener not in node.sessions("mailroom test listener"), WITHIN_S)
         finally:
             started.kill()
             started.wait()
@@ -332,7 +332,7 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
     monkeypatch.setattr(settings, "connect_async", counted)
     monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: 0.01)
     async with running(Dispatcher(private.dsn)):
-        await eventually_async(lambda: private.sessions("mailroom dispatcher bell"))
+        await eventually_async(lambda: private.sessions("mailroom dispatcher listener"))
         before = private.sessions()
         with read_only(private):
             await eventually_async(lambda: not {*before} & {*private.sessions()})

@@ -1,4 +1,4 @@
-"""The demo: its verdict finds what is wrong, it leaves others' schemas alone, and it survives its own kills."""
+"""The demo: its results show what is wrong, it leaves others' schemas alone, and it survives its own kills."""
 
 import json
 import os
@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from examples.flights import source
+from examples.flights.results import verify
 from examples.flights.source import ALL_FLIGHTS, flights
 from examples.flights.tables import business, make_business_tables, remake
-from examples.flights.verdict import verify
 from mailroom.errors import ConfigurationError
 from mailroom.schema import create_inbox
 from tests.support.databases import Connect
@@ -63,7 +63,7 @@ def wrong(cursor: psycopg.Cursor[Any]) -> set[str]:
     return {check.name for check in verify(cursor, "mailroom") if check.ok is False}
 
 
-def test_verdict_accepts_a_right_run(cursor: psycopg.Cursor[Any]) -> None:
+def test_results_accepts_a_right_run(cursor: psycopg.Cursor[Any]) -> None:
     checks = verify(cursor, "mailroom")
     assert [(check.name, check.ok) for check in checks] == [
         (name, True) for name in (EXACT, ORDER, CLOCKS, KEYS, FLEET, LEFT)
@@ -103,7 +103,7 @@ def test_verdict_accepts_a_right_run(cursor: psycopg.Cursor[Any]) -> None:
         pytest.param("TRUNCATE flight, aircraft, ledger", {EXACT}, id="no flights at all"),
     ],
 )
-def test_verdict_finds(cursor: psycopg.Cursor[Any], damage: str, found: set[str]) -> None:
+def test_results_finds(cursor: psycopg.Cursor[Any], damage: str, found: set[str]) -> None:
     cursor.execute(damage.encode())
     assert wrong(cursor) == found
 
@@ -117,7 +117,7 @@ def test_verdict_finds(cursor: psycopg.Cursor[Any], damage: str, found: set[str]
         ("dead_letter", "stage, reason", "'deliver', 'no inbox'"),
     ],
 )
-def test_verdict_finds_a_message_left_in(cursor: psycopg.Cursor[Any], table: str, columns: str, values: str) -> None:
+def test_results_finds_a_message_left_in(cursor: psycopg.Cursor[Any], table: str, columns: str, values: str) -> None:
     if table != "outbox":
         columns += ", message_id, topic, key, kind, message_type, value_json, sent_at"
         values += ", gen_random_uuid(), 't', 'k', 'M', 'U', '1', now()"
@@ -176,8 +176,8 @@ def test_a_run_with_kills_ends_right(dsn: str) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    verdict = json.loads(ended.stdout)
-    assert [check["ok"] for check in verdict["checks"]] == [True] * 6
-    assert sum(verdict["flights_by_worker"].values()) == 5000
+    results = json.loads(ended.stdout)
+    assert [check["ok"] for check in results["checks"]] == [True] * 6
+    assert sum(results["flights_by_worker"].values()) == 5000
     assert "SIGKILL to the worker" in ended.stderr
     assert "SIGKILL to the dispatcher" in ended.stderr

@@ -180,7 +180,7 @@ async def test_inbox_that_is_locked_stops_no_other(
     assert set(floors(node)) == {"a_locked", "b_free", "shipping"}
 
 
-# -- Moving aside -----------------------------------------------------------------------------------------------------
+# -- Moving messages of parked keys -----------------------------------------------------------------------------------
 
 
 async def test_what_is_delivered_for_parked_keys_is_moved_aside_again_and_again(

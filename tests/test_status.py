@@ -54,7 +54,7 @@ def fail(node: Node, error: Exception) -> None:
 
 
 def park(node: Node, messages: int) -> list[UUID]:
-    """Leave the key k parked in `shipping`, and only its first message moved aside."""
+    """Leave the key k parked in `shipping`, and only its first message moved to `parked`."""
     ids = [node.send("orders", key="k") for _ in range(messages)]
     node.drain()
     fail(node, Park("no such street"))

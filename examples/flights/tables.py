@@ -32,7 +32,7 @@ def remake(dsn: str, node: str = NODE) -> None:
     with settings.engine(dsn).begin() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)  # noqa: S101 - what settings.engine opens
-        driver.execute("SET LOCAL lock_timeout = '10s'")  # somebody may look at the tables of the last run
+        driver.execute("SET LOCAL lock_timeout = '10s'")  # somebody may be reading the tables of the last run
         foreign = driver.execute(
             "SELECT nspname FROM pg_namespace "
             "WHERE nspname = ANY(%s) AND obj_description(oid, 'pg_namespace') IS DISTINCT FROM %s",

@@ -18,7 +18,7 @@ CREATE TABLE aircraft (
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE aircraft IS 'What the workers know of each aircraft: where its last flight went, and how many it made.';
 
--- No constraint keeps a flight from standing here twice: that none does is what the verdict has to find out.
+-- No constraint keeps a flight from being here twice: the checks of the results must find out that none is.
 CREATE TABLE ledger (
     nth        bigint GENERATED ALWAYS AS IDENTITY,
     flight     bigint NOT NULL,

@@ -42,7 +42,7 @@ def command(call: Call, count: int) -> None:
     exactly-once over all of it.
 
     Without --dsn and MAILROOM_DSN it runs on the embedded server. Its schema, mailroom_pipeline (or --schema), is made
-    anew by each run and stays for you to look at. Exit code 1 if anything went wrong or took too long.
+    again by each run, and stays for you to inspect. Exit code 1 if anything went wrong or took too long.
     """
     java_version()
     deadline = time.monotonic() + TIME_LIMIT_S

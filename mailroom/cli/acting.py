@@ -32,7 +32,7 @@ def acting(command: F) -> F:
         click.option(
             "--actor", metavar="NAME", type=ACTOR, default=person, help="Who acts, for the audit. [you, as user@host]"
         ),
-        click.option("--dry-run", is_flag=True, help="Only tell what would be done."),
+        click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done."),
     ):
         command = option(command)
     return command

@@ -39,8 +39,8 @@ class Call:
     def dsn(self, *, embedded_by_default: bool = False) -> str:
         """Return the connection string; raises `ConfigurationError` if nothing names a database.
 
-        With `--embedded` the user's embedded server is started, and used until the command ends. A command that is
-        there to be tried out takes that server whenever nothing names another: `embedded_by_default`.
+        With `--embedded` the user's embedded server is started, and used until the command ends. With
+        `embedded_by_default` a command, such as the demo, uses that server also if nothing names a database.
         """
         if self.embedded and self.given_dsn is not None:
             raise ConfigurationError("--dsn and --embedded name two databases: give one of them.")
@@ -51,17 +51,17 @@ class Call:
 
     @property
     def user(self) -> str | None:
-        """As whom the call connects; None if it has not come to name a database."""
+        """The database user of the call; None before it has a connection string."""
         if self._dsn is None:
             return None
-        # What the connection string leaves open libpq takes from its environment, or else from the account.
+        # If the connection string names no user, libpq takes it from its environment, or else from the account.
         default = next(option.val for option in psycopg.pq.Conninfo.get_defaults() if option.keyword == b"user")
         user = conninfo.conninfo_to_dict(self._dsn).get("user") or (default or b"").decode()
         return str(user) or None
 
     @contextmanager
     def connection(self, role: str, *, autocommit: bool = False) -> Iterator[psycopg.Connection]:
-        """Connect to the node, which must have a schema that fits; commits at the end, or rolls back on an error."""
+        """Connect to the node and check its schema; commits at the end, rolls back on an error."""
         with settings.connect(self.dsn(), role, autocommit=autocommit) as connection:
             node.check(connection, self.schema)
             yield connection

@@ -33,7 +33,7 @@ def narrowed(command: F) -> F:
 def targeted(command: F) -> F:
     """Add the ids and options that select dead letters to change; the command needs at least one."""
     for option in (
-        click.option("--limit", type=LIMIT, help="At most so many, oldest first. [all]"),
+        click.option("--limit", type=LIMIT, help="How many at most, oldest first. [all]"),
         click.option("--all", "every", is_flag=True, help="All dead letters of the node."),
     ):
         command = option(command)
@@ -50,12 +50,12 @@ def _target(ids: tuple[int, ...], every: bool, *narrowing: str | None) -> tuple[
 def dead_letter() -> None:
     """List, show, requeue or discard dead letters.
 
-    A message ends here if it could not be delivered (stage deliver), or if an inbox skipped it (stage reap): its
-    handler raised Skip, or its attempts ran out in an inbox that was made with --on-failure skip. An executable ends
-    here if it could not be applied (stage execute).
+    A message becomes one if it could not be delivered (stage deliver), or if an inbox skipped it (stage reap): its
+    handler raised Skip, or it used up its attempts in an inbox with --on-failure skip. An executable becomes one if it
+    could not be applied (stage execute).
 
     \b
-    The way out:
+    What to do:
       mailroom dead-letter list
       mailroom dead-letter show 17
       mailroom dead-letter requeue 17          # once the cause is fixed
@@ -126,11 +126,11 @@ def requeue(
     call: Call, ids: tuple[int, ...], reason: str | None, stage: Stage | None, inbox: str | None,
     every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Try dead letters again, ordered by when they come back.
+    """Send dead letters again, ordered by the time of the requeue.
 
-    What could not be delivered goes back to the outbox and is routed anew, and what could not be executed to the outbox
-    of executables. What an inbox skipped goes into that inbox only, behind what its key has there. All keep their
-    message ids.
+    A message that could not be delivered goes back to the outbox and is routed again; an executable, to the outbox of
+    executables. A message that an inbox skipped goes into that inbox only, behind the other messages of its key. All
+    keep their message ids.
 
     \b
     Examples:

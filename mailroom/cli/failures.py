@@ -17,8 +17,8 @@ from mailroom.settings import connection_failed
 URL_PASSWORD = re.compile(r"(\w+://[^\s:@/]*):\S*@")
 PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|\S+)", re.IGNORECASE)
 
-DENIED = re.compile(r"permission denied for (?P<kind>\w+) ")  # as servers that speak English say it
-RIGHTS = {"schema": "USAGE or CREATE", "database": "CREATE", "function": "EXECUTE"}  # of a table it is not told which
+DENIED = re.compile(r"permission denied for (?P<kind>\w+) ")  # the text of servers that speak English
+RIGHTS = {"schema": "USAGE or CREATE", "database": "CREATE", "function": "EXECUTE"}  # for a table the server names none
 
 
 class Interrupted(click.ClickException):
@@ -28,31 +28,31 @@ class Interrupted(click.ClickException):
 
 
 def tell(error: Exception, call: Call | None = None) -> int:
-    """Print one line that says what went wrong and return the exit code. Re-raises errors that are bugs of ours."""
+    """Print one line that says what went wrong, and return the exit code. An error that is our bug is raised again."""
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return error.exit_code
     if isinstance(error, Interrupted | click.Abort):
         click.echo("mailroom: interrupted", err=True)
         return Interrupted.exit_code
-    text, code = _told(error, call or Call())
+    text, code = _text(error, call or Call())
     click.echo(f"mailroom: error: {one_line(redacted(text))}", err=True)
     return code
 
 
 def redacted(text: str) -> str:
-    """Return `text` without the passwords of the connection strings in it."""
+    """Return `text` without the passwords of connection strings."""
     return PASSWORD.sub(r"\1***", URL_PASSWORD.sub(r"\1:***@", text))
 
 
 def drop_output() -> None:
-    """Send whatever is still to be written to stdout nowhere: nobody reads it, and Python would complain at its end."""
+    """Discard what is still to be written to stdout: nobody reads it, and Python would report an error at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ else 1)
     os.close(nowhere)
 
 
-def _told(error: Exception, call: Call) -> tuple[str, int]:
+def _text(error: Exception, call: Call) -> tuple[str, int]:
     match error:
         case click.UsageError(ctx=click.Context() as context):
             message = error.format_message()
@@ -62,13 +62,13 @@ def _told(error: Exception, call: Call) -> tuple[str, int]:
         case MailroomError():
             return str(error), error.exit_code
         case psycopg.Error():
-            return _told_by_database(error, call), 1
+            return _text_of_database_error(error, call), 1
         case OSError():
             return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
-    return _told_by_library(error, call), 1
+    return _text_of_library_error(error, call), 1
 
 
-def _told_by_database(error: psycopg.Error, call: Call) -> str:
+def _text_of_database_error(error: psycopg.Error, call: Call) -> str:
     if error.sqlstate is None:
         return str(connection_failed(error)) if isinstance(error, psycopg.OperationalError) else str(error)
     # Not str(error): its DETAIL repeats the row.
@@ -79,7 +79,7 @@ def _told_by_database(error: psycopg.Error, call: Call) -> str:
 
 
 def _grant(message: str, user: str | None) -> str:
-    """Return which privilege is missing, as far as the server says, and where the grants are documented."""
+    """Return which privilege is missing, if the server says so, and where the grants are documented."""
     found = DENIED.match(message)
     right = f"{RIGHTS.get(found['kind'], 'a grant')} on this {found['kind']}" if found else "the right to do it"
     return (
@@ -88,14 +88,14 @@ def _grant(message: str, user: str | None) -> str:
     )
 
 
-def _told_by_library(error: Exception, call: Call) -> str:
+def _text_of_library_error(error: Exception, call: Call) -> str:
     # Imported only now: most calls need neither.
     from alembic.util import CommandError
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
     match error:
         case DBAPIError(orig=psycopg.Error() as cause):
-            return _told_by_database(cause, call)
+            return _text_of_database_error(cause, call)
         case DBAPIError():
             return f"The database refused: {type(error.orig).__name__}"
         case SQLAlchemyError() | CommandError():

@@ -1,4 +1,4 @@
-"""Delivered messages as they are printed, nothing left out: what is printed may be all that is left of them."""
+"""Delivered messages as they are printed, with nothing left out: after a reap, this may be all that is left of them."""
 
 import base64
 import sys
@@ -13,12 +13,12 @@ FIELDS = (
     "delivered_at", "expires_at",
 )  # fmt: skip
 
-# A value that is none of ours; or JSON whose numbers or nesting Python will not read.
+# A value that is not ours, or JSON whose numbers or nesting Python does not read.
 UNREADABLE = (ValueError, RecursionError)
 
 
 class Content(Protocol):
-    """What carries a value."""
+    """Something with headers and a value."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -49,7 +49,7 @@ def message_json(message: Message) -> dict[str, Any]:
 
 
 def content_json(held: Content) -> dict[str, Any]:
-    """Return headers and value as parts of a JSON object: `raw` and a `note` in place of a value it cannot carry."""
+    """Return headers and value as parts of a JSON object; `raw` and a `note` replace a value that JSON cannot hold."""
     try:
         content = {"value": as_json(held.value)}
     except UNREADABLE as error:

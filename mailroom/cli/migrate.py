@@ -12,8 +12,8 @@ BOTH_ENDS = ("base", "head")
 
 
 @click.command()
-@click.option("--revision", default="head", metavar="R", help="Bring it to this revision instead; `base` removes it.")
-@click.option("--discard", is_flag=True, help="Going down, delete the messages that are still there.")
+@click.option("--revision", default="head", metavar="R", help="Migrate to this revision; `base` removes the node.")
+@click.option("--discard", is_flag=True, help="In a downgrade, delete the messages that are still there.")
 @pass_call
 def migrate(call: Call, revision: str, discard: bool) -> None:
     """Create the schema of a node, or bring it up to date.

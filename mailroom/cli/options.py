@@ -9,9 +9,9 @@ from mailroom.cli.call import Call
 from mailroom.names import DEFAULT_SCHEMA
 
 
-def _note(ctx: click.Context, option: click.Parameter, value: object) -> None:
+def _take(ctx: click.Context, option: click.Parameter, value: object) -> None:
     call = ctx.ensure_object(Call)
-    # What was not written here may have been written further left.
+    # An option that is not given here may have been given further left.
     if option.name is not None and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
         setattr(call, option.name, value)
 
@@ -27,24 +27,24 @@ SHARED = (
         ["--dsn", "given_dsn"],
         metavar="DSN",
         expose_value=False,
-        callback=_note,
+        callback=_take,
         help=f"The database: a URL or libpq's key=value form. Else {settings.DSN_VARIABLE}, else PGHOST, PGDATABASE...",
     ),
     click.Option(
         ["--schema", "given_schema"],
         metavar="NAME",
         expose_value=False,
-        callback=_note,
+        callback=_take,
         help=f"The node's schema in it; {DEFAULT_SCHEMA} if not given.",
     ),
     click.Option(
         ["--embedded"],
         is_flag=True,
         expose_value=False,
-        callback=_note,
-        help="Use the PostgreSQL of your own that Mailroom keeps in your data directory; started if need be.",
+        callback=_take,
+        help="Use the embedded PostgreSQL in your data directory; it is started if necessary.",
     ),
-    click.Option(["--json"], is_flag=True, expose_value=False, callback=_note, help="Print JSON, for programs."),
+    click.Option(["--json"], is_flag=True, expose_value=False, callback=_take, help="Print JSON, for programs."),
     click.Option(
         ["--version"],
         is_flag=True,

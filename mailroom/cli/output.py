@@ -59,7 +59,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Sequence[str] = ()) -> None:
     """Print a table; the columns named in `numbers` are right-aligned.
 
-    On a terminal it fits into the width; where that is too little, each row becomes a block with a line per column.
+    On a terminal it is fitted to the width. If that is too small, each row becomes a block with a line per column.
     """
     cells = [[printable(shown(cell)) for cell in row] for row in rows]
     whole, least = [], []
@@ -208,7 +208,7 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Bar]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show on stderr, if that is a terminal, that the block still works on one long statement, and for how long."""
+    """Show on stderr, if it is a terminal, that the block works on one long statement, and for how long."""
     with _progress(TextColumn(what)) as progress:
         progress.add_task("", total=None)
         yield
@@ -220,7 +220,7 @@ def _progress(*columns: ProgressColumn) -> Iterator[Progress]:
     progress = Progress(
         SpinnerColumn(), *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
     )
-    # One that is disabled is not entered: rich 13.0 ended a line for it.
+    # A disabled one is not entered, since rich 13.0 prints a newline for it.
     with nullcontext() if progress.disable else progress:
         yield progress
 

@@ -1,7 +1,7 @@
-"""`mailroom bench` and `mailroom demo`, which stand beside our packages in a checkout and inside of this one installed.
+"""`mailroom bench` and `mailroom demo`: beside our packages in a checkout, inside this package when installed.
 
-Installed they would else be packages named `benchmarks` and `examples`, as other people's are. Their imports of their
-own modules are relative, since they go by two names.
+Installed under their own names, `benchmarks` and `examples`, they would be in the way of other people's packages. They
+import their own modules relatively, since they have two names.
 """
 
 from importlib import import_module

@@ -19,20 +19,20 @@ GROUP = "mailroom.commands"
 
 
 class Root(Group):
-    """The group whose sub-commands are the entry points of `mailroom.commands`, each imported when it is asked for."""
+    """The group whose sub-commands are the entry points of `mailroom.commands`; each is imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the sub-commands, whether they can be imported or not."""
         return sorted(self._entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a sub-command; what cannot be imported is a command that says why."""
+        """Import a sub-command; if it cannot be imported, return a command that says why."""
         found = self._entry_points().get(cmd_name)
         if found is None:
             return None
         try:
             command: click.Command = load(found)
-        except Exception as error:  # one package that is broken leaves the others usable
+        except Exception as error:  # if one package is broken, the others stay usable
             return _missing(cmd_name, found, error)
         share(command)
         return command
@@ -45,7 +45,7 @@ class Root(Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # Here and not in `main`: click would print a line of its own on the way there.
+            # Here and not in `main`, since click would print a line of its own before that.
             raise Interrupted("interrupted") from None
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]  # always exits
@@ -82,7 +82,7 @@ def _reason(found: EntryPoint, error: Exception) -> str:
             f"pip install --force-reinstall --no-deps {distribution}"
         )
     if isinstance(error, ModuleNotFoundError):
-        return f"there is no module {error.name!r}. Install all it needs: pip install {distribution}"
+        return f"there is no module {error.name!r}. Install what it needs: pip install {distribution}"
     return f"{type(error).__name__}: {error}"
 
 
@@ -104,8 +104,8 @@ def root() -> None:
       mailroom inbox reap shipping --key order-42
       mailroom status
 
-    The options below may stand before or after the sub-command. Exit codes: 0 done, 1 failed, 2 wrong usage (what was
-    typed cannot be right, whatever is in the database).
+    The options below may be given before or after the sub-command. Exit codes: 0 done, 1 failed, 2 wrong usage (the
+    command line cannot be right, whatever the database contains).
     """
 
 
@@ -115,6 +115,6 @@ share(root)
 def main() -> None:
     """Run the command `mailroom` with the arguments of this process, and exit."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Text for people on a terminal that has not every letter; JSON is ASCII anyway.
+        # The terminal may lack some characters of a text for people; JSON is ASCII anyway.
         sys.stdout.reconfigure(errors="backslashreplace")
     root(prog_name="mailroom")

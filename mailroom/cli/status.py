@@ -11,14 +11,15 @@ from mailroom.status import DispatcherStatus, InboxStatus, Status
 @click.command()
 @pass_call
 def status(call: Call) -> None:
-    """Show how a node is doing.
+    """Show the status of a node.
 
-    For each inbox: how many messages are on the way to it (committed, and not yet delivered) and in its backlog
-    (delivered, and not yet reaped). Its lag is the age of the oldest of them; the dispatcher's part is for how long
-    the oldest has been on the way, the consumers' for how long the oldest has been in the backlog: it stands beside
-    either number. Keys wait after a
-    failure, or are parked, with their messages, until somebody acts (mailroom parked list). Above: who dispatches and
-    who executes, what waits for them, and where the clock stands.
+    First: which dispatcher and executor lead, what waits for them, and the clock.
+
+    Then for each inbox: how many messages are on the way to it (committed, not yet delivered) and in its backlog
+    (delivered, not yet reaped), each with the age of the oldest. The first age is the dispatcher's part of the lag, the
+    second the consumers'. The lag itself is the age of the oldest message of both since it was sent. Waiting keys have
+    failed and wait for their next attempt; parked keys are held, with their messages, until an operator acts (mailroom
+    parked list).
 
     \b
     Examples:
@@ -72,7 +73,7 @@ def _waiting(number: int, lag_s: float) -> str:
 
 
 def tell_leader(call: Call, found: DispatcherStatus | None) -> None:
-    """Print what there is to say of a node's dispatcher or executor, and exit: with 1 if nobody leads."""
+    """Print the status of a node's dispatcher or executor, and exit: with 1 if none leads."""
     if call.json:
         document(found)
     else:

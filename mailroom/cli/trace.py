@@ -34,14 +34,14 @@ def trace(call: Call, message_id: UUID) -> None:
         click.get_current_context().exit(0 if places else 1)
     if not places:
         raise MailroomError(
-            f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, or had expired, or was an "
-            "event without subscriber, or its transaction never committed (or has not yet)."
+            f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, it expired, it was an event "
+            "without subscribers, or its transaction has not committed."
         )
     for place in places:
-        say(f"{message_id} {_told(place)}")
+        say(f"{message_id} {_described(place)}")
 
 
-def _told(place: Place) -> str:
+def _described(place: Place) -> str:
     about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
     match place.where:
         case "outbox":

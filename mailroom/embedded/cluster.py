@@ -1,6 +1,6 @@
 """One PostgreSQL cluster in a folder: its data, settings, password, log and server process.
 
-Nothing here looks at who else is at work; `Server` calls it under its lock.
+Nothing here checks for other processes: `Server` calls it under its lock.
 """
 
 import os
@@ -31,21 +31,21 @@ DATABASE = "mailroom"
 _OWN_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
 _RETRY_S = 10
 _LOG_TAIL_LINES = 15
-# What the log says of a start that can succeed a moment later: somebody was quicker to take the port; processes
-# of a server that was killed have not noticed yet that it is gone.
+# Texts in the log of a failed start that may succeed a moment later: another process has just taken the port, or
+# processes of a killed server have not noticed yet that it is gone.
 _PASSING = re.compile("Address already in use|pre-existing shared memory block")
 
 
 @dataclass(frozen=True)
 class _Postmaster:
-    """A server process that is alive, as its postmaster.pid tells; with no port until it is ready."""
+    """A live server process, from its postmaster.pid; without a port until it is ready."""
 
     pid: int
     port: int | None
 
 
 class Cluster:
-    """The cluster in `directory`, which has to exist."""
+    """The cluster in `directory`, which must exist."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -65,7 +65,7 @@ class Cluster:
         return f"postgresql://postgres:{password}@127.0.0.1:{port}/{quote(database, safe='')}"
 
     def size(self) -> int:
-        """Return how many bytes the folder's files have; those that go away meanwhile are left out."""
+        """Return the size of the folder's files in bytes, without files that disappear meanwhile."""
         total = 0
         for folder, _, files in os.walk(self._directory):
             for file in files:
@@ -74,15 +74,15 @@ class Cluster:
         return total
 
     def wait_until_ready(self) -> int | None:
-        """Return the port of the running server, None if none runs. One that comes up or goes down is waited for."""
+        """Return the port of the running server, None if none runs. Waits for one that is starting or stopping."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        # Somebody who was killed while starting or stopping it may have left it half-way.
+        # A process that was killed while starting or stopping it may have left it half-way.
         while (postmaster := self._postmaster()) is not None and postmaster.port is None:
             self._wait(deadline, "neither came up nor went down", START_TIMEOUT_S)
         return postmaster.port if postmaster else None
 
     def launch(self, binaries: Binaries, account: Account, settings: Mapping[str, str]) -> int:
-        """Start the server, which does not run, and return its port. Data and database are made if missing."""
+        """Start the server, which must not be running, and return its port. Create data and database if missing."""
         configuration = _configuration(settings)
         if not self._data.exists():
             self._make_data(binaries, account, sync=settings.get("fsync") != "off")
@@ -100,7 +100,7 @@ class Cluster:
         return port
 
     def shut_down(self) -> None:
-        """Stop the server if it runs: clients are disconnected, what they have not committed is rolled back."""
+        """Stop the server if it runs: clients are disconnected, and their open transactions rolled back."""
         if (postmaster := self._postmaster()) is None:
             return
         os.kill(postmaster.pid, signal.SIGINT)  # PostgreSQL's "fast" shutdown
@@ -115,7 +115,7 @@ class Cluster:
             return None
         if not lines or not _is_postmaster(int(lines[0])):
             return None
-        # Lines 4 and 8: the port, and the state, which is the last to be written.
+        # Lines 4 and 8: the port, and the state, which is written last.
         ready = len(lines) >= 8 and lines[7].strip() == "ready"
         return _Postmaster(int(lines[0]), int(lines[3]) if ready else None)
 
@@ -129,10 +129,10 @@ class Cluster:
     def _make_data(self, binaries: Binaries, account: Account, *, sync: bool) -> None:
         if not self._password.exists():
             self._write(self._password, secrets.token_urlsafe(24) + "\n", account)
-        # Made aside, then renamed: what a killed initdb left is never taken for a database.
-        aside = self._data.with_name("data.new")
-        shutil.rmtree(aside, ignore_errors=True)
-        command = [binaries.path / "initdb", "-D", aside, "-U", "postgres", f"--pwfile={self._password}"]
+        # Created under another name and then renamed, so that what a killed initdb leaves is not taken for a database.
+        new = self._data.with_name("data.new")
+        shutil.rmtree(new, ignore_errors=True)
+        command = [binaries.path / "initdb", "-D", new, "-U", "postgres", f"--pwfile={self._password}"]
         # The same sort order and case rules on every machine; initdb would take the caller's locale.
         command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
         if not sync:
@@ -140,30 +140,30 @@ class Cluster:
         code, output = _run(command, account)
         if code:
             raise EmbeddedServerError(f"initdb failed in {self._directory}:\n{output.strip()}")
-        with (aside / "postgresql.conf").open("a") as conf:
+        with (new / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '../{self._conf.name}'\n")
             conf.flush()
             os.fsync(conf.fileno())  # initdb has synced all it wrote; a power cut would leave zeros for this line
-        aside.rename(self._data)
+        new.rename(self._data)
 
     def _run_server(self, binaries: Binaries, account: Account, configuration: str) -> int:
         if self._log.exists():
             self._log.replace(self._log.with_name("server.log.1"))
         deadline = time.monotonic() + _RETRY_S
         while True:
-            # It is stale: nobody runs. pg_ctl and postgres would believe it if the process id was taken by another
-            # process, or is a zombie's: with a PID 1 that does not reap, as in many containers, a killed server
-            # stays one for ever.
+            # The file is stale, since no server runs. pg_ctl and postgres would trust it if another process has this
+            # process id now, or if a zombie has it: in a container whose PID 1 does not reap, a killed server stays a
+            # zombie for ever.
             (self._data / "postmaster.pid").unlink(missing_ok=True)
             port = _free_port(self._last_port())
             self._write(self._conf, configuration + _configuration({**_OWN_SETTINGS, "port": str(port)}), account)
-            told = self._log.stat().st_size if self._log.exists() else 0
-            # Without a named log the server would keep our output open for as long as it runs.
+            size = self._log.stat().st_size if self._log.exists() else 0
+            # Without a log file the server would keep our output open for as long as it runs.
             command = [binaries.path / "pg_ctl", "-D", self._data, "-l", self._log]
             code, output = _run([*command, "-w", "-t", START_TIMEOUT_S, "start"], account)
             if code == 0:
                 return port
-            log = self._log.read_bytes()[told:].decode(errors="replace") if self._log.exists() else ""
+            log = self._log.read_bytes()[size:].decode(errors="replace") if self._log.exists() else ""
             if not _PASSING.search(log) or time.monotonic() > deadline:
                 raise EmbeddedServerError(
                     f"The embedded server in {self._directory} did not start: {output.strip()}{self._log_tail()}"
@@ -171,7 +171,7 @@ class Cluster:
             time.sleep(0.1)
 
     def _last_port(self) -> int:
-        """Return the port of the run before, so that a DSN stays good over a restart; 0 if there was none."""
+        """Return the port of the previous run, so that a DSN stays valid after a restart; 0 if there was none."""
         found = re.search(r"^port = '(\d+)'$", self._conf.read_text(), re.MULTILINE) if self._conf.exists() else None
         return int(found[1]) if found else 0
 
@@ -187,15 +187,15 @@ class Cluster:
             ) from error
 
     def _write(self, path: Path, text: str, account: Account) -> None:
-        aside = path.with_name(f"{path.name}.new")
-        aside.unlink(missing_ok=True)
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
             if account.switched:
                 os.fchown(stream.fileno(), account.uid, account.gid)
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        aside.replace(path)
+        new.replace(path)
 
     def _log_tail(self) -> str:
         if not self._log.exists():
@@ -216,7 +216,7 @@ def _configuration(settings: Mapping[str, str]) -> str:
 
 
 def _is_postmaster(pid: int) -> bool:
-    """Tell whether the process `pid` is alive and a PostgreSQL server: no zombie, nor a stranger with a recycled id."""
+    """Return whether process `pid` is alive and a PostgreSQL server: no zombie, and no other process with that id."""
     if not Path("/proc/self/cmdline").exists():  # macOS, where launchd leaves no zombies
         try:
             os.kill(pid, 0)
@@ -224,7 +224,7 @@ def _is_postmaster(pid: int) -> bool:
             return False
         return True
     try:
-        # Readable by everybody, whereas /proc/<pid>/exe is closed even to the root of a container. Empty for a zombie.
+        # Everybody may read this, while /proc/<pid>/exe is closed even to the root of a container. Empty for a zombie.
         program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
     except OSError:
         return False
@@ -232,7 +232,7 @@ def _is_postmaster(pid: int) -> bool:
 
 
 def _free_port(wanted: int) -> int:
-    """Return `wanted` if nobody listens on it, else a free port. Somebody may still be quicker to take it."""
+    """Return `wanted` if nobody listens on it, else a free port. Another process may still take it first."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -245,7 +245,7 @@ def _free_port(wanted: int) -> int:
 
 def _run(command: list[object], account: Account) -> tuple[int, str]:
     """Run a program of PostgreSQL as `account`; return its exit code and what it printed."""
-    # A PGDATA or PGPORT meant for another server must not reach ours, nor a DSN's password its environment.
+    # A PGDATA or PGPORT for another server must not reach ours, and no password of a DSN its environment.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "MAILROOM_"))}
     environment["LC_ALL"] = "C"
     with tempfile.TemporaryFile() as output:
@@ -253,7 +253,7 @@ def _run(command: list[object], account: Account) -> tuple[int, str]:
             done = subprocess.run(  # noqa: S603
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
-                stdout=output,  # a file: a pipe has been seen to hang where the server inherited it
+                stdout=output,  # a file: a pipe that the server inherited has been seen to hang
                 stderr=subprocess.STDOUT,
                 cwd="/",  # which every account may enter, unlike the caller's
                 env=environment,

@@ -2,11 +2,11 @@
 
 Its folder holds the cluster, two lock files and perhaps a mark:
 
-- `start.lock` is held exclusively while somebody starts or stops the server, so two processes at once start one.
-- `users.lock` is held shared by everybody who uses the server. Whoever ceases to use it stops the server if nobody
-  else holds that lock. The kernel lets go of it when its holder dies, so nobody waits for a user that was killed.
-- `kept` is there while the server is to run on without users. It outlives a crash and a restart of the machine: the
-  next user brings the server back, and it stays up again.
+- `start.lock` is locked exclusively while a process starts or stops the server, so two processes start only one.
+- `users.lock` is locked in shared mode by every user of the server. The last one to release it stops the server. The
+  kernel releases it when its holder dies, so nobody waits for a user that was killed.
+- `kept` exists while the server is to run without users. It survives a crash and a restart of the machine: the next
+  user starts the server again, and it stays up.
 """
 
 import fcntl
@@ -53,7 +53,7 @@ def embedded_server() -> "Server":
 
 @dataclass(frozen=True)
 class Condition:
-    """How a server is: the URL and port of one that runs, whether it is kept, is used, and the size of its folder."""
+    """The condition of a server: URL and port if it runs, whether it is kept, whether it is used, its folder's size."""
 
     dsn: str | None = field(repr=False)  # with the password
     port: int | None
@@ -63,16 +63,16 @@ class Condition:
 
 
 class Server:
-    """A PostgreSQL server of our own in `directory`, which is made if it is missing. Usable as a context manager.
+    """A PostgreSQL server of our own in `directory`, which is created if it is missing. Usable as a context manager.
 
-    Without `binaries` it runs those of its data's major version, or with no data yet what `find_binaries` returns.
-    `settings` are PostgreSQL's; they count when this object starts the server, not when it finds it running. With
-    fsync off the first start does not wait for the disk either; the server is durable otherwise.
+    Without `binaries` it runs those of its data's major version; without data, what `find_binaries` returns. `settings`
+    are PostgreSQL's; they apply if this object starts the server, not if it finds it running. With fsync off, the first
+    start does not wait for the disk either; otherwise the server is durable.
 
-    Several processes, and several objects in one, may use one directory at the same time: they get the same running
-    server, and it stops when the last of them calls `stop`, unless somebody called `keep`. If that one was killed, the
-    server runs on until somebody else uses it and stops. Root's server runs as `postgres` or `nobody`: then the folder
-    belongs to that account, and must lie where it can reach it.
+    Several processes, and several objects in one process, may use one directory at the same time: they share the
+    running server. It stops when the last of them calls `stop`, unless one has called `keep`. If the last one was
+    killed, the server runs until somebody else has used and stopped it. For root, the server runs as `postgres` or
+    `nobody`: then the folder belongs to that account, which must be able to reach it.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Server:
     def start(self) -> None:
         """Start the server if it is not running, and count as one of its users until `stop` or the end of the process.
 
-        Calling it again is harmless, and after a crash of the server brings it back, on the same port if that is free.
-        Raise `EmbeddedServerError`, with the end of the server's log, if it cannot run.
+        Calling it again is harmless. After a crash it starts the server again, on the same port if that is free.
+        Raises `EmbeddedServerError`, with the end of the server's log, if it cannot run.
         """
         account = server_account()
         with _os_errors_explained(self.directory):
@@ -111,7 +111,7 @@ class Server:
                 self._join_users()
 
     def keep(self) -> bool:
-        """Start the server, and let it run on without users until `end`. Return whether that is new."""
+        """Start the server, and let it run without users until `end`. Return whether it was not kept before."""
         self.start()
         with _os_errors_explained(self.directory), self._alone():
             new = not self._is_kept()
@@ -119,15 +119,15 @@ class Server:
             return new
 
     def stop(self) -> bool:
-        """Cease to use the server, and stop it unless it is kept or somebody uses it. Return whether it is down now."""
+        """Stop using the server, and stop it unless it is kept or has other users. Return whether it is down now."""
         return self._stop(keep=True)
 
     def end(self) -> bool:
-        """Keep the server no more, and `stop`."""
+        """Do not keep the server any longer, and `stop`."""
         return self._stop(keep=False)
 
-    def look(self) -> Condition | None:
-        """Tell how the server is without using it; None if it has never been started here."""
+    def condition(self) -> Condition | None:
+        """Return the condition of the server without using it; None if it has never been started here."""
         with _os_errors_explained(self.directory):
             if not (self.directory / _START_LOCK).exists():
                 return None
@@ -182,7 +182,7 @@ class Server:
                 os.chown(self.directory, account.uid, account.gid)
         elif not (self.directory / _START_LOCK).exists():
             raise EmbeddedServerError(
-                f"{self.directory} holds something else than an embedded server: use another directory."
+                f"{self.directory} is not empty and holds no embedded server: use another directory."
             )
         owner = self.directory.stat().st_uid
         if owner != account.uid:
@@ -219,7 +219,7 @@ class Server:
             self._use = None
 
     def _has_users(self) -> bool:
-        """Tell whether anybody uses the server, this object too."""
+        """Return whether the server has any users, including this object."""
         lock = self._open(_USERS_LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -85,5 +85,5 @@ def _setting(encoding: LiteralString, connection: PsycopgConnection) -> LiteralS
 
 
 def _takes_statements(connection: PsycopgConnection) -> bool:
-    """Tell whether statements can run; in a failed transaction its rollback restores the setting."""
+    """Return whether statements can run; in a failed transaction its rollback restores the setting."""
     return connection.info.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS)

@@ -20,7 +20,7 @@ BACKEND = "SELECT pg_backend_pid()"
 
 
 def refuses_options(error: psycopg.OperationalError) -> bool:
-    """Tell whether connecting failed because of start-up options, which poolers refuse."""
+    """Return whether connecting failed because of start-up options, which poolers refuse."""
     return REFUSAL.search(str(error)) is not None
 
 
@@ -59,7 +59,7 @@ class AsyncPooledConnection(psycopg.AsyncConnection[TupleRow]):
 
 
 def is_pooled(connection: object) -> bool:
-    """Tell whether a session that `mailroom.settings` opened leads through a pooler."""
+    """Return whether a session that `mailroom.settings` opened leads through a pooler."""
     return isinstance(connection, PooledConnection | AsyncPooledConnection)
 
 

@@ -68,7 +68,7 @@ def meaning(error: BaseException, connection: object = None) -> Meaning:
 
 
 def is_held_up(error: BaseException) -> bool:
-    """Tell whether a statement met a conflict, took too long, or was cancelled.
+    """Return whether a statement met a conflict, took too long, or was cancelled.
 
     The session is still good: a new one would only wait again.
     """
@@ -96,7 +96,7 @@ def primary_message(error: BaseException) -> str:
 
 
 def is_lost(error: BaseException, connection: object = None) -> bool:
-    """Tell whether the error ended the session.
+    """Return whether the error ended the session.
 
     Ask before `connection` is given back: a pool or an engine closes it afterwards as a matter of course.
     """

@@ -67,7 +67,7 @@ IDLE = """
       AND NOT EXISTS (SELECT FROM mailroom.parked p WHERE p.inbox = s.inbox AND p.key = s.key)"""
 RACES = 20
 LISTED = "SELECT name FROM mailroom.inbox_registry ORDER BY name"
-SWEPT = "no key is in trouble without a message once the janitor has swept"
+SWEPT = "no key is failing without a message once the janitor has swept"
 
 INVARIANTS = (
     Invariant(
@@ -174,7 +174,7 @@ GROUP BY mid HAVING sum(number) <> 0""",
     ),
     Invariant(
         "I12",
-        "no key that failed is in trouble without a message (but for a race, now and then)",
+        "no key that failed is failing without a message (but for a race, now and then)",
         f"""
 SELECT * FROM (SELECT k.*, count(*) OVER () AS "all" FROM ({IDLE}) AS k WHERE attempts > 0) AS k
 WHERE "all" > {RACES}""",

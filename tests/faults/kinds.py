@@ -239,7 +239,7 @@ def long_transaction(stage: Stage, dice: random.Random) -> str:
 
 
 END_LISTENERS = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^mailroom .* (bell|listener)'"
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^mailroom .* listener'"
 )
 
 

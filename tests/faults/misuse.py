@@ -14,7 +14,7 @@ from mailroom.schema import create_inbox
 from outbox import Outbox, Store
 from tests.faults.invariants import Violation
 from tests.faults.ledger import PROBE, SENT
-from tests.faults.load import DEADLY, ENDING, EVENT, RUDE
+from tests.faults.load import ENDING, EVENT, KILLING, RUDE
 from tests.faults.role_worker import RUDENESS
 from tests.faults.stage import Stage
 
@@ -42,14 +42,14 @@ CORPUS = (
 ODD_KEYS = ("\x01", "é" * 512, "k" * 1_024, "' ; DROP TABLE x --", "\u202e", "a\nb", "%s", "\ufffe")
 
 
-DEADLY_SHARE = 0.3
+KILLING_SHARE = 0.3
 
 
 def poison_corpus(stage: Stage, dice: random.Random) -> str:
     """F27: what no handler can decode, written by SQL as another language would; and one that workers die of."""
     with stage.host.session() as session, session.transaction():
-        if dice.random() < DEADLY_SHARE:
-            send(session, dice.choice(("alpha", "beta")), f"{DEADLY}{uuid4()}")
+        if dice.random() < KILLING_SHARE:
+            send(session, dice.choice(("alpha", "beta")), f"{KILLING}{uuid4()}")
         rows: list[tuple[UUID, str, str]] = []
         for value in CORPUS:
             number, topic = uuid4(), dice.choice(("alpha", "beta"))

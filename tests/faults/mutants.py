@@ -315,7 +315,7 @@ def _tried_the_same_way() -> None:
     _put(Portion, "of", lambda self, full: full)
 
 
-@_mutant("trouble that looks like the database's is forgiven for ever", "F39")
+@_mutant("an error that looks like the database's is forgiven for ever", "F39")
 def _forgiven_for_ever() -> None:
     from inbox.worker.batch import Patience
 
@@ -348,6 +348,6 @@ def _housekeeping_errors_spread() -> None:
 
     _put(housekeeping.Housekeeping, "run", run)
     _put(Janitor, "_passing", lambda *_: contextlib.nullcontext())
-    # As if it had not begun yet: then trouble of its own ends it.
+    # As if it had not begun yet: then an error of its own ends it.
     daemon: Any = lane.Lane
     daemon._has_begun = property(lambda _: False, lambda *_: None)

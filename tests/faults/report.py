@@ -1,4 +1,4 @@
-"""The report: what was executed, skipped and not reached, by kind of fault and role; and the verdict."""
+"""The report: what was executed, skipped and not reached, by kind of fault and role; and the result."""
 
 import re
 import threading
@@ -30,7 +30,7 @@ KINDS = {
     "F32": "SIGTERM: rolling restart", "F33": "unknown commits, resolved", "F34": "parked keys replayed under load",
     "F35": "leader killed, paused: lease as shipped", "F36": "executables past the trigger, settings left by functions",
     "F37": "slow disk: each flush takes long, or every row", "F38": "busy cores: everything takes many times as long",
-    "F39": "handlers in trouble like the database's: 55P03, 40001, own session ended",
+    "F39": "handlers fail with errors like the database's: 55P03, 40001, own session ended",
     "F40": "executors cancelled while they wait for rows", "F41": "inboxes made, refused and removed under load",
     "F42": "handlers that end the transaction of their batch",
 }  # fmt: skip

@@ -13,7 +13,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from inbox import AsyncWorker, Message, Park, Retry, Skip, Worker
 from tests.faults.ledger import ONE_REAPED, PROBE, SEEN
-from tests.faults.load import DEADLY, ENDING, POISON, RUDE
+from tests.faults.load import ENDING, KILLING, POISON, RUDE
 from tests.faults.role import Control
 from tests.faults.task import READ_COMMITTED, Task
 
@@ -123,7 +123,7 @@ class Handler:
     def _fate(self, message: Message) -> str:
         if message.key.startswith(PROBE):
             return "handled"
-        if message.key.startswith(DEADLY):
+        if message.key.startswith(KILLING):
             os.kill(os.getpid(), signal.SIGKILL)
         if message.key.startswith(POISON):
             raise (Refused, Final, Park)[message.clock % 3]("poison")

@@ -522,7 +522,7 @@ def test_key_that_is_tried_one_by_one_is_reported_as_due_until_its_last_message(
     assert [due_in_s is not None and due_in_s <= 0 for due_in_s in told] == [True, True, False]
 
 
-# -- Trouble that looks like the database's ---------------------------------------------------------------------------
+# -- Errors that look like the database's ----------------------------------------------------------------------------
 
 
 def end_own_backend(connection: Any) -> None:
@@ -535,9 +535,9 @@ def wait_for_a_lock_in_vain(connection: Any) -> None:
         connection.execute(query if isinstance(connection, psycopg.Connection) else text(query))
 
 
-@pytest.mark.parametrize("trouble_of_its_own", [end_own_backend, wait_for_a_lock_in_vain])
+@pytest.mark.parametrize("error_of_its_own", [end_own_backend, wait_for_a_lock_in_vain])
 def test_message_that_always_ends_in_a_transient_error_is_counted_and_the_others_go_on(
-    node: Node, source: Any, connect: Connect, trouble_of_its_own: Callable[[Any], None]
+    node: Node, source: Any, connect: Connect, error_of_its_own: Callable[[Any], None]
 ) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=2)
     node.connection.execute("CREATE TABLE locked ()")
@@ -546,7 +546,7 @@ def test_message_that_always_ends_in_a_transient_error_is_counted_and_the_others
 
     def handle(message: Message, connection: Any) -> None:
         if message.key == "bad":
-            trouble_of_its_own(connection)
+            error_of_its_own(connection)
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):

@@ -151,7 +151,7 @@ def test_first_batch_waits_until_it_is_certain_who_is_dead(
 ) -> None:
     monkeypatch.setattr(in_flight, "AGE_S", 0.0)
     monkeypatch.setattr(life, "DEAD_S", 0.3)
-    deliver(node, "deadly")
+    deliver(node, "killing")
     write(node, mine, Inbox("shipping").peek(node.connection))
     fall_silent(node, mine)
     tried: list[list[tuple[Any, ...]]] = []
@@ -161,7 +161,7 @@ def test_first_batch_waits_until_it_is_certain_who_is_dead(
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: tried, WITHIN_S)
-    assert tried == [[("deadly", 1)]]
+    assert tried == [[("killing", 1)]]
 
 
 def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worker_is_paused(

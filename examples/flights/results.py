@@ -1,4 +1,4 @@
-"""What the tables say of a run: whether it was right, and how fast it was."""
+"""The results of a run, read from the tables alone: whether it was right, and how fast it was."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from .tables import business
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the verdict."""
+    """One check of the results."""
 
     name: str
     ok: bool
@@ -21,8 +21,8 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The checks, and the times from the first send to the last handler and of each flight from send to handler."""
+class Results:
+    """The checks; the time from the first send to the last handler; and each flight's time from send to handler."""
 
     checks: list[Check]
     flights_by_worker: dict[int, int]
@@ -45,13 +45,13 @@ GROUP BY seconds
 """
 
 
-def ask(dsn: str, node: str) -> Verdict:
-    """Read the verdict of a run that has ended."""
+def read_results(dsn: str, node: str) -> Results:
+    """Return the results of a run that has ended."""
     with settings.connect(dsn, "demo") as connection, connection.cursor() as cursor:
         checks = verify(cursor, node)
         by_worker: dict[int, int] = dict(cursor.execute(BY_WORKER).fetchall())
         [figures] = cursor.execute(FIGURES).fetchall()
-    return Verdict(checks, by_worker, *figures)
+    return Results(checks, by_worker, *figures)
 
 
 def verify(cursor: psycopg.Cursor[Any], node: str) -> list[Check]:
