@@ -123,7 +123,7 @@ class Lane(ABC):
                     return
                 if not connected and isinstance(error, ConnectionFailed):
                     raise
-                if not connected and isinstance(error, psycopg.OperationalError):  # lost right behind it
+                if not connected and isinstance(error, psycopg.OperationalError):  # lost right after it was made
                     raise settings.connection_failed(error) from None
                 if not self._has_begun and not isinstance(error, OF_THE_SESSION):
                     raise

@@ -265,8 +265,8 @@ class Claimed:
     """The messages that a claim took, in clock order.
 
     `due_in_s` is the number of seconds until the next failing key is due, None if there is none. `is_all` is true if no
-    other message could be claimed, failing keys and keys locked by others aside. `ended` is a message that had used up
-    its attempts and that this claim has moved to `parked` or `dead_letter` (`inbox.due`).
+    other message could be claimed, apart from failing keys and keys that others have locked. `ended` is a message that
+    had used up its attempts and that this claim has moved to `parked` or `dead_letter` (`inbox.due`).
     """
 
     messages: list[Message]

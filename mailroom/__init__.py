@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Fetched when asked for: importing any module of the package imports this one, and need not pay for a driver.
+    # Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
     if name in __all__:
         from mailroom import commit
 

@@ -1,4 +1,4 @@
-"""Names, keys, texts and counts: one place for every alphabet and limit that the tables' rules repeat."""
+"""Names, keys, texts and counts: the one place for every alphabet and limit. The tables' own rules repeat them."""
 
 import re
 from typing import TypeAlias
@@ -78,7 +78,7 @@ def key_text(key: Key) -> str:
     """Return the text that a key is stored as. Raises `InvalidMessage` if it is not a valid key."""
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
         raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
-    # Of a subclass (a text enum) the value itself, as the codec does.
+    # For a subclass (a text enum), the value itself, as the codec does.
     text = str.__str__(key) if isinstance(key, str) else str(key) if isinstance(key, UUID) else _digits(key)
     size = len(utf8(text, "key"))
     if not 1 <= size <= MAX_KEY_BYTES:
@@ -96,9 +96,9 @@ def _digits(key: int) -> str:
 
 
 def utf8(text: str, what: str) -> bytes:
-    """Return the text in UTF-8. Raises `InvalidMessage` if PostgreSQL cannot store it; `what` names it there."""
+    """Return the text in UTF-8. Raises `InvalidMessage` if PostgreSQL cannot store it; `what` names the text."""
     if "\0" in text:
-        raise InvalidMessage(f"The {what} holds a NUL character, which PostgreSQL's text cannot.")
+        raise InvalidMessage(f"The {what} contains a NUL character, which PostgreSQL's text cannot store.")
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -106,7 +106,7 @@ def utf8(text: str, what: str) -> bytes:
 
 
 def count(number: int, what: str) -> int:
-    """Return `number` if it is an int from 1 to 1,000,000, else raise `InvalidMessage`; `what` names it there."""
+    """Return `number` if it is an int from 1 to 1,000,000, else raise `InvalidMessage`; `what` names it."""
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_COUNT:
         raise InvalidMessage(f"{what} is {number!r}; give an int from 1 to 1,000,000.")
     return number

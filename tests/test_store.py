@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
        for operation, part, what in [("increment", "amount", "amount"), ("account", "amount", "amount"),
        ("account", "bytes", "number of bytes"), ("delete_range", "row_limit", "limit")]
        for fault, number in NUMBERS.items()},
-    "limit of 0": ("delete_range", {"row_limit": 0}, "limit is 0; give an int from 1"),
+    "limit of 0": ("delete_range", {"row_limit": 0}, "limit is 0; give an int >= 1"),
     "negative limit": ("delete_range", {"row_limit": -1}, "limit is -1"),
     **{f"arguments {fault}": ("call", {"arguments": {"a": SECRET, "b": value}}, told) for fault, value, told in [
         ("of NaN", float("nan"), "ValueError"), ("of a set", {1}, "TypeError"), ("with NUL", "\\\0", "NUL"),
@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     **{f"notify {notify!a:.20}": ("delete", {"notify": notify}, "not valid")
        for notify in ("", "order paid", "t\n", "tä", "9t", "t" * 201, 5)},
     "headers over 8 KiB": ("delete", {"headers": {"a": SECRET + "x" * 8_173}}, "8193 bytes as JSON; 8192"),
-    "a secret with NUL in a header": ("delete", {"headers": {"a": SECRET + "\0"}}, "header 'a' holds a NUL"),
+    "a secret with NUL in a header": ("delete", {"headers": {"a": SECRET + "\0"}}, "header 'a' contains a NUL"),
     "arguments that jsonb writes out": ("call", {"arguments": [1e300] * 14_000}, "bytes as JSON; 4,194,304"),
     "headers of a number": ("delete", {"headers": {"a": 1, "b": SECRET}}, "not text to text"),
     "headers that are no mapping": ("delete", {"headers": [("a", SECRET)]}, "mapping"),

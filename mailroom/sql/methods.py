@@ -1,4 +1,4 @@
-"""Sync and async methods from one operation each, so that both do the same and are documented once."""
+"""Make a sync and an async method from one operation, so that both do the same and share one docstring."""
 
 import inspect
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 def on_connection(
     operation: Callable[Concatenate[S, P], Operation[T]],
 ) -> Callable[Concatenate[S, AnyConnection, P], T]:
-    """Return a method that runs the operation on the sync connection that is its first argument."""
+    """Return a method that runs the operation on a sync connection, its first argument."""
 
     @wraps(operation)
     def method(self: S, connection: AnyConnection, /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -28,7 +28,7 @@ def on_connection(
 def on_async_connection(
     operation: Callable[Concatenate[S, P], Operation[T]],
 ) -> Callable[Concatenate[S, AnyAsyncConnection, P], Coroutine[Any, Any, T]]:
-    """Return the async method that runs the operation on the async connection that is its first argument."""
+    """Return an async method that runs the operation on an async connection, its first argument."""
 
     @wraps(operation)
     async def method(self: S, connection: AnyAsyncConnection, /, *arguments: P.args, **named: P.kwargs) -> T:

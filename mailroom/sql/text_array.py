@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class TextArray(TypeDecorator[Any]):
-    """`text[]`; on pg8000 the text of an array, written here and cast by the server.
+    """`text[]`. On pg8000 it is bound as the text of an array, which the server casts.
 
-    pg8000 quotes the element NULL but not null or Null, which PostgreSQL reads as no text at all.
+    pg8000 itself quotes the element NULL but not null or Null, which PostgreSQL then reads as NULLs.
     """
 
     impl = ARRAY(Text)
