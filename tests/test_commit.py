@@ -465,7 +465,7 @@ def test_work_that_rolls_back_by_exception_has_no_result(node: Node) -> None:
 def test_transaction_that_is_open_already_is_not_joined(node: Node, connect: Connect) -> None:
     connection = connect()
     connection.execute("INSERT INTO ledger VALUES ('before')")
-    with pytest.raises(NotAtomic, match="inside a transaction"):
+    with pytest.raises(NotAtomic, match="in a transaction"):
         atomically(lambda: connection, lambda _: None)
     assert ledger(node) == []
 

@@ -371,7 +371,7 @@ def test_data_of_another_major_version_is_refused_and_not_touched(server_home: P
 def test_folder_of_something_else_is_refused(server_home: Path, binaries: Binaries) -> None:
     (server_home / "a").mkdir()
     (server_home / "a" / "letter.txt").touch()
-    with pytest.raises(EmbeddedServerError, match="holds something else"):
+    with pytest.raises(EmbeddedServerError, match="holds no embedded server"):
         Server(server_home / "a", binaries=binaries).start()
     assert [path.name for path in (server_home / "a").iterdir()] == ["letter.txt"]
 

@@ -116,7 +116,7 @@ def test_command_that_lacks_a_module_names_the_install_command(monkeypatch: pyte
     known = {"ghost": EntryPoint("ghost", "no_such_package.cli:ghost", cli_root.GROUP)}
     monkeypatch.setattr(cli_root.root, "_entry_points", lambda: known)
     assert error_of(mailroom("ghost")).endswith(
-        "there is no module 'no_such_package'. Install all it needs: pip install pg-mailroom"
+        "there is no module 'no_such_package'. Install what it needs: pip install pg-mailroom"
     )
 
 

@@ -235,7 +235,7 @@ def test_number_that_is_too_large_to_be_shown_is_refused_as_others_are(connect: 
 def test_operation_that_is_unknown_or_has_a_part_of_another_is_refused(connect: Connect) -> None:
     connection = connect()
     unknown: list[Any] = ["", "PUT", "merge", None, 5, ["put"]]
-    bad = [(Executable(name, "k"), "no operation; there are put, .*, call") for name in unknown]
+    bad = [(Executable(name, "k"), "not an operation; there are put, .*, call") for name in unknown]
     operation: Any
     for operation, needed in NEEDED.items():
         for part in PARTS.keys() - needed.keys() - OPTIONAL[operation].keys():

@@ -184,7 +184,7 @@ def test_handler_that_returns_something_to_await_is_refused_and_not_counted(
     connection: psycopg.Connection[Any], call: Callable[..., object]
 ) -> None:
     OUTBOX.send(connection, "shipping", 1)
-    with pytest.raises(ConfigurationError, match=r"returned something to await.*use (drain|work)_async"):
+    with pytest.raises(ConfigurationError, match=r"returned an awaitable.*use (drain|work)_async"):
         call(connection, "shipping", lambda message, connection: nothing(message, connection))
     assert connection.execute("SELECT count(*) FROM mailroom.key_state").fetchone() == (0,)
 
@@ -209,7 +209,7 @@ async def test_async_kit_awaits_the_handler_until_nothing_is_left(
         assert (done if isinstance(done, int) else len(done.handled)) == 2  # type: ignore[attr-defined]
         await AsyncOutbox().send(connection, "shipping", 3, key="k")
         with pytest.raises(
-            ConfigurationError, match=r"returned nothing to await, so it is not async: use (drain|work)\."
+            ConfigurationError, match=r"returned no awaitable, so it is not async: use (drain|work)\."
         ):
             await call(connection, "shipping", lambda message, connection: None)
         await connection.rollback()
