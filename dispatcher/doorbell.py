@@ -62,7 +62,7 @@ class Doorbell:
         taken before a whole backlog is drained, and writers beside it stop ringing.
 
         The order makes sure that no writer is missed: (1) release "awake" and wait for the answer; (2) in a new
-        statement read the writers, then drain; (3) until each of them has ended, drain with a back-off, and once more
+        statement read the writers, then drain; (3) until each of them has ended, drain with a backoff, and once more
         after the last one; (4) sleep. A writer locks the outbox before it checks "awake", and holds that lock until
         its rows are visible. So one that saw us awake is among the writers of (2), or the drain takes its rows.
         """

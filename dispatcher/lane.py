@@ -64,7 +64,7 @@ class Lane(ABC):
 
     `poll_interval_s` is the longest a message waits if every notification is lost. If the first connection fails,
     `run` raises `ConnectionFailed`; if `dsn` leads through a pooler, `ConfigurationError`. Any other error before the
-    first batch is raised as it is. After the first batch every error is logged and retried with a back-off.
+    first batch is raised as it is. After the first batch every error is logged and retried with a backoff.
     """
 
     role: str
