@@ -10,7 +10,7 @@ transaction of the driver does the rest: the batch's row in the ledger, the busi
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 from uuid import UUID
 
 import pyarrow as pa
@@ -82,8 +82,18 @@ class OutboxSink:
         options = {name: text for name, text in given.items() if text is not None}
         self._options = WriteOptions.of(options, commit_sql, transact)
 
-    def __call__(self, frame: "DataFrame", batch_id: int = JOB) -> Sent:
-        """Send a micro-batch, unless the ledger has it, called by Spark in the driver; or a DataFrame, all of it."""
+    @overload
+    def __call__(self, frame: "DataFrame") -> Sent: ...
+
+    @overload  # as `foreachBatch` wants it
+    def __call__(self, frame: "DataFrame", batch_id: int) -> None: ...
+
+    def __call__(self, frame: "DataFrame", batch_id: int | None = None) -> Sent | None:
+        """Send a DataFrame, all of it; or a micro-batch, called by Spark in the driver. Nothing that the ledger has."""
+        sent = self._send(frame, JOB if batch_id is None else batch_id)
+        return sent if batch_id is None else None
+
+    def _send(self, frame: "DataFrame", batch_id: int) -> Sent:
         query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         name = self._stream or query
         if name is None:
