@@ -68,7 +68,7 @@ def run(call: Call, poll_interval_s: float) -> None:
 def drain(call: Call) -> None:
     """Deliver everything committed so far, then exit. A running dispatcher does no harm.
 
-    Messages of parked keys move to `parked` too.
+    Messages of parked keys move to `parked` too, and large batches that a Spark driver has left are finished.
 
     \b
     Examples:

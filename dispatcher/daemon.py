@@ -173,7 +173,8 @@ def drain(
 ) -> Totals:
     """Deliver everything committed so far, in this process, and return the totals. A daemon may run beside it.
 
-    Messages of parked keys move to `parked`, as under the daemon. `now` decides what is due and what has expired; None
+    Large batches of Spark that their drivers have left a minute ago are finished, and messages of parked keys move to
+    `parked`, as under the daemon. `now` decides what is due and what has expired; None
     is the database's clock. `progress` is called with each delivery.
     """
     return asyncio.run(_drain(dsn, schema_name(schema), now, progress))
@@ -194,6 +195,9 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
             while await run_async(connection, releasing(schema, now=now)):
                 pass
             await deliverer.drain(now)
+            janitor = Janitor(schema)
+            while await janitor.move_on(connection):
+                await deliverer.drain(now)
             await run_async(connection, moving_all_parked(schema))
     except psycopg.OperationalError as error:
         raise settings.connection_failed(error) from None

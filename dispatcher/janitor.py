@@ -78,8 +78,7 @@ class Janitor:
         unfinished = 0
         with self._passing(connection, "scheduled messages"), self._portion.tried():
             await run_async(connection, releasing(self._schema, rows=self._portion.of(RELEASED_ROWS)))
-        with self._passing(connection, "large batches of Spark"):
-            unfinished += await self._move_on(connection)
+        unfinished += await self.move_on(connection)
         failing: dict[str, bool] = {}
         with self._passing(connection, "failing keys"):
             failing = await run_async(connection, listing_failing(self._schema))
@@ -104,16 +103,22 @@ class Janitor:
                 unfinished += await self._raise_floor(connection, inbox)
         return unfinished
 
-    async def _move_on(self, connection: psycopg.AsyncConnection) -> int:
-        """Move the next chunk of each batch that its driver has left, once its last chunk was delivered."""
-        left = await run_async(connection, listing_left(self._schema, self._left, self._abandoned_after_s))
-        self._left = [each.name for each in left]
-        for each in left:
-            if not each.waits:
+    async def move_on(self, connection: psycopg.AsyncConnection) -> int:
+        """Move the next chunk of each batch of Spark that its driver has left, once its last chunk was delivered.
+
+        Returns how many go on. Raises as `run_once` does.
+        """
+        going_on = 0
+        with self._passing(connection, "large batches of Spark"):
+            left = await run_async(connection, listing_left(self._schema, self._left, self._abandoned_after_s))
+            self._left = [each.name for each in left]
+            for each in left:
                 with self._passing(connection, f"the batch {shown(each.name)}"):
-                    async with connection.transaction():
-                        await run_async(connection, advancing(self._schema, each.name))
-        return len(left)
+                    if not each.waits:
+                        async with connection.transaction():
+                            await run_async(connection, advancing(self._schema, each.name))
+                    going_on += 1
+        return going_on
 
     def _choosing(self) -> Operation[list[str]]:
         watched = list(self._watched)  # a copy: deliveries add others meanwhile
