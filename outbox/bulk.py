@@ -54,6 +54,11 @@ def table(token: UUID) -> str:
     return f"staging_{token.hex}"
 
 
+def table_in(schema: str, token: UUID) -> str:
+    """Return the name of that table with its schema, as SQL has it."""
+    return f'"{schema}".{table(token)}'
+
+
 # -- Moving -----------------------------------------------------------------------------------------------------------
 
 # Until the transaction ends, a range of ctids is read by a TID range scan. Nobody has analyzed these tables, so the
@@ -64,12 +69,12 @@ BY_TID = Sql(
 )
 # The lock comes first, so that the table stays as the next statement finds it. The table's owner may have fewer rights
 # than the role that moves it, so no code of the owner may run here: no view, no policy, no type of the owner's.
-HOLD = Sql("LOCK TABLE {schema}.{table} IN ACCESS SHARE MODE")
+HOLD = Sql("LOCK TABLE {table} IN ACCESS SHARE MODE")
 OF_MESSAGES = ", ".join(f"('{name}'::name, 'pg_catalog.{kind}'::regtype::oid)" for name, kind in STAGED.items())
 COLUMNS = Sql(
     """
 SELECT a.attname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
-WHERE c.oid = to_regclass('{schema}.{table}')::oid AND c.relkind = 'r' AND NOT c.relrowsecurity
+WHERE c.oid = to_regclass('{table}')::oid AND c.relkind = 'r' AND NOT c.relrowsecurity
   AND NOT c.relhassubclass AND a.attnum > 0 AND a.attgenerated = ''
   AND (a.attname, a.atttypid) IN ({of_messages})
 """,
@@ -81,7 +86,7 @@ MOVE = Sql(
     """
 WITH moved AS (
     INSERT INTO {schema}.outbox ({names}, source)
-    SELECT {expressions}, %(source)s::text FROM {schema}.{table}
+    SELECT {expressions}, %(source)s::text FROM {table}
     WHERE ctid > %(after)s::text::tid AND ctid <= %(upto)s::text::tid
     RETURNING position)
 SELECT count(*), min(position), max(position) FROM moved
@@ -104,18 +109,40 @@ class Moved:
         return Moved(self.messages + other.messages, min(found, default=None), max(found, default=None))
 
 
-def holding(schema: str, table: str) -> Operation[list[str]]:
+def holding(table: str) -> Operation[list[str]]:
     """Lock a table until the transaction ends, and return which columns of messages it has.
 
     Raises `BulkLost` if it is not a table of messages, and psycopg's `UndefinedTable` if there is no such table.
     """
     yield IN_TRANSACTION
     yield BY_TID.at()()
-    yield HOLD.at(schema=schema, table=table)()
-    columns = [name for (name,) in (yield COLUMNS.at(schema=schema, table=table)())]
+    yield HOLD.at(table=table)()
+    columns = [name for (name,) in (yield COLUMNS.at(table=table)())]
     if not {"message_id", "value"} <= set(columns):
         raise BulkLost(f"{table} is not a plain table of messages.")
     return columns
+
+
+# Who owns a schema could rename it and have another one take its name, with a view in the table's place.
+TRUSTED = Sql(
+    """
+SELECT pg_get_userbyid(c.relowner) = current_user OR s.nspowner = (
+    SELECT n.nspowner FROM pg_catalog.pg_class AS o JOIN pg_catalog.pg_namespace AS n ON n.oid = o.relnamespace
+    WHERE o.oid = to_regclass('{schema}.outbox')::oid)
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS s ON s.oid = c.relnamespace
+WHERE c.oid = to_regclass('{table}')::oid
+""",
+    columns=("boolean",),
+)
+
+
+def _trusting(schema: str, table: str) -> Operation[None]:
+    """Raise `BulkLost` for another role's table in a schema that the owner of Mailroom's does not own."""
+    if (yield TRUSTED.at(schema=schema, table=table)()) != [(True,)]:
+        raise BulkLost(
+            f"{table} is left to the role that made it: its schema has to belong to the owner of Mailroom's "
+            "(ALTER SCHEMA ... OWNER TO)."
+        )
 
 
 def moving_rows(
@@ -145,14 +172,14 @@ AS_FILLED = Sql(
     "SELECT set_config('synchronize_seqscans', 'off', true), set_config('synchronous_commit', 'off', true)",
     columns=("text", "text"),
 )
-KEEP = Sql("ALTER TABLE {schema}.{table} SET LOGGED")
+KEEP = Sql("ALTER TABLE {table} SET LOGGED")
 # The dispatcher's role owns the outbox. Its housekeeping continues the batch if the process of the table's owner dies.
 OWNER = Sql(
     "SELECT quote_ident(pg_get_userbyid(relowner)::text) FROM pg_catalog.pg_class "
     "WHERE oid = to_regclass('{schema}.outbox')::oid",
     columns=("text",),
 )
-LET_READ = Sql("GRANT SELECT ON {schema}.{table} TO {role}")
+LET_READ = Sql("GRANT SELECT ON {table} TO {role}")
 
 
 def keeping(schema: str, table: str) -> Operation[None]:
@@ -162,9 +189,9 @@ def keeping(schema: str, table: str) -> Operation[None]:
     """
     yield IN_TRANSACTION
     yield AS_FILLED.at()()
-    yield KEEP.at(schema=schema, table=table)()
+    yield KEEP.at(table=table)()
     [(role,)] = yield OWNER.at(schema=schema)()
-    yield LET_READ.at(schema=schema, table=table, role=role.replace("%", "%%"))()
+    yield LET_READ.at(table=table, role=role.replace("%", "%%"))()
 
 
 # If another session is dropping one of the tables, this waits for it and then does not find that table's row.
@@ -178,7 +205,7 @@ SELECT count(*) FROM taken
 """,
     columns=("bigint",),
 )
-COUNT = Sql("SELECT count(*) FROM {schema}.{table}", columns=("bigint",))
+COUNT = Sql("SELECT count(*) FROM {table}", columns=("bigint",))
 DECIDE = Sql(
     "INSERT INTO {schema}.spark_bulk (name, batch, source, constants, messages) VALUES (%(name)s::text, "
     "%(number)s::bigint, %(source)s::text, %(constants)s::text::jsonb, %(messages)s::bigint)"
@@ -186,9 +213,10 @@ DECIDE = Sql(
 
 
 def deciding(
-    schema: str, name: str, number: int, tables: Mapping[UUID, int], constants: Mapping[str, str], source: str
-) -> Operation[None]:
-    """Record that these tables are to be moved in this order; each value is the table's number of messages.
+    schema: str, staging: str, name: str, number: int, tables: Mapping[UUID, int], constants: Mapping[str, str],
+    source: str,
+) -> Operation[None]:  # fmt: skip
+    """Record that tables of the schema `staging` are to be moved in this order; each value is a table's messages.
 
     Call `keeping` for each table before. Raises `BulkLost`, or psycopg's `UndefinedTable`, if rows or tables are gone.
     """
@@ -198,7 +226,7 @@ def deciding(
     if taken != len(tokens):
         raise BulkLost("a table is gone")
     for token in tokens:
-        [(found,)] = yield COUNT.at(schema=schema, table=table(token))()
+        [(found,)] = yield COUNT.at(table=table_in(staging, token))()
         if found != tables[token]:
             raise BulkLost("rows of a table are gone")
     yield DECIDE.at(schema=schema)(
@@ -218,10 +246,10 @@ WHERE name = %(name)s::text ORDER BY batch LIMIT 1 FOR UPDATE
 )
 PART = Sql(
     """
-SELECT token, messages, moved, moved_to FROM {schema}.spark_staging
+SELECT token, schema, messages, moved, moved_to FROM {schema}.spark_staging
 WHERE name = %(name)s::text AND batch = %(number)s::bigint AND part IS NOT NULL ORDER BY part LIMIT 1
 """,
-    columns=("uuid", "bigint", "bigint", "text"),
+    columns=("uuid", "text", "bigint", "bigint", "text"),
 )
 # The last row of a chunk, how many rows it has (at least one), and the bytes of their values.
 CHUNK = Sql(
@@ -229,7 +257,7 @@ CHUNK = Sql(
 SELECT pg_catalog.max(place)::text, count(*), coalesce(pg_catalog.max(bytes), 0::numeric)::bigint
 FROM (SELECT ctid AS place, row_number() OVER staged AS nth,
              pg_catalog.sum(coalesce(octet_length(value), 0)) OVER staged AS bytes
-      FROM {schema}.{table} WHERE ctid > %(after)s::text::tid
+      FROM {table} WHERE ctid > %(after)s::text::tid
       WINDOW staged AS (ROWS UNBOUNDED PRECEDING) LIMIT %(rows)s::bigint) AS s
 WHERE nth = 1 OR bytes <= %(bytes)s::bigint
 """,
@@ -281,12 +309,12 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
         if not parts:
             break
         yield LATER.at()()
-        [(token, messages, before, after)] = parts
-        staged = table(UUID(str(token)))
-        columns = yield from holding(schema, staged)
-        [(upto, count, size)] = yield CHUNK.at(schema=schema, table=staged)(
-            after=after, rows=rows - moved.messages, bytes=bytes_left
-        )
+        [(token, elsewhere, messages, before, after)] = parts
+        staged = table_in(elsewhere or schema, UUID(str(token)))
+        columns = yield from holding(staged)
+        if elsewhere is not None:
+            yield from _trusting(schema, staged)
+        [(upto, count, size)] = yield CHUNK.at(table=staged)(after=after, rows=rows - moved.messages, bytes=bytes_left)
         if not count or before + count > messages:
             raise BulkLost(
                 f"The batch {shown(name)} cannot go on: {staged} has {before + count} messages, and was staged with "

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
+from uuid import UUID
 
 import psycopg
 from psycopg import conninfo
@@ -12,6 +13,9 @@ from mailroom import schema, settings
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name, shown
 from mailroom.session.pooler import PooledConnection
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
+from outbox.bulk import table_in
 
 # Statements take as long as there is data, and a stream's session idles until something comes, whatever limits the role
 # or the database has. But no session waits for locks for ever.
@@ -29,30 +33,39 @@ AS_THE_ROLE = {name: value for name, value in SESSION.items() if name != "search
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A schema in a database. This is sent to executors, without a password: each process finds its own."""
+    """A schema in a database. This is sent to executors, without a password: each process finds its own.
+
+    Staging tables stand in the schema `staging` of that database; None: in the node's.
+    """
 
     schema: str = DEFAULT_SCHEMA
     dsn: str | None = None
     variable: str = settings.DSN_VARIABLE
+    staging: str | None = None
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("dsn", "dsnVariable", "schema")
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Node":
-        """Read the options of a data source: `schema`, and `dsn` or `dsnVariable` for the database.
+        """Read the options of a data source: `schema`, `stagingSchema`, and `dsn` or `dsnVariable` for the database.
 
         `dsn` is a connection string without a password, such as `service=orders`; `dsnVariable` names an environment
         variable of driver and executors that holds one (MAILROOM_DSN if neither is given, then libpq's own
         environment). Raises `ConfigurationError` for a `dsn` with a password: Spark shows options in plans and logs.
         """
-        dsn, variable = options.get("dsn"), options.get("dsnVariable")
+        dsn, variable, staging = options.get("dsn"), options.get("dsnVariable"), options.get("stagingSchema")
         if dsn is not None and variable is not None:
             raise ConfigurationError("The options dsn and dsnVariable name two databases: give one of them.")
         return cls(
             schema_name(options.get("schema", DEFAULT_SCHEMA)),
             None if dsn is None else without_password(dsn),
             variable or settings.DSN_VARIABLE,
+            None if staging is None else schema_name(staging),
         )
+
+    def table(self, token: UUID) -> str:
+        """Return the name of a staging table, as SQL has it."""
+        return table_in(self.staging or self.schema, token)
 
     def connection_string(self) -> str:
         """Return the connection string for this process. Raises `ConfigurationError` when nothing names a database."""
@@ -86,6 +99,22 @@ class Node:
         """Raise `ConfigurationError`, `ConnectionFailed` or `SchemaError` unless the node is there and fits."""
         with self.connect("check", autocommit=True) as connection:
             schema.check(connection, self.schema)
+            if self.staging is not None and not run(connection, _may_stage(self.staging)):
+                raise ConfigurationError(
+                    f"The role cannot stage in the schema {self.staging}: GRANT USAGE, CREATE ON SCHEMA {self.staging} "
+                    "TO it, after CREATE SCHEMA where there is none."
+                )
+
+
+MAY_STAGE = Sql(
+    "SELECT has_schema_privilege(oid, 'USAGE') AND has_schema_privilege(oid, 'CREATE') "
+    "FROM pg_catalog.pg_namespace WHERE nspname = %(name)s::text",
+    columns=("boolean",),
+)
+
+
+def _may_stage(name: str) -> Operation[bool]:
+    return bool((yield MAY_STAGE.at()(name=name)) == [(True,)])
 
 
 def without_password(dsn: str) -> str:

@@ -54,12 +54,13 @@ FORMATS = ("csv", "json", "parquet", "orc")
     show_default=True,
     help="What to do about rows under a name that the ledger has: make sure that they are the same, or nothing.",
 )
+@click.option("--staging-schema", metavar="NAME", help="The schema where tasks stage; else the node's.")
 @dsn_variable
 @pass_call
 def command(
     call: Call, paths: tuple[str, ...], topic: str, name: str, key: str | None, value: str, where: str | None,
     order_by: tuple[str, ...], kind: str, kind_of_file: str | None, columns: str | None, reading: tuple[str, ...],
-    on_known_batch: str, dsn_variable: str | None,
+    on_known_batch: str, staging_schema: str | None, dsn_variable: str | None,
 ) -> None:  # fmt: skip
     """Send each row of the files at PATH... as a message, all of them once or none.
 
@@ -80,7 +81,7 @@ def command(
         elif len(rows.inputFiles()) > 1:  # which Spark would read by their size
             rows = rows.orderBy("_metadata.file_path", "_metadata.file_block_start", monotonically_increasing_id())
         messages = rows.selectExpr(*([] if key is None else [f"string({key}) AS key"]), f"{value} AS value")
-        options = {"schema": node.schema, "dsn": node.dsn, "dsnVariable": dsn_variable}
+        options = {"schema": node.schema, "dsn": node.dsn, "dsnVariable": dsn_variable, "stagingSchema": staging_schema}
         options |= {"topic": topic, "kind": kind, "idempotencyKey": name, "onKnownBatch": on_known_batch}
         before, _ = _entry(node, batch)
         writer = messages.write.format("outbox").mode("append")

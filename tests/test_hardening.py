@@ -628,8 +628,13 @@ FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED"
 
 OF_STATEMENT = {
     "dispatcher.executor.target.INSERT": {"given": "g.value"},
-    "outbox.bulk.MOVE": {"table": "dead_letter", "names": ", ".join(BULK), "expressions": ", ".join(BULK.values())},
-    "outbox.bulk.CHUNK": {"table": "dead_letter"},
+    "outbox.bulk.MOVE": {
+        "table": "mailroom.dead_letter",
+        "names": ", ".join(BULK),
+        "expressions": ", ".join(BULK.values()),
+    },
+    "outbox.bulk.CHUNK": {"table": "mailroom.dead_letter"},
+    "outbox.bulk.COUNT": {"table": "mailroom.dead_letter"},
     "outbox.store.INSERT": {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())},
 }
 

@@ -242,6 +242,21 @@ def test_staging_tables_of_spark_go_down_too(dsn: str) -> None:
     assert tables(dsn) <= {"alembic_version"}
 
 
+def test_staging_tables_in_another_schema_go_down_too(dsn: str) -> None:
+    token = "0123456789abcdef0123456789abcdef"
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            "INSERT INTO mailroom.spark_staging (token, name, batch, schema) VALUES (%s, 'n', 1, 'landing')", [token]
+        )
+        connection.execute("CREATE SCHEMA landing")
+        connection.execute(f"CREATE TABLE landing.staging_{token} ()".encode())
+        schema.migrate(connection, revision="0112")
+        left = connection.execute(
+            "SELECT to_regclass(%s), count(*) FROM mailroom.spark_staging", [f"landing.staging_{token}"]
+        )
+        assert left.fetchall() == [(None, 0)]
+
+
 def test_failed_migration_leaves_a_transaction_of_psycopg_and_its_settings_as_they_were(dsn: str) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("SET LOCAL search_path = public")

@@ -24,7 +24,7 @@ CREATE TABLE spark_bulk (
 """
 PARTS = """
 ALTER TABLE spark_staging
-    ADD part integer, ADD messages bigint,
+    ADD schema text COLLATE "C" CHECK (schema ~ '^[a-z][a-z0-9_]*$'), ADD part integer, ADD messages bigint,
     ADD moved bigint NOT NULL DEFAULT 0, ADD moved_to text NOT NULL DEFAULT '(0,0)'
 """
 
@@ -42,12 +42,26 @@ COMMENTS = {
         "at": "When it was decided, or its last chunk was moved.",
     },
     "spark_staging": {
+        "schema": "The schema that its table stands in, if that is not this one.",
         "part": "Its place in a decided large batch that still moves; otherwise null.",
         "messages": "How many messages that part has.",
         "moved": "How many of them were moved into the outbox.",
         "moved_to": "The ctid of the last row that was moved.",
     },
 }
+
+ELSEWHERE = """
+DO $$
+DECLARE
+    staged text;
+BEGIN
+    FOR staged IN SELECT format('%I.%I', schema, concat('staging_', replace(token::text, '-', '')))
+                  FROM spark_staging WHERE schema IS NOT NULL LOOP
+        EXECUTE concat('DROP TABLE IF EXISTS ', staged);
+    END LOOP;
+    DELETE FROM spark_staging WHERE schema IS NOT NULL;
+END $$
+"""
 
 
 def upgrade() -> None:
@@ -61,5 +75,6 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     refuse_to_drop_messages(op.get_context(), ("spark_bulk",))
-    op.execute("ALTER TABLE spark_staging DROP part, DROP messages, DROP moved, DROP moved_to")
+    op.execute(ELSEWHERE)
+    op.execute("ALTER TABLE spark_staging DROP schema, DROP part, DROP messages, DROP moved, DROP moved_to")
     op.execute("DROP TABLE spark_bulk")

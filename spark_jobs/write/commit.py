@@ -17,7 +17,7 @@ from mailroom import atomically
 from mailroom.errors import MailroomError
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
-from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving_rows, table
+from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving_rows
 from spark_jobs.node import AS_THE_ROLE, SESSION, Node
 from spark_jobs.write.content import Content
 from spark_jobs.write.finishing import PACE, Pace, described, finish
@@ -132,33 +132,34 @@ class _Sending:
             with self._losing():
                 for token in self.tables:
                     with connection.transaction():
-                        run(connection, keeping(self.node.schema, table(token)))
+                        run(connection, keeping(self.node.schema, self.node.table(token)))
 
     def _work(self, connection: psycopg.Connection) -> bool:
         if not run(connection, entering(self.node.schema, self.batch, self.content)):
             return False
         if run(connection, is_unfinished(self.node.schema, self.batch.name)):
             raise _Behind
-        tokens = list(self.tables)
+        tables = [self.node.table(token) for token in self.tables]
         with self._losing():
-            view = run(connection, showing(self.node.schema, self.shape, tokens)) if self.user_sql else ""
+            view = run(connection, showing(self.shape, tables)) if self.user_sql else ""
         if self.user_sql:
             self.user_sql.transact(connection, Staging(view, sum(self.tables.values()), self.batch.number))
         with self._losing():
             run(connection, self._deciding() if self.is_large else self._moving())
         if self.user_sql:
-            run(connection, hiding(self.node.schema, tokens))
+            run(connection, hiding(view))
         return True
 
     def _deciding(self) -> Operation[None]:
-        batch, constants = self.batch, dict(self.shape.constants)
-        yield from deciding(self.node.schema, batch.name, batch.number, self.tables, constants, batch.source)
+        node, batch, constants = self.node, self.batch, dict(self.shape.constants)
+        where = (node.schema, node.staging or node.schema)
+        yield from deciding(*where, batch.name, batch.number, self.tables, constants, batch.source)
 
     def _moving(self) -> Operation[None]:
-        schema, constants = self.node.schema, dict(self.shape.constants)
+        node, constants = self.node, dict(self.shape.constants)
         for token, messages in self.tables.items():
-            columns = yield from holding(schema, table(token))
-            moved = yield from moving_rows(schema, table(token), columns, constants, self.batch.source)
+            columns = yield from holding(node.table(token))
+            moved = yield from moving_rows(node.schema, node.table(token), columns, constants, self.batch.source)
             if moved.messages != messages:
                 raise BulkLost("rows of a table are gone")
 

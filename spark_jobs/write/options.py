@@ -14,7 +14,7 @@ from spark_jobs.write.user_sql import Transact, UserSql
 
 # As Spark writes options, and the column each stands for.
 FOR_ALL_ROWS = {"topic": "topic", "kind": "kind", "messageType": "message_type", "eventType": "event_type"}
-OPTIONS = (*FOR_ALL_ROWS, "commitSql", "onKnownBatch", "onNaN", *Node.OPTIONS)
+OPTIONS = (*FOR_ALL_ROWS, "commitSql", "onKnownBatch", "onNaN", "stagingSchema", *Node.OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,13 @@ class OutboxSink:
     out, for rows that come out otherwise each time. So no other sink has that name, in this query or another one.
     `on_nan="null"` sends NaN in a value as null; otherwise it is refused.
 
-    The database is named as in `format("outbox")`: `dsn` without a password, `dsn_variable`, or neither. Raises
-    `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost`, `BatchDiffers` or `StreamTaken`,
-    after which nothing of the batch was sent, or an error of Spark, of which the same is true; after `CommitUnknown` it
-    may have been, and after `BulkUnfinished` a part of it was. Spark then fails the query; started again from its
-    checkpoint it repeats the batch, and what was sent is not sent twice.
+    The database is named as in `format("outbox")`: `dsn` without a password, `dsn_variable`, or neither. `schema` is
+    the node's, and tasks stage in that one or in `staging_schema`.
+
+    Raises `ConfigurationError`. A call raises `InvalidMessage`, `SendFailed`, `StagingLost`, `BatchDiffers` or
+    `StreamTaken`, after which nothing of the batch was sent, or an error of Spark, of which the same is true; after
+    `CommitUnknown` it may have been, and after `BulkUnfinished` a part of it was. Spark then fails the query; started
+    again from its checkpoint it repeats the batch, and what was sent is not sent twice.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class OutboxSink:
         dsn: str | None = None,
         dsn_variable: str | None = None,
         schema: str = DEFAULT_SCHEMA,
+        staging_schema: str | None = None,
         commit_sql: str | Sequence[str] = (),
         transact: Transact | None = None,
         continues_query: str | None = None,
@@ -75,8 +78,8 @@ class OutboxSink:
     ) -> None:
         given = {
             "streamName": stream, "topic": topic, "kind": kind, "messageType": message_type, "eventType": event_type,
-            "dsn": dsn, "dsnVariable": dsn_variable, "schema": schema, "continuesQuery": continues_query,
-            "onKnownBatch": on_known_batch, "onNaN": on_nan,
+            "dsn": dsn, "dsnVariable": dsn_variable, "schema": schema, "stagingSchema": staging_schema,
+            "continuesQuery": continues_query, "onKnownBatch": on_known_batch, "onNaN": on_nan,
         }  # fmt: skip
         self._stream = stream
         options = {name: text for name, text in given.items() if text is not None}

@@ -20,7 +20,7 @@ from mailroom.commit import NEW
 from mailroom.errors import MailroomError
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import end_of_copy, run
-from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table_in
 from spark_jobs.node import Node
 from spark_jobs.write import binary_copy
 from spark_jobs.write.content import Content
@@ -48,12 +48,12 @@ class Staged(WriterCommitMessage):
 # Filled once, read once and dropped: not logged, and nothing for autovacuum. A crash of the server empties it, so the
 # move counts its rows. A table of more than a chunk has to outlive a crash once its batch is decided: logging it from
 # the start is cheaper than rewriting it.
-CREATE = Sql("CREATE {unlogged} TABLE {schema}.{table} ({columns}) WITH (autovacuum_enabled = off)")
+CREATE = Sql("CREATE {unlogged} TABLE {table} ({columns}) WITH (autovacuum_enabled = off)")
 # The table was made in the same transaction, so its rows need not be marked as committed one by one when they are read.
-COPY = Sql("COPY {schema}.{table} ({names}) FROM STDIN (FORMAT binary, FREEZE)")
+COPY = Sql("COPY {table} ({names}) FROM STDIN (FORMAT binary, FREEZE)")
 REGISTER = Sql(
-    "INSERT INTO {schema}.spark_staging (token, name, batch) "
-    "VALUES ({new}, %(name)s::text, %(number)s::bigint) RETURNING token",
+    "INSERT INTO {schema}.spark_staging (token, name, batch, schema) "
+    "VALUES ({new}, %(name)s::text, %(number)s::bigint, %(staging)s::text) RETURNING token",
     columns=("uuid",),
     new=NEW.strip(),
 )
@@ -74,8 +74,8 @@ def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged
     columns = shape.staged()
     names, kinds = zip(*columns, strict=True)
     with node.connect("task") as connection, connection.transaction():
-        token = run(connection, creating(node.schema, batch, columns, is_large=is_large))
-        copy = COPY.at(schema=node.schema, table=table(token), names=", ".join(names))
+        token = run(connection, creating(node.schema, batch, columns, is_large=is_large, staging=node.staging))
+        copy = COPY.at(table=node.table(token), names=", ".join(names))
         with end_of_copy(connection), connection.cursor() as cursor, cursor.copy(copy.sql) as stream:
             stream.write(binary_copy.HEADER)
             for some in chain(first, filled):
@@ -100,29 +100,35 @@ def _is_more_than_a_chunk(some: Sequence[Any]) -> bool:
 
 
 def creating(
-    schema: str, batch: Batch, columns: Iterable[tuple[str, str]], *, is_large: bool = False
+    schema: str, batch: Batch, columns: Iterable[tuple[str, str]], *, is_large: bool = False, staging: str | None = None
 ) -> Operation[UUID]:
-    """Make a staging table with these columns, names and types, and record its batch; returns its token."""
+    """Make a staging table with these columns, names and types, and record its batch; returns its token.
+
+    It stands in the schema `staging`, None being the node's.
+    """
     yield IN_TRANSACTION
-    [(token,)] = yield REGISTER.at(schema=schema)(name=batch.name, number=batch.number)
+    [(token,)] = yield REGISTER.at(schema=schema)(name=batch.name, number=batch.number, staging=staging)
     definitions = ", ".join(f"{name} {kind}" for name, kind in columns)
     unlogged = "" if is_large else "UNLOGGED"
-    yield CREATE.at(schema=schema, table=table(token), columns=definitions, unlogged=unlogged)()
-    return UUID(str(token))
+    token = UUID(str(token))
+    yield CREATE.at(table=table_in(staging or schema, token), columns=definitions, unlogged=unlogged)()
+    return token
 
 
 # -- Sweeping ---------------------------------------------------------------------------------------------------------
 
-# Tables of other roles are left to them: only the owner may drop a table. One that COPY still fills is not visible yet,
-# nor is its row here.
+# Tables of other roles are left to them: only the owner may drop a table, and where its schema is closed to this role
+# it could not even be looked up by name. One that COPY still fills is not visible yet, nor is its row here.
 ORPHANS = Sql(
     """
 SELECT token FROM {schema}.spark_staging AS s
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = coalesce(s.schema, %(schema)s::text)
+LEFT JOIN pg_catalog.pg_class AS c
+       ON c.relnamespace = n.oid AND c.relname = 'staging_' || replace(token::text, '-', '')
 WHERE part IS NULL
   AND (at < clock_timestamp() - %(hours)s::float8 * interval '1 hour'
        OR EXISTS (SELECT FROM {schema}.spark_batch AS b WHERE b.name = s.name AND b.batch = s.batch))
-  AND pg_has_role((SELECT relowner FROM pg_catalog.pg_class WHERE oid = to_regclass(
-          '{schema}.staging_' || replace(token::text, '-', ''))::oid), 'USAGE') IS NOT FALSE
+  AND pg_has_role(c.relowner, 'USAGE') IS NOT FALSE AND has_schema_privilege(n.oid, 'USAGE') IS NOT FALSE
 ORDER BY token
 """,
     columns=("uuid",),
@@ -134,11 +140,11 @@ PATIENCE = Sql(
 )
 # A part of a batch that was decided is still to be moved, whoever failed since.
 FORGET = Sql(
-    "DELETE FROM {schema}.spark_staging WHERE token = %(token)s::uuid AND part IS NULL RETURNING true",
-    columns=("boolean",),
+    "DELETE FROM {schema}.spark_staging WHERE token = %(token)s::uuid AND part IS NULL RETURNING schema",
+    columns=("text",),
 )
 # CASCADE: a `transact` that commits by itself leaves a view of the table behind.
-DROP = Sql("DROP TABLE IF EXISTS {schema}.{table} CASCADE")
+DROP = Sql("DROP TABLE IF EXISTS {table} CASCADE")
 
 
 OF_BATCH = Sql(
@@ -159,7 +165,7 @@ def sweep(node: Node, abandoned_after_h: float = ABANDONED_AFTER_H) -> int:
 
 def finding_orphans(schema: str, hours: float) -> Operation[list[UUID]]:
     """Return the tokens of staging tables that no batch will need any more and that the role may drop."""
-    return [token for (token,) in (yield ORPHANS.at(schema=schema)(hours=hours))]
+    return [token for (token,) in (yield ORPHANS.at(schema=schema)(schema=schema, hours=hours))]
 
 
 def drop(node: Node, staged: Iterable[Staged]) -> None:
@@ -192,8 +198,8 @@ def _drop_all(connection: psycopg.Connection, schema: str, tokens: Iterable[UUID
 
 def _dropping(schema: str, token: UUID) -> Operation[None]:
     yield PATIENCE.at()()
-    if (yield FORGET.at(schema=schema)(token=token)):
-        yield DROP.at(schema=schema, table=table(token))()
+    for (elsewhere,) in (yield FORGET.at(schema=schema)(token=token)):
+        yield DROP.at(table=table_in(elsewhere or schema, token))()
 
 
 @contextmanager

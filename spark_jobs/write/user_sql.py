@@ -4,13 +4,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from uuid import UUID
 
 import psycopg
 
 from mailroom.errors import ConfigurationError
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from outbox.bulk import table
 from spark_jobs.write.columns import NTH, PARTITION
 from spark_jobs.write.shape import Shape
 
@@ -77,28 +75,28 @@ def _call(transact: Transact, connection: psycopg.Connection, staging: Staging) 
 
 
 # A view, not a subquery: the user's SQL may give it any alias, or none.
-SHOW = Sql("CREATE VIEW {schema}.{table}_rows AS {rows}")
+SHOW = Sql("CREATE VIEW {view} AS {rows}")
 ROWS = Sql(
-    "SELECT {columns}, {nth} AS {partition}, ctid AS {place} FROM {schema}.{table}",
+    "SELECT {columns}, {nth} AS {partition}, ctid AS {place} FROM {table}",
     partition=PARTITION,
     place=NTH,
 )
-HIDE = Sql("DROP VIEW {schema}.{table}_rows")
+HIDE = Sql("DROP VIEW {view}")
 
 
-def showing(schema: str, shape: Shape, tokens: Sequence[UUID]) -> Operation[str]:
-    """Make a view of the rows of these attempts, in their order, with the types of the DataFrame; returns its name."""
+def showing(shape: Shape, tables: Sequence[str]) -> Operation[str]:
+    """Make a view of the rows of these tables, in their order, with the types of the DataFrame; returns its name."""
     yield IN_TRANSACTION
     business = (f"{column.quoted}::{column.shown} AS {column.quoted}" for column in shape.business)
     columns = ", ".join([*shape.messages(), *business])
     rows = " UNION ALL ".join(
-        ROWS.at(schema=schema, table=table(token), columns=columns, nth=str(nth)).sql
-        for nth, token in enumerate(tokens)
+        ROWS.at(table=table, columns=columns, nth=str(nth)).sql for nth, table in enumerate(tables)
     )
-    yield SHOW.at(schema=schema, table=table(tokens[0]), rows=rows)()
-    return f'"{schema}"."{table(tokens[0])}_rows"'
+    view = f"{tables[0]}_rows"
+    yield SHOW.at(view=view, rows=rows)()
+    return view
 
 
-def hiding(schema: str, tokens: Sequence[UUID]) -> Operation[None]:
+def hiding(view: str) -> Operation[None]:
     """Drop the view. If the user's part ended the transaction, the view would stay until the tables are swept."""
-    yield HIDE.at(schema=schema, table=table(tokens[0]))()
+    yield HIDE.at(view=view)()

@@ -25,7 +25,7 @@ from mailroom.sql import runner
 from mailroom.sql.operation import Step
 from mailroom.sql.runner import run
 from mailroom.status import status
-from outbox.bulk import CHUNK, CHUNK_ROWS, MOVE, STAGED, BulkLost, Moved, advancing, oldest, table
+from outbox.bulk import CHUNK, CHUNK_ROWS, MOVE, STAGED, BulkLost, Moved, advancing, oldest, table, table_in
 from spark_jobs.node import Node
 from spark_jobs.proof.tables import SNAPSHOT
 from spark_jobs.write.columns import COLUMNS
@@ -205,7 +205,7 @@ def test_chunk_reads_nothing_but_its_own_rows(dsn: str, connect: Connect, statem
     assert attempt.token
     connection = connect()
     run(connection, _set_up())
-    names = {"table": table(attempt.token), "names": "message_id", "expressions": "message_id"}
+    names = {"table": table_in(SCHEMA, attempt.token), "names": "message_id", "expressions": "message_id"}
     plan = generic_plan(connection, statement, names)
     [scan] = [node for node in plan if node.get("Relation Name") == table(attempt.token)]
     assert scan["Node Type"] == "Tid Range Scan"

@@ -152,7 +152,7 @@ def test_each_grant_of_the_page_is_needed(
 
 
 def test_every_grant_of_the_page_was_tried() -> None:
-    assert len(ATOMS) == 2 + 12 + 1 + 6 + 9 + 11 + 2 + 2 + 1
+    assert len(ATOMS) == 2 + 12 + 1 + 6 + 10 + 11 + 2 + 2 + 1
     assert PAGE.count("GRANT ") == len({on for _, on in ATOMS}) + 1  # two are on the outbox
 
 

@@ -638,9 +638,8 @@ def test_sink_in_a_thread_of_the_user_s_own_knows_its_query(stream: Stream, spar
 
 def test_sink_is_what_foreach_batch_wants(spark: "SparkSession", sink: OutboxSink) -> None:
     """mypy holds it to both: what `foreachBatch` takes, and what a call with a DataFrame alone gives."""
-    wanted: Callable[[DataFrame, int], None] = sink
-    given: Callable[[DataFrame], Sent] = sink
-    assert wanted is given
+    calls: tuple[Callable[[DataFrame, int], None], Callable[[DataFrame], Sent]] = (sink, sink)
+    assert all(map(callable, calls))
     spark.readStream.format("rate").load().writeStream.foreachBatch(sink)
 
 
