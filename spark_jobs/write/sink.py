@@ -99,10 +99,13 @@ class OutboxSink:
     def _send(self, frame: "DataFrame", batch_id: int) -> Sent:
         query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         name = self._stream or query
-        if name is None:
+        # Two queries of one stream's name are told apart by their ids, or else by what their batches hold.
+        is_told_apart = query or batch_id == JOB or self._options.compared
+        if name is None or not is_told_apart:
             raise ConfigurationError(
                 "No streaming query runs this in this thread: give it to writeStream.foreachBatch, whose thread alone "
-                "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream."
+                "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream, with "
+                'on_known_batch="compare".'
             )
         node, batch = self._options.node, self._options.batch(name, batch_id, query)
         shape = self._options.shape(frame.schema)

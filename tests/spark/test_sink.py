@@ -620,6 +620,8 @@ def test_arguments_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn
     frame = spark.range(1).selectExpr("id AS value")
     with pytest.raises(ConfigurationError, match=r"No streaming query runs this in this thread.*InheritableThread"):
         OutboxSink(topic="numbers", dsn=spark_dsn)(frame, 0)
+    with pytest.raises(ConfigurationError, match="No streaming query runs this in this thread"):
+        OutboxSink("orders", topic="numbers", dsn=spark_dsn, on_known_batch="pass")(frame, 0)
 
 
 def test_sink_in_a_thread_of_the_user_s_own_knows_its_query(stream: Stream, spark_dsn: str) -> None:
