@@ -126,6 +126,7 @@ def test_sweeper_finds_tables_wherever_they_are(node: Node, connect: Connect, ow
     staged(default)
     assert schemas(connect) == {DEFAULT_SCHEMA, ELSEWHERE}
     assert sweep(default, abandoned_after_h=0) == 4
+    assert schemas(connect) == set()
     staged(node)
     owner.execute("DROP SCHEMA landing CASCADE")
     assert sweep(default, abandoned_after_h=0) == 2
