@@ -140,7 +140,7 @@ async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a
     network, dsn = proxy
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
-        network.black_hole(only=b"dispatcher bell")
+        network.black_hole(only=b"dispatcher listener")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
             await eventually_async(partial(is_delivered, node, key))
@@ -154,7 +154,7 @@ async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
     monkeypatch.setattr(listening, "ANSWER_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
-        network.black_hole(only=b"dispatcher bell")
+        network.black_hole(only=b"dispatcher listener")
         await eventually_async(lambda: network.swallowed)
         network.forward()
         node.send("shipping", key="k")
@@ -398,7 +398,7 @@ async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(no
 async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_has_one(node: Node) -> None:
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
-        node.end_sessions("mailroom dispatcher bell")
+        node.end_sessions("mailroom dispatcher listener")
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
 
@@ -488,7 +488,7 @@ async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
     monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
     async with running(Dispatcher(dsn, poll_interval_s=0.05)):
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
-        network.black_hole(only=b"dispatcher bell")
+        network.black_hole(only=b"dispatcher listener")
         await eventually_async(lambda: network.swallowed)
 
 

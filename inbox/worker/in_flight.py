@@ -32,7 +32,8 @@ from mailroom.sql.runner import run
 log = logging.getLogger("mailroom.worker")
 
 WATCH_INTERVAL_S = 1.0
-# A loop removes its entry shortly after its batch was rolled back, so younger entries are ignored.
+# A loop removes its entry shortly after its batch was rolled back, so younger entries are ignored. Less than
+# `life.DEAD_S`, which is what `begin` waits for: every entry of a process found dead has to be old enough.
 AGE_S = 1.0
 BEGIN_S = 0.2  # between two checks before the first batch
 DIED = "the worker died while handling it"

@@ -36,9 +36,10 @@ from tests.support.working import (
 KILLER = """
 import os, sys
 from inbox import Worker
-from inbox.worker import life
+from inbox.worker import in_flight, life
 
 life.DEAD_S = 0.3  # until the last one is considered dead
+in_flight.AGE_S = 0.1  # less than that, as it is: else it begins before the entry of the dead is looked at
 
 def handle(message, connection):
     connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
