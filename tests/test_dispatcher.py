@@ -508,7 +508,7 @@ async def test_daemon_ends_as_a_whole_when_one_lane_does(node: Node) -> None:
     lane.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(daemon, STOP_S)
-    assert node.sessions("mailroom executor") == []
+    await eventually_async(lambda: node.sessions("mailroom executor") == [])
 
 
 async def test_cancelled_dispatcher_leaves_no_task_and_no_session(node: Node) -> None:
