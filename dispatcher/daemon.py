@@ -159,9 +159,10 @@ async def run_until_signalled(lanes: Sequence[Lane]) -> None:
     # Not FIRST_EXCEPTION: a cancelled lane would end, and the daemon go on without it.
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     stop()
-    await asyncio.wait(running)
-    for task in running:
-        task.result()
+    # Of all of them: asyncio logs an error that nobody has taken, with its traceback.
+    for error in await asyncio.gather(*running, return_exceptions=True):
+        if error is not None:
+            raise error
 
 
 def drain(

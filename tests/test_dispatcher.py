@@ -511,6 +511,19 @@ async def test_daemon_ends_as_a_whole_when_one_lane_does(node: Node) -> None:
     await eventually_async(lambda: node.sessions("mailroom executor") == [])
 
 
+async def test_daemon_both_of_whose_lanes_fail_raises_the_error_and_logs_none(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Dispatcher):
+        async def run(self) -> None:
+            raise SchemaError("There is no schema.")
+
+    with pytest.raises(SchemaError):
+        await run_until_signalled([Failing(node.dsn), Failing(node.dsn)])
+    gc.collect()
+    assert [record.message for record in caplog.records] == []
+
+
 async def test_cancelled_dispatcher_leaves_no_task_and_no_session(node: Node) -> None:
     task = asyncio.create_task(Dispatcher(node.dsn).run())
     await eventually_async(lambda: is_asleep(node))
