@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from dispatcher.deliver import SESSION
 from mailroom.message import SELECTED
-from outbox.outgoing import COLUMNS
+from mailroom.outgoing import COLUMNS
 
 from .clients import rate, rate_of
 from .measure import Line, Measurement, Setup, Values

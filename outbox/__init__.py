@@ -1,8 +1,8 @@
 """The writer's side of Mailroom: commit messages in the transaction that changes your data."""
 
+from mailroom.outgoing import Outgoing
 from outbox.executable import Executable
 from outbox.outbox import AsyncOutbox, Outbox
-from outbox.outgoing import Outgoing
 from outbox.store import AsyncStore, Store
 
 __all__ = ["AsyncOutbox", "AsyncStore", "Executable", "Outbox", "Outgoing", "Store"]

@@ -18,10 +18,10 @@ from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
 from mailroom.cli.parameters import KEY, TOPIC, seconds
 from mailroom.errors import InvalidMessage
+from mailroom.outgoing import EventType, MessageType, Outgoing
 from mailroom.sql.runner import run
 from outbox.csv_source import CsvSource
 from outbox.outbox import sending_many
-from outbox.outgoing import EventType, MessageType, Outgoing
 
 ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")

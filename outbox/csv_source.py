@@ -7,8 +7,8 @@ from typing import IO, Any
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import MAX_VALUE_BYTES, shown
+from mailroom.outgoing import Outgoing
 from mailroom.sql.operation import Row
-from outbox.outgoing import Outgoing
 
 
 class CsvSource:

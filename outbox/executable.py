@@ -13,7 +13,7 @@ from uuid import UUID
 from mailroom.errors import InvalidMessage
 from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
 from mailroom.names import Key, executable_name, key_text, shown, topic_name
-from outbox.outgoing import aware, clock, given_id, headers_json
+from mailroom.outgoing import aware, clock, given_id, headers_json
 
 Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name, topic_name
+from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, sending
 from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
-from outbox.outgoing import COLUMNS, EventType, Fields, MessageType, Outgoing
 
 
 class Request(Protocol):
@@ -30,22 +30,6 @@ class Request(Protocol):
     def headers(self) -> Mapping[str, str]:
         """The message's headers; `reply_to` names the topic of the reply."""
         ...
-
-
-NAMES = ", ".join(name for name, _ in COLUMNS)
-
-INSERT = Sql(
-    "INSERT INTO {schema}.outbox ({names}) VALUES ("
-    '%(message_id)s::uuid, %(topic)s::text, %(key)s::text, %(kind)s::text::"char", %(message_type)s::text::"char", '
-    '%(event_type)s::text::"char", %(value)s::bytea, %(headers)s::text::jsonb, %(deliver_at)s::timestamptz, '
-    "%(expires_at)s::timestamptz, %(after_clock)s::bigint)",
-    names=NAMES,
-)
-
-
-def _sending(schema: str, row: Row) -> Operation[None]:
-    yield IN_TRANSACTION
-    yield INSERT.at(schema=schema)(**dict(zip((name for name, _ in COLUMNS), row, strict=True)))
 
 
 COPY = Sql(
@@ -83,7 +67,7 @@ class _Node:
 
     def _send(self, message: Outgoing) -> tuple[Operation[None], UUID]:
         row = message.row()
-        return _sending(self.schema, row), row[0]
+        return sending(self.schema, row), row[0]
 
     def _send_many(self, messages: Iterable[Outgoing]) -> Operation[int]:
         # All messages are encoded before the first is sent, so a bad one leaves the transaction unchanged.

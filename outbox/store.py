@@ -9,10 +9,10 @@ from uuid import UUID
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName
 from mailroom.executable import ACCOUNTING, STORE
 from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
+from mailroom.outgoing import aware
 from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.executable import COLUMNS, Executable, Raw
-from outbox.outgoing import aware
 
 
 class Options(TypedDict, total=False):

@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 from dispatcher.executor.fold import Content, Taken
 from mailroom.errors import DecodeError, InvalidMessage
 from mailroom.message import parsed
+from mailroom.outgoing import EventType, Outgoing
 from mailroom.sql.operation import Operation, Row
 from outbox.outbox import sending_many
-from outbox.outgoing import EventType, Outgoing
 
 Event: TypeAlias = EventType | None
 Status: TypeAlias = Literal[200, 409, 500]

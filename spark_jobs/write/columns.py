@@ -14,7 +14,7 @@ from pyspark.sql import types as spark
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown
-from outbox.outgoing import EARLIEST, LATEST, headers_json
+from mailroom.outgoing import EARLIEST, LATEST, headers_json
 from spark_jobs.write.cbor import encoded
 
 INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)

@@ -11,9 +11,9 @@ from dispatcher.executor.take import NEXT
 from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, Share
 from inbox.failure import RECORD
 from inbox.worker.in_flight import ADD
+from mailroom.outgoing import INSERT
 from mailroom.sql.operation import PARAMETER, Sql
 from mailroom.status import INBOXES
-from outbox.outbox import INSERT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A message to be sent, and its checks before the database sees it."""
+"""A message to be sent, the checks it passes before the database sees it, and its INSERT."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from uuid import UUID
 from mailroom import codec
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, Key, key_text, shown, topic_name, utf8
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
 Kind: TypeAlias = Literal["M", "E", "C", "R"]
 MessageType: TypeAlias = Literal["O", "D", "C", "U"]
@@ -30,6 +31,8 @@ COLUMNS = (
     ("expires_at", "timestamptz"),
     ("after_clock", "bigint"),
 )
+
+NAMES = ", ".join(name for name, _ in COLUMNS)
 
 EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -127,3 +130,18 @@ def clock(clock: int) -> int:
     if isinstance(clock, bool) or not isinstance(clock, int) or not 0 <= clock <= MAX_AFTER_CLOCK:
         raise InvalidMessage(f"after_clock {shown(clock)} is not a clock; give an int from 0 to 2**62.")
     return clock
+
+
+INSERT = Sql(
+    "INSERT INTO {schema}.outbox ({names}) VALUES ("
+    '%(message_id)s::uuid, %(topic)s::text, %(key)s::text, %(kind)s::text::"char", %(message_type)s::text::"char", '
+    '%(event_type)s::text::"char", %(value)s::bytea, %(headers)s::text::jsonb, %(deliver_at)s::timestamptz, '
+    "%(expires_at)s::timestamptz, %(after_clock)s::bigint)",
+    names=NAMES,
+)
+
+
+def sending(schema: str, row: Row) -> Operation[None]:
+    """Insert one row of `Outgoing.row`."""
+    yield IN_TRANSACTION
+    yield INSERT.at(schema=schema)(**dict(zip((name for name, _ in COLUMNS), row, strict=True)))
