@@ -1,5 +1,6 @@
 """Mailroom: transactional messaging inside PostgreSQL. What the writer's and the consumer's side agree on."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mailroom.errors import CommitUnknown, NotAtomic, TokenExpired
@@ -7,6 +8,7 @@ from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
+    from mailroom.topic import Topic
 
 __version__ = "0.1.0"
 
@@ -15,6 +17,7 @@ __all__ = [
     "NotAtomic",
     "Outcome",
     "TokenExpired",
+    "Topic",
     "atomically",
     "atomically_async",
     "resolve",
@@ -25,9 +28,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
     if name in __all__:
-        from mailroom import commit
-
-        return getattr(commit, name)
+        return getattr(import_module("mailroom.topic" if name == "Topic" else "mailroom.commit"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import UUID
 
 from mailroom import codec
@@ -34,9 +34,19 @@ COLUMNS = (
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _UNDECODED = object()
 
+if TYPE_CHECKING:
+    # Only a checker knows a default before Python 3.13: with it a bare `Message` is a `Message[Any]`.
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
-class Message:
-    """One message of an inbox.
+    V = TypeVarWithDefault("V", covariant=True, default=Any)
+else:
+    V = TypeVar("V", covariant=True)
+
+T = TypeVar("T")
+
+
+class Message(Generic[V]):
+    """One message of an inbox; a `Message[Reserve]` is one whose value a `Topic` has read as that type.
 
     `clock` is the Lamport clock of its delivery: unique on this node, and rising along each key. `sent_clock` is the
     clock of its sending, on the node `origin`. `id` never changes; use it as the idempotency key for effects outside
@@ -74,11 +84,23 @@ class Message:
         self._value: Any = _UNDECODED
 
     @property
-    def value(self) -> Any:
+    def value(self) -> V:
         """The value, decoded on first use. Raises `DecodeError` if the bytes are no value; `raw` still returns them."""
         if self._value is _UNDECODED:
-            self._value = codec.decode(self.raw) if self._json is None else parsed(self._json)
-        return self._value
+            self._value = self.plain()
+        return cast(V, self._value)
+
+    def plain(self) -> Any:
+        """Decode the value, anew with each call. Raises `DecodeError`."""
+        return codec.decode(self.raw) if self._json is None else parsed(self._json)
+
+    def holding(self, value: T) -> "Message[T]":
+        """Return the same message with `value` in the place of the decoded one."""
+        copied = cast("Message[T]", object.__new__(Message))
+        for name in Message.__slots__:
+            setattr(copied, name, getattr(self, name))
+        copied._value = value
+        return copied
 
     @property
     def raw(self) -> bytes:

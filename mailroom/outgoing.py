@@ -5,13 +5,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 from uuid import UUID
 
 from mailroom import codec
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, Key, key_text, shown, topic_name, utf8
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.topic import Topic
+
+T = TypeVar("T")
 
 Kind: TypeAlias = Literal["M", "E", "C", "R"]
 MessageType: TypeAlias = Literal["O", "D", "C", "U"]
@@ -52,7 +55,10 @@ class Fields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message for `send_many`; the fields mean what the arguments of `Outbox.send` mean."""
+    """One message for `send_many`; the fields mean what the arguments of `Outbox.send` mean.
+
+    Made with a `Topic`, it has that one's name as `topic`, the plain value as `value`, and the version in `headers`.
+    """
 
     topic: str
     value: object = field(repr=False)  # kept out of repr, which ends up in logs
@@ -65,6 +71,23 @@ class Outgoing:
     expires_at: datetime | None = None
     after_clock: int | None = None
     id: UUID | None = None
+
+    if TYPE_CHECKING:
+        # What the dataclass makes, for a checker that shall compare the value with the topic.
+        def __init__(
+            self, topic: Topic[T, Any] | str, value: T, key: Key | None = None,
+            headers: Mapping[str, str] | None = None, kind: Kind = "M", message_type: MessageType = "U",
+            event_type: EventType | None = None, deliver_at: datetime | None = None,
+            expires_at: datetime | None = None, after_clock: int | None = None, id: UUID | None = None,
+        ) -> None: ...  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Take a `Topic` apart: what is sent knows of names and plain values only."""
+        topic: object = self.topic
+        if isinstance(topic, Topic):
+            object.__setattr__(self, "topic", topic.name)
+            object.__setattr__(self, "value", topic.write(self.value))
+            object.__setattr__(self, "headers", topic.headers(self.headers))
 
     def row(self) -> tuple[Any, ...]:
         """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken."""

@@ -3,14 +3,19 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 from uuid import UUID
 
 from mailroom.errors import InvalidMessage
-from mailroom.names import DEFAULT_SCHEMA, Key, schema_name, topic_name
+from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
 from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, sending
 from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.topic import Topic, topic_text
+
+# Of a `Topic`: a checker finds a value of another type, and a topic for replies whose values are of another type.
+T = TypeVar("T")
+A = TypeVar("A")
 
 
 class Request(Protocol):
@@ -91,11 +96,11 @@ class _Node:
         return Outgoing(topic, value, kind="R", **given)
 
 
-def _command(topic: str, value: object, reply_to: str | None, fields: Fields) -> Outgoing:
+def _command(topic: Topic[T, A] | str, value: T, reply_to: Topic[A, Any] | str | None, fields: Fields) -> Outgoing:
     message = Outgoing(topic, value, kind="C", **fields)
     if reply_to is None:
         return message
-    return replace(message, headers={**(message.headers or {}), "reply_to": topic_name(reply_to)})
+    return replace(message, headers={**(message.headers or {}), "reply_to": topic_text(reply_to)})
 
 
 class Outbox(_Node):
@@ -109,8 +114,8 @@ class Outbox(_Node):
     def send(
         self,
         connection: AnyConnection,
-        topic: str,
-        value: object,
+        topic: Topic[T, Any] | str,
+        value: T,
         *,
         key: Key | None = None,
         headers: Mapping[str, str] | None = None,
@@ -144,7 +149,9 @@ class Outbox(_Node):
         """
         return run(connection, self._send_many(messages))
 
-    def publish(self, connection: AnyConnection, topic: str, value: object, **fields: Unpack[Fields]) -> UUID:
+    def publish(
+        self, connection: AnyConnection, topic: Topic[T, Any] | str, value: T, **fields: Unpack[Fields]
+    ) -> UUID:
         """Send an event: every subscriber gets it, if there are any. `fields` are as for `send`."""
         operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
         run(connection, operation)
@@ -153,10 +160,10 @@ class Outbox(_Node):
     def command(
         self,
         connection: AnyConnection,
-        topic: str,
-        value: object,
+        topic: Topic[T, A] | str,
+        value: T,
         *,
-        reply_to: str | None = None,
+        reply_to: Topic[A, Any] | str | None = None,
         **fields: Unpack[Fields],
     ) -> UUID:
         """Send a command: exactly one inbox must get it, else it goes to `dead_letter`.
@@ -185,8 +192,8 @@ class AsyncOutbox(_Node):
     async def send(
         self,
         connection: AnyAsyncConnection,
-        topic: str,
-        value: object,
+        topic: Topic[T, Any] | str,
+        value: T,
         *,
         key: Key | None = None,
         headers: Mapping[str, str] | None = None,
@@ -209,7 +216,7 @@ class AsyncOutbox(_Node):
         return await run_async(connection, self._send_many(messages))
 
     async def publish(
-        self, connection: AnyAsyncConnection, topic: str, value: object, **fields: Unpack[Fields]
+        self, connection: AnyAsyncConnection, topic: Topic[T, Any] | str, value: T, **fields: Unpack[Fields]
     ) -> UUID:
         """See `Outbox.publish`."""
         operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
@@ -219,10 +226,10 @@ class AsyncOutbox(_Node):
     async def command(
         self,
         connection: AnyAsyncConnection,
-        topic: str,
-        value: object,
+        topic: Topic[T, A] | str,
+        value: T,
         *,
-        reply_to: str | None = None,
+        reply_to: Topic[A, Any] | str | None = None,
         **fields: Unpack[Fields],
     ) -> UUID:
         """See `Outbox.command`."""
