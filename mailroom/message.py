@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import UUID
@@ -96,9 +97,7 @@ class Message(Generic[V]):
 
     def holding(self, value: T) -> "Message[T]":
         """Return the same message with `value` in the place of the decoded one."""
-        copied = cast("Message[T]", object.__new__(Message))
-        for name in Message.__slots__:
-            setattr(copied, name, getattr(self, name))
+        copied: Message[T] = Message(*_given(self))
         copied._value = value
         return copied
 
@@ -130,6 +129,13 @@ class Message(Generic[V]):
     def __repr__(self) -> str:
         # Without the value, since a repr ends up in logs.
         return f"Message(clock={self.clock}, topic={self.topic!r}, key={self.key!r}, id={self.id})"
+
+
+# What `Message.__init__` was given, in its order.
+_given = attrgetter(
+    *("key", "clock", "sent_clock", "origin", "id", "topic", "kind", "message_type", "event_type"),
+    *("_raw", "_json", "_headers", "source", "_sent_at", "_expires_at", "_delivered_at"),
+)
 
 
 def parsed(text: str) -> object:

@@ -147,7 +147,9 @@ class Topic(Generic[T, A]):
         return value
 
     def _version_of(self, message: Message) -> int:
-        sent = message.headers.get(SCHEMA, "1")
+        sent = message.headers.get(SCHEMA)
+        if sent is None:
+            return 1
         if not VERSION.match(sent):
             raise DecodeError(f"The header {SCHEMA} is no version: it is the text of an int from 1 to {MAX_VERSION:,}.")
         version = int(sent)
