@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Generic, Protocol, TypeVar, get_origin
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin
 from uuid import UUID
 
 from msgspec import ValidationError, convert, inspect, to_builtins
@@ -120,13 +120,19 @@ def _text_key(key: Any) -> str | bytes:
 
 
 def _converter(value_type: Any) -> Converter:
-    parts = list(_parts(inspect.type_info(value_type)))
-    if any(hasattr(_class(part), "__pydantic_validator__") for part in parts):
-        # Who has such a class has imported pydantic. Nobody else needs it.
-        from mailroom.models import Models
+    # Asked first, since msgspec takes no union of models.
+    if not _names_a_model(value_type):
+        parts = list(_parts(inspect.type_info(value_type)))
+        if not any(_names_a_model(_class(part)) for part in parts):
+            return Structures(value_type, parts)
+    # Who has a model has imported pydantic. Nobody else needs it.
+    from mailroom.models import Models
 
-        return Models(value_type)
-    return Structures(value_type, parts)
+    return Models(value_type)
+
+
+def _names_a_model(value_type: Any) -> bool:
+    return hasattr(value_type, "__pydantic_validator__") or any(map(_names_a_model, get_args(value_type)))
 
 
 def _parts(info: inspect.Type) -> Iterator[inspect.Type | inspect.Field]:
@@ -216,7 +222,7 @@ def _plain(item: Any) -> Any:
 
 def _refuse(part: inspect.Type | inspect.Field) -> None:
     """Raise `TypeError` for a type whose values do not come back."""
-    if isinstance(part, REFUSED):
+    if isinstance(part, REFUSED) and _class(part) is not object:  # which is what Any is, to some
         what = _class(part) or type(part).__name__.removesuffix("Type")
         raise TypeError(f"{type_name(what)} is no dataclass, model of pydantic, struct of msgspec or plain type")
     if isinstance(part, inspect.DataclassType) and not is_dataclass(_class(part)):

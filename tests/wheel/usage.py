@@ -71,12 +71,15 @@ AsyncWorker(DSN, "shipping", ship)  # type: ignore[arg-type]
 AsyncWorker(engine, "shipping", ship_async)  # type: ignore[arg-type]
 
 outbox = Outbox()
+paid = mailroom.Topic("order.paid", dict[str, int], replies=bool)
 
 
 def write(connection: psycopg.Connection | Connection | Session) -> None:
     assert_type(outbox.send(connection, "order.paid", {"order": 42}, key="order-42"), UUID)
     assert_type(outbox.send_many(connection, [Outgoing("order.paid", {"order": 42})]), int)
     Store().increment(connection, "stats/paid", by=1)
+    outbox.command(connection, paid, {"order": 42}, reply_to=mailroom.Topic("paid", bool))
+    outbox.publish(connection, paid, "order-42")  # type: ignore[misc]
     outbox.send(connection, 5, {})  # type: ignore[arg-type]
     outbox.send(connection, "order.paid", {}, key=1.5)  # type: ignore[arg-type]
     outbox.send(DSN, "order.paid", {})  # type: ignore[arg-type]
@@ -87,6 +90,7 @@ def read(connection: psycopg.Connection) -> Sequence[Message]:
     deliver(connection)
     [message] = assert_type(Inbox("shipping").reap(connection, key="order-42"), list[Message])
     assert_type(message.clock, int)
+    assert_type(paid.typed(message), Message[dict[str, int]])
     return Inbox("shipping").reap_any(connection, max_keys=10)
 
 
