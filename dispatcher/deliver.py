@@ -11,7 +11,7 @@ from dispatcher.floor import FIRST, START, Start
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
-from mailroom.routing import ROUTE
+from mailroom.routing import GETS, ROUTE
 from mailroom.sql.operation import Operation, Sql
 
 # A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one.
@@ -27,19 +27,16 @@ OLDEST_FITTING = """
     FROM {schema}.outbox WHERE position > (SELECT position FROM start)
     WINDOW oldest AS (ORDER BY position ROWS UNBOUNDED PRECEDING)
     ORDER BY position LIMIT %(rows)s::bigint"""
-# The steps, in order: `start` (where the scan begins), `reach` (how many inboxes get a topic), `batch` (the oldest
-# messages up to the limits), `stamp` (the clock before and after), `taken` (deleted by range, twice as fast as by ids;
-# the same snapshot, so exactly the rows of `batch`), `stamped` (each message's clock and outcome; numbered by position
-# before the join, so that a message has one clock however many inboxes get it).
+# The steps, in order: `start` (where the scan begins), `batch` (the oldest messages up to the limits), `stamp` (the
+# clock before and after), `taken` (deleted by range, twice as fast as by ids; the same snapshot, so exactly the rows
+# of `batch`), `route` (who gets a topic), `reach` (how many inboxes do), `stamped` (each message's clock and outcome;
+# numbered by position before the join, so that a message has one clock however many inboxes get it).
 # Inserting in key order is 1.5 times as fast as in the order taken. No clock above the ceiling is given out: then
 # nothing is taken, and the result says how high the ceiling must be.
 DELIVER = Sql(
     """
 WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
 {start},
-{route},
-reach AS MATERIALIZED (
-    SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers FROM route GROUP BY topic),
 batch AS MATERIALIZED (
     SELECT max(position) FILTER (WHERE fits) AS last, count(*) FILTER (WHERE fits) AS messages,
            max(after_clock) FILTER (WHERE fits) AS after_clock,
@@ -53,20 +50,25 @@ taken AS (
     DELETE FROM {schema}.outbox
     WHERE position > (SELECT position FROM start) AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)
     RETURNING position, deliver_at, {message}),
+{route},
+reach AS MATERIALIZED (
+    SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers,
+           count(*) FILTER (WHERE named) AS receivers FROM route GROUP BY topic),
 stamped AS MATERIALIZED (
-    SELECT n.*, inboxes, CASE WHEN expires_at <= now THEN 'expired'
-                              WHEN deliver_at > now THEN 'scheduled'
-                              WHEN kind = 'E' AND subscribers > 0 THEN 'delivered'
-                              WHEN kind = 'E' THEN 'unrouted'
-                              WHEN kind = 'C' AND inboxes > 1 THEN 'dead'
-                              WHEN inboxes > 0 THEN 'delivered'
-                              ELSE 'dead' END AS outcome
+    SELECT n.*, receivers, CASE WHEN expires_at <= now THEN 'expired'
+                                WHEN deliver_at > now THEN 'scheduled'
+                                WHEN kind = 'E' AND subscribers > 0 THEN 'delivered'
+                                WHEN kind = 'E' THEN 'unrouted'
+                                WHEN kind = 'M' AND inboxes > 0 THEN 'delivered'
+                                WHEN kind = 'C' AND receivers > 1 THEN 'dead'
+                                WHEN kind <> 'M' AND receivers > 0 THEN 'delivered'
+                                ELSE 'dead' END AS outcome
     FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin FROM taken t, stamp) AS n
     CROSS JOIN moment LEFT JOIN reach USING (topic)),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT inbox, clock, clock, origin, {message} FROM stamped JOIN route USING (topic)
-    WHERE outcome = 'delivered' AND (kind <> 'E' OR subscribed)
+    WHERE outcome = 'delivered' AND {gets}
     ORDER BY inbox, key, clock
     RETURNING inbox),
 scheduled AS (
@@ -74,8 +76,8 @@ scheduled AS (
     SELECT deliver_at, position, {message} FROM stamped WHERE outcome = 'scheduled'),
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, {message})
-    SELECT 'deliver', CASE WHEN inboxes > 1
-                           THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', inboxes)
+    SELECT 'deliver', CASE WHEN receivers > 1
+                           THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
                            ELSE 'no inbox gets this topic' END, {message}
     FROM stamped WHERE outcome = 'dead' ORDER BY clock),
 outcomes AS MATERIALIZED (
@@ -101,6 +103,8 @@ FROM outcomes, stamp
     columns=(*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]"),
     start=START,
     route=ROUTE,
+    sent="taken",
+    gets=GETS,
     oldest_fitting=OLDEST_FITTING,
     message=MESSAGE,
     partition_channel=PARTITION_CHANNEL,

@@ -14,7 +14,7 @@ from dispatcher.deliver import OLDEST_FITTING
 from dispatcher.floor import START, Start
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
-from mailroom.routing import ROUTE
+from mailroom.routing import GETS, ROUTE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sqlstate import OF_THE_DATA
 
@@ -58,11 +58,11 @@ TRY = Sql(
 DO $sift$
 DECLARE
     copies CURSOR FOR
-        WITH {route}
+        WITH asked AS MATERIALIZED (
+            SELECT * FROM {schema}.outbox WHERE position = ANY (current_setting('mailroom.asked')::bigint[])),
+        {route}
         SELECT r.inbox, o.*, n.id AS origin
-        FROM {schema}.outbox AS o JOIN route AS r ON r.topic = o.topic AND (r.subscribed OR o.kind <> 'E'),
-             {schema}.node AS n
-        WHERE o.position = ANY (current_setting('mailroom.asked')::bigint[])
+        FROM asked AS o JOIN route AS r ON r.topic = o.topic AND {gets}, {schema}.node AS n
         ORDER BY o.position;
     copy record;
     stamp bigint := (SELECT last_value FROM {schema}.clock);
@@ -98,6 +98,8 @@ BEGIN
 END $sift$
 """,
     route=ROUTE,
+    sent="asked",
+    gets=GETS,
     message=MESSAGE,
     copied=MESSAGE.replace(", ", ", copy."),
     conditions=" OR ".join(OF_THE_DATA.values()),

@@ -1,9 +1,8 @@
 """Read what is in an inbox without taking anything, and check that the inbox exists."""
 
-from mailroom.errors import UnknownInbox
 from mailroom.message import COLUMNS, SELECTED, Message, messages
-from mailroom.names import DEFAULT_SCHEMA
 from mailroom.schema import BY_CLOCK
+from mailroom.schema import finding as finding
 from mailroom.sql.operation import Operation, Sql
 
 PEEK_KEY = Sql(
@@ -36,17 +35,3 @@ def counting(schema: str, inbox: str, key: str | None) -> Operation[int]:
     names = {"schema": schema, "inbox": inbox}
     [(count,)] = yield BACKLOG.at(**names)() if key is None else BACKLOG_KEY.at(**names)(key=key)
     return int(count)
-
-
-KNOWN = Sql("SELECT to_regclass('{schema}.inbox_{inbox}') IS NOT NULL", columns=("boolean",))
-
-
-def finding(schema: str, inbox: str) -> Operation[None]:
-    """Raise `UnknownInbox` unless there is such an inbox."""
-    [(found,)] = yield KNOWN.at(schema=schema, inbox=inbox)()
-    if not found:
-        option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
-        raise UnknownInbox(
-            f"There is no inbox {inbox!r} in schema {schema!r}. Create it: mailroom inbox create {inbox}{option}; "
-            f"or list the inboxes: mailroom inbox list{option}"
-        )

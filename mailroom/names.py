@@ -19,6 +19,8 @@ Key: TypeAlias = str | int | UUID
 
 IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,40}\Z")
 TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
+# Words of a pattern; one that ends in # has no *, since only the number of its words keeps a * to one word.
+PATTERN = re.compile(r"(?:(?:[A-Za-z][\w-]*|\*)(?:\.(?:[\w-]*|\*))*|(?:[A-Za-z][\w.-]*\.)?#)\Z", re.ASCII)
 
 
 def schema_name(name: str) -> str:
@@ -51,6 +53,19 @@ def topic_name(topic: str) -> str:
             "digits, dots, hyphens or underscores."
         )
     return str.__str__(topic)
+
+
+def topic_pattern(pattern: str) -> str:
+    """Return `pattern` if it is a topic, or a pattern such as `order.*` or `order.#`, else raise `InvalidMessage`.
+
+    Dots part words. `*` stands for one word; `#`, at the end, for any number of words, none too.
+    """
+    if not isinstance(pattern, str) or len(pattern) > MAX_TOPIC_LENGTH or not PATTERN.match(pattern):
+        raise InvalidMessage(
+            f"Topic pattern {shown(pattern)} is not valid: use a topic, in which * may stand for a whole word, as in "
+            f"order.*, or # for the last words, as in order.#, but not both; at most {MAX_TOPIC_LENGTH} characters."
+        )
+    return str.__str__(pattern)
 
 
 def _identifier(name: str, what: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mailroom import locks, settings
-from mailroom.errors import ConfigurationError, SchemaError
-from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name, topic_name
+from mailroom.errors import ConfigurationError, SchemaError, UnknownInbox
+from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name, topic_pattern
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.sqlstate import primary_message, sqlstate
@@ -28,11 +28,15 @@ __all__ = [
     "migrate",
     "migrate_async",
     "revisions",
+    "subscribe",
+    "subscribe_async",
+    "unsubscribe",
+    "unsubscribe_async",
 ]
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0113"
+HEAD = "0114"
 
 
 def migrate(
@@ -296,7 +300,7 @@ def create_inbox(
     (3600). If only one of the two is given, the other is adjusted to it. After `max_attempts` failed attempts (16, at
     least 1) `on_failure` (park) decides: `park` parks the key, which holds its later messages too; `skip` moves only
     that message to `dead_letter`. By default the attempts are spread over about three hours, long enough for most
-    outages of a service that the handler calls.
+    outages of a service that the handler calls. `subscribe` holds topics and patterns, as for `subscribe`.
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
@@ -326,7 +330,7 @@ def _creation(
     name: str, subscribe: Iterable[str], schema: str, backoff_s: float | None, backoff_max_s: float | None,
     max_attempts: int | None, on_failure: str | None,
 ) -> Operation[None]:  # fmt: skip
-    topics = [topic_name(topic) for topic in subscribe]
+    topics = _topics(subscribe)
     if max_attempts is not None:
         count(max_attempts, "max_attempts")
     if on_failure not in (None, "park", "skip"):
@@ -394,8 +398,9 @@ ON CONFLICT (name) DO UPDATE SET
 SUBSCRIBE = Sql(
     """
 INSERT INTO {schema}.subscription (topic, inbox) SELECT pg_catalog.unnest(%(topics)s::text[]), '{inbox}'
-ON CONFLICT DO NOTHING
-"""
+ON CONFLICT DO NOTHING RETURNING topic
+""",
+    columns=("text",),
 )
 
 
@@ -423,6 +428,85 @@ def creating_inbox(
         backoff_s=backoff_s, backoff_max_s=backoff_max_s, max_attempts=max_attempts, on_failure=on_failure
     )
     yield SUBSCRIBE.at(**names)(topics=topics)
+
+
+def subscribe(
+    connection: AnyConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+) -> list[str]:
+    """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
+
+    A topic may be a pattern. Dots part words: `order.*` fits the topics of `order` and one more word, `order.#` those
+    that are or begin with `order`, `#` all. There may be several `*`, but not beside a `#`, which is the last word. A
+    pattern gets messages and events, never commands or replies. However many fit, the inbox gets a message once.
+
+    In the caller's transaction, also for users' own migrations. Once it is committed, what is sent comes; what waits in
+    the outbox comes too, unless a delivery had begun with it, and what was delivered does not. Repeating it is
+    harmless. Raises `UnknownInbox`, `InvalidName`, and `InvalidMessage` for a topic.
+    """
+    return run(connection, _subscription(SUBSCRIBE, inbox, topics, schema))
+
+
+async def subscribe_async(
+    connection: AnyAsyncConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+) -> list[str]:
+    """`subscribe` on an async connection."""
+    return await run_async(connection, _subscription(SUBSCRIBE, inbox, topics, schema))
+
+
+def unsubscribe(
+    connection: AnyConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+) -> list[str]:
+    """End an inbox's subscriptions to these topics and patterns, as they were given; return those that there were.
+
+    In the caller's transaction. What was delivered stays in the inbox. Repeating it is harmless. Raises as `subscribe`.
+    """
+    return run(connection, _subscription(UNSUBSCRIBE, inbox, topics, schema))
+
+
+async def unsubscribe_async(
+    connection: AnyAsyncConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+) -> list[str]:
+    """`unsubscribe` on an async connection."""
+    return await run_async(connection, _subscription(UNSUBSCRIBE, inbox, topics, schema))
+
+
+def _topics(given: str | Iterable[str]) -> list[str]:
+    # Text is a topic: taken as an iterable, it would be a topic per letter.
+    return [topic_pattern(topic) for topic in ([given] if isinstance(given, str) else given)]
+
+
+def _subscription(statement: Sql, inbox: str, topics: str | Iterable[str], schema: str) -> Operation[list[str]]:
+    return _changing_subscription(statement, schema_name(schema), inbox_name(inbox), _topics(topics))
+
+
+UNSUBSCRIBE = Sql(
+    """
+DELETE FROM {schema}.subscription WHERE inbox = '{inbox}' AND topic = ANY (%(topics)s::text[]) RETURNING topic
+""",
+    columns=("text",),
+)
+
+
+def _changing_subscription(statement: Sql, schema: str, inbox: str, topics: list[str]) -> Operation[list[str]]:
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from finding(schema, inbox)
+    changed = yield statement.at(schema=schema, inbox=inbox)(topics=topics)
+    return sorted(topic for (topic,) in changed)
+
+
+KNOWN = Sql("SELECT to_regclass('{schema}.inbox_{inbox}') IS NOT NULL", columns=("boolean",))
+
+
+def finding(schema: str, inbox: str) -> Operation[None]:
+    """Raise `UnknownInbox` unless there is such an inbox."""
+    [(found,)] = yield KNOWN.at(schema=schema, inbox=inbox)()
+    if not found:
+        option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
+        raise UnknownInbox(
+            f"There is no inbox {inbox!r} in schema {schema!r}. Create it: mailroom inbox create {inbox}{option}; "
+            f"or list the inboxes: mailroom inbox list{option}"
+        )
 
 
 def include_object(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.routing import ROUTE
+from mailroom.routing import GETS, ROUTE
 from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
@@ -166,12 +166,11 @@ FROM {schema}.node AS n, {schema}.clock AS c,
 INBOXES = Sql(
     """
 WITH outgoing AS MATERIALIZED (
-    SELECT topic, kind = 'E' AS event, count(*) AS messages, min(sent_at) AS since
-    FROM {schema}.outbox GROUP BY topic, kind = 'E'),
+    SELECT topic, kind, count(*) AS messages, min(sent_at) AS since FROM {schema}.outbox GROUP BY topic, kind),
 {route},
 coming AS MATERIALIZED (
     SELECT inbox, sum(messages)::bigint AS messages, min(since) AS since
-    FROM outgoing JOIN route USING (topic) WHERE subscribed OR NOT event GROUP BY inbox)
+    FROM outgoing JOIN route USING (topic) WHERE {gets} GROUP BY inbox)
 SELECT r.name, coalesce(c.messages, 0), i.messages,
        extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8,
        extract(epoch FROM clock_timestamp() - c.since)::float8,
@@ -191,6 +190,8 @@ ORDER BY r.name
 """,
     columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint", "bigint", "bigint"),
     route=ROUTE,
+    sent="outgoing",
+    gets=GETS,
 )
 
 
