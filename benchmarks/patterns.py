@@ -1,7 +1,7 @@
 """Patterns: drain the outbox with 100 patterns beside the exact subscriptions, and without them.
 
-All are of one inbox, so that each run delivers the same. The messages have 20 topics, or 1,000, in turn. The patterns are
-of every form; one in four fits nothing.
+All are of one inbox, so that each run delivers the same. The messages have 20 topics, or 1,000, in turn. The patterns
+are of every form; one in four fits nothing.
 """
 
 import time

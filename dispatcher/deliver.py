@@ -57,11 +57,10 @@ reach AS MATERIALIZED (
 stamped AS MATERIALIZED (
     SELECT n.*, receivers, CASE WHEN expires_at <= now THEN 'expired'
                                 WHEN deliver_at > now THEN 'scheduled'
-                                WHEN kind = 'E' AND subscribers > 0 THEN 'delivered'
-                                WHEN kind = 'E' THEN 'unrouted'
-                                WHEN kind = 'M' AND inboxes > 0 THEN 'delivered'
                                 WHEN kind = 'C' AND receivers > 1 THEN 'dead'
-                                WHEN kind <> 'M' AND receivers > 0 THEN 'delivered'
+                                WHEN CASE kind WHEN 'M' THEN inboxes WHEN 'E' THEN subscribers
+                                               ELSE receivers END > 0 THEN 'delivered'
+                                WHEN kind = 'E' THEN 'unrouted'
                                 ELSE 'dead' END AS outcome
     FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin FROM taken t, stamp) AS n
     CROSS JOIN moment LEFT JOIN reach USING (topic)),

@@ -21,11 +21,13 @@ from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
-from mailroom.cli.parameters import INBOX, KEY, LIMIT, TOPIC, seconds
+from mailroom.cli.parameters import INBOX, KEY, LIMIT, PATTERN, seconds
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
 from mailroom.packages import NAMES, warn_of_hidden
 from mailroom.schema import create_inbox
+from mailroom.schema import subscribe as subscribe_inbox
+from mailroom.schema import unsubscribe as unsubscribe_inbox
 from mailroom.session.backoff import spread_s
 from mailroom.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
@@ -34,13 +36,18 @@ from mailroom.sql.runner import run
 
 @click.group(cls=Group)
 def inbox() -> None:
-    """Create inboxes, show their messages, and reap from a shell."""
+    """Create inboxes and subscribe them, show their messages, and reap from a shell."""
 
 
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.option(
-    "--subscribe", "topics", metavar="TOPIC", type=TOPIC, multiple=True, help="Subscribe to this topic; repeatable."
+    "--subscribe",
+    "topics",
+    metavar="TOPIC",
+    type=PATTERN,
+    multiple=True,
+    help="Subscribe to this topic or pattern; repeatable.",
 )
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure; each further one doubles it. [1]")
 @click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
@@ -95,6 +102,57 @@ def create(
     then = {"park": "then its key is parked", "skip": "then it is moved to dead_letter"}[made["on_failure"]]
     often = counted(made["max_attempts"], "time")
     say(f"A message that fails is tried {often} over about {duration(made['attempts_spread_s'])}; {then}.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
+@pass_call
+def subscribe(call: Call, name: str, topics: tuple[str, ...]) -> None:
+    """Subscribe an inbox to topics and patterns. Repeating the command is harmless.
+
+    Dots part the words of a topic. In a pattern * is one word, and # as the last word any number of words: order.*
+    fits order.paid, order.# fits also order and order.paid.twice, # fits all. A pattern gets messages and events;
+    commands and replies go by exact subscriptions and by the inbox's own name only. An inbox gets a message once,
+    however many of its subscriptions fit. Quote a pattern, or the shell takes it for names of files.
+
+    \b
+    Examples:
+      mailroom inbox subscribe shipping order.paid order.cancelled
+      mailroom inbox subscribe audit_log 'order.#' '*.failed'
+    """
+    with call.connection("inbox subscribe") as connection:
+        new = subscribe_inbox(connection, name, topics, schema=call.schema)
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "subscribed": new})
+        return
+    if new:
+        say(f"Inbox {name} has subscribed to {', '.join(new)}.")
+    if known := sorted(set(topics).difference(new)):
+        note(f"It had subscribed before to {', '.join(known)}.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
+@pass_call
+def unsubscribe(call: Call, name: str, topics: tuple[str, ...]) -> None:
+    """End subscriptions of an inbox, each as it was given. What was delivered stays. Repeating the command is harmless.
+
+    \b
+    Examples:
+      mailroom inbox unsubscribe shipping order.cancelled
+      mailroom inbox unsubscribe audit_log 'order.#'
+    """
+    with call.connection("inbox unsubscribe") as connection:
+        ended = unsubscribe_inbox(connection, name, topics, schema=call.schema)
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "unsubscribed": ended})
+        return
+    if ended:
+        say(f"Inbox {name} no longer subscribes to {', '.join(ended)}.")
+    if unknown := sorted(set(topics).difference(ended)):
+        note(f"It does not subscribe to {', '.join(unknown)}; mailroom inbox list shows to what.")
 
 
 LIST = Sql(

@@ -40,6 +40,33 @@ def test_create_may_be_repeated_and_adds_subscriptions(node: Node) -> None:
     assert (shipping["name"], shipping["topics"]) == ("shipping", ["orders"])
 
 
+def test_subscriptions_begin_and_end(node: Node) -> None:
+    subscribe, unsubscribe = ("inbox", "subscribe", "shipping"), ("inbox", "unsubscribe", "shipping")
+    said = mailroom(*subscribe, "order.*", "orders", dsn=node.dsn)
+    assert (said.exit_code, said.stdout) == (0, "Inbox shipping has subscribed to order.*.\n")
+    assert said.stderr == "It had subscribed before to orders.\n"
+    assert json_of(*subscribe, "#", "order.*", dsn=node.dsn)["subscribed"] == ["#"]
+    [shipping] = json_of("inbox", "list", dsn=node.dsn)
+    assert shipping["topics"] == ["#", "order.*", "orders"]
+    said = mailroom(*unsubscribe, "order.*", "order.#", dsn=node.dsn)
+    assert (said.exit_code, said.stdout) == (0, "Inbox shipping no longer subscribes to order.*.\n")
+    assert said.stderr == "It does not subscribe to order.#; mailroom inbox list shows to what.\n"
+    assert json_of(*unsubscribe, "#", "order.*", dsn=node.dsn)["unsubscribed"] == ["#"]
+    [shipping] = json_of("inbox", "list", dsn=node.dsn)
+    assert shipping["topics"] == ["orders"]
+
+
+@pytest.mark.parametrize("command", ["subscribe", "unsubscribe"])
+def test_subscriptions_that_cannot_be_are_refused(node: Node, command: str) -> None:
+    wrong = mailroom("inbox", command, "shipping", "order*", dsn=node.dsn)
+    assert wrong.exit_code == 2
+    assert "Topic pattern 'order*' is not valid: use a topic, in which * may stand for a whole word" in error_of(wrong)
+    missing = mailroom("inbox", command, "nowhere", "order.*", dsn=node.dsn)
+    assert missing.exit_code == 1
+    assert "mailroom inbox create nowhere" in error_of(missing)
+    assert mailroom("inbox", command, "shipping", dsn=node.dsn).exit_code == 2
+
+
 def test_list_for_people_names_inboxes_and_topics(node: Node) -> None:
     text = done("inbox", "list", dsn=node.dsn)
     assert "shipping" in text
