@@ -17,7 +17,7 @@ route AS MATERIALIZED (
     FROM (SELECT topic, inbox, true, true FROM {schema}.subscription
           UNION ALL SELECT name, name, false, true FROM {schema}.inbox_registry
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
-                    ON coalesce(p.words, t.words) = t.words AND t.ended LIKE p.fits)
+                    ON (p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits)
          AS r (topic, inbox, subscribed, named)
     GROUP BY topic, inbox)"""
 

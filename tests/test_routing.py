@@ -1,5 +1,6 @@
 """Routing: who gets a topic, by exact subscriptions, patterns and the inbox's own name, as a model in Python says."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -11,7 +12,7 @@ from dispatcher.deliver import DELIVER, SESSION, delivering
 from dispatcher.deliverer import Deliverer
 from mailroom.errors import InvalidMessage, InvalidName, UnknownInbox
 from mailroom.names import MAX_TOPIC_LENGTH, topic_pattern
-from mailroom.schema import create_inbox, subscribe, subscribe_async, unsubscribe, unsubscribe_async
+from mailroom.schema import create_inbox, migrate, subscribe, subscribe_async, unsubscribe, unsubscribe_async
 from mailroom.sql.runner import run
 from mailroom.status import status
 from tests.interleavings.sessions import Step, orders, sessions
@@ -300,6 +301,16 @@ def test_what_waits_goes_by_the_new_subscriptions_and_what_was_delivered_stays(n
     assert node.delivered("key") == [("delivered",)]
 
 
+def test_what_is_scheduled_goes_by_the_subscriptions_of_when_it_is_due(node: Node) -> None:
+    now = datetime.now(UTC)
+    node.inbox("audit")
+    node.send("order.paid", key="k", kind="E", deliver_at=now + timedelta(hours=1))
+    assert node.drain(now=now).scheduled == 1
+    with node.connection.transaction():
+        subscribe(node.connection, "audit", "order.*")
+    assert node.drain(now=now + timedelta(hours=1)).delivered == 1
+
+
 def test_subscription_that_is_rolled_back_never_was(node: Node) -> None:
     node.inbox("audit")
     with node.connection.transaction(force_rollback=True):
@@ -392,6 +403,19 @@ def test_table_takes_what_the_library_takes(node: Node, pattern: str) -> None:
     assert taken == valid
     counted = len(pattern.split(".")) if "*" in pattern else None
     assert stored == [("*" in pattern or "#" in pattern, counted)] * valid
+
+
+def test_going_down_keeps_the_exact_subscriptions_only(node: Node) -> None:
+    node.inbox("audit", "order.paid", "order.*", "#")
+    with node.connection.transaction():
+        migrate(node.connection, revision="0113")
+        assert node.rows("SELECT * FROM mailroom.subscription") == [("order.paid", "audit")]
+        with pytest.raises(psycopg.errors.CheckViolation), node.connection.transaction():
+            node.connection.execute("INSERT INTO mailroom.subscription VALUES ('order.*', 'audit')")
+        migrate(node.connection)
+        assert subscribe(node.connection, "audit", ["order.paid", "order.*"]) == ["order.*"]
+    node.send("order.sent", kind="E")
+    assert node.drain().delivered == 1
 
 
 def test_pattern_that_is_inserted_by_hand_counts_as_any_other(node: Node) -> None:
