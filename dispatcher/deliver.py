@@ -55,13 +55,13 @@ reach AS MATERIALIZED (
     SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers,
            count(*) FILTER (WHERE named) AS receivers FROM route GROUP BY topic),
 stamped AS MATERIALIZED (
-    SELECT n.*, receivers, CASE WHEN expires_at <= now THEN 'expired'
-                                WHEN deliver_at > now THEN 'scheduled'
-                                WHEN kind = 'C' AND receivers > 1 THEN 'dead'
-                                WHEN CASE kind WHEN 'M' THEN inboxes WHEN 'E' THEN subscribers
-                                               ELSE receivers END > 0 THEN 'delivered'
-                                WHEN kind = 'E' THEN 'unrouted'
-                                ELSE 'dead' END AS outcome
+    SELECT n.*, inboxes, receivers, CASE WHEN expires_at <= now THEN 'expired'
+                                         WHEN deliver_at > now THEN 'scheduled'
+                                         WHEN kind = 'C' AND receivers > 1 THEN 'dead'
+                                         WHEN CASE kind WHEN 'M' THEN inboxes WHEN 'E' THEN subscribers
+                                                        ELSE receivers END > 0 THEN 'delivered'
+                                         WHEN kind = 'E' THEN 'unrouted'
+                                         ELSE 'dead' END AS outcome
     FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin FROM taken t, stamp) AS n
     CROSS JOIN moment LEFT JOIN reach USING (topic)),
 delivered AS (
@@ -77,6 +77,7 @@ dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, {message})
     SELECT 'deliver', CASE WHEN receivers > 1
                            THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
+                           WHEN inboxes > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies'
                            ELSE 'no inbox gets this topic' END, {message}
     FROM stamped WHERE outcome = 'dead' ORDER BY clock),
 outcomes AS MATERIALIZED (
