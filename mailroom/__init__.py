@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mailroom.carry import carrying
 from mailroom.errors import CommitUnknown, NotAtomic, TokenExpired
 from mailroom.packages import warn_of_hidden
 
@@ -20,6 +21,7 @@ __all__ = [
     "Topic",
     "atomically",
     "atomically_async",
+    "carrying",
     "resolve",
     "resolve_async",
 ]

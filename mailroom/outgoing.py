@@ -1,6 +1,5 @@
 """A message to be sent, the checks it passes before the database sees it, and its INSERT."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 from uuid import UUID
 
 from mailroom import codec
+from mailroom.carry import headers_json
 from mailroom.errors import InvalidMessage
-from mailroom.names import MAX_AFTER_CLOCK, MAX_HEADERS_BYTES, Key, key_text, shown, topic_name, utf8
+from mailroom.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.topic import Topic
 
@@ -101,7 +101,7 @@ class Outgoing:
             _one_of(self.message_type, "ODCU", "message_type"),
             None if self.event_type is None else _one_of(self.event_type, "CUD", "event_type"),
             codec.encode(self.value),
-            None if self.headers is None else headers_json(self.headers),
+            headers_json(self.headers),
             None if self.deliver_at is None else aware(self.deliver_at, "deliver_at"),
             None if self.expires_at is None else aware(self.expires_at, "expires_at"),
             None if self.after_clock is None else clock(self.after_clock),
@@ -113,24 +113,6 @@ def given_id(given: UUID) -> UUID:
     if not isinstance(given, UUID):
         raise InvalidMessage(f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.")
     return given
-
-
-def headers_json(headers: Mapping[str, str]) -> str | None:
-    """Return headers as JSON, None if there are none. Raises `InvalidMessage`."""
-    if not isinstance(headers, Mapping):
-        raise InvalidMessage(f"headers are a mapping of text to text, not {type(headers).__name__}.")
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"Header {shown(name)} is not text to text: put structured data into the value.")
-        utf8(name, "name of a header")
-        utf8(value, f"header {shown(name)}")
-    # Measured like jsonb's text form, as the table's CHECK does; sent as ASCII, which every client encoding has.
-    size = len(json.dumps(dict(headers), ensure_ascii=False).encode())
-    if size > MAX_HEADERS_BYTES:
-        raise InvalidMessage(
-            f"The headers have {size} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put large data into the value."
-        )
-    return json.dumps(dict(headers)) if headers else None
 
 
 def _one_of(code: str, allowed: str, what: str) -> str:
@@ -155,12 +137,13 @@ def clock(clock: int) -> int:
     return clock
 
 
+# What each column is given; `char` is no type that drivers bind.
+CAST = {'"char"': 'text::"char"', "jsonb": "text::jsonb"}
+VALUES = {name: f"%({name})s::{CAST.get(kind, kind)}" for name, kind in COLUMNS}
 INSERT = Sql(
-    "INSERT INTO {schema}.outbox ({names}) VALUES ("
-    '%(message_id)s::uuid, %(topic)s::text, %(key)s::text, %(kind)s::text::"char", %(message_type)s::text::"char", '
-    '%(event_type)s::text::"char", %(value)s::bytea, %(headers)s::text::jsonb, %(deliver_at)s::timestamptz, '
-    "%(expires_at)s::timestamptz, %(after_clock)s::bigint)",
+    "INSERT INTO {schema}.outbox ({names}) VALUES ({values})",
     names=NAMES,
+    values=", ".join(VALUES.values()),
 )
 
 

@@ -21,6 +21,7 @@ from inbox.claim import Claimed, Share
 from inbox.due import healing
 from inbox.failure import Outcome, Recorded, recording
 from mailroom import codec
+from mailroom.carry import handling
 from mailroom.clock import raising_ceiling
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message
@@ -131,7 +132,8 @@ def drain(
         if not messages:
             return calls
         for message in messages:
-            _refuse_awaitable(handler(message, connection), "drain_async")
+            with handling(message):
+                _refuse_awaitable(handler(message, connection), "drain_async")
             calls += 1
 
 
@@ -151,7 +153,8 @@ async def drain_async(
         if not messages:
             return calls
         for message in messages:
-            await _awaitable(handler(message, connection), "drain")
+            with handling(message):
+                await _awaitable(handler(message, connection), "drain")
             calls += 1
 
 
@@ -209,7 +212,8 @@ def work(
                     break
                 [message] = claimed.messages
                 try:
-                    returned = handler(message, connection)
+                    with handling(message):
+                        returned = handler(message, connection)
                 except Exception as raised:
                     error = raised  # kept, since psycopg swallows its own Rollback
                     raise
@@ -253,7 +257,8 @@ async def work_async(
                     break
                 [message] = claimed.messages
                 try:
-                    await _awaitable(handler(message, connection), "work")
+                    with handling(message):
+                        await _awaitable(handler(message, connection), "work")
                 except Exception as raised:
                     error = raised
                     raise

@@ -1,19 +1,23 @@
-"""Where a message is now, by its id."""
+"""Where a message is now, by its id, and where those are that it follows from and that follow from it."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
-from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.names import DEFAULT_SCHEMA, count, schema_name
 from mailroom.schema import checking
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import AnyConnection, run
 
 __all__ = [
     "Place",
+    "causes",
+    "effects",
     "trace",
 ]
+
+MAX_EFFECTS = 1_000
 
 Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter"]
 
@@ -26,7 +30,8 @@ class Place:
     is its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an inbox those of its
     key, which are reaped first. The topic of an executable is its target and operation, such as store.put. If the key
     is failing, `attempts`, `retry_at` and `reason` describe that; a parked key has no `retry_at`. For a dead letter
-    `reason` says why it is one, and `inbox` which inbox skipped it.
+    `reason` says why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of the
+    message from which it follows, if it follows from one.
     """
 
     where: Where
@@ -40,40 +45,58 @@ class Place:
     attempts: int | None
     retry_at: datetime | None
     reason: str | None
+    id: UUID
+    causation: UUID | None
 
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
 # because an index on message ids would cost every message. All messages of a parked key count as parked, whether they
 # were already moved to `parked` or not.
-TRACE = Sql(
-    """
-SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint,
-       (SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position),
-       NULL::bigint, NULL::timestamptz, NULL::text
-FROM {schema}.outbox AS o WHERE message_id = %(id)s::uuid
+PLACES = """
+SELECT message_id, 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
+       NULL::bigint, NULL::timestamptz, NULL::text, headers ->> 'causation'::text
+FROM {schema}.outbox AS o WHERE {wanted}
 UNION ALL
-SELECT 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text), sent_at,
-       sent_at, NULL, (SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position),
-       NULL, NULL, NULL
-FROM {schema}.outbox_executable AS o WHERE message_id = %(id)s::uuid
+SELECT message_id, 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text),
+       sent_at, sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, headers ->> 'causation'::text
+FROM {schema}.outbox_executable AS o WHERE {wanted}
 UNION ALL
-SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL
-FROM {schema}.scheduled WHERE message_id = %(id)s::uuid
+SELECT message_id, 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL,
+       headers ->> 'causation'::text
+FROM {schema}.scheduled WHERE {wanted}
 UNION ALL
-SELECT CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
-       CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock,
-       (SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock)
-       + (SELECT count(*) FROM {schema}.parked AS b WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock),
-       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error
-FROM (SELECT inbox, key, clock, topic, sent_at, delivered_at FROM {schema}.inbox WHERE message_id = %(id)s::uuid
-      UNION ALL SELECT inbox, key, clock, topic, sent_at, delivered_at FROM {schema}.parked
-      WHERE message_id = %(id)s::uuid) AS h
+SELECT h.message_id, CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
+       CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock, {before_in_key},
+       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.headers ->> 'causation'::text
+FROM (SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.inbox WHERE {wanted}
+      UNION ALL
+      SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.parked
+      WHERE {wanted}) AS h
 LEFT JOIN {schema}.key_state AS k ON k.inbox = h.inbox AND k.key = h.key
 UNION ALL
-SELECT 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason
-FROM {schema}.dead_letter WHERE message_id = %(id)s::uuid
-""",
-    columns=("text",) * 4 + ("timestamptz",) * 2 + ("bigint",) * 3 + ("timestamptz", "text"),
+SELECT message_id, 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason,
+       headers ->> 'causation'::text
+FROM {schema}.dead_letter WHERE {wanted}
+"""
+COLUMNS = ("uuid", *("text",) * 4, *("timestamptz",) * 2, *("bigint",) * 3, "timestamptz", "text", "text")
+TRACE = Sql(
+    PLACES,
+    columns=COLUMNS,
+    wanted="message_id = ANY (%(ids)s::uuid[])",
+    before_in_outbox="(SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position)",
+    before_in_outbox_executable="(SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position)",
+    before_in_key="(SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = h.inbox AND b.key = h.key "
+    "AND b.clock < h.clock) + (SELECT count(*) FROM {schema}.parked AS b WHERE b.inbox = h.inbox AND b.key = h.key "
+    "AND b.clock < h.clock)",
+)
+# What stands before each of many messages is not counted: that would read the tables once for each.
+CAUSED = Sql(
+    PLACES + "ORDER BY 6 LIMIT %(most)s::bigint",
+    columns=COLUMNS,
+    wanted="headers ->> 'causation'::text = ANY (%(causes)s::text[])",
+    before_in_outbox="NULL::bigint",
+    before_in_outbox_executable="NULL::bigint",
+    before_in_key="NULL::bigint",
 )
 
 
@@ -86,8 +109,62 @@ def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> 
     return run(connection, tracing(schema_name(schema), id))
 
 
+def causes(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Place]:
+    """Return where the messages are from which the message `id` follows: its cause, that one's cause, and so on.
+
+    A message follows from the one whose handler sent it, by its header `causation`. One that is reaped is gone from the
+    node, and what it followed from is no longer known.
+    """
+    return run(connection, finding_causes(schema_name(schema), id))
+
+
+def effects(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA, limit: int = MAX_EFFECTS) -> list[Place]:
+    """Return where the messages are that follow from the message `id`, which itself may be gone, the oldest first.
+
+    These are those its handlers sent, then those that follow from them, as far as these are on the node; at most
+    `limit` places. `Place.ahead` is None. Executables count as messages.
+    """
+    return run(connection, finding_effects(schema_name(schema), id, count(limit, "limit")))
+
+
 def tracing(schema: str, id: UUID) -> Operation[list[Place]]:
     """`trace` as an operation."""
     yield from checking(schema)
-    rows = yield TRACE.at(schema=schema)(id=id)
-    return [Place(*row) for row in rows]
+    return _places((yield TRACE.at(schema=schema)(ids=[id])))
+
+
+def finding_causes(schema: str, id: UUID) -> Operation[list[Place]]:
+    """`causes` as an operation."""
+    found: list[Place] = []
+    known, places = {id}, (yield from tracing(schema, id))
+    while ids := {place.causation for place in places if place.causation is not None} - known:
+        places = _places((yield TRACE.at(schema=schema)(ids=list(ids))))
+        found += places
+        known |= ids  # by hand anything can be written as a cause, also a circle
+    return found
+
+
+def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Place]]:
+    """`effects` as an operation."""
+    yield from checking(schema)
+    found: list[Place] = []
+    known, ids = {id}, {id}
+    while ids and len(found) < limit:
+        most = limit - len(found)
+        rows = yield CAUSED.at(schema=schema)(causes=[str(each) for each in ids], most=most)
+        places = [place for place in _places(rows) if place.id != id]
+        found += places
+        ids = {place.id for place in places} - known
+        known |= ids
+    return found
+
+
+def _places(rows: list[Row]) -> list[Place]:
+    return [Place(*row[1:-1], id=row[0], causation=_id(row[-1])) for row in rows]
+
+
+def _id(text: str | None) -> UUID | None:
+    try:
+        return None if text is None else UUID(text)
+    except ValueError:  # written by hand, and not shown: it could be anything
+        return None

@@ -18,9 +18,10 @@ from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
 from mailroom.cli.parameters import KEY, TOPIC, seconds
 from mailroom.errors import InvalidMessage
-from mailroom.outgoing import EventType, MessageType, Outgoing
+from mailroom.outgoing import EventType, MessageType, Outgoing, sending
 from mailroom.sql.runner import run
 from outbox.csv_source import CsvSource
+from outbox.once import identified, sending_once
 from outbox.outbox import sending_many
 
 ROWS = 10_000  # held in memory at a time
@@ -81,6 +82,11 @@ def outbox() -> None:
 )
 @click.option("--expires-at", metavar="TIME", type=moment, help="Drop it if it is not delivered by this time.")
 @click.option("--kind", type=click.Choice(list(KINDS)), default="message", show_default=True, help="Who must get it.")
+@click.option(
+    "--once",
+    metavar="TEXT",
+    help="Send it once to the topic for this text, however often this is run within seven days.",
+)
 @click.option("--message-type", type=click.Choice(get_args(MessageType)), default="U", show_default=True)
 @click.option("--event-type", type=click.Choice(get_args(EventType)))
 @click.option(
@@ -95,7 +101,8 @@ def outbox() -> None:
 @pass_call
 def send(
     call: Call, /, topic: str, values: tuple[str, ...], key: str | None, file: Path | None, key_column: str | None,
-    columns: str | None, headers: tuple[tuple[str, str], ...], kind: str, as_json: tuple[str, ...], **fields: Any,
+    columns: str | None, headers: tuple[tuple[str, str], ...], kind: str, once: str | None, as_json: tuple[str, ...],
+    **fields: Any,
 ) -> None:  # fmt: skip
     """Send one message, or each row of a CSV file, to a topic.
 
@@ -106,10 +113,14 @@ def send(
     give --header reply_to=TOPIC. Message type (Object, Database, Collection, User-defined) and event type (Created,
     Updated, Deleted) are only passed on.
 
+    With --once the id is computed from topic and TEXT. If a message with that id was sent within seven days, nothing is
+    sent, and the id is printed all the same: any number of crons can run the same command.
+
     \b
     Examples:
       mailroom outbox send order.paid --key order-42 --value '{"state": "paid"}'
       mailroom outbox send order.remind --key order-42 --value null --deliver-at +3600 --header user=ada
+      mailroom outbox send report.due --value null --once "report $(date +%F)"
       mailroom outbox send flights --csv flights.csv --key-column tailnum --columns flight,origin,dest
       zcat flights.csv.gz | mailroom outbox send flights --csv - --key-column tailnum
     """
@@ -125,22 +136,25 @@ def send(
     if file is None:
         if key_column is not None or columns is not None:
             raise click.UsageError("--key-column and --columns go with --csv.")
-        _send_one(call, topic, values[0], key, fields)
+        _send_one(call, topic, values[0], key, once, fields)
     else:
         if key is not None:
             raise click.UsageError("--key goes with --value; with --csv the key is in a column: --key-column.")
+        if once is not None:
+            raise click.UsageError("--once goes with --value: it stands for one message.")
         _send_csv(call, topic, file, key_column, next(csv.reader([columns or ""]), []), fields)
 
 
-def _send_one(call: Call, topic: str, value: str, key: str | None, fields: dict[str, Any]) -> None:
+def _send_one(call: Call, topic: str, value: str, key: str | None, once: str | None, fields: dict[str, Any]) -> None:
     with _wrong_usage():
-        message = Outgoing(topic, _parsed(value), key, **fields).row()
+        message = Outgoing(topic, _parsed(value), key, **fields)
+        row = (message if once is None else identified(message, once)).row()
     with call.connection("outbox send") as connection:
-        run(connection, sending_many(call.schema, [message]))
+        run(connection, (sending if once is None else sending_once)(call.schema, row))
     if call.json:
-        document({"id": message[0], "topic": topic, "key": key})
+        document({"id": row[0], "topic": topic, "key": key})
     else:
-        say(str(message[0]))
+        say(str(row[0]))
 
 
 def _send_csv(

@@ -10,10 +10,11 @@ from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
+from mailroom.carry import headers_json
 from mailroom.errors import InvalidMessage
 from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
 from mailroom.names import Key, executable_name, key_text, shown, topic_name
-from mailroom.outgoing import aware, clock, given_id, headers_json
+from mailroom.outgoing import aware, clock, given_id
 
 Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
@@ -86,7 +87,7 @@ class Executable:
             None if self.at is None else aware(self.at, "at"),
             None if self.row_limit is None else _limit(self.row_limit),
             None if self.notify is None else topic_name(self.notify),
-            None if self.headers is None else headers_json(self.headers),
+            headers_json(self.headers),
             None if self.after_clock is None else clock(self.after_clock),
         )
 

@@ -6,12 +6,14 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar, Unpack
 from uuid import UUID
 
+from mailroom.carry import answering
 from mailroom.errors import InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
 from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, sending
 from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.topic import Topic, topic_text
+from outbox.once import identified, sending_once
 
 # Of a `Topic`: a checker finds a value of another type, and a topic for replies whose values are of another type.
 T = TypeVar("T")
@@ -70,9 +72,9 @@ class _Node:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(schema={self.schema!r})"
 
-    def _send(self, message: Outgoing) -> tuple[Operation[None], UUID]:
-        row = message.row()
-        return sending(self.schema, row), row[0]
+    def _send(self, message: Outgoing, once: str | None = None) -> tuple[Operation[None], UUID]:
+        row = (message if once is None else identified(message, once)).row()
+        return (sending if once is None else sending_once)(self.schema, row), row[0]
 
     def _send_many(self, messages: Iterable[Outgoing]) -> Operation[int]:
         # All messages are encoded before the first is sent, so a bad one leaves the transaction unchanged.
@@ -84,16 +86,14 @@ class _Node:
                 raise type(error)(f"Message {nth}: {error} None of this call was sent.") from None
         return sending_many(self.schema, rows)
 
-    @staticmethod
-    def _reply(request: Request, value: object, status: int, fields: Fields) -> Outgoing:
+    def _reply(self, request: Request, value: object, status: int, fields: Fields) -> tuple[Operation[None], UUID]:
         topic = request.headers.get("reply_to")
         if topic is None:
             raise InvalidMessage(f"Message {request.id} asks for no reply: it has no header reply_to.")
-        carried = {name: request.headers[name] for name in ("saga", "user", "tenant") if name in request.headers}
-        headers = {**carried, **(fields.get("headers") or {})}
-        headers |= {"correlation": str(request.id), "status": str(status)}
+        headers = {**(fields.get("headers") or {}), "correlation": str(request.id), "status": str(status)}
         given: Fields = {"key": request.key, **fields, "headers": headers}
-        return Outgoing(topic, value, kind="R", **given)
+        with answering(request):
+            return self._send(Outgoing(topic, value, kind="R", **given))
 
 
 def _command(topic: Topic[T, A] | str, value: T, reply_to: Topic[A, Any] | str | None, fields: Fields) -> Outgoing:
@@ -125,6 +125,7 @@ class Outbox(_Node):
         expires_at: datetime | None = None,
         after_clock: int | None = None,
         id: UUID | None = None,  # shadows the builtin, but it is the field's name and keyword-only
+        once: str | None = None,
     ) -> UUID:
         """Send one message and return its id. It exists if and only if the transaction commits.
 
@@ -134,9 +135,17 @@ class Outbox(_Node):
         text, at most 8 KiB. The message is not delivered before `deliver_at`, and dropped if it is not delivered by
         `expires_at`. `after_clock` is the clock of a message on another node that caused this one: the stamp of this
         one is later.
+
+        With `once`, a text, the message is sent once to its topic however often this is called with that text within
+        seven days: the id is computed from the two, and if it is known, nothing is sent and the id returned, whatever
+        the value. Waits for an open transaction that sends the same, and sends if that rolls back. At REPEATABLE READ
+        40001 if that commits: retry the whole transaction. Not together with `id`.
         """
         operation, message_id = self._send(
-            Outgoing(topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id)
+            Outgoing(
+                topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id
+            ),
+            once,
         )
         run(connection, operation)
         return message_id
@@ -150,10 +159,16 @@ class Outbox(_Node):
         return run(connection, self._send_many(messages))
 
     def publish(
-        self, connection: AnyConnection, topic: Topic[T, Any] | str, value: T, **fields: Unpack[Fields]
+        self,
+        connection: AnyConnection,
+        topic: Topic[T, Any] | str,
+        value: T,
+        *,
+        once: str | None = None,
+        **fields: Unpack[Fields],
     ) -> UUID:
-        """Send an event: every subscriber gets it, if there are any. `fields` are as for `send`."""
-        operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
+        """Send an event: every subscriber gets it, if there are any. `once` and `fields` are as for `send`."""
+        operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields), once)
         run(connection, operation)
         return message_id
 
@@ -164,13 +179,14 @@ class Outbox(_Node):
         value: T,
         *,
         reply_to: Topic[A, Any] | str | None = None,
+        once: str | None = None,
         **fields: Unpack[Fields],
     ) -> UUID:
         """Send a command: exactly one inbox must get it, else it goes to `dead_letter`.
 
-        `reply_to` is the topic for the reply. `fields` are as for `send`.
+        `reply_to` is the topic for the reply. `once` and `fields` are as for `send`.
         """
-        operation, message_id = self._send(_command(topic, value, reply_to, fields))
+        operation, message_id = self._send(_command(topic, value, reply_to, fields), once)
         run(connection, operation)
         return message_id
 
@@ -181,7 +197,7 @@ class Outbox(_Node):
 
         `status` is 200 done, 400 refused, 500 failed. Raises `InvalidMessage` if the command has no `reply_to`.
         """
-        operation, message_id = self._send(self._reply(request, value, status, fields))
+        operation, message_id = self._reply(request, value, status, fields)
         run(connection, operation)
         return message_id
 
@@ -203,10 +219,14 @@ class AsyncOutbox(_Node):
         expires_at: datetime | None = None,
         after_clock: int | None = None,
         id: UUID | None = None,
+        once: str | None = None,
     ) -> UUID:
         """See `Outbox.send`."""
         operation, message_id = self._send(
-            Outgoing(topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id)
+            Outgoing(
+                topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id
+            ),
+            once,
         )
         await run_async(connection, operation)
         return message_id
@@ -216,10 +236,16 @@ class AsyncOutbox(_Node):
         return await run_async(connection, self._send_many(messages))
 
     async def publish(
-        self, connection: AnyAsyncConnection, topic: Topic[T, Any] | str, value: T, **fields: Unpack[Fields]
+        self,
+        connection: AnyAsyncConnection,
+        topic: Topic[T, Any] | str,
+        value: T,
+        *,
+        once: str | None = None,
+        **fields: Unpack[Fields],
     ) -> UUID:
         """See `Outbox.publish`."""
-        operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields))
+        operation, message_id = self._send(Outgoing(topic, value, kind="E", **fields), once)
         await run_async(connection, operation)
         return message_id
 
@@ -230,10 +256,11 @@ class AsyncOutbox(_Node):
         value: T,
         *,
         reply_to: Topic[A, Any] | str | None = None,
+        once: str | None = None,
         **fields: Unpack[Fields],
     ) -> UUID:
         """See `Outbox.command`."""
-        operation, message_id = self._send(_command(topic, value, reply_to, fields))
+        operation, message_id = self._send(_command(topic, value, reply_to, fields), once)
         await run_async(connection, operation)
         return message_id
 
@@ -247,6 +274,6 @@ class AsyncOutbox(_Node):
         **fields: Unpack[Fields],
     ) -> UUID:
         """See `Outbox.reply`."""
-        operation, message_id = self._send(self._reply(request, value, status, fields))
+        operation, message_id = self._reply(request, value, status, fields)
         await run_async(connection, operation)
         return message_id

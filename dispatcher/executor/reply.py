@@ -1,12 +1,14 @@
 """The reply to an executable's sender: a message with the outcome, sent to the topic named by `notify`."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+from uuid import UUID
 
 from dispatcher.executor.fold import Content, Taken
+from mailroom.carry import handling
 from mailroom.errors import DecodeError, InvalidMessage
 from mailroom.message import parsed
 from mailroom.outgoing import EventType, Outgoing
@@ -15,8 +17,14 @@ from outbox.outbox import sending_many
 
 Event: TypeAlias = EventType | None
 Status: TypeAlias = Literal[200, 409, 500]
-CARRIED = ("saga", "user", "tenant")  # headers that every reply carries over
 TOO_LARGE = "the details do not fit into a message"
+
+
+class Request(NamedTuple):
+    """The executable as the cause of its reply."""
+
+    id: UUID
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +61,19 @@ class Reply:
 
     def row(self) -> Row:
         """Return the row of the message. Details that no message can hold are left out."""
-        brief = replace(self, details={"outcome": self.details["outcome"], "reason": TOO_LARGE})
-        for reply in (self, brief):
+        with handling(Request(self.taken.message_id, json.loads(self.taken.headers or "{}"))):
             with suppress(InvalidMessage):
-                return reply.message().row()
-        return brief.message(carried=()).row()  # the carried headers leave no room for ours
+                return self.message().row()
+            return replace(self, details={"outcome": self.details["outcome"], "reason": TOO_LARGE}).message().row()
 
-    def message(self, carried: Collection[str] = CARRIED) -> Outgoing:
+    def message(self) -> Outgoing:
         """Return the message. An invalid one raises `InvalidMessage` only when its row is asked for."""
         taken = self.taken
-        headers = json.loads(taken.headers or "{}")
         return Outgoing(
             str(taken.notify),
             {"operation": taken.operation, "target": taken.target, "key": taken.key, **self.details},
             taken.key or taken.message_id,
-            {name: headers[name] for name in carried if name in headers}
-            | {"correlation": str(taken.message_id), "status": str(self.status)},
+            {"correlation": str(taken.message_id), "status": str(self.status)},
             kind="R",
             message_type="O",
             event_type=self.event,

@@ -19,6 +19,7 @@ from inbox.claim import Claimed
 from inbox.due import healing
 from inbox.failure import Recorded, last_clocks, recording, suspecting
 from inbox.worker.hold import ENDED, mark, why_over
+from mailroom import carry
 from mailroom.message import Message
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import driver_of, is_closed, is_well
@@ -97,7 +98,8 @@ class Batch:
         """Call the handler inside this context: it decides what an exception means and whom to blame."""
         self.message, self.open = message, True
         try:
-            yield
+            with carry.handling(message):
+                yield
             if why := why_over(connection, self.driver, self.mark):
                 raise HandlerFailed(why)
         except psycopg.Rollback as error:

@@ -15,12 +15,13 @@ from mailroom.trace import Place
 @click.argument("message_id", metavar="ID", type=click.UUID)
 @pass_call
 def trace(call: Call, message_id: UUID) -> None:
-    """Tell where a message is, by the id its send gave.
+    """Tell where a message is, by the id its send gave, which it follows from, and which follow from it.
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
     among the dead letters. One whose key is parked is held there. A message that was reaped is gone, and so is an
-    executable that was executed: then this exits with 1. Every table of the node is read, so on a large backlog this
-    takes its time.
+    executable that was executed: then this exits with 1. A message follows from the one in whose handler it was sent;
+    what follows from a message is shown also when that is gone, up to 1,000 of it. Every table of the node is read, so
+    on a large backlog this takes its time.
 
     \b
     Examples:
@@ -29,37 +30,49 @@ def trace(call: Call, message_id: UUID) -> None:
     """
     with working("reading every table"), call.connection("trace") as connection:
         places = message_trace.trace(connection, message_id, call.schema)
+        causes = message_trace.causes(connection, message_id, call.schema)
+        effects = message_trace.effects(connection, message_id, call.schema)
     if call.json:
-        document({"id": message_id, "places": places})
+        document({"id": message_id, "places": places, "causes": causes, "effects": effects})
         click.get_current_context().exit(0 if places else 1)
+    for place in places:
+        say(f"{message_id} {_described(place)}")
+    for cause in dict.fromkeys(place.causation for place in places if place.causation is not None):
+        if cause not in {place.id for place in causes}:
+            say(f"It follows from {cause}, which is gone.")
+    for place in causes:
+        say(f"It follows from {place.id}, which {_described(place)}")
+    for place in effects:
+        say(f"From it follows {place.id}, which {_described(place)}")
     if not places:
         raise MailroomError(
             f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, it expired, it was an event "
             "without subscribers, or its transaction has not committed."
         )
-    for place in places:
-        say(f"{message_id} {_described(place)}")
 
 
 def _described(place: Place) -> str:
     about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
+    # Of what follows from it nobody has counted what stands before it.
+    ahead = "" if place.ahead is None else f", {place.ahead:,} before it"
+    ahead_of_its_key = "" if place.ahead is None else f", {place.ahead:,} of its key before it"
     match place.where:
         case "outbox":
-            return f"is in the outbox, {place.ahead:,} before it {about}: the dispatcher has not taken it yet."
+            return f"is in the outbox{ahead} {about}: the dispatcher has not taken it yet."
         case "outbox_executable":
-            return f"waits to be executed, {place.ahead:,} before it {about}: the executor has not taken it yet."
+            return f"waits to be executed{ahead} {about}: the executor has not taken it yet."
         case "scheduled":
             return f"is scheduled for {shown(place.since)} {about}."
         case "parked":
             return (
-                f"is held in inbox {place.inbox} with clock {place.clock}, {place.ahead:,} of its key before "
-                f"it {about}; its key is parked since {shown(place.since)}: {place.reason}."
+                f"is held in inbox {place.inbox} with clock {place.clock}{ahead_of_its_key} {about}; its key is parked "
+                f"since {shown(place.since)}: {place.reason}."
             )
         case "dead_letter":
             skipped = "" if place.inbox is None else f", skipped by inbox {place.inbox}"
             return f"is a dead letter since {shown(place.since)}{skipped} {about}: {place.reason}."
     waits = f"; its key failed {place.attempts} times and waits until {shown(place.retry_at)}: {place.reason}"
     return (
-        f"is in inbox {place.inbox} with clock {place.clock} since {shown(place.since)}, {place.ahead:,} of its key "
-        f"before it {about}{waits if place.retry_at else ''}."
+        f"is in inbox {place.inbox} with clock {place.clock} since {shown(place.since)}{ahead_of_its_key} "
+        f"{about}{waits if place.retry_at else ''}."
     )

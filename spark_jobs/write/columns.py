@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
 from mailroom.errors import InvalidMessage
+from mailroom.headers import as_json, checked
 from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown
-from mailroom.outgoing import EARLIEST, LATEST, headers_json
+from mailroom.outgoing import EARLIEST, LATEST
 from spark_jobs.write.cbor import encoded
 
 INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
@@ -75,7 +76,7 @@ def _headers(headers: pa.Array) -> pa.Array:
         rows = headers.to_pylist()
     except UnicodeDecodeError:
         raise InvalidMessage("Column headers has a row with text that is not UTF-8.") from None
-    return pa.array([None if row is None else headers_json(dict(row)) for row in rows], pa.large_string())
+    return pa.array([None if row is None else as_json(checked(dict(row))) for row in rows], pa.large_string())
 
 
 def _moments(name: str) -> Callable[[pa.Array], pa.Array]:
