@@ -240,6 +240,8 @@ TAKE_A_SCHEMA: dict[str, Callable[[Any], object]] = {
     "AsyncParked": lambda name: AsyncParked("shipping", name),
     "outbox_backlog": lambda name: status.outbox_backlog(NOWHERE, name),
     "trace": lambda name: tracing.trace(NOWHERE, UUID(int=1), name),
+    "causes": lambda name: tracing.causes(NOWHERE, UUID(int=1), name),
+    "effects": lambda name: tracing.effects(NOWHERE, UUID(int=1), name),
     "testing.sent": lambda name: testing.sent(NOWHERE, "t", schema=name),
     "testing.deliver": lambda name: testing.deliver(NOWHERE, schema=name),
     "testing.execute": lambda name: testing.execute(NOWHERE, schema=name),

@@ -366,7 +366,9 @@ def test_command_is_answered_on_the_topic_it_asked_for(connect: Connect) -> None
     deliver(connection)
     [reply] = Inbox("answers").reap_any(connection)
     assert (reply.kind, reply.key, reply.value) == ("R", "order-42", "shipped")
-    assert dict(reply.headers) == {"correlation": str(asked), "status": "400", "saga": "s", "more": "m"}
+    assert dict(reply.headers) == {
+        "correlation": str(asked), "causation": str(asked), "status": "400", "saga": "s", "more": "m"
+    }  # fmt: skip
 
 
 def test_reply_to_a_message_that_asks_for_none_is_refused(connect: Connect) -> None:

@@ -307,6 +307,8 @@ def test_trace_tells_which_inbox_skipped_a_message(node: Node) -> None:
 
 def test_trace_of_an_unknown_id_is_nowhere(node: Node) -> None:
     message_id = uuid4()
-    assert json_of("trace", str(message_id), dsn=node.dsn, exit_code=1) == {"id": str(message_id), "places": []}
+    assert json_of("trace", str(message_id), dsn=node.dsn, exit_code=1) == {
+        "id": str(message_id), "places": [], "causes": [], "effects": []
+    }  # fmt: skip
     result = mailroom("trace", str(message_id), dsn=node.dsn)
     assert (result.exit_code, result.stdout) == (1, "")
