@@ -53,32 +53,32 @@ class Place:
 # because an index on message ids would cost every message. All messages of a parked key count as parked, whether they
 # were already moved to `parked` or not.
 PLACES = """
-SELECT message_id, 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
-       NULL::bigint, NULL::timestamptz, NULL::text, headers ->> 'causation'::text
+SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
+       NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text
 FROM {schema}.outbox AS o WHERE {wanted}
 UNION ALL
-SELECT message_id, 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text),
-       sent_at, sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, headers ->> 'causation'::text
+SELECT 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text), sent_at,
+       sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, message_id, headers ->> 'causation'::text
 FROM {schema}.outbox_executable AS o WHERE {wanted}
 UNION ALL
-SELECT message_id, 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL,
+SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL, message_id,
        headers ->> 'causation'::text
 FROM {schema}.scheduled WHERE {wanted}
 UNION ALL
-SELECT h.message_id, CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
+SELECT CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
        CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock, {before_in_key},
-       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.headers ->> 'causation'::text
+       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text
 FROM (SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.inbox WHERE {wanted}
       UNION ALL
       SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.parked
       WHERE {wanted}) AS h
 LEFT JOIN {schema}.key_state AS k ON k.inbox = h.inbox AND k.key = h.key
 UNION ALL
-SELECT message_id, 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason,
+SELECT 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason, message_id,
        headers ->> 'causation'::text
 FROM {schema}.dead_letter WHERE {wanted}
 """
-COLUMNS = ("uuid", *("text",) * 4, *("timestamptz",) * 2, *("bigint",) * 3, "timestamptz", "text", "text")
+COLUMNS = (*("text",) * 4, *("timestamptz",) * 2, *("bigint",) * 3, "timestamptz", "text", "uuid", "text")
 TRACE = Sql(
     PLACES,
     columns=COLUMNS,
@@ -91,7 +91,7 @@ TRACE = Sql(
 )
 # What stands before each of many messages is not counted: that would read the tables once for each.
 CAUSED = Sql(
-    PLACES + "ORDER BY 6 LIMIT %(most)s::bigint",
+    PLACES + "ORDER BY 5 LIMIT %(most)s::bigint",
     columns=COLUMNS,
     wanted="headers ->> 'causation'::text = ANY (%(causes)s::text[])",
     before_in_outbox="NULL::bigint",
@@ -160,7 +160,7 @@ def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Place]]
 
 
 def _places(rows: list[Row]) -> list[Place]:
-    return [Place(*row[1:-1], id=row[0], causation=_id(row[-1])) for row in rows]
+    return [Place(*(*row[:-1], _id(row[-1]))) for row in rows]
 
 
 def _id(text: str | None) -> UUID | None:

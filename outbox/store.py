@@ -19,8 +19,8 @@ class Options(TypedDict, total=False):
     """The optional fields of every executable.
 
     `notify` is the topic of the reply, a message with the outcome and with the executable's id as header `correlation`.
-    `headers` map text to text; the reply carries over saga, user and tenant. The reply is stamped later than
-    `after_clock`. `id` is the executable's id, by default a new one.
+    `headers` map text to text; the reply carries over those that are carried (saga, user and so on). The reply is
+    stamped later than `after_clock`. `id` is the executable's id, by default a new one.
     """
 
     notify: str | None

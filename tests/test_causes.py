@@ -31,11 +31,11 @@ def node(dsn: str, connect: Connect) -> Node:
 
 
 class Flow(NamedTuple):
-    """What follows from `paid`: `reserve` and `count`, and from `reserve` then `reserved`."""
+    """What follows from `paid`: `reserve` and `increment`, and from `reserve` then `reserved`."""
 
     paid: UUID
     reserve: UUID
-    count: UUID
+    increment: UUID
     reserved: UUID
 
 
@@ -71,7 +71,7 @@ def test_causes_and_effects_are_followed_over_all_that_is_on_the_node(node: Node
         assert found(causes(connection, flow.reserved)) == [reserve, (flow.paid, "audit", None)]
         assert found(causes(connection, flow.paid)) == []
         assert found(effects(connection, flow.paid)) == [
-            reserve, (flow.count, "outbox_executable", flow.paid), reserved
+            reserve, (flow.increment, "outbox_executable", flow.paid), reserved
         ]  # fmt: skip
         assert found(effects(connection, flow.reserve)) == [reserved]
         assert found(effects(connection, flow.reserved)) == []
@@ -83,7 +83,7 @@ def test_what_follows_from_a_message_that_is_gone_is_found_and_what_that_followe
     handled(node, "audit", lambda *_: None)
     handled(node, "ledger", lambda *_: None)
     assert found(effects(node.connection, flow.reserve)) == [(flow.reserved, "mail", flow.reserve)]
-    assert found(effects(node.connection, flow.paid)) == [(flow.count, "outbox_executable", flow.paid)]
+    assert found(effects(node.connection, flow.paid)) == [(flow.increment, "outbox_executable", flow.paid)]
     assert causes(node.connection, flow.reserved) == []
 
 
@@ -125,7 +125,7 @@ def test_causes_in_a_circle_and_those_that_are_no_ids_end_the_search(node: Node)
 def test_effects_end_at_the_limit(node: Node, flow: Flow) -> None:
     for limit in (1, 2, 3):
         ids = [place.id for place in effects(node.connection, flow.paid, limit=limit)]
-        assert ids == [flow.reserve, flow.count, flow.reserved][:limit]
+        assert ids == [flow.reserve, flow.increment, flow.reserved][:limit]
     with pytest.raises(InvalidMessage, match="limit is 0"):
         effects(node.connection, flow.paid, limit=0)
 

@@ -176,7 +176,7 @@ COMMENTS = {
         "at": "For account: when it happened; null for sent_at.",
         "row_limit": "For delete_range: at most so many keys.",
         "notify": "The topic that gets the reply; null for no reply.",
-        "headers": "Flat map of text to text. The reply carries over saga, user and tenant.",
+        "headers": "Flat map of text to text. The reply has those that are carried, such as saga and user.",
         "after_clock": "The reply is stamped later than this clock.",
         "source": "Who sent it: the writer's application_name.",
         "sent_at": "Physical time of the send; order never rests on it.",
