@@ -7,7 +7,8 @@ So whatever follows from a message has its saga, user and trace, although no han
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, TypedDict, Unpack
 from uuid import UUID
 
@@ -19,6 +20,7 @@ log = logging.getLogger("mailroom.carry")
 
 MAX_CARRIED_BYTES = 4 * 1024  # so that what is carried leaves room for a message's own headers
 CAUSATION = "causation"
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Carried(TypedDict, total=False):
@@ -56,7 +58,7 @@ class _InHand:
     """The message in hand. Its headers are read at the first send, since most handlers send nothing."""
 
     cause: Cause
-    told: set[str] = field(default_factory=set)  # names whose loss was logged: once a message, however much it sends
+    told: frozenset[str] = frozenset()  # names whose loss was logged: once a message, however much it sends
     _carried: list[tuple[str, str, int]] | None = None
 
     @property
@@ -70,7 +72,7 @@ class _InHand:
     def tell(self, left: list[str]) -> None:
         """Log the names of headers that do not go on."""
         if new := [name for name in left if name not in self.told]:
-            self.told.update(new)
+            self.told |= {*new}
             log.warning(
                 "Message %s: what is sent while it is handled goes without its headers %s, which do not fit into the "
                 "%d bytes of carried headers, or beside the other headers.",
@@ -78,12 +80,22 @@ class _InHand:
             )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Carrier:
     """What a send adds to its headers: those of `carrying`, then those of the message in hand, as far as they fit."""
 
-    explicit: Mapping[str, str] = field(default_factory=dict)
+    explicit: Mapping[str, str]
     in_hand: _InHand | None = None
+    _alone: str | None = None
+    _is_known: bool = False
+
+    def as_json(self, given: Mapping[str, str] | None) -> str | None:
+        """Return the headers of a message that is given these as JSON; computed once for all that are given none."""
+        if given is not None:
+            return as_json(self.onto(checked(given)))
+        if not self._is_known:
+            self._alone, self._is_known = as_json(self.onto({})), True
+        return self._alone
 
     def adding(self, headers: Mapping[str, str]) -> "_Carrier":
         """Return this one with further headers of `carrying`. Raises `InvalidMessage` if they are too many."""
@@ -93,7 +105,7 @@ class _Carrier:
                 f"The carried headers have {found} bytes as JSON; {MAX_CARRIED_BYTES} are allowed. "
                 "Put large data into a value."
             )
-        return replace(self, explicit=explicit)
+        return _Carrier(explicit, self.in_hand)
 
     def onto(self, given: dict[str, str]) -> dict[str, str]:
         """Return the headers of a message that is given these. No handler may fail by what it was sent: some stay."""
@@ -121,7 +133,7 @@ class _Carrier:
 
 
 # A context and not a thread: the handlers of an AsyncWorker's loops take turns within one thread.
-_carrier: ContextVar[_Carrier] = ContextVar("mailroom_carrier", default=_Carrier())  # noqa: B039  # it is frozen
+_carrier: ContextVar[_Carrier] = ContextVar("mailroom_carrier", default=_Carrier(NONE))  # noqa: B039  # carries nothing
 
 
 class _Within:
@@ -152,7 +164,7 @@ class handling(_Within):  # noqa: N801  # used as contextlib's are
         self._cause = message
 
     def _made(self, outer: _Carrier) -> _Carrier:
-        return _Carrier(in_hand=_InHand(self._cause))
+        return _Carrier(NONE, _InHand(self._cause))
 
 
 class answering(_Within):  # noqa: N801
@@ -164,7 +176,7 @@ class answering(_Within):  # noqa: N801
         self._cause = request
 
     def _made(self, outer: _Carrier) -> _Carrier:
-        return replace(outer, in_hand=_InHand(self._cause))
+        return _Carrier(outer.explicit, _InHand(self._cause))
 
 
 class carrying(_Within):  # noqa: N801
@@ -196,4 +208,4 @@ def headers_json(given: Mapping[str, str] | None) -> str | None:
 
     Raises `InvalidMessage` for given ones that cannot be sent.
     """
-    return as_json(_carrier.get().onto({} if given is None else checked(given)))
+    return _carrier.get().as_json(given)
