@@ -15,7 +15,7 @@ from mailroom.trace import Place
 @click.argument("message_id", metavar="ID", type=click.UUID)
 @pass_call
 def trace(call: Call, message_id: UUID) -> None:
-    """Tell where a message is, by the id its send gave, which it follows from, and which follow from it.
+    """Tell where a message is, what it follows from, and what follows from it, by the id its send gave.
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
     among the dead letters. One whose key is parked is held there. A message that was reaped is gone, and so is an
@@ -30,7 +30,8 @@ def trace(call: Call, message_id: UUID) -> None:
     """
     with working("reading every table"), call.connection("trace") as connection:
         places = message_trace.trace(connection, message_id, call.schema)
-        causes = message_trace.causes(connection, message_id, call.schema)
+        has_cause = any(place.causation is not None for place in places)
+        causes = message_trace.causes(connection, message_id, call.schema) if has_cause else []
         effects = message_trace.effects(connection, message_id, call.schema)
     if call.json:
         document({"id": message_id, "places": places, "causes": causes, "effects": effects})
