@@ -66,7 +66,9 @@ class _InHand:
         """Its carried headers in the order of `Carried`, each with its size."""
         if self._carried is None:
             found = self.cause.headers
-            self._carried = [(name, found[name], size({name: found[name]})) for name in NAMES if name in found]
+            # Checked, since it may be a request of the caller's own making; a delivered message's headers are texts.
+            carried = checked({name: found[name] for name in NAMES if name in found})
+            self._carried = [(name, value, size({name: value})) for name, value in carried.items()]
         return self._carried
 
     def tell(self, left: list[str]) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -236,6 +236,25 @@ def test_reply_carries_on_the_headers_of_its_request_whichever_message_is_in_han
     testing.work(connection, "shipping", handle)
     answer = {"correlation": str(asked), "causation": str(asked), "status": "200", "saga": "asked"}
     assert found == [[answer, {**answer, "status": "400", "saga": "given", "tenant": "t"}]]
+
+
+class Asked(NamedTuple):
+    """A request as a service has kept it."""
+
+    id: UUID
+    key: str
+    headers: Any
+
+
+def test_reply_to_a_request_of_one_s_own_making_is_checked_as_given_headers_are(
+    connection: psycopg.Connection[Any],
+) -> None:
+    asked = Asked(UUID(int=1), "k", {"reply_to": "answers", "saga": "s", "own": 1})
+    OUTBOX.reply(connection, asked, 1)
+    with pytest.raises(InvalidMessage, match="Header 'saga' is not text to text"):
+        OUTBOX.reply(connection, asked._replace(headers={"reply_to": "answers", "saga": 1}), 1)
+    [headers] = sent(connection)
+    assert headers == {"correlation": str(asked.id), "causation": str(asked.id), "status": "200", "saga": "s"}
 
 
 # -- Nothing leaks -----------------------------------------------------------------------------------------------------
