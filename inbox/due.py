@@ -6,6 +6,7 @@ tried again: the claim moves it to `parked` or `dead_letter`. So a worker only r
 """
 
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
+from mailroom.answer import ASKS, Undone, answering_undone
 from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -47,11 +48,15 @@ OTHERS = (
     "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key) "
     "OR (SELECT max(clock) FROM gone) < greatest(key_state.clock, key_state.alone_to)"
 )
+# A command that is skipped is answered here, and not by a part of the statement: an INSERT of no rows would ring the
+# dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
+# answered loses its reply_to, so that requeued it is not answered a second time.
+ANSWERED = MESSAGE.replace("headers", f"CASE WHEN {ASKS} THEN headers - 'reply_to'::text ELSE headers END")
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome IN ('park', 'skip'))"
 TAKE_HEAD = Sql(
     """
 WITH last AS MATERIALIZED (
-    SELECT attempt, outcome, error FROM {schema}.attempt
+    SELECT attempt, outcome, error, error_class FROM {schema}.attempt
     WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
 share AS MATERIALIZED (
     SELECT CASE WHEN greatest(clock, suspect_to) < %(clock)s::bigint THEN %(limit)s::bigint ELSE 1 END AS rows
@@ -72,21 +77,25 @@ held AS (
     FROM gone, last WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'park'),
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, attempts, {message})
-    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {message}
+    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
     DELETE FROM {schema}.key_state AS s USING gone, last
     WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
-SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')), NULL::float8, NULL::boolean FROM gone
+SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
+       (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}), NULL::float8, NULL::boolean
+FROM gone
 UNION ALL
-SELECT {nulls}, NULL,
+SELECT {nulls}, NULL, NULL,
        (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
         WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND ({others})),
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "text", "float8", "boolean"),
+    columns=(*COLUMNS, "text", "text", "float8", "boolean"),
     now=NOW,
+    answered=ANSWERED,
+    asks=ASKS,
     picked=PICKED,
     fitting=FITTING % SIZE,
     delivered=DELIVERED,
@@ -115,7 +124,11 @@ def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) 
         [(key, clock, _, _)] = heads
         *taken, last = yield TAKE_HEAD.at(**names, held=held)(key=key, clock=clock, limit=limit)
         if taken:
-            messages, end = [Message(*row[:-3]) for row in taken], taken[0][-3]
+            messages, end = [Message(*row[:-4]) for row in taken], taken[0][-4]
+            errors = zip(messages, (row[-3] for row in taken), strict=True)
+            yield from answering_undone(
+                schema, [Undone(each.id, each.key, each.headers, error) for each, error in errors if error is not None]
+            )
             return Claimed([] if end else messages, last[-2], is_all=True, ended=messages[0] if end else None)
         # The key is no longer due: another worker has tried it in the meantime.
 

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 from inbox.exceptions import Park, Retry, Skip
+from mailroom.errors import DecodeError, NoHandler
 from mailroom.message import Message
 from mailroom.sql.operation import Operation, Sql
 
 MAX_ERROR_LENGTH = 500
+MAX_CLASS_NAME_LENGTH = 200
+
+# A retry cannot mend these.
+ALWAYS_FATAL: tuple[type[BaseException], ...] = (DecodeError, NoHandler)
 
 Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 
@@ -61,9 +66,9 @@ changed AS (
         WHERE s.retry_at < 'infinity'
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
-    INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error)
+    INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
     SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
-           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text
+           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
     FROM decided)
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
 """,
@@ -98,6 +103,11 @@ def described(error: BaseException) -> str:
     return text.replace("\0", "")[:MAX_ERROR_LENGTH].encode(errors="replace").decode()
 
 
+def class_name(error: BaseException) -> str:
+    """Return the name of an error's class, as the answer to a command names it."""
+    return type(error).__name__[:MAX_CLASS_NAME_LENGTH]
+
+
 def failure_kind(error: BaseException, fatal: tuple[type[BaseException], ...]) -> str:
     """Return the kind of failure that an exception of a handler stands for: park, skip, fatal or fail."""
     match error:
@@ -106,7 +116,7 @@ def failure_kind(error: BaseException, fatal: tuple[type[BaseException], ...]) -
         case Skip():
             return "skip"
         case _:
-            return "fatal" if isinstance(error, fatal) else "fail"
+            return "fatal" if isinstance(error, (*ALWAYS_FATAL, *fatal)) else "fail"
 
 
 def recording(
@@ -114,17 +124,19 @@ def recording(
 ) -> Operation[Recorded]:
     """Record one failed attempt at `message`, and its outcome: the key waits, or the message ends."""
     after_s = error.after_s if isinstance(error, Retry) else None
+    name, kind = class_name(error), failure_kind(error, fatal)
     return recording_failure(
-        schema, inbox, message.key, message.clock, message.id, described(error), failure_kind(error, fatal), after_s
+        schema, inbox, message.key, message.clock, message.id, described(error), name, kind, after_s
     )
 
 
 def recording_failure(
-    schema: str, inbox: str, key: str, clock: int, id: object, error: str, failure: str, after_s: float | None = None
-) -> Operation[Recorded]:
+    schema: str, inbox: str, key: str, clock: int, id: object, error: str, error_class: str, failure: str,
+    after_s: float | None = None,
+) -> Operation[Recorded]:  # fmt: skip
     """Do what `recording` does, for a message that is only known by its key, clock and id."""
     rows = yield RECORD.at(schema=schema, inbox=inbox)(
-        key=key, clock=clock, id=id, error=error, failure=failure, after_s=after_s
+        key=key, clock=clock, id=id, error=error, error_class=error_class, failure=failure, after_s=after_s
     )
     if not rows:
         return GONE

@@ -14,6 +14,7 @@ from uuid import UUID
 from inbox.claim import FITTING
 from inbox.peek import finding
 from mailroom import locks
+from mailroom.answer import ASKS, Undone, answering_undone
 from mailroom.audit import auditing, check_actor
 from mailroom.message import COLUMNS, DELIVERED, SELECTED, Message, messages
 from mailroom.names import DEFAULT_SCHEMA, Key, count, count_or_all, inbox_name, key_text, schema_name, utf8
@@ -276,9 +277,9 @@ WITH doomed AS MATERIALIZED (
         FROM (SELECT clock FROM ({clocks}) AS held ORDER BY clock LIMIT %(limit)s::bigint) AS first) AS d),
 parked AS (
     DELETE FROM {schema}.parked AS p USING doomed AS d
-    WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock <= d.last),
+    WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock <= d.last RETURNING p.*),
 waiting AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last RETURNING i.*),
 freed AS (
     DELETE FROM {schema}.key_state AS s USING doomed AS d
     WHERE s.inbox = '{inbox}' AND s.key = d.key
@@ -286,17 +287,30 @@ freed AS (
                       WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock > d.last)
       AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = d.key AND i.clock > d.last)
     RETURNING s.key)
-SELECT key, messages, EXISTS (SELECT FROM freed AS f WHERE f.key = d.key) FROM doomed AS d ORDER BY key
+SELECT key, messages, EXISTS (SELECT FROM freed AS f WHERE f.key = d.key), NULL::bigint AS clock,
+       NULL::uuid, NULL::text, NULL::text
+FROM doomed AS d
+UNION ALL
+SELECT key, NULL, NULL, clock, message_id, headers::text, (
+    SELECT error_class FROM {schema}.attempt AS a
+    WHERE a.inbox = '{inbox}' AND a.key = gone.key AND a.clock = gone.clock ORDER BY id DESC LIMIT 1)
+FROM (SELECT {undone} FROM parked UNION ALL SELECT {undone} FROM waiting) AS gone WHERE {asks}
+ORDER BY key, clock
 """,
-    columns=("text", "bigint", "boolean"),
+    columns=("text", "bigint", "boolean", "bigint", "uuid", "text", "text"),
     clocks=CLOCKS,
+    undone="key, clock, message_id, kind, headers",
+    asks=ASKS,
 )
 
 
 def _discarding(
     schema: str, inbox: str, keys: list[str], per_key: int | None, actor: str, why: str | None
 ) -> Operation[Changed]:
-    discarded = yield DISCARD.at(schema=schema, inbox=inbox)(keys=keys, limit=per_key)
+    rows = yield DISCARD.at(schema=schema, inbox=inbox)(keys=keys, limit=per_key)
+    discarded = [row[:3] for row in rows if row[1] is not None]
+    commands = (row for row in rows if row[1] is None)
+    yield from answering_undone(schema, [Undone.of(id, key, *rest) for key, _, _, _, id, *rest in commands])
     yield from auditing(schema, "discard", [(inbox, key, number) for key, number, _ in discarded], actor, why)
     return Changed(len(keys), sum(number for _, number, _ in discarded), sum(freed for _, _, freed in discarded))
 
@@ -368,6 +382,8 @@ class _Operations:
         dry_run: bool = False,
     ) -> Operation[Changed]:
         """Delete messages of parked keys for good: the first `limit` messages of each key, or all with None.
+
+        Commands among them that ask for a reply get one of status 500, in the same transaction.
 
         A key with no messages left is no longer parked. Any other key stays parked: to drop the bad message and
         continue with the next one, discard with `limit=1`, then `replay`.

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
 from mailroom import codec, locks
+from mailroom.answer import ASKS, Undone, answering_undone
 from mailroom.audit import auditing, check_actor
 from mailroom.clock import LOCK, raising_ceiling
 from mailroom.errors import DecodeError, InvalidMessage, UnknownInbox
@@ -183,7 +184,17 @@ LITERALS = Sql(
     "set_config('standard_conforming_strings', %(strings)s::text, true)",
     columns=("text", "text", "text", "text"),
 )
-DISCARD = Sql("DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[])")
+# One that an inbox skipped was answered then, and has lost its reply_to.
+DISCARD = Sql(
+    """
+WITH gone AS (
+    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[])
+    RETURNING id, message_id, key, kind, headers)
+SELECT message_id, key, headers::text FROM gone WHERE {asks} ORDER BY id
+""",
+    columns=("uuid", "text", "text"),
+    asks=ASKS,
+)
 
 
 class _Operations:
@@ -252,7 +263,7 @@ class _Operations:
         why: str | None = None,
         dry_run: bool = False,
     ) -> Operation[int]:
-        """Delete dead letters for good and return how many."""
+        """Delete dead letters for good and return how many; commands that ask for an answer get status 500."""
         matching = _matching(ids, reason, stage, inbox, limit)
         return (yield from self._changing(self._discarding, matching, actor, why, dry_run))
 
@@ -311,7 +322,8 @@ class _Operations:
         yield PLACE.at(schema=self.schema)(ids=ids, base=base)
 
     def _discarding(self, held: list[Row]) -> Operation[str]:
-        yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])
+        commands = yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])
+        yield from answering_undone(self.schema, [Undone.of(*row) for row in commands])
         return "discard dead letters"
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidName",
     "MailroomError",
+    "NoHandler",
     "NotAtomic",
     "NotInTransaction",
     "SchemaError",
@@ -52,6 +53,10 @@ class EncodeError(InvalidMessage):
 
 class DecodeError(MailroomError, ValueError):
     """Bytes are not a valid value. Only this message fails; `Message.raw` still returns them."""
+
+
+class NoHandler(MailroomError):
+    """None of the handlers is for a message of this topic. Only this message fails, and is not tried again."""
 
 
 class NotInTransaction(MailroomError):

@@ -1,6 +1,7 @@
 """A delivered message as a consumer sees it."""
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -31,6 +32,9 @@ COLUMNS = (
     *("text", "bigint", "bigint", "uuid", "uuid", "text", "text", "text", "text"),
     *("bytea", "text", "text", "text", "timestamp", "timestamp", "timestamp"),
 )
+
+STATUS = re.compile(r"[0-9]{3}\Z")
+UNREADABLE = 600
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _UNDECODED = object()
@@ -110,6 +114,12 @@ class Message(Generic[V]):
     def headers(self) -> Mapping[str, str]:
         """The headers, text to text."""
         return NO_HEADERS if self._headers is None else MappingProxyType(json.loads(self._headers))
+
+    @property
+    def status(self) -> int:
+        """What a reply says of its command: 200 done, 400 rejected, 500 failed; 600 if it says nothing readable."""
+        text = self.headers.get("status", "")
+        return int(text) if STATUS.match(text) else UNREADABLE
 
     @property
     def sent_at(self) -> datetime:

@@ -36,7 +36,7 @@ __all__ = [
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0114"
+HEAD = "0115"
 
 
 def migrate(

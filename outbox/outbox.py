@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 from uuid import UUID
 
-from mailroom.carry import answering
+from mailroom.answer import Request, answer, refuse_second
 from mailroom.errors import InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
 from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, sending
@@ -18,25 +18,6 @@ from outbox.once import identified, sending_once
 # Of a `Topic`: a checker finds a value of another type, and a topic for replies whose values are of another type.
 T = TypeVar("T")
 A = TypeVar("A")
-
-
-class Request(Protocol):
-    """The part of a message that `reply` needs; an `inbox.Message` has it."""
-
-    @property
-    def id(self) -> UUID:
-        """The message's id, which becomes the reply's correlation."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """The message's key, which is the reply's too."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The message's headers; `reply_to` names the topic of the reply."""
-        ...
 
 
 COPY = Sql(
@@ -87,13 +68,9 @@ class _Node:
         return sending_many(self.schema, rows)
 
     def _reply(self, request: Request, value: object, status: int, fields: Fields) -> tuple[Operation[None], UUID]:
-        topic = request.headers.get("reply_to")
-        if topic is None:
-            raise InvalidMessage(f"Message {request.id} asks for no reply: it has no header reply_to.")
-        headers = {**(fields.get("headers") or {}), "correlation": str(request.id), "status": str(status)}
-        given: Fields = {"key": request.key, **fields, "headers": headers}
-        with answering(request):
-            return self._send(Outgoing(topic, value, kind="R", **given))
+        refuse_second(request)
+        row = answer(request, value, status, fields)
+        return sending(self.schema, row), row[0]
 
 
 def _command(topic: Topic[T, A] | str, value: T, reply_to: Topic[A, Any] | str | None, fields: Fields) -> Outgoing:
@@ -195,7 +172,8 @@ class Outbox(_Node):
     ) -> UUID:
         """Reply to a command: on its `reply_to` topic, under its key, with its id as header `correlation`.
 
-        `status` is 200 done, 400 refused, 500 failed. Raises `InvalidMessage` if the command has no `reply_to`.
+        `status` is 200 done, 400 refused, 500 failed. If the command has a header `reply_key`, that is the reply's key.
+        Raises `InvalidMessage` if the command has no `reply_to`, or if what its handler returns is its reply.
         """
         operation, message_id = self._reply(request, value, status, fields)
         run(connection, operation)

@@ -37,6 +37,7 @@ WATCH_INTERVAL_S = 1.0
 AGE_S = 1.0
 BEGIN_S = 0.2  # between two checks before the first batch
 DIED = "the worker died while handling it"
+DIED_CLASS = "WorkerDied"  # no exception was seen
 # Behind a pooler an entry waits for a server connection, and the loops may hold all of them. If the last entry is still
 # waiting when the next one is to be sent, batches run without entries for this long.
 WITHOUT_S = 10.0
@@ -267,7 +268,9 @@ class InFlight:
             yield from suspecting(schema, inbox, keys, clocks, DIED)
             log.warning("%s: %s died while handling a batch of %d messages", inbox, dead, messages)
         else:
-            recorded: Recorded = yield from recording_failure(schema, inbox, keys[0], clocks[0], first, DIED, "fail")
+            recorded: Recorded = yield from recording_failure(
+                schema, inbox, keys[0], clocks[0], first, DIED, DIED_CLASS, "fail"
+            )
             log.warning(
                 "%s: %s died while handling %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome
             )

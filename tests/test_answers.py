@@ -1,0 +1,300 @@
+"""Answers of status 500: a command that will not be done is answered once, by the transaction that ends it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from inbox import Inbox, Message, Park, Parked, Skip
+from inbox.due import reaping_due
+from inbox.failure import recording, recording_failure
+from mailroom.answer import ASKS, Undone, reply_topic
+from mailroom.dead_letter import DeadLetters
+from mailroom.sql.runner import run
+from mailroom.testing import drain, work
+from outbox import Outbox
+from tests.support.databases import Connect
+from tests.support.drivers import SYNC, opened
+from tests.support.node import SCHEMA, Node
+
+OUTBOX, LETTERS = Outbox(), DeadLetters()
+SECRET = "kanarienvogel"
+
+NO_TOPICS = ["", "no topic", "1st", ".a", "a\n", "\u00e9", "a" * 201, "#", "*", "a/b", "a'b", "{}", "%s", "\u212a"]
+
+
+class OutOfStock(Exception):
+    """A failure whose class may be told, and whose text may not."""
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping", backoff_s=0, max_attempts=1, on_failure="skip")
+    node.inbox("stock", backoff_s=0, max_attempts=1)
+    node.inbox("answers", "answered")
+    return node
+
+
+def command(node: Node, topic: str, reply_to: str | None = "answered", **fields: Any) -> UUID:
+    """Send a command and deliver it."""
+    headers = fields.pop("headers", {}) | ({} if reply_to is None else {"reply_to": reply_to})
+    id = node.send(topic, SECRET, kind="C", headers=headers, **fields)
+    node.drain()
+    return id
+
+
+def failing(error: Exception) -> Callable[[Message, Any], None]:
+    def fail(_message: Message, _connection: Any) -> None:
+        raise error
+
+    return fail
+
+
+def handle(_message: Message, _connection: Any) -> None:
+    """Do nothing, and so answer nothing."""
+
+
+def worked(node: Node, inbox: str, handler: Callable[[Message, Any], None]) -> None:
+    with psycopg.connect(node.dsn) as connection:
+        work(connection, inbox, handler)
+
+
+def answers(node: Node) -> list[tuple[str, int, object]]:
+    """Return correlation, status and value of the answers, delivered or not, in order."""
+    node.drain()
+    found = Inbox("answers").peek(node.connection, limit=1_000)
+    assert all(message.kind == "R" for message in found)
+    return [(message.headers["correlation"], message.status, message.value) for message in found]
+
+
+# -- Skipped ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("error", "name"), [(OutOfStock(SECRET), "OutOfStock"), (Skip(SECRET), "Skip")])
+def test_skipped_command_is_answered_with_the_class_of_its_failure(node: Node, error: Exception, name: str) -> None:
+    asked = command(node, "shipping", key="order-42", headers={"saga": "s"})
+    worked(node, "shipping", failing(error))
+    node.drain()
+    [answer] = Inbox("answers").peek(node.connection)
+    assert (answer.topic, answer.kind, answer.status, answer.key) == ("answered", "R", 500, "order-42")
+    assert answer.value == {"error": name}
+    assert (answer.headers["correlation"], answer.headers["saga"]) == (str(asked), "s")
+    assert SECRET not in repr(answer.headers)
+    assert answer.sent_clock > node.value("SELECT clock FROM mailroom.dead_letter")
+
+
+def test_answer_of_a_skip_is_in_the_transaction_that_ends_the_command(node: Node, connect: Connect) -> None:
+    command(node, "shipping", key="k")
+    connection = connect()
+    [message] = Inbox("shipping").peek(connection)
+    run(connection, recording(SCHEMA, "shipping", message, OutOfStock(SECRET)))
+    connection.commit()
+    assert answers(node) == []
+    assert run(connection, reaping_due(SCHEMA, "shipping")).ended is not None
+    connection.rollback()
+    assert answers(node) == []
+    assert run(connection, reaping_due(SCHEMA, "shipping")).ended is not None
+    connection.commit()
+    assert [status for _, status, _ in answers(node)] == [500]
+
+
+def test_command_that_killed_its_workers_is_answered(node: Node) -> None:
+    asked = command(node, "shipping", key="k")
+    [message] = Inbox("shipping").peek(node.connection)
+    dying = recording_failure(SCHEMA, "shipping", "k", message.clock, asked, "it died", "WorkerDied", "fail")
+    assert run(node.connection, dying).outcome == "skip"
+    worked(node, "shipping", handle)
+    assert answers(node) == [(str(asked), 500, {"error": "WorkerDied"})]
+
+
+def test_skipped_command_that_was_answered_is_not_answered_again(node: Node) -> None:
+    asked = command(node, "shipping", key="k")
+    worked(node, "shipping", failing(OutOfStock()))
+    once = answers(node)
+    assert once == [(str(asked), 500, {"error": "OutOfStock"})]
+    for _ in range(2):
+        with node.connection.transaction():
+            assert LETTERS.requeue(node.connection, None, actor="ada") == 1
+        worked(node, "shipping", failing(OutOfStock()))
+    with node.connection.transaction():
+        assert LETTERS.discard(node.connection, None, actor="ada") == 1
+    assert answers(node) == once
+
+
+def test_dead_letter_keeps_its_other_headers(node: Node) -> None:
+    command(node, "shipping", headers={"saga": "s", "note": "n"})
+    worked(node, "shipping", failing(OutOfStock()))
+    [letter] = LETTERS.find(node.connection)
+    _, content = LETTERS.get(node.connection, letter.id) or (None, None)
+    assert content is not None
+    assert (dict(content.headers), content.value) == ({"saga": "s", "note": "n"}, SECRET)
+
+
+@pytest.mark.parametrize("reply_to", NO_TOPICS)
+def test_what_is_no_topic_asks_for_no_answer_and_stops_nobody(node: Node, reply_to: str) -> None:
+    command(node, "shipping", reply_to, key="k")
+    worked(node, "shipping", failing(OutOfStock()))
+    assert [headers for (headers,) in node.rows("SELECT headers FROM mailroom.dead_letter")] == [{"reply_to": reply_to}]
+    assert answers(node) == []
+
+
+@pytest.mark.parametrize("kind", ["M", "R"])
+def test_only_commands_are_answered(node: Node, kind: str) -> None:
+    node.send("shipping", kind=kind, headers={"reply_to": "answered"})
+    node.drain()
+    worked(node, "shipping", failing(OutOfStock()))
+    assert len(node.dead()) == 1
+    assert answers(node) == []
+
+
+def test_command_that_asks_for_none_gets_none(node: Node) -> None:
+    command(node, "shipping", None)
+    worked(node, "shipping", failing(OutOfStock()))
+    assert len(node.dead()) == 1
+    assert answers(node) == []
+
+
+def test_skip_without_an_answer_does_not_ring_the_doorbell(node: Node, connect: Connect) -> None:
+    node.send("shipping", key="k")
+    node.drain()
+    heard = connect(autocommit=True)
+    oid = node.value("SELECT 'mailroom.outbox'::regclass::oid::bigint")
+    heard.execute(f'LISTEN "mailroom:{oid}"')
+    worked(node, "shipping", failing(OutOfStock()))
+    assert len(node.dead()) == 1
+    assert list(heard.notifies(timeout=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("reply_key", "key"), [("r", "r"), ("", "k"), ("r" * 1_025, "k"), ("\u00e9" * 512, "\u00e9" * 512)]
+)
+def test_answer_has_the_key_that_the_command_wishes(node: Node, reply_key: str, key: str) -> None:
+    command(node, "shipping", key="k", headers={"reply_key": reply_key})
+    worked(node, "shipping", failing(OutOfStock()))
+    node.drain()
+    assert [answer.key for answer in Inbox("answers").peek(node.connection)] == [key]
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_skip_is_answered_on_every_driver(node: Node, kind: str) -> None:
+    asked = command(node, "shipping", key="k")
+    with opened(node.dsn, kind) as connection:
+        work(connection, "shipping", failing(OutOfStock()))
+        connection.commit()
+    assert answers(node) == [(str(asked), 500, {"error": "OutOfStock"})]
+
+
+# -- Parked -----------------------------------------------------------------------------------------------------------
+
+
+def test_parked_command_has_no_answer_until_it_is_discarded(node: Node) -> None:
+    first, second = command(node, "stock", key="k"), command(node, "stock", key="k")
+    other = command(node, "stock", key="other")
+    worked(node, "stock", failing(OutOfStock(SECRET)))
+    assert answers(node) == []
+    with node.connection.transaction():
+        Parked("stock").discard(node.connection, "k", actor="ada", dry_run=True)
+    assert answers(node) == []
+    with node.connection.transaction():
+        Parked("stock").discard(node.connection, "k", actor="ada")
+    assert answers(node) == [
+        (str(first), 500, {"error": "OutOfStock"}),
+        (str(second), 500, {"error": "Discarded"}),  # it was never tried
+    ]
+    with node.connection.transaction():
+        Parked("stock").replay(node.connection, None, actor="ada")
+    assert str(other) not in {asked for asked, _, _ in answers(node)}
+
+
+def test_discarding_some_of_a_key_answers_those_alone(node: Node) -> None:
+    first, second = command(node, "stock", key="k"), command(node, "stock", key="k")
+    worked(node, "stock", failing(Park(SECRET)))
+    for asked, error in ((first, "Park"), (second, "Discarded")):
+        with node.connection.transaction():
+            Parked("stock").discard(node.connection, "k", limit=1, actor="ada")
+        assert answers(node)[-1:] == [(str(asked), 500, {"error": error})]
+    assert len(answers(node)) == 2
+
+
+def test_answers_of_a_discard_are_in_its_transaction(node: Node) -> None:
+    command(node, "stock", key="k")
+    worked(node, "stock", failing(OutOfStock()))
+    with node.connection.transaction(force_rollback=True):
+        Parked("stock").discard(node.connection, "k", actor="ada")
+        assert node.value("SELECT count(*) FROM mailroom.outbox") == 1
+    assert answers(node) == []
+    assert len(Parked("stock").keys(node.connection)) == 1
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_discard_is_answered_on_every_driver(node: Node, kind: str) -> None:
+    asked = command(node, "stock", key="k")
+    plain = node.send("stock", key="k")
+    lost = command(node, "nowhere")
+    node.drain()
+    worked(node, "stock", failing(OutOfStock()))
+    with opened(node.dsn, kind) as connection:
+        changed = Parked("stock").discard(connection, "k", actor="ada")
+        assert (changed.keys, changed.messages, changed.freed) == (1, 2, 1)
+        assert LETTERS.discard(connection, None, actor="ada") == 1
+        connection.commit()
+    assert answers(node) == [(str(asked), 500, {"error": "OutOfStock"}), (str(lost), 500, {"error": "Discarded"})]
+    assert str(plain) not in repr(answers(node))
+
+
+# -- Dead letters -----------------------------------------------------------------------------------------------------
+
+
+def test_command_that_reached_nobody_is_answered_when_it_is_discarded(node: Node) -> None:
+    asked = command(node, "nowhere", key="k")
+    node.send("nowhere", kind="M", headers={"reply_to": "answered"})
+    node.drain()
+    assert answers(node) == []
+    with node.connection.transaction(force_rollback=True):
+        LETTERS.discard(node.connection, None, actor="ada")
+    assert answers(node) == []
+    with node.connection.transaction():
+        assert LETTERS.discard(node.connection, None, actor="ada") == 2
+    assert answers(node) == [(str(asked), 500, {"error": "Discarded"})]
+
+
+def test_command_that_reached_nobody_may_still_be_answered_when_it_is_requeued(node: Node) -> None:
+    asked = command(node, "later", key="k")
+    node.inbox("later")
+    with node.connection.transaction():
+        LETTERS.requeue(node.connection, None, actor="ada")
+
+    def done(message: Message, connection: Any) -> None:
+        OUTBOX.reply(connection, message, "done")
+
+    with psycopg.connect(node.dsn) as connection:
+        assert drain(connection, "later", done) == 1
+    assert answers(node) == [(str(asked), 200, "done")]
+
+
+# -- The rule ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@example("a" * 200)
+@example("a" * 201)
+@example("answered\n")
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8) | st.sampled_from(NO_TOPICS))
+def test_python_and_sql_agree_on_what_asks_for_an_answer(shared: psycopg.Connection[Any], reply_to: str) -> None:
+    request = Undone(uuid4(), "k", {"reply_to": reply_to})
+    [(asks,)] = shared.execute(
+        f"SELECT {ASKS} FROM (SELECT 'C'::\"char\" AS kind, %s::text::jsonb AS headers) AS m",
+        [json.dumps(request.headers)],
+    ).fetchall()
+    assert asks is (reply_topic(request) is not None)
+
+
+@pytest.fixture
+def shared(connect: Connect) -> psycopg.Connection[Any]:
+    return connect(autocommit=True)
