@@ -13,6 +13,7 @@ CANCELLED = "57014"  # a statement timeout, or a cancel request
 ABORTED = "25P02"  # an earlier statement of the transaction failed
 NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK where none is allowed
 NO_CURSOR = "34000"
+NO_SAVEPOINT = frozenset({"3B001", "25P01"})  # the second: nor a transaction
 # The server ends the session: shutdown, crash, starting up, database dropped, idle timeouts.
 LAST_WORDS = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
 # Errors about the data, by the class of their SQLSTATE, with the name of the condition in PL/pgSQL. A trigger raises P0

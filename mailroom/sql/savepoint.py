@@ -1,0 +1,166 @@
+"""A savepoint in the caller's transaction, sync or async, on psycopg or SQLAlchemy.
+
+On psycopg it is SAVEPOINT itself: `Connection.transaction()` commits where it is the outermost, and ends a transaction
+in which a statement failed, both in silence. On SQLAlchemy it is `begin_nested`, so that a session also forgets the
+objects of what is undone.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, AsyncPlainCursor, PlainCursor, run, run_async
+from mailroom.sql.sqlstate import NO_SAVEPOINT, sqlstate
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+SAVE = Sql("SAVEPOINT mailroom_savepoint")
+RELEASE = Sql("RELEASE SAVEPOINT mailroom_savepoint")
+UNDO = f"ROLLBACK TO SAVEPOINT mailroom_savepoint; {RELEASE.template}"  # one simple query, so one round trip
+
+
+class SavepointGone(Exception):
+    """The transaction in which the savepoint was made has ended."""
+
+
+class Savepoint(Protocol):
+    """One savepoint. End it once, or leave it to the end of the transaction."""
+
+    def release(self) -> None:
+        """Keep what was done since. Raises `SavepointGone`, and 25P02 if a statement failed in it."""
+        ...
+
+    def undo(self) -> None:
+        """Undo what was done since, also if a statement failed in it. Raises `SavepointGone`."""
+        ...
+
+
+class AsyncSavepoint(Protocol):
+    """`Savepoint` on an async connection."""
+
+    async def release(self) -> None:
+        """See `Savepoint.release`."""
+        ...
+
+    async def undo(self) -> None:
+        """See `Savepoint.undo`."""
+        ...
+
+
+def savepoint(connection: AnyConnection) -> Savepoint:
+    """Make a savepoint. Raises `NotInTransaction` on an autocommit connection outside a transaction."""
+    if isinstance(connection, psycopg.Connection):
+        run(connection, _saving())
+        return _OfPsycopg(connection)
+    run(connection, _requiring_transaction())
+    return _Nested(_session_of_thread(connection))
+
+
+async def savepoint_async(connection: AnyAsyncConnection) -> AsyncSavepoint:
+    """`savepoint` on an async connection."""
+    if isinstance(connection, psycopg.AsyncConnection):
+        await run_async(connection, _saving())
+        return _OfAsyncPsycopg(connection)
+    await run_async(connection, _requiring_transaction())
+    own = _session_of_task(connection)
+    return _AsyncNested(own, await own.run_sync(_Nested))
+
+
+def _requiring_transaction() -> Operation[None]:
+    yield IN_TRANSACTION
+
+
+def _saving() -> Operation[None]:
+    yield IN_TRANSACTION
+    yield SAVE.at()()
+
+
+def _releasing() -> Operation[None]:
+    yield RELEASE.at()()
+
+
+@contextmanager
+def _if_gone() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        if sqlstate(error) in NO_SAVEPOINT:
+            raise SavepointGone from error
+        raise
+
+
+class _OfPsycopg:
+    def __init__(self, connection: "psycopg.Connection[Any]") -> None:
+        self._connection = connection
+
+    def release(self) -> None:
+        with _if_gone():
+            run(self._connection, _releasing())
+
+    def undo(self) -> None:
+        with _if_gone(), PlainCursor(self._connection) as cursor:
+            cursor.execute(UNDO)
+
+
+class _OfAsyncPsycopg:
+    def __init__(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+        self._connection = connection
+
+    async def release(self) -> None:
+        with _if_gone():
+            await run_async(self._connection, _releasing())
+
+    async def undo(self) -> None:
+        with _if_gone():
+            async with AsyncPlainCursor(self._connection) as cursor:
+                await cursor.execute(UNDO)
+
+
+class _Nested:
+    def __init__(self, connection: "Connection | Session") -> None:
+        self._connection = connection
+        self._nested = connection.begin_nested()
+        self._transaction = connection.get_transaction()
+
+    def release(self) -> None:
+        self._check()
+        self._nested.commit()
+
+    def undo(self) -> None:
+        self._check()
+        self._nested.rollback()
+
+    def _check(self) -> None:
+        # SQLAlchemy ends in silence a savepoint whose transaction is over, and would go on in a new one.
+        if self._connection.get_transaction() is not self._transaction:
+            raise SavepointGone
+
+
+class _AsyncNested:
+    def __init__(self, connection: Any, nested: _Nested) -> None:
+        self._connection = connection
+        self._nested = nested
+
+    async def release(self) -> None:
+        await self._connection.run_sync(lambda _: self._nested.release())
+
+    async def undo(self) -> None:
+        await self._connection.run_sync(lambda _: self._nested.undo())
+
+
+def _session_of_thread(connection: Any) -> "Connection | Session":
+    from sqlalchemy.orm import scoped_session
+
+    found: Connection | Session = connection() if isinstance(connection, scoped_session) else connection
+    return found
+
+
+def _session_of_task(connection: Any) -> Any:
+    asyncio_part = sys.modules["sqlalchemy.ext.asyncio"]  # imported, since `connection` is of it
+    return connection() if isinstance(connection, asyncio_part.async_scoped_session) else connection
