@@ -1,6 +1,6 @@
 """Exceptions that a handler raises to choose the outcome of its message. Any other exception is a failed attempt.
 
-The batch is rolled back in every case.
+The batch is rolled back in every case, but for a command that is `Rejected`.
 """
 
 
@@ -29,3 +29,30 @@ class Skip(Exception):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
+
+
+class Rejected(Skip):
+    """Refuse a command: its sender gets `value` as an answer of status 400.
+
+    What the handler wrote and sent for the command is undone, and the batch goes on. This is for handlers of `Handlers`
+    and commands that ask for an answer. Elsewhere it is a `Skip`.
+    """
+
+    def __init__(self, value: object = None) -> None:
+        super().__init__("rejected by its handler")  # the value is for the sender alone, and not for tables and logs
+        self.value = value
+
+
+class Unavailable(Exception):
+    """What the handler needs is down: hold the inbox and try again, by default after a pause that grows to 10 s.
+
+    The batch is rolled back and no attempt is counted, however often that happens. The worker's loop that met it claims
+    nothing for `after_s` seconds. So whatever else waits in this inbox waits, too: have one inbox for each thing that
+    can be down.
+    """
+
+    def __init__(self, reason: str, after_s: float | None = None) -> None:
+        if after_s is not None and not 0 <= after_s <= 86_400:
+            raise ValueError(f"after_s is {after_s!r}; give seconds from 0 to a day.")
+        super().__init__(reason)
+        self.after_s = after_s

@@ -16,14 +16,14 @@ import psycopg
 
 from dispatcher.deliver import delivering, releasing
 from dispatcher.executor.execute import executing
-from inbox import AsyncInbox, Inbox
+from inbox import AsyncInbox, Inbox, Unavailable
 from inbox.claim import Claimed, Share
 from inbox.due import healing
 from inbox.failure import Outcome, Recorded, recording
 from mailroom import codec
 from mailroom.carry import handling
 from mailroom.clock import raising_ceiling
-from mailroom.errors import ConfigurationError, DecodeError
+from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -163,6 +163,7 @@ class Failure:
     """A failed attempt: its number `attempt`, counted from 1, and its `outcome`.
 
     The key is tried again in `due_in_s` seconds (retry), the key is parked (park), or the message is skipped (skip).
+    `Unavailable` is not an attempt, so `attempt` is 0. A worker would pause its inbox: the work ends there.
     """
 
     message: Message
@@ -223,7 +224,8 @@ def work(
             if message is None or isinstance(raised, _WrongHandler):
                 raise
             error = raised
-        run(connection, _recording(reaped, worked, message, error, fatal))
+        if not run(connection, _recording(reaped, worked, message, error, fatal)):
+            break
     run(connection, _shifting(reaped, ahead_s))
     return worked
 
@@ -267,7 +269,8 @@ async def work_async(
             if message is None or isinstance(raised, _WrongHandler):
                 raise
             error = raised
-        await run_async(connection, _recording(reaped, worked, message, error, fatal))
+        if not await run_async(connection, _recording(reaped, worked, message, error, fatal)):
+            break
     await run_async(connection, _shifting(reaped, ahead_s))
     return worked
 
@@ -275,13 +278,17 @@ async def work_async(
 def _recording(
     reaped: Inbox | AsyncInbox, worked: Worked, message: Message, error: Exception | None,
     fatal: tuple[type[Exception], ...],
-) -> Operation[None]:  # fmt: skip
-    """Add the message to `worked`, as handled or as failed; record the attempt if it failed."""
+) -> Operation[bool]:  # fmt: skip
+    """Add the message to `worked`, as handled or as failed; record the attempt if it failed. Return whether to go on."""
     if error is None:
         worked.handled.append(message)
-        return
-    recorded = yield from recording(reaped.schema, reaped.name, message, error, (DecodeError, *fatal))
+        return True
+    if isinstance(error, Unavailable):
+        worked.failures.append(Failure(message, error, 0, "retry", error.after_s))
+        return False
+    recorded = yield from recording(reaped.schema, reaped.name, message, error, fatal)
     worked.failures.append(_failure(message, error, recorded))
+    return True
 
 
 def _reading_sent(schema: str, topic: str) -> Operation[list[Sent]]:

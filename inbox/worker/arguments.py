@@ -10,6 +10,7 @@ from mailroom.message import Message
 
 # The result is None and not object: a coroutine is an object too, and a type checker should reject an `async def` here.
 Handler: TypeAlias = Callable[[Message, Any], None]
+Returning: TypeAlias = Callable[[Message, Any], object]
 AsyncHandler: TypeAlias = Callable[[Message, Any], Awaitable[object]]
 OnError: TypeAlias = Callable[[Message | None, Exception], None]
 AsyncOnError: TypeAlias = Callable[[Message | None, Exception], object]  # an awaitable result is awaited
@@ -23,29 +24,33 @@ class NotAwaited(ConfigurationError):
     """A handler of a `Worker` returned an awaitable, so it has not done its work. No message is to blame."""
 
 
-def synchronous(handler: Handler) -> Handler:
-    """Return a checked handler for a `Worker`, or raise `ConfigurationError`; calling it may raise `NotAwaited`."""
+def synchronous(handler: Returning, instead: str = "AsyncWorker") -> Returning:
+    """Return a checked sync handler, or raise `ConfigurationError`; calling it may raise `NotAwaited`.
+
+    `instead` names who takes an async one.
+    """
     _check_call(handler, "handler(message, connection)")
     if _is(inspect.iscoroutinefunction, handler):
-        raise ConfigurationError("This handler is async: use AsyncWorker for it.")
+        raise ConfigurationError(f"This handler is async: use {instead} for it.")
 
-    def handle(message: Message, connection: Any) -> None:
-        result: object = handler(message, connection)  # type: ignore[func-returns-value]  # users may not check types
+    def handle(message: Message, connection: Any) -> object:
+        result = handler(message, connection)
         if result is not None and inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            raise NotAwaited("This handler returned an awaitable, which a Worker does not await: use AsyncWorker.")
+            raise NotAwaited(f"This handler returned an awaitable, which is not awaited here: use {instead}.")
+        return result
 
     return handle
 
 
-def asynchronous(handler: AsyncHandler) -> AsyncHandler:
-    """Return `handler` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
+def asynchronous(handler: AsyncHandler, instead: str = "Worker") -> AsyncHandler:
+    """Return `handler` if it is async, else raise `ConfigurationError`; `instead` names who takes a sync one."""
     _check_call(handler, "handler(message, connection)")
     if not _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError(
-            "This handler is not async: define it with `async def`, or use Worker. If it returns an awaitable, as a "
-            "lambda may, wrap it: async def handle(message, connection): await ..."
+            f"This handler is not async: define it with `async def`, or use {instead}. If it returns an awaitable, as "
+            "a lambda may, wrap it: async def handle(message, connection): await ..."
         )
     return handler
 

@@ -17,6 +17,7 @@ import psycopg
 
 from inbox.claim import Claimed
 from inbox.due import healing
+from inbox.exceptions import Unavailable
 from inbox.failure import Recorded, last_clocks, recording, suspecting
 from inbox.worker.hold import ENDED, mark, why_over
 from mailroom import carry
@@ -218,7 +219,9 @@ class Patience:
     def forgives(self, error: Exception, batch: Batch) -> bool:
         """Return whether to retry the batch without counting an attempt; repeated calls give the same answer."""
         if batch.forgiven is None:
-            batch.forgiven = is_transient(error, batch) and (not batch.open or self._is_rare(batch))
+            batch.forgiven = isinstance(error, Unavailable) or (
+                is_transient(error, batch) and (not batch.open or self._is_rare(batch))
+            )
         return batch.forgiven
 
     def handled(self, batch: Batch) -> None:

@@ -13,6 +13,7 @@ from math import inf
 from typing import Protocol
 
 from inbox.claim import Claimed
+from inbox.exceptions import Unavailable
 from inbox.failure import Recorded
 from inbox.worker.arguments import NotAwaited
 from inbox.worker.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_transient
@@ -110,6 +111,7 @@ class Loop:
         self._batch = Batch()
         self._size = Size(service.batch)
         self._failures = 0
+        self._is_held = False  # what the handler needs is down, since it last handled a batch
         self._is_drained = False
         self._was_due = False
 
@@ -133,7 +135,8 @@ class Loop:
             else:
                 self._listener.wake_up(self)
                 await self._work()
-            self._failures = 0
+            if self._batch.messages or not self._is_held:
+                self._failures, self._is_held = 0, False
         except Exception as error:
             await self._recover(error)
 
@@ -197,6 +200,9 @@ class Loop:
     async def _pause(self, error: Exception, what: str) -> None:
         self._failures += 1
         pause_s = backoff.pause_s(self._failures, LONGEST_PAUSE_S)
+        if isinstance(error, Unavailable):
+            self._is_held = True
+            pause_s = pause_s if error.after_s is None else error.after_s
         if backoff.is_worth_a_line(self._failures, pause_s):
             log.warning("%s: %s (%s)", self._service.name, what, type(error).__name__)
         with contextlib.suppress(TimeoutError):

@@ -13,6 +13,7 @@ import psycopg
 
 from inbox.claim import Share
 from inbox.failure import Recorded
+from inbox.handlers import of_node
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.peek import finding
 from inbox.worker import arguments
@@ -35,7 +36,6 @@ from inbox.worker.transactions import (
 from inbox.worker.wakeup import InboxListener
 from mailroom import schema as node
 from mailroom import settings
-from mailroom.errors import DecodeError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.packages import load
@@ -71,7 +71,7 @@ class _Service(ABC):
         self.schema = schema
         self.batch = arguments.count(batch, "batch")
         self.poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
-        self.fatal: tuple[type[BaseException], ...] = (DecodeError, *arguments.exceptions(fatal, "fatal"))
+        self.fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
         self.stopping = asyncio.Event()
         self.patience = Patience()
         self._parallel = arguments.count(parallel, "parallel")
@@ -230,7 +230,7 @@ class Worker(_Service):
         super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
         self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
-        self._handler = arguments.synchronous(handler)
+        self._handler = arguments.synchronous(of_node(handler, schema))
         self._on_error = arguments.callback(on_error)
         self._transactions: Transactions
         self._threads: ThreadPoolExecutor
@@ -315,7 +315,7 @@ class AsyncWorker(_Service):
         super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)
-        self._handler = arguments.asynchronous(handler)
+        self._handler = arguments.asynchronous(of_node(handler, schema))
         self._on_error = arguments.async_callback(on_error)
         self._transactions: AsyncTransactions
 

@@ -1,0 +1,180 @@
+"""`Handlers` and `AsyncHandlers`: a handler made of handlers, one for each topic or pattern; it answers commands.
+
+A command that asks for an answer is handled in a savepoint. Rejected, what its handler did is undone, and the rest of
+the batch goes on. Every other error goes on as it is, with the savepoint left open: whoever runs the handler rolls back
+anyway, and tells by the state of the transaction what the error means.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from inbox.exceptions import Rejected
+from inbox.patterns import Patterns
+from inbox.worker import arguments, hold
+from inbox.worker.batch import HandlerFailed
+from mailroom.answer import DONE, REJECTED, answer, answered_by_return, reply_topic
+from mailroom.errors import ConfigurationError, NoHandler
+from mailroom.message import Message
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.outgoing import sending
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.savepoint import SavepointGone, savepoint, savepoint_async
+from mailroom.sql.sqlstate import ABORTED, sqlstate
+
+SyncCall: TypeAlias = Callable[[Message, Any], object]
+AsyncCall: TypeAlias = Callable[[Message, Any], Awaitable[object]]
+Call = TypeVar("Call", SyncCall, AsyncCall)
+H = TypeVar("H", bound=Callable[[Message, Any], object])
+
+
+@dataclass(frozen=True, slots=True)
+class _Route(Generic[Call]):
+    """A registered handler. `answers`: what it returns is the answer."""
+
+    call: Call
+    answers: bool
+
+
+class _Registry(Generic[Call]):
+    """What both classes share: who handles what, and the answer."""
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self.schema = schema_name(schema)
+        self._routes: Patterns[_Route[Call]] = Patterns()
+        self._refused: Patterns[_Route[Call]] = Patterns()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._routes)})"
+
+    def _checked(self, handler: Any) -> Call:
+        raise NotImplementedError
+
+    def on(self, topic: str, *, reply: bool = True) -> Callable[[H], H]:
+        """Register the decorated `handler(message, connection)` for a topic or a pattern.
+
+        Of a pattern, `*` is one word between dots, and a last word `#` any number of words, or none. Of those that fit
+        a message the most specific is called, compared word by word: a word, `*`, `#`. Of replies it gets those of
+        status 200; `refused` gets the others.
+
+        What it returns answers a command that has a header `reply_to`. With `reply=False` the handler, or somebody
+        later, answers by `Outbox.reply`. Raises `ConfigurationError` if this topic or pattern has a handler already.
+        """
+        arguments.flag(reply, "reply")
+
+        def register(handler: H) -> H:
+            self._routes.add(topic, _Route(self._checked(handler), reply))
+            return handler
+
+        return register
+
+    def refused(self, topic: str) -> Callable[[H], H]:
+        """Register the decorated handler for replies to a topic or pattern whose status is not 200."""
+
+        def register(handler: H) -> H:
+            self._refused.add(topic, _Route(self._checked(handler), answers=False))
+            return handler
+
+        return register
+
+    def _route(self, message: Message) -> _Route[Call]:
+        is_refusal = message.kind == "R" and message.status != DONE
+        route = (self._refused if is_refusal else self._routes).find(message.topic)
+        if route is None:
+            kind = f"replies of status {message.status}" if is_refusal else "messages"
+            how = "refused" if is_refusal else "on"
+            raise NoHandler(f"No handler is for {kind} of the topic {message.topic}: register one with `{how}`.")
+        return route
+
+    def _answering(self, message: Message, status: int, value: object) -> Operation[None]:
+        return sending(self.schema, answer(message, value, status))
+
+
+class Handlers(_Registry[SyncCall]):
+    """A handler for a `Worker`, `drain` or a loop of yours, made of handlers for single topics; see `on`.
+
+    What a handler returns answers a command that asks for it, with status 200, in the transaction of the batch. If it
+    raises `Rejected`, that is status 400, and only what it did is undone. Commands have at most one answer: a failed
+    one, which may be tried again, has none yet, and one that is skipped or discarded has status 500.
+
+    `schema` is that of the worker. Raises `NoHandler` for a message of any other topic, which is then not tried again.
+    """
+
+    def _checked(self, handler: Any) -> SyncCall:
+        return arguments.synchronous(handler, instead="AsyncHandlers")
+
+    def __call__(self, message: Message, connection: AnyConnection) -> None:
+        """Call the message's handler, and answer if it is a command that asks for it."""
+        route = self._route(message)
+        if not asks(message):
+            route.call(message, connection)
+            return
+        saved = savepoint(connection)
+        try:
+            with answered_by_return(message) if route.answers else contextlib.nullcontext():
+                returned = route.call(message, connection)
+        except Rejected as rejected:
+            with _ending():
+                saved.undo()
+            run(connection, self._answering(message, REJECTED, rejected.value))
+            return
+        with _ending():
+            saved.release()
+        if route.answers:
+            run(connection, self._answering(message, DONE, returned))
+
+
+class AsyncHandlers(_Registry[AsyncCall]):
+    """`Handlers` for async handlers, an `AsyncWorker` and async connections."""
+
+    def _checked(self, handler: Any) -> AsyncCall:
+        return arguments.asynchronous(handler, instead="Handlers")
+
+    async def __call__(self, message: Message, connection: AnyAsyncConnection) -> None:
+        """See `Handlers.__call__`."""
+        route = self._route(message)
+        if not asks(message):
+            await route.call(message, connection)
+            return
+        saved = await savepoint_async(connection)
+        try:
+            with answered_by_return(message) if route.answers else contextlib.nullcontext():
+                returned = await route.call(message, connection)
+        except Rejected as rejected:
+            with _ending():
+                await saved.undo()
+            await run_async(connection, self._answering(message, REJECTED, rejected.value))
+            return
+        with _ending():
+            await saved.release()
+        if route.answers:
+            await run_async(connection, self._answering(message, DONE, returned))
+
+
+def asks(message: Message) -> bool:
+    """Tell whether the message is a command that asks for an answer."""
+    return message.kind == "C" and reply_topic(message) is not None
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """End the savepoint inside this context. What stops that is the handler's fault: it was fine before."""
+    try:
+        yield
+    except SavepointGone as error:
+        raise HandlerFailed(hold.ENDED) from error
+    except Exception as error:
+        if sqlstate(error) == ABORTED:
+            raise HandlerFailed(hold.ABORTED) from error
+        raise
+
+
+def of_node(handler: H, schema: str) -> H:
+    """Return a handler for a worker of this node. Raises `ConfigurationError` if it would answer in another one."""
+    if isinstance(handler, _Registry) and handler.schema != schema:
+        raise ConfigurationError(
+            f"These handlers answer in schema {handler.schema}, and the worker's is {schema}: give both the same."
+        )
+    return handler

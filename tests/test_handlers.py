@@ -1,0 +1,696 @@
+"""`Handlers` and `AsyncHandlers`: who handles a message, and the answers of status 200 and 400."""
+
+import asyncio
+import random
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from inbox import (
+    AsyncHandlers,
+    AsyncInbox,
+    AsyncWorker,
+    Handlers,
+    Inbox,
+    Message,
+    NoHandler,
+    Parked,
+    Rejected,
+    Retry,
+    Unavailable,
+    Worker,
+)
+from inbox.worker.arguments import NotAwaited
+from inbox.worker.batch import HandlerFailed
+from mailroom.dead_letter import DeadLetters
+from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
+from mailroom.testing import drain, work, work_async
+from outbox import AsyncOutbox, Outbox
+from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async
+from tests.support.node import Node
+from tests.support.waiting import eventually
+from tests.support.working import NEVER_S, working, working_async
+
+OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
+BROKEN = "SELECT 1 / 0"
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("stock", "stock.reserve", "stock.count", backoff_s=0, max_attempts=2)
+    node.inbox("answers", "answered")
+    node.connection.execute("CREATE TABLE shelf (item text UNIQUE)")
+    return node
+
+
+def command(node: Node, topic: str = "stock.reserve", reply_to: str | None = "answered", **fields: Any) -> UUID:
+    headers = fields.pop("headers", {}) | ({} if reply_to is None else {"reply_to": reply_to})
+    return node.send(topic, fields.pop("value", "teapot"), kind="C", headers=headers, **fields)
+
+
+def answers(node: Node) -> list[tuple[str, int, object]]:
+    node.drain()
+    found = Inbox("answers").peek(node.connection, limit=1_000)
+    assert all(message.kind == "R" for message in found)
+    return [(message.headers["correlation"], message.status, message.value) for message in found]
+
+
+def shelf(node: Node) -> list[str]:
+    return [item for (item,) in node.rows("SELECT item FROM shelf ORDER BY item")]
+
+
+def put(connection: Any, item: str) -> None:
+    """Write to the shelf on any kind of connection."""
+    if isinstance(connection, psycopg.Connection):
+        connection.execute("INSERT INTO shelf VALUES (%s)", [item])
+    else:
+        connection.execute(text("INSERT INTO shelf VALUES (:item)"), {"item": item})
+
+
+async def put_async(connection: Any, item: str) -> None:
+    if isinstance(connection, psycopg.AsyncConnection):
+        await connection.execute("INSERT INTO shelf VALUES (%s)", [item])
+    else:
+        await connection.execute(text("INSERT INTO shelf VALUES (:item)"), {"item": item})
+
+
+def execute(connection: Any, query: str) -> None:
+    connection.execute(query if isinstance(connection, psycopg.Connection) else text(query))
+
+
+async def execute_async(connection: Any, query: str) -> None:
+    await connection.execute(query if isinstance(connection, psycopg.AsyncConnection) else text(query))
+
+
+# -- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def by_value() -> Handlers:
+    """Handle by the value: "no" is rejected, "fail" fails, anything else is taken; all of them write and send first."""
+    stock = Handlers()
+
+    @stock.on("stock.reserve")
+    def take(message: Message, connection: Any) -> dict[str, object]:
+        put(connection, message.key)
+        OUTBOX.send(connection, "stock.taken", message.value)
+        if message.value == "no":
+            raise Rejected({"why": "out of stock"})
+        if message.value == "fail":
+            raise ValueError("broken")
+        return {"shelf": 7}
+
+    return stock
+
+
+def by_value_async() -> AsyncHandlers:
+    stock = AsyncHandlers()
+
+    @stock.on("stock.reserve")
+    async def take(message: Message, connection: Any) -> dict[str, object]:
+        await put_async(connection, message.key)
+        await ASYNC_OUTBOX.send(connection, "stock.taken", message.value)
+        if message.value == "no":
+            raise Rejected({"why": "out of stock"})
+        if message.value == "fail":
+            raise ValueError("broken")
+        return {"shelf": 7}
+
+    return stock
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_command_is_answered_by_what_its_handler_returns_or_rejects(node: Node, kind: str) -> None:
+    asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
+    node.drain()
+    with opened(node.dsn, kind) as connection:
+        for message in Inbox("stock").reap_any(connection):
+            by_value()(message, connection)
+        connection.commit()
+    assert node.value("SELECT count(*) FROM mailroom.outbox WHERE topic = 'stock.taken'") == 2
+    done, rejected = {"shelf": 7}, {"why": "out of stock"}
+    assert answers(node) == [
+        (str(asked[0]), 200, done),
+        (str(asked[1]), 400, rejected),
+        (str(asked[2]), 200, done),
+    ]
+    assert shelf(node) == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_async_command_is_answered_by_what_its_handler_returns_or_rejects(node: Node, kind: str) -> None:
+    asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
+    node.drain()
+    async with opened_async(node.dsn, kind) as connection:
+        for message in await AsyncInbox("stock").reap_any(connection):
+            await by_value_async()(message, connection)
+        await connection.commit()
+    assert [(id, status) for id, status, _ in answers(node)] == [
+        (str(asked[0]), 200),
+        (str(asked[1]), 400),
+        (str(asked[2]), 200),
+    ]
+    assert shelf(node) == ["a", "b"]
+
+
+def test_answer_goes_away_with_the_batch(node: Node) -> None:
+    command(node, value="a", key="a")
+    command(node, value="no", key="no")
+    node.drain()
+    with psycopg.connect(node.dsn) as connection:
+        for message in Inbox("stock").reap_any(connection):
+            by_value()(message, connection)
+        connection.rollback()
+    assert answers(node) == []
+    assert len(node.delivered()) == 2
+
+
+def test_failed_command_has_no_answer_until_it_is_done(node: Node) -> None:
+    asked = command(node, value="fail", key="k")
+    stock, repaired = by_value(), Handlers()
+
+    @repaired.on("stock.reserve")
+    def take(_message: Message, _connection: Any) -> str:
+        return "done after all"
+
+    with psycopg.connect(node.dsn) as connection:
+        fates = [failure.fate for failure in work(connection, "stock", stock).failures]
+        assert fates == ["retry", "park"]
+        connection.commit()
+        assert answers(node) == []
+        Parked("stock").replay(connection, "k", actor="ada")
+        connection.commit()
+        assert work(connection, "stock", repaired).failures == []
+    assert answers(node) == [(str(asked), 200, "done after all")]
+
+
+@pytest.mark.parametrize("reply_to", [None, "no topic", "", "a" * 201])
+def test_rejected_without_an_answer_is_skipped(node: Node, reply_to: str | None) -> None:
+    command(node, value="no", reply_to=reply_to)
+    with psycopg.connect(node.dsn) as connection:
+        [failure] = work(connection, "stock", by_value()).failures
+    assert (failure.fate, shelf(node), answers(node)) == ("skip", [], [])
+    assert [reason for _, _, reason in node.dead()] == ["rejected by its handler"]
+
+
+@pytest.mark.parametrize("kind", ["M", "E", "R"])
+def test_only_commands_are_answered(node: Node, kind: str) -> None:
+    node.send("stock.reserve", "a", kind=kind, headers={"reply_to": "answered", "status": "200"})
+    with psycopg.connect(node.dsn) as connection:
+        assert drain(connection, "stock", by_value()) == 1
+    assert answers(node) == []
+    assert len(shelf(node)) == 1
+
+
+def test_answered_once_however_often_it_is_requeued(node: Node) -> None:
+    node.inbox("stock", "stock.reserve", on_failure="skip", max_attempts=1)
+    asked = command(node, value="fail", key="k")
+    with psycopg.connect(node.dsn) as connection:
+        work(connection, "stock", by_value())
+        connection.commit()
+        DeadLetters().requeue(connection, None, actor="ada")
+        node_done = Handlers()
+        node_done.on("stock.reserve")(lambda _message, _connection: "done")
+        assert len(work(connection, "stock", node_done).handled) == 1
+    assert answers(node) == [(str(asked), 500, {"error": "ValueError"})]
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_error_of_the_database_that_a_handler_swallows_is_its_failure(node: Node, kind: str) -> None:
+    command(node, value="a", key="k")
+    node.drain()
+    stock = Handlers()
+
+    @stock.on("stock.reserve")
+    def swallow(_message: Message, connection: Any) -> str:
+        with pytest.raises((psycopg.Error, DBAPIError)):
+            execute(connection, BROKEN)
+        return "all is well"
+
+    with opened(node.dsn, kind) as connection:
+        [message] = Inbox("stock").reap_any(connection)
+        with pytest.raises(HandlerFailed, match="a statement had failed"):
+            stock(message, connection)
+        connection.rollback()
+    assert answers(node) == []
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_error_of_the_database_that_an_async_handler_swallows_is_its_failure(node: Node, kind: str) -> None:
+    command(node, value="a", key="k")
+    node.drain()
+    stock = AsyncHandlers()
+
+    @stock.on("stock.reserve")
+    async def swallow(_message: Message, connection: Any) -> str:
+        with pytest.raises((psycopg.Error, DBAPIError)):
+            await execute_async(connection, BROKEN)
+        return "all is well"
+
+    async with opened_async(node.dsn, kind) as connection:
+        [message] = await AsyncInbox("stock").reap_any(connection)
+        with pytest.raises(HandlerFailed, match="a statement had failed"):
+            await stock(message, connection)
+        await connection.rollback()
+    assert answers(node) == []
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_command_may_be_rejected_after_an_error_of_the_database(node: Node, kind: str) -> None:
+    asked = [command(node, value=value, key=value) for value in ("a", "a", "b")]
+    node.drain()
+    stock = Handlers()
+
+    @stock.on("stock.reserve")
+    def take(message: Message, connection: Any) -> str:
+        try:
+            put(connection, message.value)
+        except (psycopg.errors.UniqueViolation, DBAPIError):
+            raise Rejected("taken") from None
+        return "done"
+
+    with opened(node.dsn, kind) as connection:
+        for message in Inbox("stock").reap_any(connection):
+            stock(message, connection)
+        connection.commit()
+    assert sorted((id, status) for id, status, _ in answers(node)) == sorted(
+        zip(map(str, asked), (200, 400, 200), strict=True)
+    )
+    assert shelf(node) == ["a", "b"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+@pytest.mark.parametrize("kind", SYNC)
+def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str, ends: str, raises: bool) -> None:
+    """Else the answer would be in another transaction than the command's end."""
+    command(node, value="a", key="k")
+    node.drain()
+    stock = Handlers()
+
+    @stock.on("stock.reserve")
+    def end(_message: Message, connection: Any) -> None:
+        getattr(connection, ends)()
+        execute(connection, "SELECT 1")
+        if raises:
+            raise Rejected
+
+    with opened(node.dsn, kind) as connection:
+        [message] = Inbox("stock").reap_any(connection)
+        with pytest.raises(HandlerFailed, match="ended the transaction"):
+            stock(message, connection)
+        connection.rollback()
+    assert answers(node) == []
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_async_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str) -> None:
+    command(node, value="a", key="k")
+    node.drain()
+    stock = AsyncHandlers()
+
+    @stock.on("stock.reserve")
+    async def end(_message: Message, connection: Any) -> None:
+        await connection.rollback()
+        await execute_async(connection, "SELECT 1")
+        raise Rejected
+
+    async with opened_async(node.dsn, kind) as connection:
+        [message] = await AsyncInbox("stock").reap_any(connection)
+        with pytest.raises(HandlerFailed, match="ended the transaction"):
+            await stock(message, connection)
+        await connection.rollback()
+    assert answers(node) == []
+
+
+def test_answer_that_cannot_be_sent_is_a_failure(node: Node) -> None:
+    command(node, key="k")
+    stock = Handlers()
+    stock.on("stock.reserve")(lambda _message, _connection: object())
+    with psycopg.connect(node.dsn) as connection:
+        failures = work(connection, "stock", stock).failures
+    assert [(type(each.error).__name__, each.fate) for each in failures] == [
+        ("EncodeError", "retry"),
+        ("EncodeError", "park"),
+    ]
+    assert answers(node) == []
+
+
+def test_handlers_need_a_transaction(node: Node) -> None:
+    command(node)
+    node.drain()
+    [message] = Inbox("stock").peek(node.connection)
+    with pytest.raises(NotInTransaction):
+        by_value()(message, node.connection)
+    assert (shelf(node), answers(node)) == ([], [])
+
+
+def test_answer_has_the_key_and_saga_of_its_command(node: Node) -> None:
+    asked = command(node, key="k", headers={"saga": "s"})
+    wished = command(node, key="k", headers={"reply_key": "mine"})
+    with psycopg.connect(node.dsn) as connection:
+        drain(connection, "stock", quiet())
+    node.drain()
+    first, second = Inbox("answers").peek(node.connection)
+    assert (first.key, first.headers["correlation"], first.headers["saga"]) == ("k", str(asked), "s")
+    assert (second.key, second.headers["correlation"]) == ("mine", str(wished))
+
+
+def quiet(**options: Any) -> Handlers:
+    stock = Handlers()
+    stock.on("#", **options)(lambda _message, _connection: None)
+    return stock
+
+
+# -- Answers of the handler's own -------------------------------------------------------------------------------------
+
+
+def test_handler_without_reply_answers_by_itself_also_later(node: Node) -> None:
+    now, later = command(node, key="now"), command(node, key="later")
+    stock, left = Handlers(), []
+
+    @stock.on("stock.reserve", reply=False)
+    def take(message: Message, connection: Any) -> str:
+        if message.key == "now":
+            OUTBOX.reply(connection, message, "at once")
+        else:
+            left.append(message)
+        return "not an answer"
+
+    with psycopg.connect(node.dsn) as connection:
+        assert drain(connection, "stock", stock) == 2
+        connection.commit()
+        OUTBOX.reply(connection, left[0], "later", status=202)
+    assert answers(node) == [(str(now), 200, "at once"), (str(later), 202, "later")]
+
+
+def test_handler_without_reply_may_reject_and_takes_its_own_answer_back(node: Node) -> None:
+    asked = command(node)
+    stock = Handlers()
+
+    @stock.on("stock.reserve", reply=False)
+    def take(message: Message, connection: Any) -> None:
+        OUTBOX.reply(connection, message, "done")
+        raise Rejected("not after all")
+
+    with psycopg.connect(node.dsn) as connection:
+        drain(connection, "stock", stock)
+    assert answers(node) == [(str(asked), 400, "not after all")]
+
+
+def test_second_answer_is_refused(node: Node) -> None:
+    first, second = command(node, key="a"), command(node, key="b")
+    stock, seen = Handlers(), []
+
+    @stock.on("stock.reserve")
+    def take(message: Message, connection: Any) -> str:
+        with pytest.raises(InvalidMessage, match="reply=False"):
+            OUTBOX.reply(connection, message, "mine")
+        if seen:
+            OUTBOX.reply(connection, seen[0], "of another command")
+        seen.append(message)
+        return "returned"
+
+    with psycopg.connect(node.dsn) as connection:
+        drain(connection, "stock", stock)
+        connection.commit()
+        OUTBOX.reply(connection, seen[0], "after the handler")
+        connection.rollback()
+    assert answers(node) == [
+        (str(first), 200, "returned"),
+        (str(first), 200, "of another command"),
+        (str(second), 200, "returned"),
+    ]
+
+
+async def test_second_answer_is_refused_in_tasks_of_the_handler(node: Node) -> None:
+    command(node)
+    stock = AsyncHandlers()
+
+    @stock.on("stock.reserve")
+    async def take(message: Message, connection: Any) -> str:
+        with pytest.raises(InvalidMessage, match="reply=False"):
+            await asyncio.create_task(ASYNC_OUTBOX.reply(connection, message, "mine"))
+        return "returned"
+
+    async with opened_async(node.dsn, "psycopg") as connection:
+        assert (await work_async(connection, "stock", stock)).failures == []
+        await connection.commit()
+    assert [value for _, _, value in answers(node)] == ["returned"]
+
+
+# -- Which handler ----------------------------------------------------------------------------------------------------
+
+
+def named(*patterns: str) -> Handlers:
+    """Return handlers that answer with the pattern that was chosen."""
+    handlers = Handlers()
+    for each in patterns:
+        handlers.on(each)(lambda _message, _connection, each=each: each)
+    return handlers
+
+
+def chosen(handlers: Handlers, topic: str) -> object:
+    route = handlers._routes.find(topic)
+    return None if route is None else route.call(None, None)  # type: ignore[arg-type]  # they look at neither
+
+
+@pytest.mark.parametrize(
+    ("topic", "pattern"),
+    [
+        ("order", "order"),
+        ("order.paid", "order.paid"),
+        ("order.sent", "order.*"),
+        ("order.item.sent", "order.item.#"),
+        ("order.item", "order.item.#"),
+        ("order.gone.far", "order.#"),
+        ("stock.paid", "*.paid"),
+        ("stock", "#"),
+        ("stock.item.a.b", "#"),
+        ("order..x", "order.#"),
+    ],
+)
+def test_most_specific_handler_is_chosen_word_by_word(topic: str, pattern: str) -> None:
+    patterns = ["#", "order.#", "order.*", "*.paid", "*.*.x", "order.paid", "order.item.#", "order"]
+    for seed in range(5):
+        random.Random(seed).shuffle(patterns)
+        assert chosen(named(*patterns), topic) == pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "others"),
+    [
+        ("a.*", ["a.b", "a."], ["a", "a.b.c", "b.a", "ab.c"]),
+        ("a.#", ["a", "a.b", "a.b.c"], ["ab", "b", "b.a"]),
+        ("*.b", ["a.b"], ["b", "a.b.c", "a.c"]),
+        ("*", ["a"], ["a.b"]),
+        ("a-b_c.*", ["a-b_c.d"], ["aXb_c.d", "a-bXc.d"]),
+    ],
+)
+def test_pattern_fits_whole_words(pattern: str, fits: list[str], others: list[str]) -> None:
+    handlers = named(pattern)
+    assert [topic for topic in [*fits, *others] if chosen(handlers, topic)] == fits
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["", "a.#.b", "*.#", "a.*.#", "*.a.#", "##", "a.**", "a.b*", "a b", "1.*", ".*", "a/#", "\u00e9.*", ".#",
+     7],
+)  # fmt: skip
+def test_what_is_no_pattern_is_refused(pattern: Any) -> None:
+    with pytest.raises(ConfigurationError, match="neither a topic nor a pattern"):
+        Handlers().on(pattern)(lambda _message, _connection: None)
+
+
+@pytest.mark.parametrize("pattern", ["order.paid", "order.*", "order.#"])
+def test_one_pattern_has_one_handler(pattern: str) -> None:
+    handlers = named(pattern)
+    with pytest.raises(ConfigurationError, match="already"):
+        handlers.on(pattern)(lambda _message, _connection: None)
+    handlers.refused(pattern)(lambda _message, _connection: None)
+    with pytest.raises(ConfigurationError, match="already"):
+        handlers.refused(pattern)(lambda _message, _connection: None)
+
+
+def test_message_without_a_handler_is_not_tried_again(node: Node) -> None:
+    asked = command(node, "stock.count", key="k")
+    with psycopg.connect(node.dsn) as connection:
+        [failure] = work(connection, "stock", by_value()).failures
+        assert (failure.fate, failure.attempt, type(failure.error)) == ("park", 1, NoHandler)
+        assert "stock.count" in str(failure.error)
+        connection.commit()
+        assert answers(node) == []
+        Parked("stock").discard(connection, "k", actor="ada")
+    assert answers(node) == [(str(asked), 500, {"error": "NoHandler"})]
+
+
+@pytest.mark.parametrize(
+    ("status", "by"),
+    [("200", "on"), ("400", "refused"), ("500", "refused"), ("", "refused"), ("2OO", "refused"),
+     ("\u0662\u0660\u0660", "refused")],
+)  # fmt: skip
+def test_replies_are_told_apart_by_their_status(node: Node, status: str, by: str) -> None:
+    node.send("answered", 1, kind="R", headers={"status": status})
+    node.drain()
+    shop, got = Handlers(), []
+    shop.on("answered")(lambda message, _connection: got.append(("on", message.status)))
+    shop.refused("answered")(lambda message, _connection: got.append(("refused", message.status)))
+    with psycopg.connect(node.dsn) as connection:
+        drain(connection, "answers", shop)
+    assert got == [(by, int(status) if status.isascii() and status.isdigit() else 600)]
+
+
+def test_refusal_that_nobody_handles_has_no_handler(node: Node) -> None:
+    node.send("answered", 1, kind="R", headers={"status": "400"})
+    with psycopg.connect(node.dsn) as connection, pytest.raises(NoHandler, match="refused"):
+        drain(connection, "answers", quiet())
+
+
+def test_status_says_nothing_of_what_is_no_reply(node: Node) -> None:
+    node.send("stock.reserve", "a", headers={"status": "400"})
+    with psycopg.connect(node.dsn) as connection:
+        assert drain(connection, "stock", by_value()) == 1
+
+
+# -- Wrong use --------------------------------------------------------------------------------------------------------
+
+
+async def coroutine(_message: Message, _connection: Any) -> None: ...
+
+
+def function(_message: Message, _connection: Any) -> None: ...
+
+
+def test_worker_refuses_async_handlers(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="use AsyncWorker"):
+        Worker(dsn, "stock", AsyncHandlers())  # type: ignore[arg-type]  # as the checker says
+    with pytest.raises(ConfigurationError, match="use Worker"):
+        AsyncWorker(dsn, "stock", Handlers())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="use AsyncHandlers"):
+        Handlers().on("stock.reserve")(coroutine)
+    with pytest.raises(ConfigurationError, match="use Handlers"):
+        AsyncHandlers().on("stock.reserve")(function)
+    with pytest.raises(ConfigurationError, match="cannot be called"):
+        Handlers().on("stock.reserve")(lambda _message: None)  # type: ignore[arg-type, misc]
+
+
+def test_awaitable_of_a_sync_handler_is_no_answer(node: Node) -> None:
+    command(node)
+    stock = Handlers()
+    stock.on("stock.reserve")(lambda message, connection: coroutine(message, connection))
+    with psycopg.connect(node.dsn) as connection, pytest.raises(NotAwaited, match="use AsyncHandlers"):
+        drain(connection, "stock", stock)
+    assert answers(node) == []
+
+
+def test_handlers_and_their_worker_are_of_one_schema(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="tenant_a"):
+        Worker(dsn, "stock", Handlers(), schema="tenant_a")
+    with pytest.raises(ConfigurationError, match="tenant_a"):
+        AsyncWorker(dsn, "stock", AsyncHandlers("tenant_a"))
+    Worker(dsn, "stock", Handlers("tenant_a"), schema="tenant_a")
+    with pytest.raises(InvalidName):
+        Handlers("no schema")
+    with pytest.raises(ConfigurationError, match="reply is 1"):
+        Handlers().on("a", reply=1)  # type: ignore[arg-type]
+
+
+# -- In a worker ------------------------------------------------------------------------------------------------------
+
+
+def test_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
+    values = ["a", "no", "b", "fail", "c", "no", "d"]
+    asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
+    node.drain()
+    with working(Worker(node.dsn, "stock", by_value(), poll_interval_s=NEVER_S)):
+        eventually(lambda: len(Parked("stock").keys(node.connection)) == 1)
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
+    expected = {
+        str(id): {"no": 400}.get(value, 200) for id, value in zip(asked, values, strict=True) if value != "fail"
+    }
+    found = answers(node)
+    assert {id: status for id, status, _ in found} == expected
+    assert len(found) == len(expected)
+    assert shelf(node) == ["0", "2", "4", "6"]
+
+
+async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
+    values = ["a", "no", "fail", "b"]
+    asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
+    node.drain()
+    async with working_async(AsyncWorker(node.dsn, "stock", by_value_async(), poll_interval_s=NEVER_S)):
+        await asyncio.to_thread(eventually, lambda: len(Parked("stock").keys(node.connection)) == 1)
+        await asyncio.to_thread(eventually, lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
+    found = [(id, status) for id, status, _ in answers(node)]
+    assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[1]), 400), (str(asked[3]), 200)])
+
+
+def test_unavailable_holds_the_inbox_and_counts_nothing(node: Node) -> None:
+    asked = [command(node, key=str(nth)) for nth in range(3)]
+    node.drain()
+    stock, calls, is_up = Handlers(), [], []
+
+    @stock.on("stock.reserve")
+    def call(message: Message, connection: Any) -> str:
+        calls.append(message.key)
+        put(connection, message.key)
+        if not is_up:
+            raise Unavailable("the bank is closed", after_s=0)
+        return "paid"
+
+    with working(Worker(node.dsn, "stock", stock, poll_interval_s=NEVER_S)):
+        eventually(lambda: len(calls) >= 10)  # far beyond the two that a lost connection is forgiven
+        assert node.rows("SELECT * FROM mailroom.attempt") == node.rows("SELECT * FROM mailroom.key_state") == []
+        is_up.append(True)
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
+    assert sorted(answers(node)) == sorted((str(id), 200, "paid") for id in asked)
+    assert shelf(node) == ["0", "1", "2"]
+
+
+def test_lane_backs_off_while_what_a_failing_key_needs_is_down(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing key takes turns with claims of others, which find nothing and must not end the back-off."""
+    failures: list[int] = []
+
+    def no_pause(count: int, _longest_s: float) -> float:
+        failures.append(count)
+        return 0.0
+
+    monkeypatch.setattr("mailroom.session.backoff.pause_s", no_pause)
+    command(node, key="k")
+    node.drain()
+    stock, calls = Handlers(), []
+
+    @stock.on("stock.reserve")
+    def call(_message: Message, _connection: Any) -> None:
+        calls.append(1)
+        raise Retry(after_s=0) if len(calls) == 1 else Unavailable("down")
+
+    with working(Worker(node.dsn, "stock", stock, poll_interval_s=0.01)):
+        eventually(lambda: len(failures) >= 5)
+    assert failures[:5] == [1, 2, 3, 4, 5]
+
+
+def test_unavailable_ends_the_work_of_a_test(node: Node) -> None:
+    command(node, key="k")
+    stock = Handlers()
+
+    @stock.on("stock.reserve")
+    def call(_message: Message, _connection: Any) -> None:
+        raise Unavailable("down", after_s=5)
+
+    with psycopg.connect(node.dsn) as connection:
+        worked = work(connection, "stock", stock)
+    [failure] = worked.failures
+    assert (failure.fate, failure.attempt, failure.due_in_s, worked.handled) == ("retry", 0, 5, [])
+    assert node.rows("SELECT * FROM mailroom.attempt") == []
+
+
+@pytest.mark.parametrize("after_s", [-1, float("nan"), 86_401])
+def test_pause_of_unavailable_has_bounds(after_s: float) -> None:
+    with pytest.raises(ValueError, match="after_s"):
+        Unavailable("down", after_s)
