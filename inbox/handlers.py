@@ -15,6 +15,7 @@ from inbox.patterns import Patterns
 from inbox.worker import arguments, hold
 from inbox.worker.batch import HandlerFailed
 from mailroom.answer import DONE, REJECTED, answer, answered_by_return, reply_topic
+from mailroom.carry import handling
 from mailroom.errors import ConfigurationError, NoHandler
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
@@ -108,9 +109,13 @@ class Handlers(_Registry[SyncCall]):
     def __call__(self, message: Message, connection: AnyConnection) -> None:
         """Call the message's handler, and answer if it is a command that asks for it."""
         route = self._route(message)
-        if not asks(message):
-            route.call(message, connection)
-            return
+        with handling(message):
+            if asks(message):
+                self._answer(route, message, connection)
+            else:
+                route.call(message, connection)
+
+    def _answer(self, route: _Route[SyncCall], message: Message, connection: AnyConnection) -> None:
         saved = savepoint(connection)
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
@@ -135,9 +140,13 @@ class AsyncHandlers(_Registry[AsyncCall]):
     async def __call__(self, message: Message, connection: AnyAsyncConnection) -> None:
         """See `Handlers.__call__`."""
         route = self._route(message)
-        if not asks(message):
-            await route.call(message, connection)
-            return
+        with handling(message):
+            if asks(message):
+                await self._answer(route, message, connection)
+            else:
+                await route.call(message, connection)
+
+    async def _answer(self, route: _Route[AsyncCall], message: Message, connection: AnyAsyncConnection) -> None:
         saved = await savepoint_async(connection)
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
@@ -171,10 +180,9 @@ def _ending() -> Iterator[None]:
         raise
 
 
-def of_node(handler: H, schema: str) -> H:
-    """Return a handler for a worker of this node. Raises `ConfigurationError` if it would answer in another one."""
+def check_schema(handler: object, schema: str) -> None:
+    """Raise `ConfigurationError` if the handler of a worker of this schema would answer in another one."""
     if isinstance(handler, _Registry) and handler.schema != schema:
         raise ConfigurationError(
             f"These handlers answer in schema {handler.schema}, and the worker's is {schema}: give both the same."
         )
-    return handler

@@ -136,6 +136,17 @@ def test_dead_letter_keeps_its_other_headers(node: Node) -> None:
     assert (dict(content.headers), content.value) == ({"saga": "s", "note": "n"}, SECRET)
 
 
+def test_command_is_answered_whatever_it_carries(node: Node) -> None:
+    large = {"saga": "s" * 3_000, "baggage": "b" * 3_000, "note": "n" * 2_000}
+    asked = command(node, "shipping", headers=large)
+    worked(node, "shipping", failing(OutOfStock()))
+    node.drain()
+    [answer] = Inbox("answers").peek(node.connection)
+    assert dict(answer.headers) == {
+        "correlation": str(asked), "causation": str(asked), "status": "500", "saga": large["saga"],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("reply_to", NO_TOPICS)
 def test_what_is_no_topic_asks_for_no_answer_and_stops_nobody(node: Node, reply_to: str) -> None:
     command(node, "shipping", reply_to, key="k")

@@ -96,7 +96,7 @@ class World:
     expected: dict[str, int] = field(default_factory=dict)
 
     def where(self) -> dict[str, str]:
-        return dict(self.node.rows(WHERE))  # type: ignore[arg-type]
+        return dict(self.node.rows(WHERE))
 
     def answers(self) -> dict[str, int]:
         rows = self.node.rows(ANSWERS)

@@ -361,6 +361,21 @@ def test_answer_has_the_key_and_saga_of_its_command(node: Node) -> None:
     assert (second.key, second.headers["correlation"]) == ("mine", str(wished))
 
 
+def test_answers_follow_from_their_commands(node: Node) -> None:
+    """By hand, too, where nobody but `Handlers` knows the message in hand; and whatever the command carries."""
+    large = {"saga": "s" * 3_000, "baggage": "b" * 3_000}
+    asked = [command(node, value=value, key=value, headers=large) for value in ("a", "no")]
+    node.drain()
+    with psycopg.connect(node.dsn) as connection:
+        for message in Inbox("stock").reap_any(connection):
+            by_value()(message, connection)
+    node.drain()
+    for answer, id in zip(Inbox("answers").peek(node.connection), asked, strict=True):
+        assert answer.headers["causation"] == answer.headers["correlation"] == str(id)
+        assert answer.headers["saga"] == large["saga"]
+        assert "baggage" not in answer.headers
+
+
 def quiet(**options: Any) -> Handlers:
     stock = Handlers()
     stock.on("#", **options)(lambda _message, _connection: None)
@@ -405,7 +420,8 @@ def test_handler_without_reply_may_reject_and_takes_its_own_answer_back(node: No
 
 def test_second_answer_is_refused(node: Node) -> None:
     first, second = command(node, key="a"), command(node, key="b")
-    stock, seen = Handlers(), []
+    stock = Handlers()
+    seen: list[Message] = []
 
     @stock.on("stock.reserve")
     def take(message: Message, connection: Any) -> str:
@@ -576,7 +592,7 @@ def test_worker_refuses_async_handlers(dsn: str) -> None:
     with pytest.raises(ConfigurationError, match="use Handlers"):
         AsyncHandlers().on("stock.reserve")(function)
     with pytest.raises(ConfigurationError, match="cannot be called"):
-        Handlers().on("stock.reserve")(lambda _message: None)  # type: ignore[arg-type, misc]
+        Handlers().on("stock.reserve")(lambda _message: None)  # type: ignore[type-var]
 
 
 def test_awaitable_of_a_sync_handler_is_no_answer(node: Node) -> None:
@@ -633,7 +649,9 @@ async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> 
 def test_unavailable_holds_the_inbox_and_counts_nothing(node: Node) -> None:
     asked = [command(node, key=str(nth)) for nth in range(3)]
     node.drain()
-    stock, calls, is_up = Handlers(), [], []
+    stock = Handlers()
+    calls: list[str] = []
+    is_up: list[bool] = []
 
     @stock.on("stock.reserve")
     def call(message: Message, connection: Any) -> str:

@@ -13,7 +13,7 @@ import psycopg
 
 from inbox.claim import Share
 from inbox.failure import Recorded
-from inbox.handlers import of_node
+from inbox.handlers import check_schema
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.peek import finding
 from inbox.worker import arguments
@@ -228,9 +228,10 @@ class Worker(_Service):
         handle_signals: bool = True,
     ) -> None:
         super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
+        check_schema(handler, schema)
         self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
-        self._handler = arguments.synchronous(of_node(handler, schema))
+        self._handler = arguments.synchronous(handler)
         self._on_error = arguments.callback(on_error)
         self._transactions: Transactions
         self._threads: ThreadPoolExecutor
@@ -313,9 +314,10 @@ class AsyncWorker(_Service):
         handle_signals: bool = False,
     ) -> None:
         super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
+        check_schema(handler, schema)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)
-        self._handler = arguments.asynchronous(of_node(handler, schema))
+        self._handler = arguments.asynchronous(handler)
         self._on_error = arguments.async_callback(on_error)
         self._transactions: AsyncTransactions
 
