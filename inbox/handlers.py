@@ -8,7 +8,7 @@ anyway, and tells by the state of the transaction what the error means.
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from inbox.exceptions import Rejected
 from inbox.patterns import Patterns
@@ -24,19 +24,36 @@ from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.savepoint import SavepointGone, savepoint, savepoint_async
 from mailroom.sql.sqlstate import ABORTED, sqlstate
+from mailroom.topic import Topic
 
 SyncCall: TypeAlias = Callable[[Message, Any], object]
 AsyncCall: TypeAlias = Callable[[Message, Any], Awaitable[object]]
 Call = TypeVar("Call", SyncCall, AsyncCall)
 H = TypeVar("H", bound=Callable[[Message, Any], object])
+T = TypeVar("T")  # the values of a topic
+A = TypeVar("A")  # the answers to its commands
+C = TypeVar("C")  # the handler's connection
+R = TypeVar("R")  # what a handler returns that does not answer by it
 
 
 @dataclass(frozen=True, slots=True)
 class _Route(Generic[Call]):
-    """A registered handler. `answers`: what it returns is the answer."""
+    """A registered handler; `answers`: what it returns is the answer. `topic` reads and writes values, if it is typed.
+
+    It reads what is to be handled and writes what is returned; refusals are of no topic's type.
+    """
 
     call: Call
     answers: bool
+    topic: Topic[Any, Any] | None = None
+
+    def typed(self, message: Message) -> Message:
+        """Return the message as its handler gets it. Raises `DecodeError` if its value does not fit."""
+        return message if self.topic is None else self.topic.typed(message)
+
+    def plain(self, answer: object) -> object:
+        """Return the value that is sent for what the handler returned."""
+        return answer if self.topic is None else self.topic.write_answer(answer)
 
 
 class _Registry(Generic[Call]):
@@ -53,29 +70,24 @@ class _Registry(Generic[Call]):
     def _checked(self, handler: Any) -> Call:
         raise NotImplementedError
 
-    def on(self, topic: str, *, reply: bool = True) -> Callable[[H], H]:
-        """Register the decorated `handler(message, connection)` for a topic or a pattern.
-
-        Of a pattern, `*` is one word between dots, and a last word `#` any number of words, or none. Of those that fit
-        a message the most specific is called, compared word by word: a word, `*`, `#`. Of replies it gets those of
-        status 200; `refused` gets the others.
-
-        What it returns answers a command that has a header `reply_to`. With `reply=False` the handler, or somebody
-        later, answers by `Outbox.reply`. Raises `ConfigurationError` if this topic or pattern has a handler already.
-        """
+    def _on(self, topic: Topic[Any, Any] | str, reply: bool) -> Callable[[H], H]:
+        typed = topic if isinstance(topic, Topic) else None
         arguments.flag(reply, "reply")
 
         def register(handler: H) -> H:
-            self._routes.add(topic, _Route(self._checked(handler), reply))
+            self._routes.add(_pattern(topic), _Route(self._checked(handler), reply, typed))
             return handler
 
         return register
 
-    def refused(self, topic: str) -> Callable[[H], H]:
-        """Register the decorated handler for replies to a topic or pattern whose status is not 200."""
+    def refused(self, topic: Topic[Any, Any] | str) -> Callable[[H], H]:
+        """Register the decorated handler for replies to a topic or pattern whose status is not 200.
+
+        Their values are plain ones.
+        """
 
         def register(handler: H) -> H:
-            self._refused.add(topic, _Route(self._checked(handler), answers=False))
+            self._refused.add(_pattern(topic), _Route(self._checked(handler), answers=False))
             return handler
 
         return register
@@ -103,6 +115,29 @@ class Handlers(_Registry[SyncCall]):
     `schema` is that of the worker. Raises `NoHandler` for a message of any other topic, which is then not tried again.
     """
 
+    @overload
+    def on(
+        self, topic: Topic[T, A], *, reply: Literal[True] = True
+    ) -> Callable[[Callable[[Message[T], C], A]], Callable[[Message[T], C], A]]: ...
+    @overload
+    def on(
+        self, topic: Topic[T, Any], *, reply: Literal[False]
+    ) -> Callable[[Callable[[Message[T], C], R]], Callable[[Message[T], C], R]]: ...
+    @overload
+    def on(self, topic: str, *, reply: bool = True) -> Callable[[H], H]: ...
+
+    def on(self, topic: Topic[Any, Any] | str, *, reply: bool = True) -> Callable[[Any], Any]:
+        """Register the decorated `handler(message, connection)` for a `Topic`, a topic or a pattern.
+
+        Of a pattern, `*` is one word between dots, and a last word `#` any number of words, or none. Of those that fit
+        a message the most specific is called, compared word by word: a word, `*`, `#`. Of replies it gets those of
+        status 200; `refused` gets the others. For a `Topic` the message's value is of its type.
+
+        What it returns answers a command that has a header `reply_to`. With `reply=False` the handler, or somebody
+        later, answers by `Outbox.reply`. Raises `ConfigurationError` if this topic or pattern has a handler already.
+        """
+        return self._on(topic, reply)
+
     def _checked(self, handler: Any) -> SyncCall:
         return arguments.synchronous(handler, instead="AsyncHandlers")
 
@@ -110,10 +145,11 @@ class Handlers(_Registry[SyncCall]):
         """Call the message's handler, and answer if it is a command that asks for it."""
         route = self._route(message)
         with handling(message):
+            typed = route.typed(message)
             if asks(message):
-                self._answer(route, message, connection)
+                self._answer(route, typed, connection)
             else:
-                route.call(message, connection)
+                route.call(typed, connection)
 
     def _answer(self, route: _Route[SyncCall], message: Message, connection: AnyConnection) -> None:
         saved = savepoint(connection)
@@ -128,11 +164,26 @@ class Handlers(_Registry[SyncCall]):
         with _ending():
             saved.release()
         if route.answers:
-            run(connection, self._answering(message, DONE, returned))
+            run(connection, self._answering(message, DONE, route.plain(returned)))
 
 
 class AsyncHandlers(_Registry[AsyncCall]):
     """`Handlers` for async handlers, an `AsyncWorker` and async connections."""
+
+    @overload
+    def on(
+        self, topic: Topic[T, A], *, reply: Literal[True] = True
+    ) -> Callable[[Callable[[Message[T], C], Awaitable[A]]], Callable[[Message[T], C], Awaitable[A]]]: ...
+    @overload
+    def on(
+        self, topic: Topic[T, Any], *, reply: Literal[False]
+    ) -> Callable[[Callable[[Message[T], C], Awaitable[R]]], Callable[[Message[T], C], Awaitable[R]]]: ...
+    @overload
+    def on(self, topic: str, *, reply: bool = True) -> Callable[[H], H]: ...
+
+    def on(self, topic: Topic[Any, Any] | str, *, reply: bool = True) -> Callable[[Any], Any]:
+        """See `Handlers.on`."""
+        return self._on(topic, reply)
 
     def _checked(self, handler: Any) -> AsyncCall:
         return arguments.asynchronous(handler, instead="Handlers")
@@ -141,10 +192,11 @@ class AsyncHandlers(_Registry[AsyncCall]):
         """See `Handlers.__call__`."""
         route = self._route(message)
         with handling(message):
+            typed = route.typed(message)
             if asks(message):
-                await self._answer(route, message, connection)
+                await self._answer(route, typed, connection)
             else:
-                await route.call(message, connection)
+                await route.call(typed, connection)
 
     async def _answer(self, route: _Route[AsyncCall], message: Message, connection: AnyAsyncConnection) -> None:
         saved = await savepoint_async(connection)
@@ -159,7 +211,11 @@ class AsyncHandlers(_Registry[AsyncCall]):
         with _ending():
             await saved.release()
         if route.answers:
-            await run_async(connection, self._answering(message, DONE, returned))
+            await run_async(connection, self._answering(message, DONE, route.plain(returned)))
+
+
+def _pattern(topic: Topic[Any, Any] | str) -> str:
+    return topic.name if isinstance(topic, Topic) else topic
 
 
 def asks(message: Message) -> bool:
