@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +28,7 @@ from inbox import (
 )
 from inbox.worker.arguments import NotAwaited
 from inbox.worker.batch import HandlerFailed
+from mailroom import Topic
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
 from mailroom.testing import drain, work, work_async
@@ -467,7 +470,7 @@ def named(*patterns: str) -> Handlers:
     """Return handlers that answer with the pattern that was chosen."""
     handlers = Handlers()
     for each in patterns:
-        handlers.on(each)(lambda _message, _connection, each=each: each)
+        handlers.on(each)(partial(lambda pattern, _message, _connection: pattern, each))
     return handlers
 
 
@@ -518,7 +521,7 @@ def test_pattern_fits_whole_words(pattern: str, fits: list[str], others: list[st
     ["", "a.#.b", "*.#", "a.*.#", "*.a.#", "##", "a.**", "a.b*", "a b", "1.*", ".*", "a/#", "\u00e9.*", ".#",
      7],
 )  # fmt: skip
-def test_what_is_no_pattern_is_refused(pattern: Any) -> None:
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ConfigurationError, match="neither a topic nor a pattern"):
         Handlers().on(pattern)(lambda _message, _connection: None)
 
@@ -613,7 +616,7 @@ def test_handlers_and_their_worker_are_of_one_schema(dsn: str) -> None:
     with pytest.raises(InvalidName):
         Handlers("no schema")
     with pytest.raises(ConfigurationError, match="reply is 1"):
-        Handlers().on("a", reply=1)  # type: ignore[arg-type]
+        Handlers().on("a", reply=1)  # type: ignore[call-overload]
 
 
 # -- In a worker ------------------------------------------------------------------------------------------------------
@@ -712,3 +715,99 @@ def test_unavailable_ends_the_work_of_a_test(node: Node) -> None:
 def test_pause_of_unavailable_has_bounds(after_s: float) -> None:
     with pytest.raises(ValueError, match="after_s"):
         Unavailable("down", after_s)
+
+
+# -- Typed topics -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Reserve:
+    item: str
+    amount: int = 1
+
+
+@dataclass
+class Reserved:
+    shelf: int
+
+
+RESERVE = Topic("stock.reserve", Reserve, replies=Reserved, version=2)
+ANSWERED = Topic("answered", Reserved)
+
+
+@RESERVE.upcast(1)
+def with_item(plain: str) -> dict[str, object]:
+    return {"item": plain}
+
+
+def typed(log: list[object]) -> Handlers:
+    handlers = Handlers()
+
+    @handlers.on(RESERVE)
+    def take(message: Message[Reserve], _connection: Any) -> Reserved:
+        log.append(message.value)
+        if message.value.amount > 1:
+            raise Rejected({"left": 1})
+        return Reserved(7)
+
+    @handlers.on(ANSWERED)
+    def go_on(message: Message[Reserved], _connection: Any) -> None:
+        log.append(message.value)
+
+    @handlers.refused(ANSWERED)
+    def give_up(message: Message, _connection: Any) -> None:
+        log.append((message.status, message.value))
+
+    return handlers
+
+
+def test_typed_command_goes_there_and_its_answer_comes_back(node: Node) -> None:
+    log: list[object] = []
+    with psycopg.connect(node.dsn) as connection:
+        for amount in (1, 2):
+            OUTBOX.command(connection, RESERVE, Reserve("teapot", amount), key="k", reply_to=ANSWERED)
+        assert drain(connection, "stock", typed(log)) == 2
+        assert drain(connection, "answers", typed(log)) == 2
+    assert log == [Reserve("teapot", 1), Reserve("teapot", 2), Reserved(7), (400, {"left": 1})]
+
+
+async def test_typed_command_of_an_async_handler(node: Node) -> None:
+    handlers, log = AsyncHandlers(), []
+
+    @handlers.on(RESERVE)
+    async def take(message: Message[Reserve], _connection: Any) -> Reserved:
+        log.append(message.value)
+        return Reserved(7)
+
+    command(node, value="an old teapot")  # of version 1
+    async with opened_async(node.dsn, "psycopg") as connection:
+        assert (await work_async(connection, "stock", handlers)).failures == []
+        await connection.commit()
+    assert log == [Reserve("an old teapot")]
+    assert [(status, value) for _, status, value in answers(node)] == [(200, {"shelf": 7})]
+
+
+def test_command_whose_value_does_not_fit_fails_alone(node: Node) -> None:
+    bad, good = command(node, value=7, key="bad"), command(node, value="teapot", key="good")
+    with psycopg.connect(node.dsn) as connection:
+        worked = work(connection, "stock", typed([]))
+        connection.commit()
+        assert [(each.message.id, each.fate, each.attempt) for each in worked.failures] == [(bad, "park", 1)]
+        assert answers(node) == [(str(good), 200, {"shelf": 7})]
+        Parked("stock").discard(connection, "bad", actor="ada")
+    assert answers(node)[1:] == [(str(bad), 500, {"error": "DecodeError"})]
+
+
+def test_answer_that_does_not_fit_is_a_failure(node: Node) -> None:
+    command(node, value="teapot", key="k")
+    handlers = Handlers()
+    handlers.on(RESERVE)(lambda _message, _connection: "shelf 7")  # type: ignore[arg-type, return-value]
+    with psycopg.connect(node.dsn) as connection:
+        failures = work(connection, "stock", handlers).failures
+    assert {type(failure.error).__name__ for failure in failures} == {"EncodeError"}
+    assert answers(node) == []
+
+
+def test_topic_and_its_name_are_one_pattern() -> None:
+    with pytest.raises(ConfigurationError, match="already"):
+        typed([]).on("stock.reserve")(lambda _message, _connection: None)
