@@ -5,12 +5,14 @@ On purpose they are in two places: the payload in the message's own row, and wha
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,8 +23,20 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher import Dispatcher, drain
-from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
-from mailroom import settings
+from inbox import (
+    AsyncInbox,
+    AsyncWorker,
+    Handlers,
+    Inbox,
+    Message,
+    Park,
+    Rejected,
+    Retry,
+    Skip,
+    Unavailable,
+    Worker,
+)
+from mailroom import Topic, settings
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.testing import deliver as deliver_here
 from outbox import AsyncOutbox, Outbox, Outgoing
@@ -269,6 +283,85 @@ def test_handler_that_fails_is_logged_without_what_it_says(
     assert shows_nothing(logged())
     # It stays where its author can find it, beside the message.
     assert CANARY in repr(node.rows("SELECT error FROM mailroom.attempt"))
+
+
+@dataclass
+class Card:
+    """What the value of these tests does not fit."""
+
+    card: int
+
+
+def rejecting(_message: Message, _connection: Any) -> None:
+    raise Rejected(VALUE)
+
+
+def down(_message: Message, _connection: Any) -> None:
+    raise Unavailable(CANARY, after_s=0)
+
+
+def no_answer(_message: Message, _connection: Any) -> object:
+    return {**VALUE, "bad": object()}
+
+
+def swallowing(message: Message, connection: Any) -> None:
+    with contextlib.suppress(psycopg.Error):
+        aborting(message, connection)
+
+
+OUTCOMES = {
+    "exception": (careless, 500, {"error": "Broken"}),
+    "database": (aborting, 500, {"error": "InvalidTextRepresentation"}),
+    "skip": (told(Skip), 500, {"error": "Skip"}),
+    "no answer": (no_answer, 500, {"error": "EncodeError"}),
+    "swallowed": (swallowing, 500, {"error": "HandlerFailed"}),
+    "rejected": (rejecting, 400, VALUE),  # the value is for the sender
+}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("answered", [True, False])
+def test_command_that_is_not_done_shows_nothing_in_logs_and_answers(
+    node: Node, logged: Callable[[], str], outcome: str, answered: bool
+) -> None:
+    handler, status, value = OUTCOMES[outcome]
+    node.inbox("shipping", on_failure="skip", max_attempts=1)
+    node.inbox("answers")
+    asks = {"reply_to": "answers"} if answered else {}
+    node.send("shipping", VALUE, key="a", kind="C", headers=HEADERS | asks)
+    node.drain()
+    handlers = Handlers()
+    handlers.on("shipping")(handler)
+    with working(Worker(node.dsn, "shipping", handlers, poll_interval_s=NEVER_S)):
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.inbox_shipping") == 0)
+    assert shows_nothing(logged())
+    node.drain()
+    answers = Inbox("answers").peek(node.connection)
+    assert [(answer.status, answer.value) for answer in answers] == ([(status, value)] if answered else [])
+    assert shows_nothing(repr([dict(answer.headers) for answer in answers]))
+    if outcome == "rejected":
+        assert shows_nothing(repr(node.rows("SELECT error FROM mailroom.attempt")) + repr(node.dead()))
+
+
+def test_what_is_down_is_logged_without_what_is_said_of_it(node: Node, logged: Callable[[], str]) -> None:
+    send_canary(node, key="a")
+    node.drain()
+    with working(Worker(node.dsn, "shipping", down, poll_interval_s=NEVER_S)):
+        eventually(lambda: "Unavailable" in logged())
+    assert shows_nothing(logged())
+
+
+def test_errors_of_handlers_show_nothing(node: Node) -> None:
+    node.send("shipping", VALUE, key="a", kind="C", headers=HEADERS | {"reply_to": "answers"})
+    node.drain()
+    [command] = Inbox("shipping").peek(node.connection)
+    typed, by_hand, none = Handlers(), Handlers(), Handlers()
+    typed.on(Topic("shipping", Card))(lambda _message, _connection: None)
+    by_hand.on("shipping")(lambda message, connection: Outbox().reply(connection, message, VALUE))
+    for handlers in (typed, by_hand, none):
+        with node.connection.transaction(force_rollback=True), pytest.raises(MailroomError) as caught:
+            handlers(command, node.connection)
+        assert shows_nothing(all_of(caught.value))
 
 
 def test_value_that_cannot_be_decoded_is_logged_without_it(node: Node, logged: Callable[[], str]) -> None:
