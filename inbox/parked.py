@@ -277,9 +277,11 @@ WITH doomed AS MATERIALIZED (
         FROM (SELECT clock FROM ({clocks}) AS held ORDER BY clock LIMIT %(limit)s::bigint) AS first) AS d),
 parked AS (
     DELETE FROM {schema}.parked AS p USING doomed AS d
-    WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock <= d.last RETURNING p.*),
+    WHERE p.inbox = '{inbox}' AND p.key = d.key AND p.clock <= d.last
+    RETURNING p.key, p.clock, p.message_id, p.kind, p.headers),
 waiting AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last RETURNING i.*),
+    DELETE FROM {schema}.inbox_{inbox} AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last
+    RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
 freed AS (
     DELETE FROM {schema}.key_state AS s USING doomed AS d
     WHERE s.inbox = '{inbox}' AND s.key = d.key
@@ -294,12 +296,11 @@ UNION ALL
 SELECT key, NULL, NULL, clock, message_id, headers::text, (
     SELECT error_class FROM {schema}.attempt AS a
     WHERE a.inbox = '{inbox}' AND a.key = gone.key AND a.clock = gone.clock ORDER BY id DESC LIMIT 1)
-FROM (SELECT {undone} FROM parked UNION ALL SELECT {undone} FROM waiting) AS gone WHERE {asks}
+FROM (SELECT * FROM parked UNION ALL SELECT * FROM waiting) AS gone WHERE {asks}
 ORDER BY key, clock
 """,
     columns=("text", "bigint", "boolean", "bigint", "uuid", "text", "text"),
     clocks=CLOCKS,
-    undone="key, clock, message_id, kind, headers",
     asks=ASKS,
 )
 

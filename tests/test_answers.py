@@ -233,6 +233,16 @@ def test_discarding_some_of_a_key_answers_those_alone(node: Node) -> None:
     assert len(answers(node)) == 2
 
 
+def test_discarded_commands_are_answered_where_they_are(node: Node) -> None:
+    """Those behind a parked one are still in the inbox until the dispatcher moves them."""
+    asked = [command(node, "stock", key="k") for _ in range(2)]
+    worked(node, "stock", failing(OutOfStock()))
+    assert node.value("SELECT count(*) FROM mailroom.inbox_stock") == 1
+    with node.connection.transaction():
+        Parked("stock").discard(node.connection, "k", actor="ada")
+    assert [id for id, *_ in answers(node)] == list(map(str, asked))
+
+
 def test_answers_of_a_discard_are_in_its_transaction(node: Node) -> None:
     command(node, "stock", key="k")
     worked(node, "stock", failing(OutOfStock()))

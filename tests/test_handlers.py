@@ -1,7 +1,9 @@
 """`Handlers` and `AsyncHandlers`: who handles a message, and the answers of status 200 and 400."""
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,8 +11,10 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from inbox import (
     AsyncHandlers,
@@ -34,7 +38,7 @@ from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, Not
 from mailroom.testing import drain, work, work_async
 from outbox import AsyncOutbox, Outbox
 from tests.support.databases import Connect
-from tests.support.drivers import ASYNC, SYNC, opened, opened_async
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, working, working_async
@@ -92,6 +96,14 @@ async def execute_async(connection: Any, query: str) -> None:
 
 
 # -- Answers ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def closing_engine(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        engine.dispose()
 
 
 def by_value() -> Handlers:
@@ -647,6 +659,83 @@ async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> 
         await asyncio.to_thread(eventually, lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
     found = [(id, status) for id, status, _ in answers(node)]
     assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[1]), 400), (str(asked[3]), 200)])
+
+
+@pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kind: str, driver: str) -> None:
+    values = ["a", "fail", "no", "b"]
+    asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
+    node.drain()
+    engine = create_engine(url(node.dsn, driver))
+    source = engine if kind == "engine" else sessionmaker(engine)
+    with closing_engine(engine), working(Worker(source, "stock", by_value(), poll_interval_s=NEVER_S)):
+        eventually(lambda: len(Parked("stock").keys(node.connection)) == 1)
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
+    found = [(id, status) for id, status, _ in answers(node)]
+    assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[2]), 400), (str(asked[3]), 200)])
+    assert shelf(node) == ["0", "3"]
+    assert [error for (error,) in node.rows("SELECT DISTINCT error_class FROM mailroom.attempt")] == ["ValueError"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
+async def test_async_command_that_fails_leaves_its_savepoint_to_the_rollback(
+    node: Node, kind: str, driver: str
+) -> None:
+    values = ["a", "fail", "no", "b"]
+    asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
+    node.drain()
+    engine = create_async_engine(url(node.dsn, driver), poolclass=NullPool)
+    source: Any = engine if kind == "engine" else async_sessionmaker(engine)
+    async with working_async(AsyncWorker(source, "stock", by_value_async(), poll_interval_s=NEVER_S)):
+        await asyncio.to_thread(eventually, lambda: len(Parked("stock").keys(node.connection)) == 1)
+        await asyncio.to_thread(eventually, lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
+    await engine.dispose()
+    found = [(id, status) for id, status, _ in answers(node)]
+    assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[2]), 400), (str(asked[3]), 200)])
+    assert shelf(node) == ["0", "3"]
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_work_of_a_test_goes_on_after_a_command_that_fails(node: Node, kind: str) -> None:
+    asked = [command(node, value=value, key=value) for value in ("fail", "no", "a")]
+    with opened(node.dsn, kind) as connection:
+        worked = work(connection, "stock", by_value())
+        connection.commit()
+    assert [failure.fate for failure in worked.failures] == ["retry", "park"]
+    assert sorted((id, status) for id, status, _ in answers(node)) == sorted(
+        [(str(asked[1]), 400), (str(asked[2]), 200)]
+    )
+    assert shelf(node) == ["a"]
+
+
+def test_session_forgets_the_objects_of_a_rejected_command(node: Node) -> None:
+    """Objects that were never flushed belong to the command too, and those of earlier messages do not."""
+
+    class Base(DeclarativeBase): ...
+
+    class Shelf(Base):
+        __tablename__ = "shelf"
+        item: Mapped[str] = mapped_column(primary_key=True)
+
+    for value in ("a", "no", "b"):
+        command(node, value=value, key=value)
+    node.drain()
+    stock = Handlers()
+
+    @stock.on("stock.reserve")
+    def take(message: Message, session: Session) -> None:
+        session.add(Shelf(item=message.key))
+        if message.value == "no":
+            raise Rejected
+
+    with opened(node.dsn, "Session psycopg") as session:
+        for message in Inbox("stock").reap_any(session):
+            stock(message, session)
+        session.commit()
+    assert shelf(node) == ["a", "b"]
+    assert [status for _, status, _ in answers(node)] == [200, 400, 200]
 
 
 def test_unavailable_holds_the_inbox_and_counts_nothing(node: Node) -> None:
