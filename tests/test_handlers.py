@@ -534,7 +534,7 @@ def test_pattern_fits_whole_words(pattern: str, fits: list[str], others: list[st
      7],
 )  # fmt: skip
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
-    with pytest.raises(ConfigurationError, match="neither a topic nor a pattern"):
+    with pytest.raises(InvalidMessage, match="not valid"):
         Handlers().on(pattern)(lambda _message, _connection: None)
 
 
@@ -543,6 +543,7 @@ def test_one_pattern_has_one_handler(pattern: str) -> None:
     handlers = named(pattern)
     with pytest.raises(ConfigurationError, match="already"):
         handlers.on(pattern)(lambda _message, _connection: None)
+    assert chosen(handlers, pattern.replace("*", "x").replace("#", "x")) == pattern  # the first one stays
     handlers.refused(pattern)(lambda _message, _connection: None)
     with pytest.raises(ConfigurationError, match="already"):
         handlers.refused(pattern)(lambda _message, _connection: None)
