@@ -36,7 +36,6 @@ def as_json(headers: Mapping[str, str]) -> str | None:
     text = TEXT(dict(headers))
     if (found := len(text.encode())) > MAX_HEADERS_BYTES:
         raise InvalidMessage(
-            f"The headers have {found} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. "
-            "Put large data into the value."
+            f"The headers have {found} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put large data into the value."
         )
     return text if text.isascii() else json.dumps(dict(headers))  # in ASCII, which every client encoding has

@@ -279,7 +279,7 @@ def _recording(
     reaped: Inbox | AsyncInbox, worked: Worked, message: Message, error: Exception | None,
     fatal: tuple[type[Exception], ...],
 ) -> Operation[bool]:  # fmt: skip
-    """Add the message to `worked`, as handled or as failed; record the attempt if it failed. Return whether to go on."""
+    """Add the message to `worked`, as handled or as failed, and record the attempt; return whether to go on."""
     if error is None:
         worked.handled.append(message)
         return True

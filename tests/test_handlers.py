@@ -194,7 +194,7 @@ def test_failed_command_has_no_answer_until_it_is_done(node: Node) -> None:
         return "done after all"
 
     with psycopg.connect(node.dsn) as connection:
-        fates = [failure.fate for failure in work(connection, "stock", stock).failures]
+        fates = [failure.outcome for failure in work(connection, "stock", stock).failures]
         assert fates == ["retry", "park"]
         connection.commit()
         assert answers(node) == []
@@ -209,7 +209,7 @@ def test_rejected_without_an_answer_is_skipped(node: Node, reply_to: str | None)
     command(node, value="no", reply_to=reply_to)
     with psycopg.connect(node.dsn) as connection:
         [failure] = work(connection, "stock", by_value()).failures
-    assert (failure.fate, shelf(node), answers(node)) == ("skip", [], [])
+    assert (failure.outcome, shelf(node), answers(node)) == ("skip", [], [])
     assert [reason for _, _, reason in node.dead()] == ["rejected by its handler"]
 
 
@@ -349,7 +349,7 @@ def test_answer_that_cannot_be_sent_is_a_failure(node: Node) -> None:
     stock.on("stock.reserve")(lambda _message, _connection: object())
     with psycopg.connect(node.dsn) as connection:
         failures = work(connection, "stock", stock).failures
-    assert [(type(each.error).__name__, each.fate) for each in failures] == [
+    assert [(type(each.error).__name__, each.outcome) for each in failures] == [
         ("EncodeError", "retry"),
         ("EncodeError", "park"),
     ]
@@ -553,7 +553,7 @@ def test_message_without_a_handler_is_not_tried_again(node: Node) -> None:
     asked = command(node, "stock.count", key="k")
     with psycopg.connect(node.dsn) as connection:
         [failure] = work(connection, "stock", by_value()).failures
-        assert (failure.fate, failure.attempt, type(failure.error)) == ("park", 1, NoHandler)
+        assert (failure.outcome, failure.attempt, type(failure.error)) == ("park", 1, NoHandler)
         assert "stock.count" in str(failure.error)
         connection.commit()
         assert answers(node) == []
@@ -704,7 +704,7 @@ def test_work_of_a_test_goes_on_after_a_command_that_fails(node: Node, kind: str
     with opened(node.dsn, kind) as connection:
         worked = work(connection, "stock", by_value())
         connection.commit()
-    assert [failure.fate for failure in worked.failures] == ["retry", "park"]
+    assert [failure.outcome for failure in worked.failures] == ["retry", "park"]
     assert sorted((id, status) for id, status, _ in answers(node)) == sorted(
         [(str(asked[1]), 400), (str(asked[2]), 200)]
     )
@@ -797,7 +797,7 @@ def test_unavailable_ends_the_work_of_a_test(node: Node) -> None:
     with psycopg.connect(node.dsn) as connection:
         worked = work(connection, "stock", stock)
     [failure] = worked.failures
-    assert (failure.fate, failure.attempt, failure.due_in_s, worked.handled) == ("retry", 0, 5, [])
+    assert (failure.outcome, failure.attempt, failure.due_in_s, worked.handled) == ("retry", 0, 5, [])
     assert node.rows("SELECT * FROM mailroom.attempt") == []
 
 
@@ -882,7 +882,7 @@ def test_command_whose_value_does_not_fit_fails_alone(node: Node) -> None:
     with psycopg.connect(node.dsn) as connection:
         worked = work(connection, "stock", typed([]))
         connection.commit()
-        assert [(each.message.id, each.fate, each.attempt) for each in worked.failures] == [(bad, "park", 1)]
+        assert [(each.message.id, each.outcome, each.attempt) for each in worked.failures] == [(bad, "park", 1)]
         assert answers(node) == [(str(good), 200, {"shelf": 7})]
         Parked("stock").discard(connection, "bad", actor="ada")
     assert answers(node)[1:] == [(str(bad), 500, {"error": "DecodeError"})]

@@ -288,7 +288,7 @@ def test_a_service_that_a_read_needs_may_be_down(connect: Connect) -> None:
     create_inbox(connection := connect(), "shop", ["point"])
     OUTBOX.send(connection, topic, Point(1))
     [failure] = work(connection, "shop", lambda message, _: topic.read(message)).failures
-    assert failure.fate == "retry"
+    assert failure.outcome == "retry"
 
 
 def test_answers_have_a_type_of_their_own(connect: Connect) -> None:
