@@ -26,7 +26,7 @@ DISCARDED = "Discarded"
 
 # Whether a row is a command that is to be answered. The topic's alphabet is that of `mailroom.names.TOPIC`: what is no
 # topic counts as none, or such a command could never be ended.
-ASKS = """(kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE "C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
+ASKS = """(kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
            AND octet_length(headers ->> 'reply_to'::text) <= 200)"""
 
 

@@ -198,9 +198,10 @@ class Worker(_Service):
     two on one key. What the handler returns is ignored. SIGTERM lets the worker finish its batches.
 
     If the handler raises an exception, the batch is rolled back, and the message's key is tried again after a backoff
-    while other keys continue. After the last attempt, or at once for `DecodeError` and the classes in `fatal`, the key
-    is parked or the message skipped, as configured for the inbox (`create_inbox`). A handler can choose the outcome by
-    raising `Retry`, `Park` or `Skip`. A message that kills its worker counts as failed too.
+    while other keys continue. After the last attempt, or at once for `DecodeError`, `NoHandler` and the classes in
+    `fatal`, the key is parked or the message skipped, as configured for the inbox (`create_inbox`). A handler can
+    choose the outcome by raising `Retry`, `Park` or `Skip`; with `Unavailable` the inbox waits. A message that kills
+    its worker counts as failed too.
 
     `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or a `sessionmaker`; the handler
     gets a connection (or session) of that kind. To be woken by NOTIFY the worker needs a direct connection, to
