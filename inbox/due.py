@@ -5,10 +5,14 @@ tried again: the claim moves it to `parked` or `dead_letter`. So a worker only r
 (`inbox.failure`), and the next claim carries it out even if that worker has died.
 """
 
+import logging
+
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
-from mailroom.answer import ASKS, Undone, answering_undone
+from mailroom.answer import ASKS, MAY_ANSWER, Undone, answering_undone
 from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+log = logging.getLogger("mailroom.inbox")
 
 # Keys are tried one by one until the head of one can be locked; those with a locked head are skipped. The time is the
 # statement's, not the transaction's: a failure recorded since the transaction began may be due.
@@ -50,8 +54,11 @@ OTHERS = (
 )
 # A command that is skipped is answered here, and not by a part of the statement: an INSERT of no rows would ring the
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
-# answered loses its reply_to, so that requeued it is not answered a second time.
-ANSWERED = MESSAGE.replace("headers", f"CASE WHEN {ASKS} THEN headers - 'reply_to'::text ELSE headers END")
+# answered loses its reply_to, so that requeued it is not answered a second time. A role that may not send leaves the
+# reply_to, and so the answer to whoever requeues or discards the dead letter: no command may end a worker by asking.
+ANSWERED = MESSAGE.replace(
+    "headers", f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END"
+)
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome IN ('park', 'skip'))"
 TAKE_HEAD = Sql(
     """
@@ -83,19 +90,21 @@ healed AS (
     DELETE FROM {schema}.key_state AS s USING gone, last
     WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
-       (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}), NULL::float8, NULL::boolean
+       (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}),
+       (SELECT {may_answer} FROM last WHERE outcome = 'skip' AND {asks}), NULL::float8, NULL::boolean
 FROM gone
 UNION ALL
-SELECT {nulls}, NULL, NULL,
+SELECT {nulls}, NULL, NULL, NULL,
        (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
         WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND ({others})),
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "text", "text", "float8", "boolean"),
+    columns=(*COLUMNS, "text", "text", "boolean", "float8", "boolean"),
     now=NOW,
     answered=ANSWERED,
     asks=ASKS,
+    may_answer=MAY_ANSWER,
     picked=PICKED,
     fitting=FITTING % SIZE,
     delivered=DELIVERED,
@@ -124,11 +133,18 @@ def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) 
         [(key, clock, _, _)] = heads
         *taken, last = yield TAKE_HEAD.at(**names, held=held)(key=key, clock=clock, limit=limit)
         if taken:
-            messages, end = [Message(*row[:-4]) for row in taken], taken[0][-4]
-            errors = zip(messages, (row[-3] for row in taken), strict=True)
-            yield from answering_undone(
-                schema, [Undone(each.id, each.key, each.headers, error) for each, error in errors if error is not None]
-            )
+            messages, end = [Message(*row[:-5]) for row in taken], taken[0][-5]
+            undone = []
+            for message, (*_, error, may_answer, _, _) in zip(messages, taken, strict=True):
+                if may_answer:
+                    undone.append(Undone(message.id, message.key, message.headers, error))
+                elif may_answer is not None:
+                    log.warning(
+                        "%s: command %s was skipped and not answered, since this role may not send. Give it the "
+                        "writer's grants; who requeues or discards the dead letter has it answered.",
+                        inbox, message.id,
+                    )  # fmt: skip
+            yield from answering_undone(schema, undone)
             return Claimed([] if end else messages, last[-2], is_all=True, ended=messages[0] if end else None)
         # The key is no longer due: another worker has tried it in the meantime.
 

@@ -16,7 +16,7 @@ from uuid import UUID
 from mailroom.carry import answering
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_KEY_BYTES, TOPIC
-from mailroom.outgoing import Fields, Outgoing, sending
+from mailroom.outgoing import COLUMNS, Fields, Outgoing, sending
 from mailroom.sql.operation import Operation, Row
 
 DONE, REJECTED, FAILED = 200, 400, 500
@@ -28,6 +28,14 @@ DISCARDED = "Discarded"
 # topic counts as none, or such a command could never be ended.
 ASKS = """(kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
            AND octet_length(headers ->> 'reply_to'::text) <= 200)"""
+
+# Whether this role may send what answers a command. A worker's role need not: it may get commands that ask although it
+# never answers any, and a sender must not be able to end it by asking.
+MAY_ANSWER = """(
+    SELECT pg_catalog.bool_and(pg_catalog.has_column_privilege('{schema}.outbox'::regclass, name, 'INSERT'::text))
+    FROM pg_catalog.unnest(ARRAY[{names}]) AS name)""".replace(
+    "{names}", ", ".join(f"'{name}'::text" for name, _ in COLUMNS)
+)
 
 
 class Request(Protocol):

@@ -1,7 +1,10 @@
 """Answers of status 500: a command that will not be done is answered once, by the transaction that ends it."""
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
+from secrets import token_hex
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,7 +19,7 @@ from inbox.failure import recording, recording_failure
 from mailroom.answer import ASKS, Undone, reply_topic
 from mailroom.dead_letter import DeadLetters
 from mailroom.sql.runner import run
-from mailroom.testing import drain, work
+from mailroom.testing import drain, sent, work
 from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import SYNC, opened
@@ -199,6 +202,53 @@ def test_skip_is_answered_on_every_driver(node: Node, kind: str) -> None:
         work(connection, "shipping", failing(OutOfStock()))
         connection.commit()
     assert answers(node) == [(str(asked), 500, {"error": "OutOfStock"})]
+
+
+def consumer(connection: psycopg.Connection[Any], inbox: str) -> None:
+    """Go on as a role with the grants of a consumer that sends nothing. It goes with the transaction."""
+    page = (Path(__file__).parent.parent / "docs" / "sql.md").read_text()
+    [grants] = re.findall(r"```sql\n(CREATE ROLE shop_shipping LOGIN;.*?)```", page, re.S)
+    role = f"mailroom_test_{token_hex(8)}"
+    connection.execute(grants.replace("shop_shipping", role).replace("inbox_shipping", f"inbox_{inbox}"))
+    connection.execute(f"SET LOCAL ROLE {role}")
+
+
+def skipped_as_consumer(connection: psycopg.Connection[Any], inbox: str) -> None:
+    """Fail and skip the first message of the inbox, as a worker of such a role does."""
+    consumer(connection, inbox)
+    [message] = Inbox(inbox).peek(connection, limit=1)
+    run(connection, recording(SCHEMA, inbox, message, OutOfStock(SECRET)))
+    assert run(connection, reaping_due(SCHEMA, inbox)).ended is not None
+    connection.execute("RESET ROLE")
+
+
+@pytest.mark.parametrize("reply_to", ["answered", None])
+def test_command_cannot_stop_a_worker_whose_role_may_not_answer(
+    node: Node, caplog: pytest.LogCaptureFixture, reply_to: str | None
+) -> None:
+    asked = command(node, "shipping", reply_to, key="k")
+    asks = reply_to is not None
+    with psycopg.connect(node.dsn) as connection:
+        skipped_as_consumer(connection, "shipping")
+        [letter] = LETTERS.find(connection)
+        assert letter.message_id == asked
+        assert sent(connection, "answered") == []
+        LETTERS.discard(connection, None, actor="ada")
+        assert [answer.headers["correlation"] for answer in sent(connection, "answered")] == [str(asked)] * asks
+        connection.rollback()
+    told = [record.getMessage() for record in caplog.records if "not answered" in record.getMessage()]
+    assert len(told) == asks
+    assert all(str(asked) in line and SECRET not in line for line in told)
+
+
+def test_command_skipped_without_an_answer_has_it_when_it_is_requeued(node: Node) -> None:
+    command(node, "shipping", key="k")
+    with psycopg.connect(node.dsn) as connection:
+        skipped_as_consumer(connection, "shipping")
+        LETTERS.requeue(connection, None, actor="ada")
+        work(connection, "shipping", failing(OutOfStock()))
+        assert [answer.value for answer in Inbox("answers").peek(connection)] == [{"error": "OutOfStock"}]
+        connection.rollback()
 
 
 # -- Parked -----------------------------------------------------------------------------------------------------------
