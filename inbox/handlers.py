@@ -8,6 +8,7 @@ anyway, and tells by the state of the transaction what the error means.
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from inbox.exceptions import Rejected
@@ -35,6 +36,8 @@ A = TypeVar("A")  # the answers to its commands
 C = TypeVar("C")  # the handler's connection
 R = TypeVar("R")  # what a handler returns that does not answer by it
 
+NUMBERS = count()
+
 
 @dataclass(frozen=True, slots=True)
 class _Route(Generic[Call]):
@@ -61,6 +64,8 @@ class _Registry(Generic[Call]):
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
+        # A handler may call other handlers, which have a savepoint within its own.
+        self._savepoint = f"handlers_{next(NUMBERS)}"
         self._routes: Patterns[_Route[Call]] = Patterns()
         self._refused: Patterns[_Route[Call]] = Patterns()
 
@@ -152,7 +157,7 @@ class Handlers(_Registry[SyncCall]):
                 route.call(typed, connection)
 
     def _answer(self, route: _Route[SyncCall], message: Message, connection: AnyConnection) -> None:
-        saved = savepoint(connection)
+        saved = savepoint(connection, self._savepoint)
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
                 returned = route.call(message, connection)
@@ -199,7 +204,7 @@ class AsyncHandlers(_Registry[AsyncCall]):
                 await route.call(typed, connection)
 
     async def _answer(self, route: _Route[AsyncCall], message: Message, connection: AnyAsyncConnection) -> None:
-        saved = await savepoint_async(connection)
+        saved = await savepoint_async(connection, self._savepoint)
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
                 returned = await route.call(message, connection)

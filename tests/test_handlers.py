@@ -711,6 +711,87 @@ def test_work_of_a_test_goes_on_after_a_command_that_fails(node: Node, kind: str
     assert shelf(node) == ["a"]
 
 
+@pytest.mark.parametrize("kind", SYNC)
+@pytest.mark.parametrize("rejects", [True, False])
+def test_savepoint_of_handlers_that_a_handler_has_called_is_its_own(node: Node, kind: str, rejects: bool) -> None:
+    """What the inner ones leave open must not keep what was done before them."""
+    inner, outer = Handlers(), Handlers()
+
+    @inner.on("stock.reserve")
+    def fail(_message: Message, connection: Any) -> None:
+        put(connection, "inner")
+        raise LookupError
+
+    @outer.on("stock.reserve")
+    def reject(message: Message, connection: Any) -> None:
+        put(connection, "outer")
+        with contextlib.suppress(LookupError):
+            inner(message, connection)
+        if rejects:
+            raise Rejected("no")
+
+    asked = command(node)
+    with opened(node.dsn, kind) as connection:
+        assert drain(connection, "stock", outer) == 1
+        connection.commit()
+    assert answers(node) == [(str(asked), 400, "no") if rejects else (str(asked), 200, None)]
+    assert shelf(node) == ([] if rejects else ["inner", "outer"])
+
+
+@pytest.mark.parametrize("kind", SYNC)
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("rejects", [True, False])
+def test_handler_that_ends_the_transaction_by_a_statement_is_told(
+    node: Node, kind: str, end: str, rejects: bool
+) -> None:
+    handlers = Handlers()
+
+    @handlers.on("stock.reserve")
+    def end_it(_message: Message, connection: Any) -> None:
+        connection.execute(end if isinstance(connection, psycopg.Connection) else text(end))
+        if rejects:
+            raise Rejected("no")
+
+    command(node)
+    with opened(node.dsn, kind) as connection:
+        with pytest.raises(HandlerFailed, match="ended the transaction"):
+            drain(connection, "stock", handlers)
+        connection.rollback()
+    assert answers(node) == []
+
+
+@pytest.mark.parametrize("is_pipelined", [True, False])
+@pytest.mark.parametrize("prepare_threshold", [0, 5, None])
+def test_commands_are_rejected_however_psycopg_sends(
+    node: Node, prepare_threshold: int | None, is_pipelined: bool
+) -> None:
+    asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
+    node.drain()
+    with (
+        psycopg.connect(node.dsn, prepare_threshold=prepare_threshold) as connection,
+        connection.pipeline() if is_pipelined else contextlib.nullcontext(),
+    ):
+        for message in Inbox("stock").reap_any(connection):
+            by_value()(message, connection)
+    found = [(id, status) for id, status, _ in answers(node)]
+    assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[1]), 400), (str(asked[2]), 200)])
+    assert shelf(node) == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_pipelined", [True, False])
+async def test_commands_are_rejected_however_async_psycopg_sends(node: Node, is_pipelined: bool) -> None:
+    asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
+    node.drain()
+    async with (
+        await psycopg.AsyncConnection.connect(node.dsn, prepare_threshold=0) as connection,
+        connection.pipeline() if is_pipelined else contextlib.nullcontext(),
+    ):
+        for message in await AsyncInbox("stock").reap_any(connection):
+            await by_value_async()(message, connection)
+    found = [(id, status) for id, status, _ in answers(node)]
+    assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[1]), 400), (str(asked[2]), 200)])
+
+
 def test_session_forgets_the_objects_of_a_rejected_command(node: Node) -> None:
     """Objects that were never flushed belong to the command too, and those of earlier messages do not."""
 

@@ -11,18 +11,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
+from psycopg.pq import PipelineStatus
 
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, AsyncPlainCursor, PlainCursor, run, run_async
 from mailroom.sql.sqlstate import NO_SAVEPOINT, sqlstate
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-    from sqlalchemy.orm import Session
+    from sqlalchemy import Connection, NestedTransaction
+    from sqlalchemy.orm import Session, SessionTransaction
 
-SAVE = Sql("SAVEPOINT mailroom_savepoint")
-RELEASE = Sql("RELEASE SAVEPOINT mailroom_savepoint")
-UNDO = f"ROLLBACK TO SAVEPOINT mailroom_savepoint; {RELEASE.template}"  # one simple query, so one round trip
+SAVE = Sql("SAVEPOINT mailroom_{name}")
+RELEASE = Sql("RELEASE SAVEPOINT mailroom_{name}")
+UNDO = Sql("ROLLBACK TO SAVEPOINT mailroom_{name}")
 
 
 class SavepointGone(Exception):
@@ -53,20 +54,24 @@ class AsyncSavepoint(Protocol):
         ...
 
 
-def savepoint(connection: AnyConnection) -> Savepoint:
-    """Make a savepoint. Raises `NotInTransaction` on an autocommit connection outside a transaction."""
+def savepoint(connection: AnyConnection, name: str) -> Savepoint:
+    """Make a savepoint. Raises `NotInTransaction` on an autocommit connection outside a transaction.
+
+    One of the same name that is made inside this one, and left open, would take its place. So `name`, an identifier, is
+    the maker's own.
+    """
     if isinstance(connection, psycopg.Connection):
-        run(connection, _saving())
-        return _OfPsycopg(connection)
+        run(connection, _saving(name))
+        return _OfPsycopg(connection, name)
     run(connection, _requiring_transaction())
     return _Nested(_session_of_thread(connection))
 
 
-async def savepoint_async(connection: AnyAsyncConnection) -> AsyncSavepoint:
+async def savepoint_async(connection: AnyAsyncConnection, name: str) -> AsyncSavepoint:
     """`savepoint` on an async connection."""
     if isinstance(connection, psycopg.AsyncConnection):
-        await run_async(connection, _saving())
-        return _OfAsyncPsycopg(connection)
+        await run_async(connection, _saving(name))
+        return _OfAsyncPsycopg(connection, name)
     await run_async(connection, _requiring_transaction())
     own = _session_of_task(connection)
     return _AsyncNested(own, await own.run_sync(_Nested))
@@ -76,50 +81,64 @@ def _requiring_transaction() -> Operation[None]:
     yield IN_TRANSACTION
 
 
-def _saving() -> Operation[None]:
+def _saving(name: str) -> Operation[None]:
     yield IN_TRANSACTION
-    yield SAVE.at()()
+    yield SAVE.at(name=name)()
 
 
-def _releasing() -> Operation[None]:
-    yield RELEASE.at()()
+def _releasing(name: str) -> Operation[None]:
+    yield RELEASE.at(name=name)()
+
+
+def _undoing(is_pipelined: bool, name: str) -> Iterator[str]:
+    """Yield the queries that undo: a simple one, so one round trip, and two in a pipeline, which takes no such one."""
+    undo, release = UNDO.at(name=name).sql, RELEASE.at(name=name).sql
+    yield from (undo, release) if is_pipelined else (f"{undo}; {release}",)
+
+
+def _is_pipelined(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    return connection.pgconn.pipeline_status != PipelineStatus.OFF
 
 
 @contextmanager
 def _if_gone() -> Iterator[None]:
     try:
         yield
-    except psycopg.Error as error:
+    except Exception as error:
         if sqlstate(error) in NO_SAVEPOINT:
             raise SavepointGone from error
         raise
 
 
 class _OfPsycopg:
-    def __init__(self, connection: "psycopg.Connection[Any]") -> None:
+    def __init__(self, connection: "psycopg.Connection[Any]", name: str) -> None:
         self._connection = connection
+        self._name = name
 
     def release(self) -> None:
         with _if_gone():
-            run(self._connection, _releasing())
+            run(self._connection, _releasing(self._name))
 
     def undo(self) -> None:
         with _if_gone(), PlainCursor(self._connection) as cursor:
-            cursor.execute(UNDO)
+            for query in _undoing(_is_pipelined(self._connection), self._name):
+                cursor.execute(query, prepare=False)
 
 
 class _OfAsyncPsycopg:
-    def __init__(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+    def __init__(self, connection: "psycopg.AsyncConnection[Any]", name: str) -> None:
         self._connection = connection
+        self._name = name
 
     async def release(self) -> None:
         with _if_gone():
-            await run_async(self._connection, _releasing())
+            await run_async(self._connection, _releasing(self._name))
 
     async def undo(self) -> None:
         with _if_gone():
             async with AsyncPlainCursor(self._connection) as cursor:
-                await cursor.execute(UNDO)
+                for query in _undoing(_is_pipelined(self._connection), self._name):
+                    await cursor.execute(query, prepare=False)
 
 
 class _Nested:
@@ -130,11 +149,22 @@ class _Nested:
 
     def release(self) -> None:
         self._check()
-        self._nested.commit()
+        with _if_gone():
+            for inner in self._left_open():
+                inner.commit()
+            self._nested.commit()
 
     def undo(self) -> None:
         self._check()
-        self._nested.rollback()
+        with _if_gone():
+            for inner in self._left_open():
+                inner.rollback()
+            self._nested.rollback()
+
+    def _left_open(self) -> "Iterator[NestedTransaction | SessionTransaction]":
+        # PostgreSQL ends them together with this one, of which a Connection would know nothing.
+        while (inner := self._connection.get_nested_transaction()) not in (None, self._nested):
+            yield inner
 
     def _check(self) -> None:
         # SQLAlchemy ends in silence a savepoint whose transaction is over, and would go on in a new one.
