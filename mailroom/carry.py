@@ -84,10 +84,15 @@ class _InHand:
 
 @dataclass(slots=True)
 class _Carrier:
-    """What a send adds to its headers: those of `carrying`, then those of the message in hand, as far as they fit."""
+    """What a send adds to its headers: those of `carrying`, then those of the message in hand, as far as they fit.
+
+    A `block` of `carrying` has made it, inside of which it took the place of `outer`.
+    """
 
     explicit: Mapping[str, str]
     in_hand: _InHand | None = None
+    block: object = None
+    outer: "_Carrier | None" = None
     _alone: str | None = None
     _is_known: bool = False
 
@@ -99,15 +104,15 @@ class _Carrier:
             self._alone, self._is_known = as_json(self.onto({})), True
         return self._alone
 
-    def adding(self, headers: Mapping[str, str]) -> "_Carrier":
-        """Return this one with further headers of `carrying`. Raises `InvalidMessage` if they are too many."""
+    def adding(self, headers: Mapping[str, str], block: object) -> "_Carrier":
+        """Return this one with the headers of a block of `carrying`. Raises `InvalidMessage` if they are too many."""
         explicit = {**self.explicit, **headers}
         if (found := size(explicit)) > MAX_CARRIED_BYTES:
             raise InvalidMessage(
                 f"The carried headers have {found} bytes as JSON; {MAX_CARRIED_BYTES} are allowed. "
                 "Put large data into a value."
             )
-        return _Carrier(explicit, self.in_hand)
+        return _Carrier(explicit, self.in_hand, block, self)
 
     def onto(self, given: dict[str, str]) -> dict[str, str]:
         """Return the headers of a message that is given these. No handler may fail by what it was sent: some stay."""
@@ -139,7 +144,10 @@ _carrier: ContextVar[_Carrier] = ContextVar("mailroom_carrier", default=_Carrier
 
 
 class _Within:
-    """A `with` block inside which sends carry something else. Not a generator's: a worker enters one per message."""
+    """A `with` block inside which sends carry something else, whatever `carrying` was left open in it.
+
+    Not a generator's: a worker enters one per message.
+    """
 
     __slots__ = ("_token",)
     _token: Token[_Carrier]
@@ -181,11 +189,12 @@ class answering(_Within):  # noqa: N801
         return _Carrier(outer.explicit, _InHand(self._cause))
 
 
-class carrying(_Within):  # noqa: N801
+class carrying:  # noqa: N801
     """Give everything that is sent inside this `with` block these headers, and what follows from that, too.
 
     They are saga, user, tenant, transactions, related_services, traceparent, tracestate and baggage: texts, at most
-    4 KiB as JSON, together with those of the blocks around this one. Headers given to a send win over them, and they
+    4 KiB as JSON, together with those of the blocks around this one. One object may be entered again, by many at once.
+    Headers given to a send win over them, and they
     win over those of the message in hand. In a handler the block is the handler's own: it ends with the handler at the
     latest. Tasks, and `asyncio.to_thread`, begun inside inherit it; threads of your own and `run_in_executor` do not
     (`contextvars.copy_context().run`). They are the sender's word and prove nobody's identity. Raises `InvalidMessage`.
@@ -201,8 +210,15 @@ class carrying(_Within):  # noqa: N801
             )
         self._headers = checked(headers)  # type: ignore[arg-type]  # a TypedDict of texts is a mapping of texts
 
-    def _made(self, outer: _Carrier) -> _Carrier:
-        return outer.adding(self._headers)
+    def __enter__(self) -> None:
+        _carrier.set(_carrier.get().adding(self._headers, self))
+
+    def __exit__(self, *_: object) -> None:
+        # Nothing is kept in the object, which other threads and tasks may enter, too. A generator may leave its block
+        # after the handler has ended, and another one has begun: that ends nothing.
+        found = _carrier.get()
+        if found.block is self and found.outer is not None:
+            _carrier.set(found.outer)
 
 
 def headers_json(given: Mapping[str, str] | None) -> str | None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, NamedTuple
@@ -279,6 +279,52 @@ def test_handler_that_fails_or_never_leaves_carrying_leaves_nothing_to_the_next_
         **{key: {"causation": str(ids[key]), "saga": key} for key in ("a", "fails", "b")},
         "c": {"causation": str(ids["c"])},
     }
+
+
+def test_carrying_may_be_entered_again() -> None:
+    ada = carrying(user="ada")
+    for _ in range(2):
+        with ada:
+            with carrying(user="bob"), ada:
+                assert now() == {"user": "ada"}
+            assert now() == {"user": "ada"}
+        assert now() == {}
+
+
+async def test_tasks_may_share_what_they_carry() -> None:
+    ada, inside = carrying(user="ada"), asyncio.Barrier(2)
+
+    async def carry() -> dict[str, str]:
+        with ada:
+            await inside.wait()
+            assert now() == {"user": "ada"}
+        return now()
+
+    assert list(await asyncio.gather(carry(), carry())) == [{}, {}]
+
+
+def test_carrying_that_is_left_after_its_handler_brings_nothing_back(connection: psycopg.Connection[Any]) -> None:
+    """A generator may be closed at any time, and in the middle of another handler."""
+
+    def open_block() -> Generator[None]:
+        with carrying(user="ada"):
+            yield
+
+    blocks: list[Generator[None]] = []
+
+    def handle(message: Message, _connection: Any) -> None:
+        if blocks:
+            blocks[0].close()
+        else:
+            blocks.append(open_block())
+            next(blocks[0])
+        seen.append((now().get("causation") == str(message.id), now().get("user")))
+
+    seen: list[tuple[bool, str | None]] = []
+    for nth in range(2):
+        OUTBOX.send(connection, "shipping", nth)
+    assert testing.drain(connection, "shipping", handle) == 2
+    assert seen == [(True, "ada"), (True, None)]
 
 
 def test_nothing_of_a_handler_is_left_when_it_has_ended(connection: psycopg.Connection[Any]) -> None:
