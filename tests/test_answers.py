@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID, uuid4
 
 import psycopg
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from inbox import Inbox, Message, Park, Parked, Skip
+from inbox import Inbox, Message, Park, Parked, Skip, Worker
 from inbox.due import reaping_due
 from inbox.failure import recording, recording_failure
 from mailroom.answer import ASKS, Undone, reply_topic
@@ -24,6 +25,8 @@ from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import SYNC, opened
 from tests.support.node import SCHEMA, Node
+from tests.support.waiting import eventually
+from tests.support.working import working
 
 OUTBOX, LETTERS = Outbox(), DeadLetters()
 SECRET = "kanarienvogel"
@@ -204,12 +207,16 @@ def test_skip_is_answered_on_every_driver(node: Node, kind: str) -> None:
     assert answers(node) == [(str(asked), 500, {"error": "OutOfStock"})]
 
 
-def consumer(connection: psycopg.Connection[Any], inbox: str) -> None:
-    """Go on as a role with the grants of a consumer that sends nothing. It goes with the transaction."""
+def grants_of_a_consumer(role: str, inbox: str) -> str:
     page = (Path(__file__).parent.parent / "docs" / "sql.md").read_text()
     [grants] = re.findall(r"```sql\n(CREATE ROLE shop_shipping LOGIN;.*?)```", page, re.S)
+    return str(grants.replace("shop_shipping", role).replace("inbox_shipping", f"inbox_{inbox}"))
+
+
+def consumer(connection: psycopg.Connection[Any], inbox: str) -> None:
+    """Go on as a role with the grants of a consumer that sends nothing. It goes with the transaction."""
     role = f"mailroom_test_{token_hex(8)}"
-    connection.execute(grants.replace("shop_shipping", role).replace("inbox_shipping", f"inbox_{inbox}"))
+    connection.execute(grants_of_a_consumer(role, inbox))
     connection.execute(f"SET LOCAL ROLE {role}")
 
 
@@ -239,6 +246,24 @@ def test_command_cannot_stop_a_worker_whose_role_may_not_answer(
     told = [record.getMessage() for record in caplog.records if "not answered" in record.getMessage()]
     assert len(told) == asks
     assert all(str(asked) in line and SECRET not in line for line in told)
+
+
+def test_worker_whose_role_may_not_answer_goes_on(node: Node) -> None:
+    role = f"mailroom_test_{token_hex(8)}"
+    node.connection.execute(f"{grants_of_a_consumer(role, 'shipping')}; ALTER ROLE {role} PASSWORD 'weak'")
+    parts = urlsplit(node.dsn)
+    dsn = urlunsplit(parts._replace(netloc=f"{role}:weak@{parts.hostname}:{parts.port}"))
+    try:
+        with working(Worker(dsn, "shipping", failing(OutOfStock()))):
+            command(node, "shipping")
+            eventually(lambda: len(node.dead()) == 1)
+            command(node, "shipping")
+            eventually(lambda: len(node.dead()) == 2)
+        eventually(lambda: node.rows("SELECT FROM pg_stat_activity WHERE usename = %s", role) == [])
+    finally:
+        node.connection.execute(f"DROP OWNED BY {role}")
+        node.connection.execute(f"DROP ROLE {role}")
+    assert answers(node) == []
 
 
 def test_command_skipped_without_an_answer_has_it_when_it_is_requeued(node: Node) -> None:
