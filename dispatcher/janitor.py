@@ -1,7 +1,8 @@
 """The janitor: the housekeeping beside deliveries, which keeps claims fast and tables small.
 
 Each round releases scheduled messages that are due, raises the floors of inboxes, moves messages of parked keys to
-`parked` and continues large batches of Spark whose drivers have left them. Once a minute it deletes what is obsolete.
+`parked` and continues large batches of Spark whose drivers have left them. Once a minute it deletes what is obsolete,
+and what waits for longer than its inbox keeps messages.
 It never waits for users' transactions: what they have locked comes in a later round. The same goes for an inbox that
 causes an error, such as one that is being removed.
 
@@ -19,6 +20,7 @@ import psycopg
 
 from dispatcher import healthy_floor
 from dispatcher.deliver import releasing
+from dispatcher.outstayed import listing_keeping, sweeping_outstayed
 from dispatcher.portion import Portion
 from inbox.parked import Moved, moving_parked
 from mailroom.clock import LOCK
@@ -162,6 +164,13 @@ class Janitor:
         for inbox in failing:
             with self._passing(connection, f"key_state of {inbox}"):
                 await run_async(connection, sweeping_key_state(self._schema, inbox))
+        keeping: list[str] = []
+        with self._passing(connection, "the list of inboxes that drop messages"):
+            keeping = await run_async(connection, listing_keeping(self._schema))
+        for inbox in keeping:
+            with self._passing(connection, f"old messages of {inbox}"):
+                dropped = await run_async(connection, sweeping_outstayed(self._schema, inbox, SWEPT_ROWS))
+                more += dropped >= SWEPT_ROWS
         with self._passing(connection, "history"):
             more += await run_async(connection, sweeping_history(self._schema))
         with self._passing(connection, "batches of Spark"):

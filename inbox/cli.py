@@ -21,7 +21,7 @@ from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
-from mailroom.cli.parameters import INBOX, KEY, LIMIT, PATTERN, seconds
+from mailroom.cli.parameters import INBOX, KEY, LIMIT, PATTERN, seconds, seconds_above_0
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
 from mailroom.packages import NAMES, warn_of_hidden
@@ -57,6 +57,11 @@ def inbox() -> None:
     type=click.Choice(["park", "skip"]),
     help="After the last attempt park the key, which holds its later messages in order, or skip the message. [park]",
 )
+@click.option(
+    "--keep-s",
+    type=seconds_above_0,
+    help="Drop messages that wait for longer, such as replies nobody waits for any more. [never]",
+)
 @pass_call
 def create(
     call: Call,
@@ -66,6 +71,7 @@ def create(
     backoff_max_s: float | None,
     max_attempts: int | None,
     on_failure: Literal["park", "skip"] | None,
+    keep_s: float | None,
 ) -> None:
     """Create an inbox, or add subscriptions to it and change its settings.
 
@@ -80,6 +86,7 @@ def create(
       mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
       mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
       mailroom inbox create audit_log --max-attempts 10 --on-failure skip
+      mailroom inbox create shop_replies --keep-s 600
     """
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
@@ -93,6 +100,7 @@ def create(
             backoff_max_s=backoff_max_s,
             max_attempts=max_attempts,
             on_failure=on_failure,
+            keep_s=keep_s,
         )
         [made] = [each for each in run(connection, _listing(call.schema)) if each["name"] == name]
     if call.json:
@@ -158,10 +166,10 @@ def unsubscribe(call: Call, name: str, topics: tuple[str, ...]) -> None:
 LIST = Sql(
     """
 SELECT name, (SELECT pg_catalog.json_agg(topic ORDER BY topic)::text FROM {schema}.subscription WHERE inbox = name),
-       backoff_s, backoff_max_s, max_attempts::bigint, on_failure, created_at
+       backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at
 FROM {schema}.inbox_registry ORDER BY name
 """,
-    columns=("text", "text", "float8", "float8", "bigint", "text", "timestamptz"),
+    columns=("text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz"),
 )
 
 
@@ -176,9 +184,10 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "max_attempts": max_attempts,
             "attempts_spread_s": spread_s(backoff_s, backoff_max_s, max_attempts),
             "on_failure": on_failure,
+            "keep_s": keep_s,
             "created_at": created_at,
         }
-        for name, topics, backoff_s, backoff_max_s, max_attempts, on_failure, created_at in rows
+        for name, topics, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at in rows
     ]
 
 
@@ -205,7 +214,9 @@ def list_(call: Call) -> None:
             }.values()
             for each in found
         ]
-        table(("inbox", "subscribed to", "backoff s", "at most s", "attempts", "over", "then", "created"), rows)
+        table(
+            ("inbox", "subscribed to", "backoff s", "at most s", "attempts", "over", "then", "keep s", "created"), rows
+        )
     else:
         say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
 

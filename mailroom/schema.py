@@ -36,7 +36,9 @@ __all__ = [
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0115"
+HEAD = "0116"
+
+LONGEST_KEEP_S = 3_650 * 86_400
 
 
 def migrate(
@@ -293,6 +295,7 @@ def create_inbox(
     backoff_max_s: float | None = None,
     max_attempts: int | None = None,
     on_failure: Literal["park", "skip"] | None = None,
+    keep_s: float | None = None,
 ) -> None:
     """Create an inbox with its subscriptions. An existing inbox stays; settings that are given replace its own.
 
@@ -300,14 +303,17 @@ def create_inbox(
     (3600). If only one of the two is given, the other is adjusted to it. After `max_attempts` failed attempts (16, at
     least 1) `on_failure` (park) decides: `park` parks the key, which holds its later messages too; `skip` moves only
     that message to `dead_letter`. By default the attempts are spread over about three hours, long enough for most
-    outages of a service that the handler calls. `subscribe` holds topics and patterns, as for `subscribe`.
+    outages of a service that the handler calls. `subscribe` holds topics and patterns, as for `subscribe`. With
+    `keep_s` the janitor drops messages that wait there for more seconds than that, but none that a transaction holds,
+    and none of parked keys: for replies that nobody waits for any more (`Requests`). By default it drops none.
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
-    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`, and `SchemaError` if
-    something else in the schema has the name of the partition, `inbox_<name>`; then nothing has changed.
+    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure` or a `keep_s` that is
+    not above 0, and `SchemaError` if something else in the schema has the name of the partition, `inbox_<name>`; then
+    nothing has changed.
     """
-    run(connection, _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure))
+    run(connection, _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s))
 
 
 async def create_inbox_async(
@@ -320,24 +326,32 @@ async def create_inbox_async(
     backoff_max_s: float | None = None,
     max_attempts: int | None = None,
     on_failure: Literal["park", "skip"] | None = None,
+    keep_s: float | None = None,
 ) -> None:
     """`create_inbox` on an async connection."""
-    operation = _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure)
+    operation = _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s)
     await run_async(connection, operation)
 
 
 def _creation(
     name: str, subscribe: Iterable[str], schema: str, backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None,
+    max_attempts: int | None, on_failure: str | None, keep_s: float | None,
 ) -> Operation[None]:  # fmt: skip
     topics = _topics(subscribe)
     if max_attempts is not None:
         count(max_attempts, "max_attempts")
     if on_failure not in (None, "park", "skip"):
         raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.")
+    if keep_s is not None:
+        _check_keep_s(keep_s)
     return creating_inbox(
-        schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure
+        schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s
     )
+
+
+def _check_keep_s(keep_s: float) -> None:
+    if isinstance(keep_s, bool) or not isinstance(keep_s, int | float) or not 0 < keep_s <= LONGEST_KEEP_S:
+        raise ConfigurationError(f"keep_s is {keep_s!r}; give seconds above 0, at most {LONGEST_KEEP_S:,} (ten years).")
 
 
 # The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
@@ -384,15 +398,16 @@ ALTER TABLE {schema}.inbox_{inbox} ADD CONSTRAINT key_of_{inbox} PRIMARY KEY (ke
 RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure)
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s)
 VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
         coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
-        coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'))
+        coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(keep_s)s::float8)
 ON CONFLICT (name) DO UPDATE SET
     backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
     backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),
     max_attempts = coalesce(%(max_attempts)s::bigint, r.max_attempts),
-    on_failure = coalesce(%(on_failure)s::text, r.on_failure)
+    on_failure = coalesce(%(on_failure)s::text, r.on_failure),
+    keep_s = coalesce(%(keep_s)s::float8, r.keep_s)
 """
 )
 SUBSCRIBE = Sql(
@@ -406,7 +421,7 @@ ON CONFLICT DO NOTHING RETURNING topic
 
 def creating_inbox(
     schema: str, name: str, topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None = None, on_failure: str | None = None,
+    max_attempts: int | None = None, on_failure: str | None = None, keep_s: float | None = None,
 ) -> Operation[None]:  # fmt: skip
     """`create_inbox` as an operation."""
     yield IN_TRANSACTION
@@ -425,7 +440,11 @@ def creating_inbox(
             yield statement.at(**names)()
         yield RESTORE.at()(before=lock_timeout)
     yield REGISTER.at(**names)(
-        backoff_s=backoff_s, backoff_max_s=backoff_max_s, max_attempts=max_attempts, on_failure=on_failure
+        backoff_s=backoff_s,
+        backoff_max_s=backoff_max_s,
+        max_attempts=max_attempts,
+        on_failure=on_failure,
+        keep_s=keep_s,
     )
     yield SUBSCRIBE.at(**names)(topics=topics)
 

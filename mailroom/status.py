@@ -32,7 +32,8 @@ class InboxStatus:
     counts its delivered messages, and `consumer_lag_s` is how long ago the oldest of them was delivered. `lag_s` is how
     long ago the oldest of both was sent. `waiting_keys` counts failing keys that wait for their next attempt,
     `parked_keys` those that are held until an operator acts. `parked_messages` counts the messages that were moved to
-    `parked`; they are not in `backlog`.
+    `parked`; they are not in `backlog`. `dropped` counts the messages that waited for longer than the inbox keeps them
+    (`keep_s`) and were dropped, since it was created.
     """
 
     name: str
@@ -44,6 +45,7 @@ class InboxStatus:
     waiting_keys: int
     parked_keys: int
     parked_messages: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ SELECT r.name, coalesce(c.messages, 0), i.messages,
        (SELECT count(*) FROM {schema}.key_state AS k
         WHERE k.inbox = r.name AND k.retry_at > clock_timestamp() AND k.retry_at < 'infinity'),
        (SELECT count(*) FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity'),
-       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name)
+       (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.dropped
 FROM {schema}.inbox_registry AS r
 LEFT JOIN coming AS c ON c.inbox = r.name
 CROSS JOIN LATERAL (
@@ -188,7 +190,7 @@ LEFT JOIN LATERAL (
     ORDER BY clock + 0 LIMIT 1) AS oldest ON true
 ORDER BY r.name
 """,
-    columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint", "bigint", "bigint"),
+    columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint", "bigint", "bigint", "bigint"),
     route=ROUTE,
     sent="outgoing",
     gets=GETS,

@@ -180,6 +180,69 @@ async def test_inbox_that_is_locked_stops_no_other(
     assert set(floors(node)) == {"a_locked", "b_free", "shipping"}
 
 
+# -- Dropping what waits for longer than the inbox keeps it ------------------------------------------------------------
+
+
+AGED = "UPDATE mailroom.inbox SET delivered_at = delivered_at - interval '1 hour' WHERE inbox = %s AND key = ANY (%s)"
+
+
+def dropped(node: Node) -> dict[str, int]:
+    return dict(node.rows("SELECT name, dropped FROM mailroom.inbox_registry"))
+
+
+async def test_what_waits_for_longer_than_the_inbox_keeps_it_is_dropped_and_counted(
+    node: Node, keeper: psycopg.AsyncConnection
+) -> None:
+    node.inbox("replies", keep_s=600)
+    for inbox, key in (("replies", "old"), ("replies", "old"), ("replies", "new"), ("shipping", "old")):
+        node.send(inbox, key=key)
+    node.deliver()
+    for inbox in ("replies", "shipping"):
+        node.connection.execute(AGED, [inbox, ["old"]])
+    await Clocked().janitor.run_once(keeper)
+    assert node.delivered("inbox, key") == [("replies", "new"), ("shipping", "old")]
+    assert dropped(node) == {"replies": 2, "shipping": 0}
+
+
+async def test_oldest_are_dropped_first_and_a_full_step_calls_for_coming_back_soon(
+    node: Node, keeper: psycopg.AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "SWEPT_ROWS", 2)
+    node.inbox("replies", keep_s=600)
+    for key in ("c", "b", "a"):
+        node.send("replies", key=key)
+    node.deliver()
+    node.connection.execute(AGED, ["replies", ["a", "b", "c"]])
+    own_janitor = Clocked().janitor
+    assert await own_janitor.run_once(keeper) == 1
+    assert node.delivered("key") == [("a",)]
+    assert await own_janitor.run_once(keeper) == 0
+    assert (node.delivered("key"), dropped(node)["replies"]) == ([], 3)
+
+
+async def test_nothing_is_dropped_of_a_key_that_a_transaction_holds_or_that_is_parked(
+    node: Node, keeper: psycopg.AsyncConnection, connect: Connect
+) -> None:
+    node.inbox("replies", keep_s=600)
+    for key in ("held", "held", "parked", "free"):
+        node.send("replies", key=key)
+    node.deliver()
+    node.connection.execute(STATE.replace("shipping", "replies"), ["parked", 1, "infinity"])
+    node.connection.execute(AGED, ["replies", ["held", "parked", "free"]])
+    holder = connect()
+    assert [message.key for message in Inbox("replies").reap(holder, "held", limit=1)] == ["held"]
+    clocked = Clocked()
+    await clocked.janitor.run_once(keeper)
+    holder.rollback()
+    assert "free" not in node.delivered("key")
+    assert dropped(node)["replies"] == 1
+    assert node.value("SELECT count(*) FROM mailroom.inbox_replies WHERE key = 'held'") == 2
+    assert node.value("SELECT count(*) FROM mailroom.parked WHERE key = 'parked'") == 1
+    clocked.now_s += SWEEP_INTERVAL_S
+    await clocked.janitor.run_once(keeper)
+    assert (node.delivered("key"), dropped(node)["replies"]) == ([], 3)
+
+
 # -- Moving messages of parked keys -----------------------------------------------------------------------------------
 
 

@@ -19,7 +19,8 @@ def status(call: Call) -> None:
     (delivered, not yet reaped), each with the age of the oldest. The first age is the dispatcher's part of the lag, the
     second the consumers'. The lag itself is the age of the oldest message of both since it was sent. Waiting keys have
     failed and wait for their next attempt; parked keys are held, with their messages, until an operator acts (mailroom
-    parked list).
+    parked list). Dropped are messages that waited for longer than their inbox keeps them (mailroom inbox create
+    --keep-s).
 
     \b
     Examples:
@@ -54,7 +55,7 @@ def _show(found: Status) -> None:
     say("")
     columns = (
         *("inbox", "lag", "on the way", "oldest", "backlog", "oldest"),
-        *("waiting keys", "parked keys", "parked messages"),
+        *("waiting keys", "parked keys", "parked messages", "dropped"),
     )
     table(columns, map(_cells, found.inboxes), numbers=columns[1:])
 
@@ -64,7 +65,7 @@ def _cells(inbox: InboxStatus) -> tuple[object, ...]:
         *(inbox.name, duration(inbox.lag_s)),
         *(inbox.on_the_way, duration(inbox.dispatcher_lag_s)),
         *(inbox.backlog, duration(inbox.consumer_lag_s)),
-        *(inbox.waiting_keys, inbox.parked_keys, inbox.parked_messages),
+        *(inbox.waiting_keys, inbox.parked_keys, inbox.parked_messages, inbox.dropped),
     )
 
 
