@@ -4,6 +4,7 @@ from inbox.exceptions import Park, Rejected, Retry, Skip, Unavailable
 from inbox.handlers import AsyncHandlers, Handlers
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.parked import AsyncParked, Parked
+from inbox.requests import AsyncRequests, NoReply, Refused, Requests
 from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.errors import NoHandler
 from mailroom.message import Message
@@ -12,14 +13,18 @@ __all__ = [
     "AsyncHandlers",
     "AsyncInbox",
     "AsyncParked",
+    "AsyncRequests",
     "AsyncWorker",
     "Handlers",
     "Inbox",
     "Message",
     "NoHandler",
+    "NoReply",
     "Park",
     "Parked",
+    "Refused",
     "Rejected",
+    "Requests",
     "Retry",
     "Skip",
     "Unavailable",

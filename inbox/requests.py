@@ -1,0 +1,312 @@
+"""`Requests` and `AsyncRequests`: send a command and wait for its answer."""
+
+import asyncio
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from inbox.replies import Expected, Replies, ReplyThread, checking_kept
+from inbox.worker import arguments
+from mailroom import settings
+from mailroom.answer import DONE
+from mailroom.message import Message
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.outgoing import Fields, Outgoing, given_id, sending
+from mailroom.session.pooler import is_pooled
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.sqlstate import Meaning, meaning
+from mailroom.topic import Topic
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+POLL_INTERVAL_S = 0.2
+
+
+class Refused(Exception):
+    """The answer to a request has another status than 200: 400 rejected, 500 failed for good.
+
+    `status` is that number, and `value` the plain value of the answer. The text does not repeat the value.
+    """
+
+    def __init__(self, status: int, value: object = None) -> None:
+        super().__init__(f"The request was answered with status {status}.")
+        self.status = status
+        self.value = value
+
+    def __reduce__(self) -> tuple[type["Refused"], tuple[int, object]]:
+        return type(self), (self.status, self.value)
+
+
+class NoReply(TimeoutError):
+    """There was no answer in time. What became of the request is not known, and it may still be done."""
+
+
+class _Pending(Expected, Generic[A]):
+    def __init__(self, request_id: UUID, topic: Topic[Any, A] | str) -> None:
+        super().__init__(request_id)
+        self.id = request_id
+        self._topic = topic
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id})"
+
+    def _value(self, reply: Message | None) -> A:
+        if reply is None:
+            raise NoReply("No reply was taken: the requests were closed. The request may still be done.")
+        if reply.status != DONE:
+            raise Refused(reply.status, reply.plain())
+        value: A = self._topic.read_answer(reply) if isinstance(self._topic, Topic) else reply.plain()
+        return value
+
+    def _late(self, timeout_s: float) -> NoReply:
+        return NoReply(f"No reply to {self.id} within {timeout_s:g} s. The request may still be done.")
+
+
+class Pending(_Pending[A]):
+    """A request that was sent; `id` is its message's."""
+
+    def wait(self, timeout_s: float) -> A:
+        """Return the answer's value, once the sending transaction has committed; it may be asked for again.
+
+        Raises `Refused`; `NoReply` after `timeout_s` seconds, after which it may be waited for anew; `DecodeError` if
+        the answer does not fit its topic's type.
+        """
+        arguments.seconds(timeout_s, "timeout_s")
+        try:
+            reply = self.reply.result(timeout_s)
+        except FutureTimeout:
+            raise self._late(timeout_s) from None
+        return self._value(reply)
+
+
+class AsyncPending(_Pending[A]):
+    """`Pending` for async programs."""
+
+    async def wait(self, timeout_s: float) -> A:
+        """See `Pending.wait`."""
+        arguments.seconds(timeout_s, "timeout_s")
+        # Not wait_for on the future itself: giving up would cancel it for those who wait for it later.
+        waiting = asyncio.wrap_future(_shielded(self.reply))
+        done, _ = await asyncio.wait([waiting], timeout=timeout_s)
+        if not done:
+            waiting.cancel()
+            raise self._late(timeout_s)
+        return self._value(waiting.result())
+
+
+def _shielded(future: "Future[Message | None]") -> "Future[Message | None]":
+    """Return a future that gets the other one's result, and may be cancelled without it."""
+    shielded: Future[Message | None] = Future()
+
+    def pass_on(done: "Future[Message | None]") -> None:
+        if shielded.set_running_or_notify_cancel():
+            shielded.set_result(done.result())
+
+    future.add_done_callback(pass_on)
+    return shielded
+
+
+class _Service:
+    """What both classes share: settings, and the request."""
+
+    def __init__(
+        self,
+        dsn: str,
+        inbox: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        listen_dsn: str | None = None,
+        connections: int = 4,
+    ) -> None:
+        self.name = inbox_name(inbox)
+        self.schema = schema_name(schema)
+        self._dsn = settings.dsn(dsn)
+        self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
+        self._poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
+        self._connections = arguments.count(connections, "connections")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
+
+    def _pool(self) -> dict[str, Any]:
+        """Return the arguments of the pool for `ask`, after checking that the inbox is fit for replies."""
+        with settings.connect(self._dsn, "requests", autocommit=True) as probe:
+            run(probe, checking_kept(self.schema, self.name))
+            pooled = is_pooled(probe)
+        return {
+            "conninfo": settings.session_dsn(self._dsn, f"requests ask {self.name}", pooled=pooled),
+            "kwargs": {"prepare_threshold": None} if pooled else {},
+            "min_size": 1,
+            "max_size": self._connections,
+        }
+
+    def _sending(
+        self, topic: Topic[Any, Any] | str, value: object, request_id: UUID, fields: Fields
+    ) -> Operation[None]:
+        headers = {**(fields.get("headers") or {}), "reply_to": self.name, "reply_key": str(request_id)}
+        given: Fields = {**fields, "headers": headers, "id": request_id}
+        return sending(self.schema, Outgoing(topic, value, kind="C", **given).row())
+
+
+def _id(fields: Fields) -> UUID:
+    given = fields.get("id")
+    return uuid4() if given is None else given_id(given)
+
+
+class Requests(_Service):
+    """Sends commands and waits for their answers: `with Requests(dsn, "shop_replies") as requests: requests.ask(...)`.
+
+    All processes of a service share one inbox, made with `create_inbox(..., keep_s=600)`, and all threads of a process
+    one instance. Replies are taken by one background session, in its own transaction, woken by deliveries; through a
+    pooler it looks every `poll_interval_s` seconds while something is waited for, unless `listen_dsn` leads to the
+    server itself. An answer is handed over at most once: it is lost if the process dies. A flow that must survive that
+    is a handler of a topic for replies. `ask` uses up to `connections` sessions of its own.
+
+    Entering it raises `UnknownInbox`, `SchemaError`, `ConnectionFailed`, and `ConfigurationError` for an inbox without
+    `keep_s`.
+    """
+
+    _replies: Replies[Pending[Any]]
+
+    def __enter__(self) -> Self:
+        pool = self._pool()
+        self._sessions: ConnectionPool[psycopg.Connection[Any]] = ConnectionPool(
+            **pool, check=ConnectionPool.check_connection, open=True
+        )
+        self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
+        self._thread = ReplyThread(self._replies, self.name)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the sessions. Whoever still waits gets `NoReply`."""
+        self._thread.stop()
+        self._sessions.close()
+
+    @overload
+    def ask(self, topic: Topic[T, A], value: T, *, timeout_s: float, **fields: Unpack[Fields]) -> A: ...
+    @overload
+    def ask(self, topic: str, value: object, *, timeout_s: float, **fields: Unpack[Fields]) -> Any: ...
+
+    def ask(self, topic: Topic[Any, Any] | str, value: object, *, timeout_s: float, **fields: Unpack[Fields]) -> object:
+        """Send a command in a transaction of its own, wait for its answer, and return the answer's value.
+
+        `fields` are those of `Outbox.send`. Raises `Refused` for another status than 200; `NoReply` after `timeout_s`
+        seconds, when the command may still be done; `InvalidMessage`; `DecodeError` if the answer does not fit its
+        topic's type. If the connection is lost at the COMMIT, the reply tells that it was done.
+        """
+        arguments.seconds(timeout_s, "timeout_s")
+        pending: Pending[Any] | None = None
+        try:
+            with self._sessions.connection() as connection:
+                pending = self.send(connection, topic, value, **fields)
+        except psycopg.Error as error:
+            if pending is None or meaning(error) is not Meaning.LOST:
+                raise
+        try:
+            return pending.wait(timeout_s)
+        finally:
+            self._replies.forget(pending)
+
+    @overload
+    def send(self, connection: AnyConnection, topic: Topic[T, A], value: T, **fields: Unpack[Fields]) -> Pending[A]: ...
+    @overload
+    def send(self, connection: AnyConnection, topic: str, value: object, **fields: Unpack[Fields]) -> Pending[Any]: ...
+
+    def send(
+        self, connection: AnyConnection, topic: Topic[Any, Any] | str, value: object, **fields: Unpack[Fields]
+    ) -> Pending[Any]:
+        """Send a command in the caller's transaction; after its commit, `wait` on what this returns.
+
+        Waiting before the commit times out. `fields` are those of `Outbox.send`.
+        """
+        request_id = _id(fields)
+        operation = self._sending(topic, value, request_id, fields)
+        pending: Pending[Any] = self._replies.expect(Pending(request_id, topic))
+        try:
+            run(connection, operation)
+        except BaseException:
+            self._replies.forget(pending)
+            raise
+        return pending
+
+
+class AsyncRequests(_Service):
+    """`Requests` for async programs: `async with AsyncRequests(dsn, "shop_replies") as requests`."""
+
+    _replies: Replies[AsyncPending[Any]]
+
+    async def __aenter__(self) -> Self:
+        """See `Requests`."""
+        pool = await asyncio.to_thread(self._pool)
+        self._sessions: AsyncConnectionPool[psycopg.AsyncConnection[Any]] = AsyncConnectionPool(
+            **pool, check=AsyncConnectionPool.check_connection, open=False
+        )
+        await self._sessions.open()
+        self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
+        self._replies.begin(asyncio.get_running_loop())
+        self._taking = asyncio.create_task(self._replies.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the sessions. Whoever still waits gets `NoReply`."""
+        self._taking.cancel()
+        await asyncio.gather(self._taking, return_exceptions=True)
+        await self._sessions.close()
+
+    @overload
+    async def ask(self, topic: Topic[T, A], value: T, *, timeout_s: float, **fields: Unpack[Fields]) -> A: ...
+    @overload
+    async def ask(self, topic: str, value: object, *, timeout_s: float, **fields: Unpack[Fields]) -> Any: ...
+
+    async def ask(
+        self, topic: Topic[Any, Any] | str, value: object, *, timeout_s: float, **fields: Unpack[Fields]
+    ) -> object:
+        """See `Requests.ask`."""
+        arguments.seconds(timeout_s, "timeout_s")
+        pending: AsyncPending[Any] | None = None
+        try:
+            async with self._sessions.connection() as connection:
+                pending = await self.send(connection, topic, value, **fields)
+        except psycopg.Error as error:
+            if pending is None or meaning(error) is not Meaning.LOST:
+                raise
+        try:
+            return await pending.wait(timeout_s)
+        finally:
+            self._replies.forget(pending)
+
+    @overload
+    async def send(
+        self, connection: AnyAsyncConnection, topic: Topic[T, A], value: T, **fields: Unpack[Fields]
+    ) -> AsyncPending[A]: ...
+    @overload
+    async def send(
+        self, connection: AnyAsyncConnection, topic: str, value: object, **fields: Unpack[Fields]
+    ) -> AsyncPending[Any]: ...
+
+    async def send(
+        self, connection: AnyAsyncConnection, topic: Topic[Any, Any] | str, value: object, **fields: Unpack[Fields]
+    ) -> AsyncPending[Any]:
+        """See `Requests.send`."""
+        request_id = _id(fields)
+        operation = self._sending(topic, value, request_id, fields)
+        pending: AsyncPending[Any] = self._replies.expect(AsyncPending(request_id, topic))
+        try:
+            await run_async(connection, operation)
+        except BaseException:
+            self._replies.forget(pending)
+            raise
+        return pending

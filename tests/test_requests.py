@@ -1,0 +1,297 @@
+"""Requests: a command is sent and its answer waited for, through one durable inbox for all processes of a service."""
+
+import asyncio
+import contextlib
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dispatcher.janitor import Janitor
+from inbox import AsyncRequests, Handlers, Message, NoReply, Refused, Rejected, Requests, Worker
+from mailroom import Topic, settings
+from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+from tests.support.pgbouncer import pgbouncer
+from tests.support.waiting import eventually
+from tests.support.working import NEVER_S, WITHIN_S, working
+
+REPLIES = "shop_replies"
+CANARY = "canary-51d0"
+SOON_S = 0.05  # how long to wait for what does not come
+
+
+@dataclass
+class Reserve:
+    item: str
+    amount: int
+
+
+@dataclass
+class Reserved:
+    shelf: int
+
+
+reserve = Topic("stock", Reserve, replies=Reserved)
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("stock", on_failure="skip", max_attempts=1, backoff_s=0)
+    node.inbox(REPLIES, keep_s=600)
+    return node
+
+
+def take(message: Message[Reserve], _connection: Any) -> Reserved:
+    if message.value.item == CANARY:
+        raise Rejected({"why": CANARY})
+    if message.value.item == "broken":
+        raise ValueError(CANARY)
+    return Reserved(message.value.amount)
+
+
+@contextlib.contextmanager
+def answering(node: Node, *, poll_interval_s: float = NEVER_S) -> Iterator[None]:
+    """Run the service that is asked, and the dispatcher."""
+    handlers = Handlers()
+    handlers.on(reserve)(take)
+    worker = Worker(node.dsn, "stock", handlers, dispatch=True, poll_interval_s=poll_interval_s, handle_signals=False)
+    with working(worker):
+        yield
+
+
+def replies_left(node: Node) -> int:
+    return int(node.value(f"SELECT count(*) FROM mailroom.inbox_{REPLIES}"))
+
+
+def unasked(node: Node) -> Requests:
+    """Requests that take replies as soon as a delivery tells, and otherwise never."""
+    return Requests(node.dsn, REPLIES, poll_interval_s=NEVER_S)
+
+
+# -- Asking -----------------------------------------------------------------------------------------------------------
+
+
+def test_answer_comes_back_typed_and_is_taken(node: Node) -> None:
+    with answering(node), unasked(node) as requests:
+        assert requests.ask(reserve, Reserve("teapot", 2), timeout_s=WITHIN_S) == Reserved(2)
+        assert requests.ask("stock", {"item": "cup", "amount": 3}, timeout_s=WITHIN_S) == {"shelf": 3}
+    assert replies_left(node) == 0
+
+
+@pytest.mark.parametrize(
+    ("item", "status", "value"), [(CANARY, 400, {"why": CANARY}), ("broken", 500, {"error": "ValueError"})]
+)
+def test_another_status_is_refused_and_its_text_does_not_quote_the_value(
+    node: Node, item: str, status: int, value: object
+) -> None:
+    with answering(node, poll_interval_s=0.05), unasked(node) as requests, pytest.raises(Refused) as raised:
+        requests.ask(reserve, Reserve(item, 1), timeout_s=WITHIN_S)
+    assert (raised.value.status, raised.value.value) == (status, value)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (again.status, again.value) == (status, value)
+    assert CANARY not in f"{raised.value} {raised.value!r}"
+
+
+def test_request_in_the_callers_transaction_is_answered_after_its_commit(node: Node, connect: Connect) -> None:
+    connection = connect()
+    with answering(node), unasked(node) as requests:
+        pending = requests.send(connection, reserve, Reserve("teapot", 2), key="order-42")
+        with pytest.raises(NoReply):
+            pending.wait(SOON_S)
+        connection.commit()
+        assert pending.wait(WITHIN_S) == Reserved(2)
+        assert pending.wait(WITHIN_S) == Reserved(2)  # it has it
+
+
+def test_request_that_is_rolled_back_is_not_sent_and_no_longer_waited_for(node: Node, connect: Connect) -> None:
+    connection = connect()
+    with unasked(node) as requests:
+        pending = requests.send(connection, reserve, Reserve("teapot", 2))
+        connection.rollback()
+        assert node.waiting() == []
+        assert len(requests._replies._keys()) == 1
+        del pending
+        assert requests._replies._keys() == []
+
+
+def test_two_hundred_at_once_get_each_its_own_answer_and_make_no_table(node: Node) -> None:
+    relations = "SELECT count(*) FROM pg_class"
+    with answering(node), unasked(node) as requests, ThreadPoolExecutor(200) as threads:
+        before = node.value(relations)
+        asked = [threads.submit(requests.ask, reserve, Reserve("cup", nth), timeout_s=WITHIN_S) for nth in range(200)]
+        assert [each.result() for each in asked] == [Reserved(nth) for nth in range(200)]
+        assert node.value(relations) == before
+
+
+def test_two_instances_on_one_inbox_take_each_their_own(node: Node) -> None:
+    with answering(node), unasked(node) as one, unasked(node) as other, ThreadPoolExecutor(20) as threads:
+        asked = [
+            threads.submit((one, other)[nth % 2].ask, reserve, Reserve("cup", nth), timeout_s=WITHIN_S)
+            for nth in range(40)
+        ]
+        assert [each.result() for each in asked] == [Reserved(nth) for nth in range(40)]
+    assert replies_left(node) == 0
+
+
+# -- What goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_late_reply_stays_until_the_janitor_drops_it(node: Node) -> None:
+    with unasked(node) as requests:
+        with pytest.raises(NoReply) as raised:
+            requests.ask(reserve, Reserve(CANARY, 2), timeout_s=SOON_S)
+        assert isinstance(raised.value, TimeoutError)
+        assert CANARY not in str(raised.value)
+        with answering(node):
+            eventually(lambda: replies_left(node) == 1, WITHIN_S)
+            assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
+    node.connection.execute("UPDATE mailroom.inbox SET delivered_at = delivered_at - interval '1 hour'")
+
+    async def sweep() -> None:
+        async with await settings.connect_async(node.dsn, "keeper") as connection:
+            await Janitor(SCHEMA).run_once(connection)
+
+    asyncio.run(sweep())
+    assert replies_left(node) == 0
+
+
+ASK = f"""
+import sys
+from inbox import Requests
+with Requests(sys.argv[1], "{REPLIES}") as requests:
+    requests.ask("stock", {{"item": "cup", "amount": 1}}, timeout_s=600)
+"""
+
+
+def test_process_killed_while_it_waits_leaves_its_reply_and_disturbs_nobody(node: Node) -> None:
+    with subprocess.Popen([sys.executable, "-c", ASK, node.dsn], cwd=Path(__file__).parents[1]) as asking:
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 1, WITHIN_S)
+        asking.send_signal(signal.SIGKILL)
+        asking.wait(WITHIN_S)
+    with answering(node), unasked(node) as requests:
+        assert requests.ask(reserve, Reserve("cup", 7), timeout_s=WITHIN_S) == Reserved(7)
+        eventually(lambda: replies_left(node) == 1, WITHIN_S)
+
+
+def test_session_that_is_lost_is_replaced(node: Node) -> None:
+    with answering(node), unasked(node) as requests:
+        assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
+        node.end_sessions("mailroom requests")
+        node.end_sessions("mailroom worker listener shop_replies")
+        assert requests.ask(reserve, Reserve("cup", 2), timeout_s=WITHIN_S) == Reserved(2)
+
+
+def test_connection_lost_at_the_commit_shows_by_the_reply(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(node), unasked(node) as requests:
+        sending = requests.send
+
+        def committed_and_lost(connection: Any, *arguments: Any, **fields: Any) -> Any:
+            pending = sending(connection, *arguments, **fields)
+            connection.commit()
+            node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+            with contextlib.suppress(psycopg.Error):
+                connection.execute("SELECT")  # the pool's COMMIT would do this; now the connection knows
+            return pending
+
+        monkeypatch.setattr(requests, "send", committed_and_lost)
+        assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
+
+
+def test_whoever_waits_when_they_are_closed_gets_no_reply(node: Node, connect: Connect) -> None:
+    connection = connect()
+    with unasked(node) as requests:
+        pending = requests.send(connection, reserve, Reserve("cup", 1))
+    with pytest.raises(NoReply, match="closed"):
+        pending.wait(NEVER_S)
+    with pytest.raises(ConfigurationError, match="inside of `with Requests"):
+        requests.send(connection, reserve, Reserve("cup", 1))
+
+
+def test_inbox_that_would_keep_replies_for_ever_is_refused(node: Node) -> None:
+    with pytest.raises(ConfigurationError, match="inbox create stock --keep-s 600"), Requests(node.dsn, "stock"):
+        pass
+    with pytest.raises(UnknownInbox), Requests(node.dsn, "nowhere"):
+        pass
+
+
+def test_what_cannot_be_sent_is_refused_at_once(node: Node, connect: Connect) -> None:
+    with unasked(node) as requests:
+        with pytest.raises(InvalidMessage):
+            requests.ask("no topic", 1, timeout_s=WITHIN_S)
+        with pytest.raises(ConfigurationError, match="timeout_s is 0"):
+            requests.ask(reserve, Reserve("cup", 1), timeout_s=0)
+        with pytest.raises(NotInTransaction):
+            requests.send(connect(autocommit=True), reserve, Reserve("cup", 1))
+        assert requests._replies._keys() == []
+
+
+# -- Behind a pooler --------------------------------------------------------------------------------------------------
+
+
+def test_replies_are_polled_for_behind_a_pooler(node: Node, server_home: Path) -> None:
+    with (
+        pgbouncer(node.dsn, server_home) as url,
+        answering(node),
+        Requests(url, REPLIES, poll_interval_s=0.05) as requests,
+    ):
+        for nth in range(3):
+            assert requests.ask(reserve, Reserve("cup", nth), timeout_s=WITHIN_S) == Reserved(nth)
+
+
+def test_with_listen_dsn_replies_are_told_of_behind_a_pooler(node: Node, server_home: Path) -> None:
+    with (
+        pgbouncer(node.dsn, server_home) as url,
+        answering(node),
+        Requests(url, REPLIES, poll_interval_s=NEVER_S, listen_dsn=node.dsn) as requests,
+    ):
+        assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
+
+
+# -- Async ------------------------------------------------------------------------------------------------------------
+
+
+async def test_async_requests_do_the_same(node: Node) -> None:
+    async with AsyncRequests(node.dsn, REPLIES, poll_interval_s=NEVER_S) as requests:
+        with pytest.raises(NoReply):
+            await requests.ask(reserve, Reserve("teapot", 2), timeout_s=SOON_S)
+        connection = await psycopg.AsyncConnection.connect(node.dsn)
+        async with connection:
+            pending = await requests.send(connection, reserve, Reserve("cup", 5))
+            with pytest.raises(NoReply):
+                await pending.wait(SOON_S)
+        assert isinstance(pending.id, UUID)
+        with answering(node):
+            assert await pending.wait(WITHIN_S) == Reserved(5)
+            assert await pending.wait(WITHIN_S) == Reserved(5)
+            with pytest.raises(Refused) as raised:
+                await requests.ask(reserve, Reserve(CANARY, 1), timeout_s=WITHIN_S)
+            assert raised.value.status == 400
+            asked = [requests.ask(reserve, Reserve("cup", nth), timeout_s=WITHIN_S) for nth in range(50)]
+            assert await asyncio.gather(*asked) == [Reserved(nth) for nth in range(50)]
+
+
+async def test_async_waiter_that_is_cancelled_or_closed_ends(node: Node) -> None:
+    async with AsyncRequests(node.dsn, REPLIES, poll_interval_s=NEVER_S) as requests:
+        connection = await psycopg.AsyncConnection.connect(node.dsn)
+        async with connection:
+            pending = await requests.send(connection, reserve, Reserve("cup", 5))
+        waiting = asyncio.create_task(pending.wait(NEVER_S))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        closed = asyncio.create_task(pending.wait(NEVER_S))
+    with pytest.raises(NoReply, match="closed"):
+        await closed
