@@ -35,6 +35,7 @@ from . import (
     reap,
     refused,
     report,
+    requests,
     spark,
     waiting,
 )
@@ -51,6 +52,7 @@ MODULES = (
     flow,
     handlers,
     latency,
+    requests,
     poison,
     waiting,
     refused,
