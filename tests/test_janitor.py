@@ -11,6 +11,7 @@ import pytest
 from dispatcher import janitor
 from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_key_state
 from dispatcher.lane import KEEPER
+from dispatcher.outstayed import sweeping_outstayed
 from inbox import Inbox, Park, Parked
 from inbox.failure import suspecting
 from inbox.parked import moving_parked
@@ -241,6 +242,17 @@ async def test_nothing_is_dropped_of_a_key_that_a_transaction_holds_or_that_is_p
     clocked.now_s += SWEEP_INTERVAL_S
     await clocked.janitor.run_once(keeper)
     assert (node.delivered("key"), dropped(node)["replies"]) == ([], 3)
+
+
+def test_parked_messages_that_are_still_to_be_moved_aside_are_not_dropped(node: Node) -> None:
+    node.inbox("replies", keep_s=600)
+    for key in ("parked", "free"):
+        node.send("replies", key=key)
+    node.deliver()
+    node.connection.execute(STATE.replace("shipping", "replies"), ["parked", 1, "infinity"])
+    node.connection.execute(AGED, ["replies", ["parked", "free"]])
+    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 100)) == 1
+    assert node.delivered("key") == [("parked",)]
 
 
 # -- Moving messages of parked keys -----------------------------------------------------------------------------------

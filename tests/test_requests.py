@@ -200,9 +200,8 @@ def test_connection_lost_at_the_commit_shows_by_the_reply(node: Node, monkeypatc
         def committed_and_lost(connection: Any, *arguments: Any, **fields: Any) -> Any:
             pending = sending(connection, *arguments, **fields)
             connection.commit()
+            connection.execute("SELECT")  # so that the pool sends a COMMIT, which fails
             node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
-            with contextlib.suppress(psycopg.Error):
-                connection.execute("SELECT")  # the pool's COMMIT would do this; now the connection knows
             return pending
 
         monkeypatch.setattr(requests, "send", committed_and_lost)
