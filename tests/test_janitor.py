@@ -235,7 +235,7 @@ async def test_nothing_is_dropped_of_a_key_that_a_transaction_holds_or_that_is_p
     clocked = Clocked()
     await clocked.janitor.run_once(keeper)
     holder.rollback()
-    assert "free" not in node.delivered("key")
+    assert ("free",) not in node.delivered("key")
     assert dropped(node)["replies"] == 1
     assert node.value("SELECT count(*) FROM mailroom.inbox_replies WHERE key = 'held'") == 2
     assert node.value("SELECT count(*) FROM mailroom.parked WHERE key = 'parked'") == 1
