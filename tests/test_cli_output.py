@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import threading
 from contextlib import suppress
@@ -23,7 +24,7 @@ def node(dsn: str, connect: Connect) -> Node:
 # -- Widths -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_status_is_whole_at_any_width(node: Node, columns: int) -> None:
     node.inbox("shipping", "orders")
     node.inbox("audit_log", "orders", "cancelled")
@@ -33,10 +34,24 @@ def test_status_is_whole_at_any_width(node: Node, columns: int) -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= columns
     words = text.split()
-    for word in ("audit_log", "shipping", "messages", "1,500", "backlog", "oldest"):
+    for word in ("audit_log", "shipping", "1,500", "backlog", "oldest"):
         assert word in words, text
     # A heading above all rows where there is room, else a block for each.
-    assert words.count("backlog") == (1 if columns >= 80 else 2)
+    assert words.count("lag") == (1 if columns >= 60 else 2)
+    assert "dropped" not in words
+
+
+def test_status_shows_what_failed_where_anything_did(node: Node) -> None:
+    node.inbox("shipping", "orders")
+    node.inbox("audit_log", "orders")
+    node.connection.execute("UPDATE mailroom.inbox_registry SET dropped = 12 WHERE name = 'audit_log'")
+    lines = done("status", dsn=node.dsn, COLUMNS="200").splitlines()
+    [headings] = [line for line in lines if line.split()[:1] == ["inbox"]]
+    columns = re.split(" {2,}", headings.strip())
+    assert len(set(columns)) == len(columns)
+    assert columns[-1] == "dropped"
+    assert "parked" not in headings
+    assert [line.split()[0] + line.split()[-1] for line in lines[-2:]] == ["audit_log12", "shipping0"]
 
 
 def test_what_nobody_looks_at_is_not_broken(

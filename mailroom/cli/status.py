@@ -1,5 +1,8 @@
 """`mailroom status`, and the line about the dispatcher."""
 
+from collections.abc import Callable
+from operator import attrgetter
+
 import click
 
 from mailroom import status as node_status
@@ -17,10 +20,11 @@ def status(call: Call) -> None:
 
     Then for each inbox: how many messages are on the way to it (committed, not yet delivered) and in its backlog
     (delivered, not yet reaped), each with the age of the oldest. The first age is the dispatcher's part of the lag, the
-    second the consumers'. The lag itself is the age of the oldest message of both since it was sent. Waiting keys have
-    failed and wait for their next attempt; parked keys are held, with their messages, until an operator acts (mailroom
-    parked list). Dropped are messages that waited for longer than their inbox keeps them (mailroom inbox create
-    --keep-s).
+    second the consumers'. The lag itself is the age of the oldest message of both since it was sent.
+
+    Further columns are shown if they count anything. Waiting keys have failed and wait for their next attempt; parked
+    keys are held, with their messages, until an operator acts (mailroom parked list). Dropped are messages that waited
+    for longer than their inbox keeps them (mailroom inbox create --keep-s).
 
     \b
     Examples:
@@ -33,6 +37,23 @@ def status(call: Call) -> None:
         document(found)
     else:
         _show(found)
+
+
+COLUMNS: dict[str, Callable[[InboxStatus], object]] = {
+    "inbox": attrgetter("name"),
+    "lag": lambda inbox: duration(inbox.lag_s),
+    "on the way": attrgetter("on_the_way"),
+    "oldest on the way": lambda inbox: duration(inbox.dispatcher_lag_s),
+    "backlog": attrgetter("backlog"),
+    "oldest in backlog": lambda inbox: duration(inbox.consumer_lag_s),
+}
+# Shown if an inbox has any: all of them together are wider than a usual terminal.
+COUNTS: dict[str, Callable[[InboxStatus], object]] = {
+    "waiting keys": attrgetter("waiting_keys"),
+    "parked keys": attrgetter("parked_keys"),
+    "parked messages": attrgetter("parked_messages"),
+    "dropped": attrgetter("dropped"),
+}
 
 
 def _show(found: Status) -> None:
@@ -53,20 +74,9 @@ def _show(found: Status) -> None:
         return
     facts(lines)
     say("")
-    columns = (
-        *("inbox", "lag", "on the way", "oldest", "backlog", "oldest"),
-        *("waiting keys", "parked keys", "parked messages", "dropped"),
-    )
-    table(columns, map(_cells, found.inboxes), numbers=columns[1:])
-
-
-def _cells(inbox: InboxStatus) -> tuple[object, ...]:
-    return (
-        *(inbox.name, duration(inbox.lag_s)),
-        *(inbox.on_the_way, duration(inbox.dispatcher_lag_s)),
-        *(inbox.backlog, duration(inbox.consumer_lag_s)),
-        *(inbox.waiting_keys, inbox.parked_keys, inbox.parked_messages, inbox.dropped),
-    )
+    columns = COLUMNS | {heading: of for heading, of in COUNTS.items() if any(map(of, found.inboxes))}
+    rows = ([of(inbox) for of in columns.values()] for inbox in found.inboxes)
+    table(tuple(columns), rows, numbers=tuple(columns)[1:])
 
 
 def _waiting(number: int, lag_s: float) -> str:
