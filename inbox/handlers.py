@@ -80,7 +80,7 @@ class _Registry(Generic[Call]):
         arguments.flag(reply, "reply")
 
         def register(handler: H) -> H:
-            self._routes.add(_pattern(topic), _Route(self._checked(handler), reply, typed))
+            self._routes.add(topic, _Route(self._checked(handler), reply, typed))
             return handler
 
         return register
@@ -92,7 +92,7 @@ class _Registry(Generic[Call]):
         """
 
         def register(handler: H) -> H:
-            self._refused.add(_pattern(topic), _Route(self._checked(handler), answers=False))
+            self._refused.add(topic, _Route(self._checked(handler), answers=False))
             return handler
 
         return register
@@ -217,10 +217,6 @@ class AsyncHandlers(_Registry[AsyncCall]):
             await saved.release()
         if route.answers:
             await run_async(connection, self._answering(message, DONE, route.plain(returned)))
-
-
-def _pattern(topic: Topic[Any, Any] | str) -> str:
-    return topic.name if isinstance(topic, Topic) else topic
 
 
 def asks(message: Message) -> bool:

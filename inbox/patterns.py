@@ -1,10 +1,10 @@
 """Patterns of topics, and which one of those that fit is the most specific."""
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mailroom.errors import ConfigurationError
-from mailroom.names import topic_pattern
+from mailroom.topic import Topic, pattern_text
 
 T = TypeVar("T")
 
@@ -18,9 +18,10 @@ class Patterns(Generic[T]):
         self._exact: dict[str, T] = {}
         self._patterns: dict[tuple[str, ...], T] = {}  # the most specific first
 
-    def add(self, pattern: str, item: T) -> None:
+    def add(self, topic: Topic[Any, Any] | str, item: T) -> None:
         """Register `item`. Raises `InvalidMessage` if it is no pattern, `ConfigurationError` if it has one already."""
-        if topic_pattern(pattern) in self:
+        pattern = pattern_text(topic)
+        if pattern in self:
             raise ConfigurationError(f"There is a handler for {pattern} already: register one only.")
         words = tuple(pattern.split("."))
         if ONE in words or MANY in words:

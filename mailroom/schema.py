@@ -4,14 +4,15 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from mailroom import locks, settings
 from mailroom.errors import ConfigurationError, SchemaError, UnknownInbox
-from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name, topic_pattern
+from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.sqlstate import primary_message, sqlstate
+from mailroom.topic import Topic, pattern_text
 
 if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext
@@ -39,6 +40,9 @@ RELEASE = 1
 HEAD = "0116"
 
 LONGEST_KEEP_S = 3_650 * 86_400
+
+# What an inbox subscribes to: topics, each as a `Topic` or as text, and patterns.
+Topics: TypeAlias = Topic[Any, Any] | str | Iterable[Topic[Any, Any] | str]
 
 
 def migrate(
@@ -288,7 +292,7 @@ def _revision(schema: str) -> Operation[str | None]:
 def create_inbox(
     connection: AnyConnection,
     name: str,
-    subscribe: Iterable[str] = (),
+    subscribe: Topics = (),
     *,
     schema: str = DEFAULT_SCHEMA,
     backoff_s: float | None = None,
@@ -319,7 +323,7 @@ def create_inbox(
 async def create_inbox_async(
     connection: AnyAsyncConnection,
     name: str,
-    subscribe: Iterable[str] = (),
+    subscribe: Topics = (),
     *,
     schema: str = DEFAULT_SCHEMA,
     backoff_s: float | None = None,
@@ -334,7 +338,7 @@ async def create_inbox_async(
 
 
 def _creation(
-    name: str, subscribe: Iterable[str], schema: str, backoff_s: float | None, backoff_max_s: float | None,
+    name: str, subscribe: Topics, schema: str, backoff_s: float | None, backoff_max_s: float | None,
     max_attempts: int | None, on_failure: str | None, keep_s: float | None,
 ) -> Operation[None]:  # fmt: skip
     topics = _topics(subscribe)
@@ -450,13 +454,14 @@ def creating_inbox(
 
 
 def subscribe(
-    connection: AnyConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+    connection: AnyConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA
 ) -> list[str]:
     """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
 
-    A topic may be a pattern. Dots part words: `order.*` fits the topics of `order` and one more word, `order.#` those
-    that are or begin with `order`, `#` all. There may be several `*`, but not beside a `#`, which is the last word. A
-    pattern gets messages and events, never commands or replies. However many fit, the inbox gets a message once.
+    A topic is text or a `Topic`, and text may be a pattern. Dots part words: `order.*` fits the topics of `order` and
+    one more word, `order.#` those that are or begin with `order`, `#` all. There may be several `*`, but not beside a
+    `#`, which is the last word. A pattern gets messages and events, never commands or replies. However many fit, the
+    inbox gets a message once.
 
     In the caller's transaction, also for users' own migrations. Once it is committed, what is sent comes; what waits in
     the outbox comes too, unless a delivery had begun with it, and what was delivered does not. Repeating it is
@@ -466,14 +471,14 @@ def subscribe(
 
 
 async def subscribe_async(
-    connection: AnyAsyncConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+    connection: AnyAsyncConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA
 ) -> list[str]:
     """`subscribe` on an async connection."""
     return await run_async(connection, _subscription(SUBSCRIBE, inbox, topics, schema))
 
 
 def unsubscribe(
-    connection: AnyConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+    connection: AnyConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA
 ) -> list[str]:
     """End an inbox's subscriptions to these topics and patterns, as they were given; return those that there were.
 
@@ -483,18 +488,18 @@ def unsubscribe(
 
 
 async def unsubscribe_async(
-    connection: AnyAsyncConnection, inbox: str, topics: str | Iterable[str], *, schema: str = DEFAULT_SCHEMA
+    connection: AnyAsyncConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA
 ) -> list[str]:
     """`unsubscribe` on an async connection."""
     return await run_async(connection, _subscription(UNSUBSCRIBE, inbox, topics, schema))
 
 
-def _topics(given: str | Iterable[str]) -> list[str]:
+def _topics(given: Topics) -> list[str]:
     # Text is a topic: taken as an iterable, it would be a topic per letter.
-    return [topic_pattern(topic) for topic in ([given] if isinstance(given, str) else given)]
+    return [pattern_text(topic) for topic in ([given] if isinstance(given, str | Topic) else given)]
 
 
-def _subscription(statement: Sql, inbox: str, topics: str | Iterable[str], schema: str) -> Operation[list[str]]:
+def _subscription(statement: Sql, inbox: str, topics: Topics, schema: str) -> Operation[list[str]]:
     return _changing_subscription(statement, schema_name(schema), inbox_name(inbox), _topics(topics))
 
 

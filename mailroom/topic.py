@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message
-from mailroom.names import shown, topic_name
+from mailroom.names import shown, topic_name, topic_pattern
 from mailroom.values import PLAIN, Values, values_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ MISFITS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, 
 
 
 class Topic(Generic[T, A]):
-    """A topic whose values have a type: every method that sends takes one in the place of text, and so do `Handlers`.
+    """A topic whose values have a type: every method that sends takes one in the place of text, as do subscriptions and
+    `Handlers`.
 
     `value_type` is a dataclass, a pydantic model, a struct of msgspec or a plain type, such as `dict[str, int]`. It
     holds such types, lists, tuples, sets, dicts, enums and whatever the codec sends. Of any other type `read` makes a
@@ -164,6 +165,11 @@ class Topic(Generic[T, A]):
 def topic_text(topic: "Topic[Any, Any] | str") -> str:
     """Return the name of a topic that is given as a `Topic` or as text. Raises `InvalidMessage`."""
     return topic.name if isinstance(topic, Topic) else topic_name(topic)
+
+
+def pattern_text(topic: "Topic[Any, Any] | str") -> str:
+    """Return what is subscribed to or handled, a `Topic`, a topic or a pattern, as text. Raises `InvalidMessage`."""
+    return topic.name if isinstance(topic, Topic) else topic_pattern(topic)
 
 
 def _version(version: int) -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dispatcher.deliver import DELIVER, SESSION, delivering
 from dispatcher.deliverer import Deliverer
+from mailroom import Topic
 from mailroom.errors import InvalidMessage, InvalidName, UnknownInbox
 from mailroom.names import MAX_TOPIC_LENGTH, topic_pattern
 from mailroom.schema import create_inbox, migrate, subscribe, subscribe_async, unsubscribe, unsubscribe_async
@@ -361,6 +362,19 @@ def test_text_is_one_topic_and_not_one_per_letter(node: Node) -> None:
         create_inbox(node.connection, "audit", "abc")
         assert subscribe(node.connection, "audit", "def") == ["def"]
     assert node.rows("SELECT topic FROM mailroom.subscription ORDER BY topic") == [("abc",), ("def",)]
+
+
+def test_topic_is_subscribed_to_by_its_name(node: Node) -> None:
+    paid, sent = Topic("order.paid", int), Topic("order.sent", int)
+    with node.connection.transaction():
+        create_inbox(node.connection, "audit", paid)
+        create_inbox(node.connection, "billing", [paid, "order.#"])
+        assert subscribe(node.connection, "audit", sent) == ["order.sent"]
+        assert subscribe(node.connection, "billing", iter((sent, "order.#", paid))) == ["order.sent"]
+        assert unsubscribe(node.connection, "audit", [sent, "order.#"]) == ["order.sent"]
+        assert unsubscribe(node.connection, "billing", paid) == ["order.paid"]
+    rows = node.rows("SELECT inbox, topic FROM mailroom.subscription ORDER BY inbox, topic")
+    assert rows == [("audit", "order.paid"), ("billing", "order.#"), ("billing", "order.sent")]
 
 
 @pytest.mark.parametrize("kind", SYNC)

@@ -9,6 +9,7 @@ import psycopg
 
 from inbox import Inbox, Message, Worker
 from mailroom import Topic
+from mailroom.schema import create_inbox, subscribe, unsubscribe
 from outbox import AsyncOutbox, Outbox, Outgoing
 
 
@@ -66,6 +67,16 @@ def send(connection: psycopg.Connection, either: Topic[Reserve, Reserved] | str)
     outbox.command(connection, reserve, Reserve("teapot", 1), reply_to=counts)  # type: ignore[misc]
     outbox.send_many(connection, [Outgoing(reserve, Reserved(1))])  # type: ignore[misc]
     Outgoing(reserve, Reserved(1), key="order-42")  # type: ignore[misc]
+
+
+def receive(connection: psycopg.Connection) -> None:
+    create_inbox(connection, "stock", reserve)
+    create_inbox(connection, "shop", [reserved, "order.*"])
+    subscribe(connection, "shop", counts)
+    unsubscribe(connection, "shop", (counts, perhaps, "order.*"))
+
+    subscribe(connection, "shop", Reserve)  # type: ignore[arg-type]
+    unsubscribe(connection, "shop", [Reserved(1)])  # type: ignore[list-item]
 
 
 async def send_async(connection: psycopg.AsyncConnection, outbox: AsyncOutbox) -> None:
