@@ -36,6 +36,8 @@ SESSION = settings.UNATTENDED | PINNED
 ANSWER_S = 10.0  # the time for the server to let replies be taken, before the session counts as dead
 LONGEST_PAUSE_S = 10.0
 
+OUTSIDE = "Nobody takes replies here: send requests inside of `with Requests(...)`."
+
 # A reply's key is its request's id, which no other message has. One that another transaction holds is left to it.
 TAKE = Sql(
     """
@@ -104,7 +106,7 @@ class Replies(Generic[E]):
         with self._changing:
             loop = self._loop
             if self._is_closed or loop is None:
-                raise ConfigurationError("Nobody takes replies here: send requests inside of `with Requests(...)`.")
+                raise ConfigurationError(OUTSIDE)
             self._expected[expected.key] = expected
         loop.call_soon_threadsafe(self._wanted.set)
         return expected

@@ -1,6 +1,7 @@
 """`Requests` and `AsyncRequests`: send a command and wait for its answer."""
 
 import asyncio
+import os
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -10,10 +11,11 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from inbox.replies import Expected, Replies, ReplyThread, checking_kept
+from inbox.replies import OUTSIDE, Expected, Replies, ReplyThread, checking_kept
 from inbox.worker import arguments
 from mailroom import settings
 from mailroom.answer import DONE
+from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.outgoing import Fields, Outgoing, given_id, sending
@@ -116,6 +118,8 @@ def _shielded(future: "Future[Message | None]") -> "Future[Message | None]":
 class _Service:
     """What both classes share: settings, and the request."""
 
+    _process: int | None = None  # the one that is inside of the `with` block
+
     def __init__(
         self,
         dsn: str,
@@ -148,6 +152,21 @@ class _Service:
             "max_size": self._connections,
         }
 
+    def _check_process(self) -> None:
+        """Raise `ConfigurationError` outside of the `with` block, and in a process that was forked inside of it."""
+        if self._process is None:
+            raise ConfigurationError(OUTSIDE)
+        if self._process != os.getpid():
+            raise ConfigurationError(
+                "These requests were made before this process was forked, and their sessions are the other one's: make "
+                "Requests in each process, after the fork."
+            )
+
+    def _end(self) -> bool:
+        """Tell whether there is anything to close: what a forked process closes ends the other one's sessions."""
+        is_own, self._process = self._process == os.getpid(), None
+        return is_own
+
     def _sending(
         self, topic: Topic[Any, Any] | str, value: object, request_id: UUID, fields: Fields
     ) -> Operation[None]:
@@ -171,7 +190,8 @@ class Requests(_Service):
     is a handler of a topic for replies. `ask` uses up to `connections` sessions of its own.
 
     Entering it raises `UnknownInbox`, `SchemaError`, `ConnectionFailed`, and `ConfigurationError` for an inbox without
-    `keep_s`.
+    `keep_s`. Its methods raise `ConfigurationError` outside of the `with` block, and in a process that was forked
+    inside of it: that one makes its own.
     """
 
     _replies: Replies[Pending[Any]]
@@ -184,14 +204,16 @@ class Requests(_Service):
         self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
         self._thread = ReplyThread(self._replies, self.name)
         self._thread.start()
+        self._process = os.getpid()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the sessions. Whoever still waits gets `NoReply`."""
-        self._thread.stop()
-        self._sessions.close()
+        if self._end():
+            self._thread.stop()
+            self._sessions.close()
 
     @overload
     def ask(self, topic: Topic[T, A], value: T, *, timeout_s: float, **fields: Unpack[Fields]) -> A: ...
@@ -206,6 +228,7 @@ class Requests(_Service):
         topic's type. If the connection is lost at the COMMIT, the reply tells that it was done.
         """
         arguments.seconds(timeout_s, "timeout_s")
+        self._check_process()
         pending: Pending[Any] | None = None
         try:
             with self._sessions.connection() as connection:
@@ -230,6 +253,7 @@ class Requests(_Service):
 
         Waiting before the commit times out. `fields` are those of `Outbox.send`.
         """
+        self._check_process()
         request_id = _id(fields)
         operation = self._sending(topic, value, request_id, fields)
         pending: Pending[Any] = self._replies.expect(Pending(request_id, topic))
@@ -256,15 +280,17 @@ class AsyncRequests(_Service):
         self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
         self._replies.begin(asyncio.get_running_loop())
         self._taking = asyncio.create_task(self._replies.run())
+        self._process = os.getpid()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the sessions. Whoever still waits gets `NoReply`."""
-        self._taking.cancel()
-        await asyncio.gather(self._taking, return_exceptions=True)
-        await self._sessions.close()
+        if self._end():
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
+            await self._sessions.close()
 
     @overload
     async def ask(self, topic: Topic[T, A], value: T, *, timeout_s: float, **fields: Unpack[Fields]) -> A: ...
@@ -276,6 +302,7 @@ class AsyncRequests(_Service):
     ) -> object:
         """See `Requests.ask`."""
         arguments.seconds(timeout_s, "timeout_s")
+        self._check_process()
         pending: AsyncPending[Any] | None = None
         try:
             async with self._sessions.connection() as connection:
@@ -301,6 +328,7 @@ class AsyncRequests(_Service):
         self, connection: AnyAsyncConnection, topic: Topic[Any, Any] | str, value: object, **fields: Unpack[Fields]
     ) -> AsyncPending[Any]:
         """See `Requests.send`."""
+        self._check_process()
         request_id = _id(fields)
         operation = self._sending(topic, value, request_id, fields)
         pending: AsyncPending[Any] = self._replies.expect(AsyncPending(request_id, topic))

@@ -21,6 +21,7 @@ from inbox import AsyncRequests, Handlers, Message, NoReply, Refused, Rejected, 
 from mailroom import Topic, settings
 from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
 from tests.support.databases import Connect
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import eventually
@@ -69,6 +70,14 @@ def answering(node: Node, *, poll_interval_s: float = NEVER_S) -> Iterator[None]
     worker = Worker(node.dsn, "stock", handlers, dispatch=True, poll_interval_s=poll_interval_s, handle_signals=False)
     with working(worker):
         yield
+
+
+def python(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a Python program in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def replies_left(node: Node) -> int:
@@ -145,6 +154,29 @@ def test_two_instances_on_one_inbox_take_each_their_own(node: Node) -> None:
     assert replies_left(node) == 0
 
 
+ASK_AT_ONCE = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from inbox import Requests
+first = int(sys.argv[2])
+numbers = range(first, first + 20)
+with Requests(sys.argv[1], "{REPLIES}", poll_interval_s={NEVER_S}) as requests, ThreadPoolExecutor(20) as threads:
+    asked = [threads.submit(requests.ask, "stock", {{"item": "cup", "amount": each}}, timeout_s=60) for each in numbers]
+    assert [each.result() for each in asked] == [{{"shelf": each}} for each in numbers]
+"""
+
+
+def test_two_processes_on_one_inbox_take_each_their_own(node: Node) -> None:
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(python(ASK_AT_ONCE, node.dsn, str(first))) for first in (100, 200)]
+        # Nobody answers before all are asked: so both wait for their replies at the same time.
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 40, WITHIN_S)
+        with answering(node):
+            said = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert replies_left(node) == 0
+
+
 # -- What goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -176,13 +208,46 @@ with Requests(sys.argv[1], "{REPLIES}") as requests:
 
 
 def test_process_killed_while_it_waits_leaves_its_reply_and_disturbs_nobody(node: Node) -> None:
-    with subprocess.Popen([sys.executable, "-c", ASK, node.dsn], cwd=Path(__file__).parents[1]) as asking:
+    with python(ASK, node.dsn) as asking:
         eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 1, WITHIN_S)
         asking.send_signal(signal.SIGKILL)
         asking.wait(WITHIN_S)
     with answering(node), unasked(node) as requests:
         assert requests.ask(reserve, Reserve("cup", 7), timeout_s=WITHIN_S) == Reserved(7)
         eventually(lambda: replies_left(node) == 1, WITHIN_S)
+
+
+FORK = f"""
+import os, sys
+from inbox import Requests
+from mailroom.errors import ConfigurationError
+cup = {{"item": "cup", "amount": 1}}
+with Requests(sys.argv[1], "{REPLIES}", poll_interval_s={NEVER_S}, connections=1) as requests:
+    def backend():
+        with requests._sessions.connection() as connection:
+            return connection.info.backend_pid
+    before = backend()
+    child = os.fork()
+    if child == 0:
+        try:
+            requests.ask("stock", cup, timeout_s=5)
+        except ConfigurationError as error:
+            assert "after the fork" in str(error)
+        else:
+            os._exit(3)
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+        assert backend() == before
+        assert requests.ask("stock", cup, timeout_s=60) == {{"shelf": 1}}
+if child == 0:
+    sys.exit(0)
+"""
+
+
+def test_forked_process_is_refused_and_leaves_the_other_one_s_sessions_alone(node: Node) -> None:
+    with answering(node), python(FORK, node.dsn) as process:
+        said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
 
 
 def test_session_that_is_lost_is_replaced(node: Node) -> None:
@@ -214,8 +279,11 @@ def test_whoever_waits_when_they_are_closed_gets_no_reply(node: Node, connect: C
         pending = requests.send(connection, reserve, Reserve("cup", 1))
     with pytest.raises(NoReply, match="closed"):
         pending.wait(NEVER_S)
-    with pytest.raises(ConfigurationError, match="inside of `with Requests"):
-        requests.send(connection, reserve, Reserve("cup", 1))
+    for outside in (requests, unasked(node)):
+        with pytest.raises(ConfigurationError, match="inside of `with Requests"):
+            outside.send(connection, reserve, Reserve("cup", 1))
+        with pytest.raises(ConfigurationError, match="inside of `with Requests"):
+            outside.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S)
 
 
 def test_inbox_that_would_keep_replies_for_ever_is_refused(node: Node) -> None:
@@ -234,6 +302,38 @@ def test_what_cannot_be_sent_is_refused_at_once(node: Node, connect: Connect) ->
         with pytest.raises(NotInTransaction):
             requests.send(connect(autocommit=True), reserve, Reserve("cup", 1))
         assert requests._replies._keys() == []
+
+
+# -- Over every connection --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_request_is_sent_over_every_connection(node: Node, kind: str) -> None:
+    with unasked(node) as requests, opened(node.dsn, kind) as connection:
+        undone = requests.send(connection, reserve, Reserve("cup", 1))
+        connection.rollback()
+        pending = requests.send(connection, reserve, Reserve("cup", 2), headers={"note": "null"}, key="k")
+        connection.commit()
+        with answering(node):
+            assert pending.wait(WITHIN_S) == Reserved(2)
+        with pytest.raises(NoReply):
+            undone.wait(SOON_S)
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_request_is_sent_over_every_async_connection(node: Node, kind: str) -> None:
+    async with (
+        AsyncRequests(node.dsn, REPLIES, poll_interval_s=NEVER_S) as requests,
+        opened_async(node.dsn, kind) as connection,
+    ):
+        undone = await requests.send(connection, reserve, Reserve("cup", 1))
+        await connection.rollback()
+        pending = await requests.send(connection, reserve, Reserve("cup", 2), headers={"note": "null"}, key="k")
+        await connection.commit()
+        with answering(node):
+            assert await pending.wait(WITHIN_S) == Reserved(2)
+        with pytest.raises(NoReply):
+            await undone.wait(SOON_S)
 
 
 # -- Behind a pooler --------------------------------------------------------------------------------------------------
@@ -279,6 +379,19 @@ async def test_async_requests_do_the_same(node: Node) -> None:
             assert raised.value.status == 400
             asked = [requests.ask(reserve, Reserve("cup", nth), timeout_s=WITHIN_S) for nth in range(50)]
             assert await asyncio.gather(*asked) == [Reserved(nth) for nth in range(50)]
+
+
+async def test_async_requests_are_refused_outside_of_their_block_and_in_a_forked_process(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = AsyncRequests(node.dsn, REPLIES)
+    with pytest.raises(ConfigurationError, match="inside of `with Requests"):
+        await requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S)
+    async with requests:
+        with monkeypatch.context() as patched:
+            patched.setattr("os.getpid", lambda: -1)
+            with pytest.raises(ConfigurationError, match="after the fork"):
+                await requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S)
 
 
 async def test_async_waiter_that_is_cancelled_or_closed_ends(node: Node) -> None:
