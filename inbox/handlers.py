@@ -7,15 +7,15 @@ anyway, and tells by the state of the transaction what the error means.
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from inbox.exceptions import Rejected
 from inbox.patterns import Patterns
 from inbox.worker import arguments, hold
 from inbox.worker.batch import HandlerFailed
-from mailroom.answer import DONE, REJECTED, answer, answered_by_return, reply_topic
+from mailroom.answer import DONE, REJECTED, answer, answered_by_return, refuse_second, reply_topic
 from mailroom.carry import handling
 from mailroom.errors import ConfigurationError, NoHandler
 from mailroom.message import Message
@@ -36,7 +36,8 @@ A = TypeVar("A")  # the answers to its commands
 C = TypeVar("C")  # the handler's connection
 R = TypeVar("R")  # what a handler returns that does not answer by it
 
-NUMBERS = count()
+# How many commands that ask are in hand: a handler may call handlers, and these ones too.
+_depth: ContextVar[int] = ContextVar("mailroom_handlers_depth", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,6 @@ class _Registry(Generic[Call]):
 
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
-        # A handler may call other handlers, which have a savepoint within its own.
-        self._savepoint = f"handlers_{next(NUMBERS)}"
         self._routes: Patterns[_Route[Call]] = Patterns()
         self._refused: Patterns[_Route[Call]] = Patterns()
 
@@ -152,12 +151,13 @@ class Handlers(_Registry[SyncCall]):
         with handling(message):
             typed = route.typed(message)
             if asks(message):
-                self._answer(route, typed, connection)
+                with _own_savepoint(message) as name:
+                    self._answer(route, typed, connection, name)
             else:
                 route.call(typed, connection)
 
-    def _answer(self, route: _Route[SyncCall], message: Message, connection: AnyConnection) -> None:
-        saved = savepoint(connection, self._savepoint)
+    def _answer(self, route: _Route[SyncCall], message: Message, connection: AnyConnection, name: str) -> None:
+        saved = savepoint(connection, name)
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
                 returned = route.call(message, connection)
@@ -199,12 +199,15 @@ class AsyncHandlers(_Registry[AsyncCall]):
         with handling(message):
             typed = route.typed(message)
             if asks(message):
-                await self._answer(route, typed, connection)
+                with _own_savepoint(message) as name:
+                    await self._answer(route, typed, connection, name)
             else:
                 await route.call(typed, connection)
 
-    async def _answer(self, route: _Route[AsyncCall], message: Message, connection: AnyAsyncConnection) -> None:
-        saved = await savepoint_async(connection, self._savepoint)
+    async def _answer(
+        self, route: _Route[AsyncCall], message: Message, connection: AnyAsyncConnection, name: str
+    ) -> None:
+        saved = await savepoint_async(connection, name)
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
                 returned = await route.call(message, connection)
@@ -222,6 +225,21 @@ class AsyncHandlers(_Registry[AsyncCall]):
 def asks(message: Message) -> bool:
     """Tell whether the message is a command that asks for an answer."""
     return message.kind == "C" and reply_topic(message) is not None
+
+
+@contextlib.contextmanager
+def _own_savepoint(message: Message) -> Iterator[str]:
+    """Handle a command inside this context, in a savepoint of the name that this gives.
+
+    Handlers that a handler calls have another one: what they leave open must not take the place of its own. Raises
+    `InvalidMessage` if it is this very command that they are to answer, and its handler answers it already.
+    """
+    refuse_second(message)
+    token = _depth.set(_depth.get() + 1)
+    try:
+        yield f"handlers_{_depth.get()}"
+    finally:
+        _depth.reset(token)
 
 
 @contextlib.contextmanager

@@ -80,14 +80,15 @@ def _key(request: Request) -> str:
     return key if 1 <= len(key.encode()) <= MAX_KEY_BYTES else request.key
 
 
-# The command whose handler answers by what it returns. A context and not a thread, as for the message in hand.
-_answered_by_return: ContextVar[UUID | None] = ContextVar("mailroom_answered_by_return", default=None)
+# The commands whose handlers answer by what they return: several, where one calls the next. A context and not a thread,
+# as for the message in hand.
+_answered_by_return: ContextVar[frozenset[UUID]] = ContextVar("mailroom_answered_by_return", default=frozenset())
 
 
 @contextmanager
 def answered_by_return(command: Request) -> Iterator[None]:
     """Call a handler inside this context whose return value is the answer: `refuse_second` refuses any other."""
-    token = _answered_by_return.set(command.id)
+    token = _answered_by_return.set(_answered_by_return.get() | {command.id})
     try:
         yield
     finally:
@@ -95,8 +96,8 @@ def answered_by_return(command: Request) -> Iterator[None]:
 
 
 def refuse_second(request: Request) -> None:
-    """Raise `InvalidMessage` if what the handler in hand returns is the answer to this message."""
-    if _answered_by_return.get() == request.id:
+    """Raise `InvalidMessage` if what a handler in hand returns is the answer to this message."""
+    if request.id in _answered_by_return.get():
         raise InvalidMessage(
             f"Command {request.id} is answered by what its handler returns: return the value, or register the handler "
             "with reply=False."

@@ -459,6 +459,55 @@ def test_second_answer_is_refused(node: Node) -> None:
     ]
 
 
+def test_second_answer_by_handlers_that_a_handler_has_called_is_refused(node: Node) -> None:
+    asked, other = command(node), command(node, "stock.count")
+    stock = Handlers()
+
+    @stock.on("stock.count")
+    def count(_message: Message, connection: Any) -> int:
+        with pytest.raises(InvalidMessage, match="reply=False"):
+            OUTBOX.reply(connection, in_hand, "of the one around it")
+        return 7
+
+    @stock.on("stock.reserve")
+    def take(_message: Message, connection: Any) -> str:
+        stock(within, connection)
+        return "returned"
+
+    node.drain()
+    with psycopg.connect(node.dsn) as connection:
+        in_hand, within = Inbox("stock").reap_any(connection)
+        stock(in_hand, connection)
+    assert answers(node) == [(str(other), 200, 7), (str(asked), 200, "returned")]
+
+
+@pytest.mark.parametrize("reply", [True, False])
+@pytest.mark.parametrize("inner_reply", [True, False])
+@pytest.mark.parametrize("rejects", [True, False])
+def test_command_that_a_handler_hands_on_is_answered_once(
+    node: Node, reply: bool, inner_reply: bool, rejects: bool
+) -> None:
+    asked = command(node)
+    outer, inner = Handlers(), Handlers()
+    outer.on("stock.#", reply=reply)(inner)
+
+    @inner.on("stock.reserve", reply=inner_reply)
+    def take(_message: Message, _connection: Any) -> str:
+        if rejects:
+            raise Rejected("no")
+        return "returned"
+
+    with psycopg.connect(node.dsn) as connection:
+        if reply:
+            with pytest.raises(InvalidMessage, match="reply=False"):
+                drain(connection, "stock", outer)
+            connection.rollback()
+        else:
+            drain(connection, "stock", outer)
+    answered = [(str(asked), 400, "no")] * rejects or [(str(asked), 200, "returned")] * inner_reply
+    assert answers(node) == ([] if reply else answered)
+
+
 async def test_second_answer_is_refused_in_tasks_of_the_handler(node: Node) -> None:
     command(node)
     stock = AsyncHandlers()
@@ -713,29 +762,61 @@ def test_work_of_a_test_goes_on_after_a_command_that_fails(node: Node, kind: str
 
 @pytest.mark.parametrize("kind", SYNC)
 @pytest.mark.parametrize("rejects", [True, False])
-def test_savepoint_of_handlers_that_a_handler_has_called_is_its_own(node: Node, kind: str, rejects: bool) -> None:
+@pytest.mark.parametrize("is_itself", [True, False])
+def test_savepoint_of_handlers_that_a_handler_has_called_is_its_own(
+    node: Node, kind: str, rejects: bool, is_itself: bool
+) -> None:
     """What the inner ones leave open must not keep what was done before them."""
-    inner, outer = Handlers(), Handlers()
+    outer = Handlers()
+    inner = outer if is_itself else Handlers()
 
-    @inner.on("stock.reserve")
+    @inner.on("stock.count")
     def fail(_message: Message, connection: Any) -> None:
         put(connection, "inner")
         raise LookupError
 
     @outer.on("stock.reserve")
-    def reject(message: Message, connection: Any) -> None:
+    def reject(_message: Message, connection: Any) -> None:
         put(connection, "outer")
         with contextlib.suppress(LookupError):
-            inner(message, connection)
+            inner(within, connection)
         if rejects:
             raise Rejected("no")
 
-    asked = command(node)
+    asked, _ = command(node), command(node, "stock.count")
+    node.drain()
     with opened(node.dsn, kind) as connection:
-        assert drain(connection, "stock", outer) == 1
+        in_hand, within = Inbox("stock").reap_any(connection)
+        outer(in_hand, connection)
         connection.commit()
     assert answers(node) == [(str(asked), 400, "no") if rejects else (str(asked), 200, None)]
     assert shelf(node) == ([] if rejects else ["inner", "outer"])
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+async def test_savepoint_of_async_handlers_that_call_themselves_is_its_own(node: Node, kind: str) -> None:
+    handlers = AsyncHandlers()
+
+    @handlers.on("stock.count")
+    async def fail(_message: Message, connection: Any) -> None:
+        await put_async(connection, "inner")
+        raise LookupError
+
+    @handlers.on("stock.reserve")
+    async def reject(_message: Message, connection: Any) -> None:
+        await put_async(connection, "outer")
+        with contextlib.suppress(LookupError):
+            await handlers(within, connection)
+        raise Rejected("no")
+
+    asked, _ = command(node), command(node, "stock.count")
+    node.drain()
+    async with opened_async(node.dsn, kind) as connection:
+        in_hand, within = await AsyncInbox("stock").reap_any(connection)
+        await handlers(in_hand, connection)
+        await connection.commit()
+    assert answers(node) == [(str(asked), 400, "no")]
+    assert shelf(node) == []
 
 
 @pytest.mark.parametrize("kind", SYNC)
