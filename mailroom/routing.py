@@ -1,4 +1,7 @@
-"""Routing: which inboxes get a topic. Deliveries and `mailroom.status` share this rule."""
+"""Routing: which inboxes get a topic. Deliveries, `mailroom.status` and Spark's audit share this rule."""
+
+# Whether a pattern `p` fits a topic `t`. Spark reads it as PostgreSQL does.
+FITS = "(p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits"
 
 # An exact subscription gets all of a topic, the inbox of the topic's name all but events, and a pattern messages and
 # events only: an inbox on # would give every command a second receiver. So of a topic, `route` has once each inbox that
@@ -17,9 +20,13 @@ route AS MATERIALIZED (
     FROM (SELECT topic, inbox, true, true FROM {schema}.subscription
           UNION ALL SELECT name, name, false, true FROM {schema}.inbox_registry
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
-                    ON (p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits)
+                    ON {fits})
          AS r (topic, inbox, subscribed, named)
-    GROUP BY topic, inbox)"""
+    GROUP BY topic, inbox)""".replace("{fits}", FITS)
 
 # Whether an inbox in `route` gets a message of this kind.
 GETS = "CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END"
+
+# The ways to each inbox, for the audit, which knows topics from files. What is no pattern is the way of one topic.
+WAYS = """SELECT topic, inbox, true, fits IS NULL, fits, words::bigint FROM {schema}.subscription
+    UNION ALL SELECT name, name, false, true, NULL, NULL FROM {schema}.inbox_registry"""

@@ -86,7 +86,7 @@ def _unproven(evidence: Evidence, *, sent: bool) -> list[str]:
     else:
         found.append(f"{what}: whether that is all they sent, and with these values; give --sent what they recorded")
     drained = evidence.at("lane").select("inbox")
-    inboxes = evidence.at("route").select("inbox").distinct().join(drained, "inbox", "left_anti")
+    inboxes = evidence.at("way").select("inbox").distinct().join(drained, "inbox", "left_anti")
     names = [row.inbox for row in inboxes.orderBy("inbox").limit(MAX_TOPICS).collect()]
     if names:
         found.append(f"what these inboxes got, which no drain reaps: {', '.join(names)}")

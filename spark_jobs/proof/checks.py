@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
+from spark_jobs.proof.routes import routes
 from spark_jobs.write.content import HASH_IN_SPARK
 
 SOURCE = "mailroom spark "
@@ -115,8 +116,9 @@ def _copies_agree(evidence: Evidence) -> DataFrame:
 def _copies_complete(evidence: Evidence) -> DataFrame:
     """A drained inbox has, or had, what other inboxes got of the topics that it subscribes to.
 
-    A subscription counts from the first of its messages that the inbox got, and if there is none, from the making of
-    the inbox. As many may be missing as somebody discarded there.
+    A topic counts from the first of its messages that the inbox got, and if there is none, by a pattern from the first
+    message that came by that alone, or else from the making of the inbox. As many may be missing as somebody discarded
+    there.
     """
     columns = ("inbox", "topic", "kind", "message_id", "clock")
     of_files = (*columns, f.col("delivered_at").alias("at"))
@@ -126,13 +128,12 @@ def _copies_complete(evidence: Evidence) -> DataFrame:
     # Not of all files: an inbox has yet to be drained of what another one was after the tables were read.
     seen = _union(evidence.drained_before().select(*of_files), held).groupBy("topic", "kind", "message_id")
     first = got.groupBy("inbox", "topic").agg(f.min("clock").alias("first"))
-    routes = evidence.at("route").select("inbox", "topic", f.col("at").alias("made"), f.col("kind").alias("of"))
-    routes = routes.join(evidence.at("lane").select("inbox").distinct(), "inbox").join(
-        first, ["inbox", "topic"], "left"
-    )
+    ways = evidence.at("way").join(evidence.at("lane").select("inbox").distinct(), "inbox")
+    topics = _union(seen.agg(f.count("*")).select("topic"), first.select("topic")).distinct()
     due = (
-        seen.agg(f.min("clock").alias("clock"), f.min("at").alias("at")).join(f.broadcast(routes), "topic")
-        .filter("coalesce(clock >= first, at >= made) AND (of IS NULL OR kind <> 'E')")
+        seen.agg(f.min("clock").alias("clock"), f.min("at").alias("at"))
+        .join(f.broadcast(routes(ways, topics, first)), "topic")
+        .filter("coalesce(clock >= first, at >= made) AND instr(kinds, kind) > 0")
         .join(got.select("inbox", "message_id", f.lit(1).alias("got")).distinct(), ["inbox", "message_id"], "left")
     )  # fmt: skip
     found = due.groupBy("inbox", "topic").agg(f.count("*").alias("due"), f.count("got").alias("found"))

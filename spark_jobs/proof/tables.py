@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.routing import GETS, WAYS
 from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import PlainCursor, run
@@ -41,6 +42,9 @@ DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic
 # them; a snapshot has each in exactly one place, or it was reaped before, and then its file is listed. Seen in both, in
 # the inbox and in a file of a later epoch, it was merely drained meanwhile. A batch and its messages are committed
 # together, and so are a sender's rows and its messages: a snapshot has both or neither.
+#
+# A way to an inbox (`mailroom.routing`) has as `kind` the kinds that come by it. That of a pattern has in the place of
+# a source what its topics are LIKE, and in that of a count how many words they have.
 SNAPSHOT = Sql(
     """
 SELECT 'outbox', {not_delivered} FROM {schema}.outbox
@@ -62,11 +66,11 @@ UNION ALL
 SELECT 'lane', inbox, {no_message}, NULL::text, messages, lane, epoch, {no_time}, {no_content}
 FROM {schema}.spark_drain
 UNION ALL
-SELECT 'route', inbox, {no_message}, NULL::text, {no_count}, r.created_at, topic, of, NULL::text
-FROM (SELECT inbox, topic, NULL::text FROM {schema}.subscription
-      UNION ALL SELECT name, name, 'no event' FROM {schema}.inbox_registry
-      WHERE NOT EXISTS (SELECT FROM {schema}.subscription WHERE inbox = name AND topic = name)
-     ) AS s (inbox, topic, of) JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
+SELECT 'way', inbox, {no_message}, fits, words, NULL::integer, NULL::bigint, r.created_at, topic,
+       (SELECT pg_catalog.string_agg(kind, ''::text)
+        FROM pg_catalog.unnest(ARRAY['M', 'E', 'C', 'R']) AS k (kind) WHERE {gets}), NULL::text
+FROM ({ways}) AS w (topic, inbox, subscribed, named, fits, words)
+JOIN {schema}.inbox_registry AS r ON r.name = w.inbox
 UNION ALL
 SELECT CASE WHEN action = 'requeue dead letters' THEN 'requeue' ELSE 'discard' END, inbox, {no_message}, NULL::text,
        messages, NULL::integer, NULL::bigint, at, {no_content}
@@ -75,11 +79,12 @@ FROM {schema}.audit WHERE action IN ('requeue dead letters', 'discard', 'discard
     not_delivered=NOT_DELIVERED,
     delivered=DELIVERED % "delivered_at",
     dead_lettered=DELIVERED % NO_TIME,
+    ways=WAYS,
+    gets=GETS,
     no_message=NO_MESSAGE,
     no_time=NO_TIME,
     sent_bytes=SENT_BYTES,
     no_content=NO_CONTENT,
-    no_count=NO_COUNT,
 )
 SENT = (
     "UNION ALL SELECT 'sent', NULL::text, {key}, NULL::bigint, message_id::uuid::text, NULL::text, {none} FROM {rows}"

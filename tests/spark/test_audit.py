@@ -23,6 +23,7 @@ from spark_jobs.drain import drain
 from spark_jobs.node import Node as SparkNode
 from spark_jobs.proof import tables as audit_tables
 from spark_jobs.proof.checks import CHECKS, CHECKS_OF_SENT, Evidence, Found, check
+from spark_jobs.proof.routes import routed
 from spark_jobs.proof.tables import COLUMNS
 from spark_jobs.write.sink import OutboxSink
 from tests.spark.frames import frame
@@ -89,19 +90,27 @@ class Case:
             "at": self.at(number + 0.5),
         } | known
 
-    def copy_all(self, *left_out: int) -> None:
+    def copy_all(self, *left_out: int, by_pattern: bool = False) -> None:
         """Have another inbox that subscribes to the topic got everything that this one has, in a lane of its own."""
         files = {100 + number: row for number, row in self.files.items() if number not in left_out}
         self.files |= {number: row | {"inbox": f"billing_{self.nth}"} for number, row in files.items()}
         self.more += [self.row(place, number) | {"inbox": f"billing_{self.nth}"}
                       for place, number in (("inbox", 13), ("parked", 14), ("dead_letter", 15))]  # fmt: skip
         self.more.append(self.lane | {"inbox": f"billing_{self.nth}", "messages": len(files)})
-        self.subscribe()
+        self.subscribe(by_pattern=by_pattern)
 
-    def subscribe(self, second: float = 0, kind: str | None = None) -> None:
-        """Have the other inbox, made at that second, subscribe to the topic."""
-        row = {"place": "route", "inbox": f"billing_{self.nth}", "topic": f"topic_{self.nth}", "kind": kind}
-        self.more.append(row | {"at": self.at(second)})
+    def subscribe(self, second: float = 0, kinds: str = "MECR", *, by_pattern: bool = False) -> None:
+        """Have the other inbox, made at that second, subscribe to the topic, or to all that begin with it."""
+        way = {"place": "way", "inbox": f"billing_{self.nth}", "topic": f"topic_{self.nth}", "kind": kinds}
+        if by_pattern:
+            way |= {"topic": f"topic_{self.nth}.#", "kind": "ME", "source": rf"topic\_{self.nth}.%"}
+        self.more.append(way | {"at": self.at(second)})
+
+    def add_by_hand(self, number: int, topic: str) -> None:
+        """Have this inbox alone got a message of a topic that begins with the others'."""
+        sent = {"source": "psql", "topic": f"topic_{self.nth}.{topic}", "message_id": self.id(100 + number)}
+        self.files[100 + number] = self.file(number, 1) | sent | {"key": topic}
+        self.lane["messages"] += 1
 
     def tables(self) -> list[dict[str, Any]]:
         return [self.batch, self.lane, *self.under_way.values(), *self.sent.values(), *self.more]
@@ -250,6 +259,21 @@ def more_copies_are_lost_than_were_discarded(case: Case) -> None:
     case.more.append({"place": "discard", "inbox": f"billing_{case.nth}", "messages": 1})
 
 
+def a_copy_by_a_pattern_is_lost(case: Case) -> None:
+    case.copy_all(7, by_pattern=True)
+
+
+def an_inbox_by_a_pattern_is_gone(case: Case) -> None:
+    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.subscribe(by_pattern=True)
+
+
+def a_topic_of_a_pattern_is_lost(case: Case) -> None:
+    """Of the one topic it got nothing, and another one shows that it had subscribed by then."""
+    case.copy_all(*range(1, 7), by_pattern=True)
+    case.add_by_hand(50, "new")
+
+
 BROKEN: dict[Callable[[Case], None], str] = {
     a_file_is_lost: "files complete",
     all_files_of_a_lane_are_lost: "files complete",
@@ -278,6 +302,9 @@ BROKEN: dict[Callable[[Case], None], str] = {
     two_copies_differ: "copies agree",
     a_copy_is_lost: "copies complete",
     a_whole_inbox_is_gone: "copies complete",
+    a_copy_by_a_pattern_is_lost: "copies complete",
+    an_inbox_by_a_pattern_is_gone: "copies complete",
+    a_topic_of_a_pattern_is_lost: "copies complete",
     more_copies_are_lost_than_were_discarded: "copies complete",
 }
 
@@ -357,7 +384,27 @@ def events_do_not_go_by_the_topic_s_name(case: Case) -> None:
     case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
     for row in (*case.files.values(), *case.under_way.values()):
         row["kind"] = "E"
-    case.subscribe(0, "no event")
+    case.subscribe(0, "MCR")
+
+
+def commands_do_not_go_by_patterns(case: Case) -> None:
+    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    for number, row in (*case.files.items(), *case.under_way.items()):
+        row["kind"] = "R" if number == 9 else "C"
+    case.subscribe(by_pattern=True)
+
+
+def a_pattern_was_subscribed_to_later(case: Case) -> None:
+    """Also of a topic of which nothing has been sent since."""
+    case.copy_all(*range(1, 7), by_pattern=True)
+    case.add_by_hand(0, "old")
+
+
+def a_pattern_was_subscribed_to_beside_a_topic(case: Case) -> None:
+    """What came by the exact subscription does not say since when there is the pattern."""
+    case.copy_all()
+    case.subscribe(1_000, by_pattern=True)
+    case.add_by_hand(50, "old")
 
 
 def a_copy_was_drained_after_the_look(case: Case) -> None:
@@ -367,6 +414,7 @@ def a_copy_was_drained_after_the_look(case: Case) -> None:
 
 SOUND = [
     all_copies_are_there, a_copy_was_discarded, an_inbox_subscribed_later, an_inbox_was_made_later,
+    commands_do_not_go_by_patterns, a_pattern_was_subscribed_to_later, a_pattern_was_subscribed_to_beside_a_topic,
     an_inbox_that_no_drain_reaps_has_none, events_do_not_go_by_the_topic_s_name, a_copy_was_drained_after_the_look,
     a_skipped_cause_was_requeued, an_undelivered_cause_was_requeued, a_cause_was_requeued_and_drained_after_the_look,
     as_it_is, messages_were_drained_after_the_look, a_batch_was_sent_and_drained_after_the_look, others_send_too,
@@ -586,6 +634,47 @@ def test_inbox_that_was_emptied_is_found(node_run: Run) -> None:
             {"inbox": "others", "topic": "numbers", "due": 11, "found": 6, "discarded": 0}
         ])
     ]  # fmt: skip
+
+
+def test_message_that_a_pattern_should_have_brought_is_missed(node_run: Run) -> None:
+    node = node_run.node
+
+    def drain_both() -> None:
+        node.drain()
+        for inbox in ("numbers", "others"):
+            drain(node_run.job, inbox, str(node_run.directory))
+
+    node.inbox("others", "numbers.#")
+    node_run.send(5)
+    for kind in "MECR":
+        node.send("numbers", 1, kind=kind)
+    drain_both()
+    assert node_run.wrong("copies complete") == []
+    for _ in range(2):
+        node.send("numbers", 2)
+    node.drain()
+    node.connection.execute("DELETE FROM mailroom.inbox_others WHERE clock < (SELECT max(clock) FROM mailroom.inbox)")
+    drain_both()
+    [found] = node_run.wrong("copies complete")
+    assert found.examples == [{"inbox": "others", "topic": "numbers", "due": 9, "found": 8, "discarded": 0}]
+
+
+def test_ways_are_those_of_deliveries(node_run: Run) -> None:
+    patterns = ["#", "a.*", "a.#", "*", "*.b", "*.*", "a_b.*", "a_b.#", "a.b", "a"]
+    topics = ["a", "a.b", "a.b.c", "a_b", "a_b.c", "axb", "axb.c", "b", "a.", "a..b", "by_0", "by_8"]
+    for nth, pattern in enumerate(patterns):
+        node_run.node.inbox(f"by_{nth}", pattern)
+    for topic in topics:
+        for kind in "ME":
+            node_run.node.send(topic, kind=kind)
+    node_run.node.drain()
+    delivered = set(node_run.node.delivered("inbox, topic, kind"))
+    ways = audit_tables.read(node_run.spark, node_run.job, None).filter("place = 'way'")
+    found = routed(ways, node_run.spark.createDataFrame([(topic,) for topic in topics], "topic string"))
+    assert delivered == {
+        (row.inbox, row.topic, kind) for row in found.collect() if row.topic in topics for kind in row.kinds
+        if kind in "ME"
+    }  # fmt: skip
 
 
 def test_what_no_ledger_tells_is_said_not_to_be_proven(node_run: Run) -> None:
