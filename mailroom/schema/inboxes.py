@@ -1,0 +1,171 @@
+"""Inboxes: each is a partition, an entry in the registry, and subscriptions."""
+
+from typing import Literal
+
+from mailroom import locks
+from mailroom.errors import ConfigurationError, SchemaError
+from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name
+from mailroom.schema.checks import checking
+from mailroom.schema.migration import LOCK
+from mailroom.schema.subscriptions import SUBSCRIBE, Topics, topic_texts
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+
+LONGEST_KEEP_S = 3_650 * 86_400
+
+
+def create_inbox(
+    connection: AnyConnection,
+    name: str,
+    subscribe: Topics = (),
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    backoff_s: float | None = None,
+    backoff_max_s: float | None = None,
+    max_attempts: int | None = None,
+    on_failure: Literal["park", "skip"] | None = None,
+    keep_s: float | None = None,
+) -> None:
+    """Create an inbox with its subscriptions. An existing inbox stays; settings that are given replace its own.
+
+    A failing key waits `backoff_s` seconds (1), and twice as long after each further failure, up to `backoff_max_s`
+    (3600). If only one of the two is given, the other is adjusted to it. After `max_attempts` failed attempts (16, at
+    least 1) `on_failure` (park) decides: `park` parks the key, which holds its later messages too; `skip` moves only
+    that message to `dead_letter`. By default the attempts are spread over about three hours, long enough for most
+    outages of a service that the handler calls. `subscribe` holds topics and patterns, as for `subscribe`. With
+    `keep_s` the janitor drops messages that wait there for more seconds than that, but none that a transaction holds,
+    and none of parked keys: for replies that nobody waits for any more (`Requests`). By default it drops none.
+
+    Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
+    it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
+    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure` or a `keep_s` that is
+    not above 0, and `SchemaError` if something else in the schema has the name of the partition, `inbox_<name>`; then
+    nothing has changed.
+    """
+    run(connection, _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s))
+
+
+async def create_inbox_async(
+    connection: AnyAsyncConnection,
+    name: str,
+    subscribe: Topics = (),
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    backoff_s: float | None = None,
+    backoff_max_s: float | None = None,
+    max_attempts: int | None = None,
+    on_failure: Literal["park", "skip"] | None = None,
+    keep_s: float | None = None,
+) -> None:
+    """`create_inbox` on an async connection."""
+    operation = _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s)
+    await run_async(connection, operation)
+
+
+def _creation(
+    name: str, subscribe: Topics, schema: str, backoff_s: float | None, backoff_max_s: float | None,
+    max_attempts: int | None, on_failure: str | None, keep_s: float | None,
+) -> Operation[None]:  # fmt: skip
+    topics = topic_texts(subscribe)
+    if max_attempts is not None:
+        count(max_attempts, "max_attempts")
+    if on_failure not in (None, "park", "skip"):
+        raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.")
+    if keep_s is not None:
+        _check_keep_s(keep_s)
+    return creating_inbox(
+        schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s
+    )
+
+
+def _check_keep_s(keep_s: float) -> None:
+    if isinstance(keep_s, bool) or not isinstance(keep_s, int | float) or not 0 < keep_s <= LONGEST_KEEP_S:
+        raise ConfigurationError(f"keep_s is {keep_s!r}; give seconds above 0, at most {LONGEST_KEEP_S:,} (ten years).")
+
+
+# The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
+# An index on the plain column could be used for both. While an inbox is small, the planner would choose it to find a
+# key, and that cached plan would later scan the whole inbox. Seen on PostgreSQL 15 and 18.
+BY_CLOCK = "(clock + 0)"
+
+# Find what has the partition's name: tables, and types, since each table has a type of its name. In a statement of its
+# own after the lock, so that it sees what another session has just created.
+FIND = Sql(
+    """
+WITH parent AS (SELECT oid, relnamespace FROM pg_catalog.pg_class WHERE oid = '{schema}.inbox'::regclass::oid)
+SELECT EXISTS (SELECT FROM pg_catalog.pg_inherits AS i
+               WHERE i.inhrelid = c.oid AND i.inhparent = p.oid AND NOT i.inhdetachpending
+                 AND pg_catalog.pg_get_expr(c.relpartbound, c.oid) = 'FOR VALUES IN (''{inbox}'')')
+FROM parent AS p JOIN pg_catalog.pg_class AS c ON c.relnamespace = p.relnamespace AND c.relname = 'inbox_{inbox}'
+UNION ALL
+SELECT false FROM parent AS p JOIN pg_catalog.pg_type AS t ON t.typnamespace = p.relnamespace
+WHERE t.typname = 'inbox_{inbox}' AND t.typrelid = 0::oid
+""",
+    columns=("boolean",),
+)
+PREPARE = Sql(
+    "SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true)", columns=("text", "text")
+)
+# Not PARTITION OF, which blocks behind every open delivery; ATTACH does not. The names of the indexes do not begin with
+# inbox_, since they could be names of partitions: an inbox may be called wall_pkey.
+PARTITION = (
+    Sql("CREATE TABLE {schema}.inbox_{inbox} (LIKE {schema}.inbox INCLUDING DEFAULTS INCLUDING COMMENTS)"),
+    Sql(
+        """
+ALTER TABLE {schema}.inbox_{inbox} ADD CONSTRAINT key_of_{inbox} PRIMARY KEY (key, clock), SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
+    autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000)
+"""
+    ),
+    Sql(
+        "CREATE INDEX clock_of_{inbox} ON {schema}.inbox_{inbox} ({by_clock})",
+        by_clock=BY_CLOCK,
+    ),
+    Sql("ALTER TABLE {schema}.inbox ATTACH PARTITION {schema}.inbox_{inbox} FOR VALUES IN ('{inbox}')"),
+)
+RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))
+REGISTER = Sql(
+    """
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s)
+VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
+        coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
+        coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(keep_s)s::float8)
+ON CONFLICT (name) DO UPDATE SET
+    backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
+    backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),
+    max_attempts = coalesce(%(max_attempts)s::bigint, r.max_attempts),
+    on_failure = coalesce(%(on_failure)s::text, r.on_failure),
+    keep_s = coalesce(%(keep_s)s::float8, r.keep_s)
+"""
+)
+
+
+def creating_inbox(
+    schema: str, name: str, topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
+    max_attempts: int | None = None, on_failure: str | None = None, keep_s: float | None = None,
+) -> Operation[None]:  # fmt: skip
+    """`create_inbox` as an operation."""
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    names = {"schema": schema, "inbox": name}
+    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    found = yield FIND.at(**names)()
+    if (False,) in found:
+        raise SchemaError(
+            f"Inbox {name!r} cannot be created: its table would be {schema}.inbox_{name}, and something else has that "
+            "name. Choose another name for the inbox, or rename what is there."
+        )
+    if not found:
+        [(lock_timeout, _)] = yield PREPARE.at()()
+        for statement in PARTITION:
+            yield statement.at(**names)()
+        yield RESTORE.at()(before=lock_timeout)
+    yield REGISTER.at(**names)(
+        backoff_s=backoff_s,
+        backoff_max_s=backoff_max_s,
+        max_attempts=max_attempts,
+        on_failure=on_failure,
+        keep_s=keep_s,
+    )
+    yield SUBSCRIBE.at(**names)(topics=topics)
