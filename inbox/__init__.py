@@ -3,8 +3,8 @@
 from inbox.exceptions import Park, Rejected, Retry, Skip, Unavailable
 from inbox.handlers import AsyncHandlers, Handlers
 from inbox.inbox import AsyncInbox, Inbox
-from inbox.parked import AsyncParked, Parked
-from inbox.requests import AsyncRequests, NoReply, Refused, Requests
+from inbox.parked import AsyncParked, Attempt, Changed, Parked, ParkedKey
+from inbox.requests import AsyncPending, AsyncRequests, NoReply, Pending, Refused, Requests
 from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.errors import NoHandler
 from mailroom.message import Message
@@ -13,8 +13,11 @@ __all__ = [
     "AsyncHandlers",
     "AsyncInbox",
     "AsyncParked",
+    "AsyncPending",
     "AsyncRequests",
     "AsyncWorker",
+    "Attempt",
+    "Changed",
     "Handlers",
     "Inbox",
     "Message",
@@ -22,6 +25,8 @@ __all__ = [
     "NoReply",
     "Park",
     "Parked",
+    "ParkedKey",
+    "Pending",
     "Refused",
     "Rejected",
     "Requests",

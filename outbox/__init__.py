@@ -3,6 +3,6 @@
 from mailroom.outgoing import Outgoing
 from outbox.executable import Executable
 from outbox.outbox import AsyncOutbox, Outbox
-from outbox.store import AsyncStore, Store
+from outbox.store import AsyncStore, Books, Store
 
-__all__ = ["AsyncOutbox", "AsyncStore", "Executable", "Outbox", "Outgoing", "Store"]
+__all__ = ["AsyncOutbox", "AsyncStore", "Books", "Executable", "Outbox", "Outgoing", "Store"]

@@ -611,7 +611,7 @@ END $do$
 def statements() -> Iterator[tuple[str, Sql]]:
     """Give every statement that the library holds, by its name."""
     for package in (library, outbox, inbox, dispatcher):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             for name, found in vars(importlib.import_module(module.name)).items():
                 for statement in found if isinstance(found, tuple) else (found,):
                     if isinstance(statement, Sql):

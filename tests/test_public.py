@@ -2,12 +2,15 @@
 
 import inspect
 import re
+from collections.abc import Generator
 from importlib import import_module
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("mailroom", "outbox", "inbox", "dispatcher")
 PAGE = (ROOT / "docs" / "api.md").read_text()
 LISTED = {
     module: re.findall(r"`(\w+)`", names)
@@ -42,11 +45,37 @@ def test_class_that_works_on_connections_has_an_async_one_with_the_same_methods(
             assert methods(getattr(found, f"Async{name}")) == methods(value)
 
 
+def classes(annotation: object) -> set[type]:
+    """The classes of ours that an annotation speaks of."""
+    origin, parts = get_origin(annotation) or annotation, get_args(annotation)
+    if origin is Generator:  # of an operation: what comes of it in the end
+        parts = parts[-1:]
+    found = {each for part in parts for each in classes(part)}
+    if inspect.isclass(origin) and origin.__module__.partition(".")[0] in PACKAGES:
+        found.add(origin)
+    return found
+
+
+@pytest.mark.parametrize("module", LISTED)
+def test_what_public_calls_return_is_public(module: str) -> None:
+    listed = {name for names in LISTED.values() for name in names}
+    found = import_module(module)
+    for name in LISTED[module]:
+        value = getattr(found, name)
+        calls = [method for each, method in inspect.getmembers(value, inspect.isfunction) if not each.startswith("_")]
+        for call in [value] if inspect.isfunction(value) else calls:
+            function = inspect.unwrap(call)
+            returns = function.__annotations__.get("return")
+            returned = eval(returns, function.__globals__) if isinstance(returns, str) else returns
+            if function is call and get_origin(returned) is Generator:
+                continue  # an operation, for our own runners
+            assert {each.__name__ for each in classes(returned)} <= listed, f"{name}: {call}"
+
+
 def test_every_module_that_says_what_it_exports_is_listed() -> None:
-    packages = ("mailroom", "outbox", "inbox", "dispatcher")
     says = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for package in packages
+        for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
         if "__all__ = [" in path.read_text()
     }

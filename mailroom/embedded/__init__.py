@@ -4,6 +4,14 @@ No command falls back to it silently. It listens on 127.0.0.1 only and asks for 
 """
 
 from mailroom.embedded.binaries import SUPPORTED_MAJORS, Binaries, find_binaries
-from mailroom.embedded.server import Server, default_directory, embedded_server
+from mailroom.embedded.server import Condition, Server, default_directory, embedded_server
 
-__all__ = ["SUPPORTED_MAJORS", "Binaries", "Server", "default_directory", "embedded_server", "find_binaries"]
+__all__ = [
+    "SUPPORTED_MAJORS",
+    "Binaries",
+    "Condition",
+    "Server",
+    "default_directory",
+    "embedded_server",
+    "find_binaries",
+]

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from spark_jobs.audit import audit
 from spark_jobs.drain import drain, drained
 from spark_jobs.node import Node
 from spark_jobs.session import HOW_TO_GET_JDBC, jdbc_jar
+from spark_jobs.write.sink import OutboxSink
 from tests.spark.frames import ledger, values
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
@@ -50,6 +52,12 @@ def test_command_of_a_page_is_one(page: str, line: str) -> None:
     assert found
     command = importlib.import_module(f"spark_jobs.{found['job']}").command
     command.make_context(found["job"], shlex.split(found["arguments"] or ""))
+
+
+def test_page_of_the_sink_has_all_that_it_can_be_given() -> None:
+    text = (DOCS / "spark-foreachbatch.md").read_text()
+    for name in inspect.signature(OutboxSink).parameters:
+        assert name == "stream" or re.search(rf"`{name}\b|\b{name}=", text), name
 
 
 class Page:
