@@ -14,7 +14,8 @@ def listing_keeping(schema: str) -> Operation[list[str]]:
 # The oldest rows are read and then their age: the other way round, an inbox in which nothing is old would be read to
 # its end. Like a claim this locks the heads of keys, and takes nothing of a key that another transaction works on. The
 # registry's row is locked without waiting: a replay locks it until its caller commits. Parked messages stand behind
-# `retry_at = 'infinity'` until the janitor moves them to `parked`; they wait for an operator.
+# `retry_at = 'infinity'` until the janitor moves them to `parked`; they wait for an operator. What he replays has the
+# time of its delivery, and would be dropped at once: it counts from the replay.
 OUTSTAYED = Sql(
     """
 WITH registered AS MATERIALIZED (
@@ -30,6 +31,9 @@ head AS MATERIALIZED (
         WHERE i.key = o.key AND i.clock = o.clock
           AND (SELECT s.clock FROM {schema}.key_state AS s
                WHERE s.inbox = '{inbox}' AND s.key = o.key AND s.retry_at = 'infinity') IS NULL
+          AND NOT EXISTS (SELECT FROM {schema}.attempt AS a
+                          WHERE a.inbox = '{inbox}' AND a.key = o.key AND a.outcome = 'replay'
+                            AND a.at > (SELECT since FROM registered))
         FOR UPDATE SKIP LOCKED) AS l),
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING old

@@ -255,6 +255,21 @@ def test_parked_messages_that_are_still_to_be_moved_aside_are_not_dropped(node: 
     assert node.delivered("key") == [("parked",)]
 
 
+def test_what_is_replayed_is_kept_anew(node: Node) -> None:
+    """It has the time of its first delivery."""
+    node.inbox("replies", keep_s=600)
+    node.send("replies", key="k")
+    node.deliver()
+    node.connection.execute(AGED, ["replies", ["k"]])
+    [message] = Inbox("replies").peek(node.connection)
+    with node.connection.transaction():
+        run(node.connection, failing("replies", message, Park("no")))
+        assert Parked("replies").replay(node.connection, "k", actor="ada").messages == 1
+    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 100)) == 0
+    node.connection.execute("UPDATE mailroom.attempt SET at = at - interval '1 hour'")
+    assert run(node.connection, sweeping_outstayed(SCHEMA, "replies", 100)) == 1
+
+
 # -- Moving messages of parked keys -----------------------------------------------------------------------------------
 
 

@@ -34,7 +34,8 @@ def create_inbox(
     that message to `dead_letter`. By default the attempts are spread over about three hours, long enough for most
     outages of a service that the handler calls. `subscribe` holds topics and patterns, as for `subscribe`. With
     `keep_s` the janitor drops messages that wait there for more seconds than that, but none that a transaction holds,
-    and none of parked keys: for replies that nobody waits for any more (`Requests`). By default it drops none.
+    and none of parked keys, which count anew from a replay: for replies that nobody waits for any more (`Requests`). By
+    default it drops none.
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
