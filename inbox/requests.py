@@ -16,6 +16,7 @@ from inbox.worker import arguments
 from mailroom import settings
 from mailroom.answer import DONE
 from mailroom.errors import ConfigurationError
+from mailroom.headers import given
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.outgoing import Fields, Outgoing, given_id, sending
@@ -170,14 +171,14 @@ class _Service:
     def _sending(
         self, topic: Topic[Any, Any] | str, value: object, request_id: UUID, fields: Fields
     ) -> Operation[None]:
-        headers = {**(fields.get("headers") or {}), "reply_to": self.name, "reply_key": str(request_id)}
-        given: Fields = {**fields, "headers": headers, "id": request_id}
-        return sending(self.schema, Outgoing(topic, value, kind="C", **given).row())
+        headers = given(fields.get("headers")) | {"reply_to": self.name, "reply_key": str(request_id)}
+        sent: Fields = {**fields, "headers": headers, "id": request_id}
+        return sending(self.schema, Outgoing(topic, value, kind="C", **sent).row())
 
 
 def _id(fields: Fields) -> UUID:
-    given = fields.get("id")
-    return uuid4() if given is None else given_id(given)
+    own = fields.get("id")
+    return uuid4() if own is None else given_id(own)
 
 
 class Requests(_Service):

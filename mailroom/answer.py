@@ -15,6 +15,7 @@ from uuid import UUID
 
 from mailroom.carry import answering
 from mailroom.errors import InvalidMessage
+from mailroom.headers import given
 from mailroom.names import MAX_KEY_BYTES, TOPIC
 from mailroom.outgoing import COLUMNS, Fields, Outgoing, sending
 from mailroom.sql.operation import Operation, Row
@@ -69,10 +70,10 @@ def answer(request: Request, value: object, status: int, fields: Fields | None =
     if topic is None:
         raise InvalidMessage(f"Message {request.id} asks for no reply: it has no header reply_to that names a topic.")
     fields = fields or {}
-    headers = {**(fields.get("headers") or {}), "correlation": str(request.id), "status": str(status)}
-    given: Fields = {"key": _key(request), **fields, "headers": headers}
+    headers = given(fields.get("headers")) | {"correlation": str(request.id), "status": str(status)}
+    sent: Fields = {"key": _key(request), **fields, "headers": headers}
     with answering(request):
-        return Outgoing(topic, value, kind="R", **given).row()
+        return Outgoing(topic, value, kind="R", **sent).row()
 
 
 def _key(request: Request) -> str:

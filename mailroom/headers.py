@@ -21,6 +21,11 @@ def checked(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(headers)
 
 
+def given(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """`checked`, with None for none."""
+    return {} if headers is None else checked(headers)
+
+
 def size(headers: Mapping[str, str]) -> int:
     """Return how many bytes checked headers have as jsonb's text form, which the table's CHECK measures.
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from mailroom.answer import Request, answer, refuse_second
 from mailroom.errors import InvalidMessage
+from mailroom.headers import given
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
 from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, sending
 from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
@@ -77,7 +78,7 @@ def _command(topic: Topic[T, A] | str, value: T, reply_to: Topic[A, Any] | str |
     message = Outgoing(topic, value, kind="C", **fields)
     if reply_to is None:
         return message
-    return replace(message, headers={**(message.headers or {}), "reply_to": topic_text(reply_to)})
+    return replace(message, headers=given(message.headers) | {"reply_to": topic_text(reply_to)})
 
 
 class Outbox(_Node):

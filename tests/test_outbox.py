@@ -381,6 +381,19 @@ def test_reply_to_a_message_that_asks_for_none_is_refused(connect: Connect) -> N
         OUTBOX.reply(connection, command, "shipped")
 
 
+@pytest.mark.parametrize("headers", [5, 0, "saga=s", [("saga", "s")], {"saga": 1}])
+def test_headers_that_are_none_are_refused_wherever_others_are_added(connect: Connect, headers: Any) -> None:
+    connection = connect()
+    create_inbox(connection, "shipping")
+    with pytest.raises(InvalidMessage, match="text to text"):
+        OUTBOX.command(connection, "shipping", "ship", reply_to="answers", headers=headers)
+    OUTBOX.command(connection, "shipping", "ship", reply_to="answers")
+    deliver(connection)
+    [command] = Inbox("shipping").reap_any(connection)
+    with pytest.raises(InvalidMessage, match="text to text"):
+        OUTBOX.reply(connection, command, "shipped", headers=headers)
+
+
 def test_command_whose_reply_could_not_be_sent_is_refused(connect: Connect) -> None:
     with pytest.raises(InvalidMessage, match="not valid"):
         OUTBOX.command(connect(), "shipping", "ship", reply_to="no topic")

@@ -297,6 +297,8 @@ def test_what_cannot_be_sent_is_refused_at_once(node: Node, connect: Connect) ->
     with unasked(node) as requests:
         with pytest.raises(InvalidMessage):
             requests.ask("no topic", 1, timeout_s=WITHIN_S)
+        with pytest.raises(InvalidMessage, match="text to text"):
+            requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S, headers=[("saga", "s")])  # type: ignore[call-overload]
         with pytest.raises(ConfigurationError, match="timeout_s is 0"):
             requests.ask(reserve, Reserve("cup", 1), timeout_s=0)
         with pytest.raises(NotInTransaction):
