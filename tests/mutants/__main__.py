@@ -1,8 +1,10 @@
 """`python -m tests.mutants`: break each rule once and see its test fail; `make mutants` calls it."""
 
+import os
 import random
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -19,8 +21,9 @@ ROOT = Path(__file__).parents[2]
 @click.option("--only", metavar="NAME", multiple=True, help="A mutant, by its name or a part of it; may be repeated.")
 @click.option("--some", type=click.IntRange(1), metavar="N", help="So many of them, drawn by lot.")
 @click.option("--seed", type=int, help="Fixes which are drawn; one is chosen and printed if it is left out.")
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default=True, help="So many side by side.")
 @click.option("--list", "listed", is_flag=True, help="Name the rules, mutants and tests, and run nothing.")
-def main(only: tuple[str, ...], some: int | None, seed: int | None, listed: bool) -> None:
+def main(only: tuple[str, ...], some: int | None, seed: int | None, jobs: int, listed: bool) -> None:
     """Break each rule of Mailroom once, in a copy, and see the test of that rule fail."""
     console = Console()
     mutants = [mutant for mutant in stored_mutants() if not only or any(part in mutant.name for part in only)]
@@ -34,7 +37,7 @@ def main(only: tuple[str, ...], some: int | None, seed: int | None, listed: bool
         console.print(_table(mutants))
         return
     try:
-        verdicts = _verdicts(mutants)
+        verdicts = _verdicts(mutants, min(jobs, len(mutants)))
     except RunnerError as error:
         raise click.ClickException(str(error)) from None
     console.print(_table(mutants, verdicts))
@@ -47,16 +50,24 @@ def main(only: tuple[str, ...], some: int | None, seed: int | None, listed: bool
     sys.exit(0 if caught == len(verdicts) else 1)
 
 
-def _verdicts(mutants: list[Mutant]) -> list[Verdict]:
+def _verdicts(mutants: list[Mutant], jobs: int) -> list[Verdict]:
+    """Judge each mutant: `jobs` shares of them side by side, each in a copy of its own."""
+    with ThreadPoolExecutor(jobs) as pool:
+        shares = list(pool.map(_judged, (mutants[nth::jobs] for nth in range(jobs))))
+    verdicts = {name: verdict for share in shares for name, verdict in share.items()}
+    return [verdicts[mutant.name] for mutant in mutants]
+
+
+def _judged(mutants: list[Mutant]) -> dict[str, Verdict]:
     with tempfile.TemporaryDirectory(prefix="mailroom-mutants-") as directory:
         copy = Copy(ROOT, Path(directory))
         tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
         click.echo(f"{len(tests)} tests on the source as it is", err=True)
         copy.check_tests_pass(tests)
-        verdicts = []
+        verdicts = {}
         for mutant in mutants:
-            verdicts.append(copy.judge(mutant))
-            click.echo(f"{mutant.name}: {verdicts[-1].reason}", err=True)
+            verdicts[mutant.name] = copy.judge(mutant)
+            click.echo(f"{mutant.name}: {verdicts[mutant.name].reason}", err=True)
         return verdicts
 
 

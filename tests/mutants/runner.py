@@ -58,7 +58,7 @@ class Copy:
     def check_tests_pass(self, tests: Sequence[str]) -> None:
         """Raise `RunnerError` unless all the tests pass on the source as it is."""
         # Not stopped at the first failure: all of them are to be seen.
-        code, output = self._pytest(tests, timeout_s=RUN_TIMEOUT_S)
+        code, output = self._pytest(tests, timeout_s=RUN_TIMEOUT_S + TEST_TIMEOUT_S * len(tests))
         if code != 0:
             raise RunnerError(f"The tests must pass before a rule is broken; pytest ended with {code}:\n{output}")
 
