@@ -110,9 +110,16 @@ FAULTS := $(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED))
 faults: $(STAMP) pgbouncer ## Break a node under load for some minutes, and hold its ledgers against the guarantees
 	$(FAULTS) --seconds 270 --unknown 300 --floor 18
 
+.PHONY: disasters
+disasters: ## Install what power cuts and jumps of the clock need, where root and apt-get can; without it they are skipped
+	@command -v mkfs.btrfs >/dev/null && command -v faketime >/dev/null \
+	  || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null \
+	  || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y btrfs-progs faketime; } >/dev/null \
+	  || echo "btrfs-progs and faketime could not be installed: their faults are skipped"
+
 SOAK_S ?= 1800
 .PHONY: soak
-soak: $(STAMP) pgbouncer ## The same for SOAK_S=1800, with every kind of fault
+soak: $(STAMP) pgbouncer disasters ## The same for SOAK_S=1800, with every kind of fault
 	$(FAULTS) --seconds $(SOAK_S) --unknown 1000 --floor 34
 
 .PHONY: spark-soak
