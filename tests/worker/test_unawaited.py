@@ -1,5 +1,6 @@
 """Unawaited: a statement that is sent without waiting arrives, and its error is raised at the next use."""
 
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,8 +132,10 @@ def test_server_that_does_not_answer_is_reported_and_left(node: Node, monkeypatc
 def test_statement_that_waited_too_long_for_a_lock_is_sent_again(node: Node, connect: Connect) -> None:
     sender, holder = Unawaited(node.dsn, "sender", {"lock_timeout": "50ms"}), connect()
     holder.execute("INSERT INTO posted VALUES (1)")
+    with sender.session() as session:
+        pass
     sender.send(ONCE.at(schema="public")(n=1))
-    eventually(lambda: node.sessions("mailroom sender", "state = 'idle' AND query ~ 'INSERT'"))
+    eventually(lambda: select.select([session], [], [], 0)[0] == [session])  # its answer has come
     holder.rollback()
     sender.settle()
     assert posted(node) == [1]
