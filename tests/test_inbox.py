@@ -310,7 +310,8 @@ def test_bounds_hold_under_every_combination_of_planner_settings(
     fill(filler, [(f"k{n % 30:02}", n) for n in range(900)])
     # They lie in another order than that of their clocks, so a plan that returns them as they lie is found out.
     filler.execute(
-        f"WITH gone AS (DELETE FROM {SHIPPING} RETURNING *) INSERT INTO {SHIPPING} SELECT * FROM gone ORDER BY clock DESC"
+        f"WITH gone AS (DELETE FROM {SHIPPING} RETURNING *) "
+        f"INSERT INTO {SHIPPING} SELECT * FROM gone ORDER BY clock DESC"
     )
     connection = connect()
     for combination in product(("on", "off"), repeat=len(GUCS)):

@@ -7,9 +7,9 @@ changes SQL text or replaces a function, and fails loudly if what it changes is 
 import asyncio
 import contextlib
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from mailroom.sql.operation import Operation, Sql
@@ -330,7 +330,8 @@ def _cancelled_is_dead() -> None:
     def blaming(error: Exception) -> str | None:
         return described(error) if sqlstate(error) == CANCELLED else reason_of(error)
 
-    _put(sys.modules["dispatcher.executor.execute"], "reason_of", blaming)  # the package has a function of that name
+    for module in ("apply", "execute"):  # by name, since the package has a function `execute`
+        _put(import_module(f"dispatcher.executor.{module}"), "reason_of", blaming)
 
 
 @_mutant("housekeeping passes over nothing, and its errors end the daemon's session", "F41")
