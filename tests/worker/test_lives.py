@@ -333,8 +333,9 @@ def test_handler_that_ends_the_process_leaves_its_entry_and_other_loops_keep_the
     try:
         eventually(worker.stopping.is_set, WITHIN_S)
         assert worker._loop is not None
+        settle = worker._in_flight._sender.settle  # nobody has waited yet for the answer to the last entry
         for _ in range(10):  # lets its event loop and threads do whatever follows from that
-            asyncio.run_coroutine_threadsafe(worker._in_flight.run_in_thread(int), worker._loop).result(STOP_S)
+            asyncio.run_coroutine_threadsafe(worker._in_flight.run_in_thread(settle), worker._loop).result(STOP_S)
         assert sorted(node.rows("SELECT keys FROM mailroom.worker")) == [(["busy"],), (["ends"],)]
     finally:
         go_on.set()
