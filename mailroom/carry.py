@@ -58,7 +58,7 @@ class _InHand:
     """The message in hand. Its headers are read at the first send, since most handlers send nothing."""
 
     cause: Cause
-    told: frozenset[str] = frozenset()  # names whose loss was logged: once a message, however much it sends
+    logged: frozenset[str] = frozenset()  # names whose loss was logged: once a message, however much it sends
     _carried: list[tuple[str, str, int]] | None = None
 
     @property
@@ -71,10 +71,10 @@ class _InHand:
             self._carried = [(name, value, size({name: value})) for name, value in carried.items()]
         return self._carried
 
-    def tell(self, left: list[str]) -> None:
+    def log_lost(self, left: list[str]) -> None:
         """Log the names of headers that do not go on."""
-        if new := [name for name in left if name not in self.told]:
-            self.told |= {*new}
+        if new := [name for name in left if name not in self.logged]:
+            self.logged |= {*new}
             log.warning(
                 "Message %s: what is sent while it is handled goes without its headers %s, which do not fit into the "
                 "%d bytes of carried headers, or beside the other headers.",
@@ -135,7 +135,7 @@ class _Carrier:
             headers[name] = value
             room, carried_room = room - bytes_, carried_room - bytes_
         if left:
-            self.in_hand.tell(left)
+            self.in_hand.log_lost(left)
         return headers
 
 
