@@ -61,8 +61,10 @@ def savepoint(connection: AnyConnection, name: str) -> Savepoint:
     the maker's own.
     """
     if isinstance(connection, psycopg.Connection):
-        run(connection, _saving(name))
-        return _OfPsycopg(connection, name)
+        run(connection, _requiring_transaction())
+        own_savepoint = _OfPsycopg(connection, name)
+        own_savepoint.make()
+        return own_savepoint
     run(connection, _requiring_transaction())
     return _Nested(_session_of_thread(connection))
 
@@ -70,8 +72,10 @@ def savepoint(connection: AnyConnection, name: str) -> Savepoint:
 async def savepoint_async(connection: AnyAsyncConnection, name: str) -> AsyncSavepoint:
     """`savepoint` on an async connection."""
     if isinstance(connection, psycopg.AsyncConnection):
-        await run_async(connection, _saving(name))
-        return _OfAsyncPsycopg(connection, name)
+        await run_async(connection, _requiring_transaction())
+        own_savepoint = _OfAsyncPsycopg(connection, name)
+        await own_savepoint.make()
+        return own_savepoint
     await run_async(connection, _requiring_transaction())
     own = _session_of_task(connection)
     return _AsyncNested(own, await own.run_sync(_Nested))
@@ -79,15 +83,6 @@ async def savepoint_async(connection: AnyAsyncConnection, name: str) -> AsyncSav
 
 def _requiring_transaction() -> Operation[None]:
     yield IN_TRANSACTION
-
-
-def _saving(name: str) -> Operation[None]:
-    yield IN_TRANSACTION
-    yield SAVE.at(name=name)()
-
-
-def _releasing(name: str) -> Operation[None]:
-    yield RELEASE.at(name=name)()
 
 
 def _undoing(is_pipelined: bool, name: str) -> Iterator[str]:
@@ -111,34 +106,41 @@ def _if_gone() -> Iterator[None]:
 
 
 class _OfPsycopg:
+    """Its statements are simple queries of one cursor: a command that is answered waits for two of them."""
+
     def __init__(self, connection: "psycopg.Connection[Any]", name: str) -> None:
-        self._connection = connection
+        self._cursor = PlainCursor(connection)
         self._name = name
+
+    def make(self) -> None:
+        self._cursor.execute(SAVE.at(name=self._name).sql, prepare=False)
 
     def release(self) -> None:
         with _if_gone():
-            run(self._connection, _releasing(self._name))
+            self._cursor.execute(RELEASE.at(name=self._name).sql, prepare=False)
 
     def undo(self) -> None:
-        with _if_gone(), PlainCursor(self._connection) as cursor:
-            for query in _undoing(_is_pipelined(self._connection), self._name):
-                cursor.execute(query, prepare=False)
+        with _if_gone():
+            for query in _undoing(_is_pipelined(self._cursor.connection), self._name):
+                self._cursor.execute(query, prepare=False)
 
 
 class _OfAsyncPsycopg:
     def __init__(self, connection: "psycopg.AsyncConnection[Any]", name: str) -> None:
-        self._connection = connection
+        self._cursor = AsyncPlainCursor(connection)
         self._name = name
+
+    async def make(self) -> None:
+        await self._cursor.execute(SAVE.at(name=self._name).sql, prepare=False)
 
     async def release(self) -> None:
         with _if_gone():
-            await run_async(self._connection, _releasing(self._name))
+            await self._cursor.execute(RELEASE.at(name=self._name).sql, prepare=False)
 
     async def undo(self) -> None:
         with _if_gone():
-            async with AsyncPlainCursor(self._connection) as cursor:
-                for query in _undoing(_is_pipelined(self._connection), self._name):
-                    await cursor.execute(query, prepare=False)
+            for query in _undoing(_is_pipelined(self._cursor.connection), self._name):
+                await self._cursor.execute(query, prepare=False)
 
 
 class _Nested:
