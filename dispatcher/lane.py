@@ -29,7 +29,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within, disconnect
-from mailroom.session.listener import Listener
+from mailroom.session.listener import Listener, heard
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import OF_THE_SESSION, is_held_up
@@ -244,8 +244,7 @@ class Lane(ABC):
             listener.listen_anew()
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+        await heard(self._stopping, seconds)
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from dispatcher.deliver import releasing
 from dispatcher.deliverer import Deliverer
 from dispatcher.doorbell import UNSURE_POLL_S, Doorbell
 from mailroom import locks
-from mailroom.session.listener import Listener
+from mailroom.session.listener import Listener, heard
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
 from tests.support.databases import Connect
@@ -22,6 +22,7 @@ from tests.support.node import SCHEMA, Node, send
 from tests.support.waiting import eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
+SOON_S = 5.0  # for what waits for no other process
 OUTBOX = "'mailroom.outbox'::regclass"
 HOLD_AWAKE = f"SELECT pg_try_advisory_lock({locks.AWAKE}, {locks.key(OUTBOX)})"
 RELEASE = HOLD_AWAKE.replace("pg_try_advisory_lock", "pg_advisory_unlock")
@@ -356,3 +357,20 @@ async def test_bell_rings_its_owner_for_a_scan_once_it_listens(node: Node) -> No
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_whoever_is_cancelled_as_it_rings_is_cancelled(steps: int) -> None:
+    async def listening() -> None:
+        await heard(ring, NEVER_S)
+        await heard(asyncio.Event(), NEVER_S)
+
+    ring = asyncio.Event()
+    task = asyncio.create_task(listening())
+    await asyncio.sleep(0)
+    ring.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=SOON_S)
+    assert task.cancelled()

@@ -5,7 +5,6 @@ messages.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -205,8 +204,7 @@ class Loop:
             pause_s = pause_s if error.after_s is None else error.after_s
         if backoff.is_worth_a_line(self._failures, pause_s):
             log.warning("%s: %s (%s)", self._service.name, what, type(error).__name__)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._service.stopping.wait(), pause_s)
+        await heard(self._service.stopping, pause_s)
 
     async def _report(self, recorded: Recorded, error: Exception) -> None:
         service, batch = self._service, self._batch
