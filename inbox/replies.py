@@ -27,12 +27,14 @@ from mailroom.schema import checking
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within
 from mailroom.session.listener import heard
+from mailroom.session.pooler import lone_statement
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
 log = logging.getLogger("mailroom.requests")
 
-SESSION = settings.UNATTENDED | PINNED
+# Not waiting for the disk: after a crash of the server a reply that was handed over is back, and nobody waits for it.
+SESSION = settings.UNATTENDED | PINNED | {"synchronous_commit": "off"}
 ANSWER_S = 10.0  # the time for the server to let replies be taken, before the session counts as dead
 LONGEST_PAUSE_S = 10.0
 
@@ -145,13 +147,16 @@ class Replies(Generic[E]):
 
     async def _turn(self, connection: psycopg.AsyncConnection) -> None:
         """Take what has come, as often as a delivery notifies; without notifications, as often as the poll says."""
+        ring = self._listener.next_ring()
+        # It stays asleep, so that each delivery notifies: falling asleep anew would cost each request a round trip.
+        rings = await self._listener.asleep(self, self._poll_interval_s)
         if not self._keys():
             self._wanted.clear()
             if not self._keys():
                 await self._wanted.wait()
-        ring = self._listener.next_ring()
-        # It stays asleep, so that each delivery notifies: falling asleep anew would cost each request a round trip.
-        rings = await self._listener.asleep(self, self._poll_interval_s)
+                if rings:  # the reply will ring: to look for it now would only be in the way of the request
+                    await heard(ring, self._poll_interval_s)
+            return
         if keys := self._keys():
             self._hand_over(await answered_within(connection, self._taken(connection, keys), ANSWER_S))
         if rings and self._keys():
@@ -162,7 +167,7 @@ class Replies(Generic[E]):
             return list(self._expected)
 
     async def _taken(self, connection: psycopg.AsyncConnection, keys: list[str]) -> list[Message]:
-        async with connection.transaction():
+        async with lone_statement(connection):
             return await run_async(connection, taking(self._schema, self._inbox, keys))
 
     def _hand_over(self, taken: list[Message]) -> None:

@@ -63,6 +63,11 @@ def is_pooled(connection: object) -> bool:
     return isinstance(connection, PooledConnection | AsyncPooledConnection)
 
 
+def lone_statement(connection: psycopg.AsyncConnection) -> contextlib.AbstractAsyncContextManager[object]:
+    """Run one statement of an autocommit session inside this context: a transaction only where settings need one."""
+    return connection.transaction() if is_pooled(connection) else contextlib.nullcontext()
+
+
 def _setting(settings: Mapping[str, str]) -> sql.Composed:
     each = (sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items())
     return sql.SQL("SELECT {}").format(sql.SQL(", ").join(each))
