@@ -14,8 +14,10 @@ from mailroom.message import MESSAGE
 from mailroom.routing import GETS, ROUTE
 from mailroom.sql.operation import Operation, Sql
 
-# A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one.
+# A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one. Planning
+# costs as much as delivering ten messages, and without force_generic_plan PostgreSQL plans each delivery anew.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
+SESSION |= {"plan_cache_mode": "force_generic_plan"}
 
 PARTITION_KEY = locks.key("partition")
 PARTITION_CHANNEL = locks.channel("partition")
