@@ -77,10 +77,18 @@ def decode(raw: bytes) -> object:
     end, other tags, integers beyond 64 bits, `undefined`. The error never shows content. NaN is accepted here, although
     `encode` refuses it.
     """
+    try:
+        return read_item(raw)
+    except DecodeError as fault:
+        raise DecodeError(f"The value cannot be decoded: {fault}. Message.raw still holds its bytes.") from None
+
+
+def read_item(raw: bytes) -> object:
+    """Do what `decode` does for bytes that are no message's value: the error says no more than what is wrong."""
     if len(raw) > MAX_VALUE_BYTES:
-        raise _not_ours(f"it has {len(raw):,} bytes; the limit is {MAX_VALUE_BYTES:,}")
+        raise DecodeError(f"it has {len(raw):,} bytes; the limit is {MAX_VALUE_BYTES:,}")
     if _has_too_many_items(raw):
-        raise _not_ours(f"it has more than {MAX_ITEMS:,} items")
+        raise DecodeError(f"it has more than {MAX_ITEMS:,} items")
     stream = BytesIO(raw)
     try:
         # A new decoder for each value: reused ones have leaked parts of one message into the next.
@@ -95,10 +103,10 @@ def decode(raw: bytes) -> object:
         _check_decoded((value,))
     except Exception as error:
         # Not chained: the causes quote the payload.
-        raise _not_ours(_decode_fault(error)) from None
+        raise DecodeError(_decode_fault(error)) from None
     # The decoder reads ahead and then seeks back to the end of the item.
     if stream.tell() != len(raw):
-        raise _not_ours("more bytes follow after its end")
+        raise DecodeError("more bytes follow after its end")
     return value
 
 
@@ -460,7 +468,3 @@ def _decode_fault(error: Exception) -> str:
         cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
         return before + duplicate + cause
     return f"it raised {type(error).__name__}"
-
-
-def _not_ours(fault: str) -> DecodeError:
-    return DecodeError(f"The value cannot be decoded: {fault}. Message.raw still holds its bytes.")

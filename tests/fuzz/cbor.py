@@ -181,7 +181,8 @@ def main(runs: int, seed: int, inputs: tuple[str, ...]) -> None:
             "(there are builds for CPython 3.11 to 3.13 on Linux, x86-64)."
         ) from None
     codec: Any = import_module("mailroom.codec")
-    for function in ("decode", "_has_too_many_items", "_check_decoded", "_decimal", "_exactly", "_decode_fault"):
+    readers = ("decode", "read_item", "_has_too_many_items", "_check_decoded", "_decimal", "_exactly", "_decode_fault")
+    for function in readers:
         setattr(codec, function, atheris.instrument_func(getattr(codec, function)))
     with tempfile.TemporaryDirectory(prefix="mailroom-fuzz-") as corpus:
         for nth, raw in enumerate([*golden().values(), *(raw for raw, _ in WRONG.values())]):
