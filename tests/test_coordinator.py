@@ -16,6 +16,7 @@ from examples.coordinator.node import Node, Status
 from examples.coordinator.states import Connection
 from inbox import Inbox
 from mailroom.codec import decode, encode
+from mailroom.errors import InvalidMessage
 from mailroom.puzzledb import MessageObject
 from mailroom.testing import deliver, drain, work
 from outbox import Outbox
@@ -42,6 +43,7 @@ class Observing:
 
 def joined(connection: Connection, *nodes: Node, **options: Any) -> list[Coordinator]:
     coordinators = [Coordinator(node, **options) for node in nodes]
+    states.create(connection)
     for each in coordinators:
         each.join(connection)
     connection.commit()
@@ -109,6 +111,26 @@ def test_conformance_of_the_cluster(connect: Connect) -> None:
         assert {(state.status, state.clock, state.at) for state in found} == {(Status.UP, 0, NOW)}
 
 
+# puzzledb/cluster/node_state.go.
+def test_statuses_are_those_of_puzzledb() -> None:
+    known = "unknown idle joining up down leaving exiting removed aborted unreachable"
+    assert [*Status] == known.split()
+    assert Status("hibernating") is Status.UNKNOWN
+
+
+def test_node_that_has_left_may_join_again(connect: Connect) -> None:
+    connection = connect()
+    sender, listener = joined(connection, Node(), Node())
+    [observer] = observed(listener)
+    for value, change in (("before", listener.leave), ("without it", listener.join), ("after", listener.leave)):
+        post(sender, connection, value)
+        deliver(connection)
+        change(connection)
+    receive(connection, listener)
+    assert observer.values == ["before", "after"]
+    assert {state.status for state in sender.cluster_state(connection)} == {Status.JOINING, Status.REMOVED}
+
+
 def test_message_reaches_every_node_but_its_sender_though_all_are_on_one_host(connect: Connect) -> None:
     connection = connect()
     coordinators = joined(connection, *(Node(host="one") for _ in range(3)))
@@ -131,6 +153,12 @@ def test_node_alone_may_post_and_another_cluster_hears_nothing(connect: Connect)
     receive(connection, alone, other)
     assert hears_alone.messages == hears_other.messages == []
     assert connection.execute("SELECT count(*) FROM mailroom.dead_letter").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("cluster", ["*", "a/b", "x" * 200])
+def test_cluster_has_a_name_that_can_be_part_of_a_topic(cluster: str) -> None:
+    with pytest.raises(InvalidMessage, match="is not valid"):
+        Coordinator(Node(cluster))
 
 
 def test_observers_are_called_in_clock_order(connect: Connect) -> None:

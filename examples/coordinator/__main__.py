@@ -10,6 +10,7 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 import psycopg
 
+from examples.coordinator import states
 from examples.coordinator.coordinator import Coordinator
 from examples.coordinator.node import Node, Status
 from examples.coordinator.states import Connection
@@ -71,6 +72,7 @@ def main(dsn: str) -> bool:
     coordinators = [Coordinator(node) for node in nodes]
     heard = Heard(nodes, MESSAGES * (NODES - 1))
     with psycopg.connect(dsn) as connection:
+        states.create(connection)
         for each in coordinators:
             each.join(connection)
             each.add_observer(partial(heard.by, each.node))

@@ -9,9 +9,10 @@ from examples.coordinator import states
 from examples.coordinator.node import Node, NodeState, Status
 from examples.coordinator.states import Connection
 from inbox import Message, Worker
+from mailroom.names import topic_name
 from mailroom.outgoing import MessageType
 from mailroom.puzzledb import MessageObject
-from mailroom.schema import create_inbox, subscribe, unsubscribe
+from mailroom.schema import create_inbox, unsubscribe
 from outbox import Outbox
 
 Observer: TypeAlias = Callable[[MessageObject, Connection], object]
@@ -28,13 +29,14 @@ class Coordinator:
     """What one node is to its cluster. All that it does with a connection is in that one's transaction.
 
     What a node posts is dropped if it is older than `max_age_s` seconds where it arrives, be it at the delivery or in
-    the inbox of a node that was down. `now` is the clock on the wall.
+    the inbox of a node that was down. `now` is the clock on the wall. Raises `InvalidMessage` for a cluster whose name
+    cannot be a part of a topic.
     """
 
     def __init__(self, node: Node, *, max_age_s: float = 3_600, now: Callable[[], datetime] = _now) -> None:
         self.node = node
         self.inbox = f"node_{node.id.hex}"
-        self.topic = f"coordinator.{node.cluster}"
+        self.topic = topic_name(f"coordinator.{node.cluster}")
         self._state_key = f"{node.cluster}/{node.id}"
         self._max_age = timedelta(seconds=max_age_s)
         self._now = now
@@ -43,10 +45,11 @@ class Coordinator:
     # --- the cluster
 
     def join(self, connection: Connection) -> None:
-        """Take part in the cluster: from now on messages of the others wait for this node, whether it runs or not."""
-        states.create(connection)
-        create_inbox(connection, self.inbox)
-        subscribe(connection, self.inbox, self.topic)
+        """Take part in the cluster: from now on messages of the others wait for this node, whether it runs or not.
+
+        The table of `states` must be there.
+        """
+        create_inbox(connection, self.inbox, [self.topic])
         self.set_status(connection, Status.JOINING)
 
     def leave(self, connection: Connection) -> None:

@@ -11,7 +11,7 @@ DEFAULT_CLUSTER = "puzzledb"
 
 
 class Status(StrEnum):
-    """The status of a node."""
+    """The status of a node. What a newer program writes, and this one does not know, is unknown."""
 
     UNKNOWN = "unknown"
     IDLE = "idle"
@@ -23,6 +23,10 @@ class Status(StrEnum):
     REMOVED = "removed"
     ABORTED = "aborted"
     UNREACHABLE = "unreachable"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Status":
+        return cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class State(NamedTuple):
 
 
 def create(connection: Connection) -> None:
-    """Create the table, if it is not there."""
+    """Create the table, if it is not there: once for all nodes, as a migration does."""
     connection.execute(TABLE)
 
 
