@@ -4,6 +4,7 @@ PuzzleDB's programs write a message object with go-cbor: a Go struct as one CBOR
 """
 
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,12 +13,12 @@ from typing import Any, Literal, cast
 from uuid import UUID
 
 from mailroom import codec
-from mailroom.errors import DecodeError, InvalidMessage
+from mailroom.errors import DecodeError, EncodeError, InvalidMessage
 from mailroom.message import Message
 from mailroom.names import Key, utf8
 from mailroom.outgoing import EventType, Kind, MessageType, Outgoing
 
-__all__ = ["MessageObject"]
+__all__ = ["MessageObject", "encode"]
 
 NIL = UUID(int=0)
 TYPES: tuple[MessageType, ...] = ("O", "D", "C", "U")
@@ -39,7 +40,7 @@ class MessageObject:
 
     `type` is O object, D database, C collection or U user. `event` is C created, U updated or D deleted, None for none;
     with type U also any other character of one byte, but not O, which means D in PuzzleDB's code. `object` is the CBOR
-    of the object as bytes. `clock` is the sender's Lamport clock, of 64 bits without a sign.
+    of the object as bytes, as `encode` returns it. `clock` is the sender's Lamport clock, of 64 bits without a sign.
 
     Raises `InvalidMessage`, which names the field, for what cannot be a message object.
     """
@@ -94,16 +95,16 @@ class MessageObject:
     def of(cls, message: Message) -> "MessageObject":
         """Return a delivered message as a message object, with its `sent_clock` as clock.
 
-        A value of bytes is the object as it is; of any other value the object is its CBOR. The headers `from_id`,
+        A value of bytes is the object as it is; any other value is encoded by `encode`. The headers `from_id`,
         `from_cluster` and `from_host` say who sent it; without an id it is from the message's `origin`. Raises
-        `DecodeError` if the value cannot be read, or a header is not what `outgoing` writes.
+        `DecodeError` if the value cannot be read or encoded, or a header is not what `outgoing` writes.
         """
         value = message.plain()
         with _reading():
             return cls(
                 cast(MessageType, message.message_type),
                 message.event_type or _user_event(message),
-                value if isinstance(value, bytes) else codec.encode(value),
+                value if isinstance(value, bytes) else encode(value),
                 _id(message.headers.get(FROM_ID, message.origin), FROM_ID),
                 message.headers.get(FROM_CLUSTER, ""),
                 message.headers.get(FROM_HOST, ""),
@@ -129,6 +130,18 @@ class MessageObject:
         )  # fmt: skip
 
 
+def encode(value: Any) -> bytes:
+    """Return the object of a message object as go-cbor writes it, every integer in eight bytes.
+
+    It takes what `mailroom.codec.encode` takes, and `mailroom.codec.decode` gives it back equal. But that one writes
+    integers as short as they can be, and go-cbor's reader misreads negative ones of them, such as -200. Dates, UUIDs
+    and decimals are written as there, and go-cbor's reader refuses them. Raises `EncodeError` for what it would misread
+    or not survive: integers below -2^63 and keys that are bytes.
+    """
+    codec.encode(value)  # raises what is wrong with it, and where
+    return _item(value)
+
+
 def _no_object(fault: object) -> str:
     return f"This cannot be a message object of PuzzleDB: {fault}."
 
@@ -141,7 +154,7 @@ def _fault(given: Any) -> str | None:
         own = ", or with type U another character of one byte" if given.type == "U" else ""
         return f"its event is none of {', '.join(EVENTS)}{own}"
     if not isinstance(given.object, bytes):
-        return "its object is not bytes: encode it, for example with mailroom.codec.encode"
+        return "its object is not bytes, such as mailroom.puzzledb.encode returns"
     if not isinstance(given.from_id, UUID):
         return "its from_id is no UUID"
     if not isinstance(given.from_cluster, str) or not isinstance(given.from_host, str):
@@ -225,6 +238,40 @@ def _user_event(message: Message) -> str | None:
 # --- writing, as cbor/encoder.go of go-cbor 1.3 does ----------------------------------------------------------------
 
 _BYTES, _TEXT, _ARRAY, _MAP = 2, 3, 4, 5
+
+
+def _item(value: Any) -> bytes:
+    match value:
+        case None:
+            return b"\xf6"
+        case bool():
+            return b"\xf5" if value else b"\xf4"
+        case int():
+            return _integer_of_eight_bytes(value)
+        case float():
+            return b"\xfb" + struct.pack(">d", value)
+        case str():
+            return _text(value)
+        case bytes() | bytearray():
+            return _string(_BYTES, bytes(value))
+        case list():
+            return _head(_ARRAY, len(value)) + b"".join(map(_item, value))
+        case dict():
+            if not all(isinstance(key, str) for key in value):
+                raise EncodeError(
+                    "An object has a key that is bytes, which go-cbor does not survive: send text as keys."
+                )
+            return _head(_MAP, len(value)) + b"".join(_text(key) + _item(each) for key, each in value.items())
+        case datetime():
+            return b"\xc0" + _text(value.isoformat().replace("+00:00", "Z"))
+        case _:
+            return codec.encode(value)
+
+
+def _integer_of_eight_bytes(number: int) -> bytes:
+    if number < -(2**63):
+        raise EncodeError("An object has an integer below -2^63, which go-cbor misreads: send it as text.")
+    return _uint64(number) if number >= 0 else b"\x3b" + (-1 - number).to_bytes(8)
 
 
 def _head(major: int, length: int) -> bytes:

@@ -15,9 +15,9 @@ from examples.coordinator.coordinator import Coordinator
 from examples.coordinator.node import Node, Status
 from examples.coordinator.states import Connection
 from inbox import Inbox
-from mailroom.codec import decode, encode
+from mailroom.codec import decode
 from mailroom.errors import InvalidMessage
-from mailroom.puzzledb import MessageObject
+from mailroom.puzzledb import MessageObject, encode
 from mailroom.testing import deliver, drain, work
 from outbox import Outbox
 from tests.support.databases import Connect

@@ -18,8 +18,8 @@ from inbox import Worker
 from mailroom import settings
 from mailroom.cli.failures import tell
 from mailroom.cli.output import say
-from mailroom.codec import decode, encode
-from mailroom.puzzledb import MessageObject
+from mailroom.codec import decode
+from mailroom.puzzledb import MessageObject, encode
 
 MESSAGES = 10
 NODES = 3
