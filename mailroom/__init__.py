@@ -10,6 +10,7 @@ from mailroom.packages import warn_of_hidden
 if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
     from mailroom.topic import Topic
+    from mailroom.watching import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
 
 __version__ = "0.1.0"
 
@@ -19,18 +20,34 @@ __all__ = [
     "Outcome",
     "TokenExpired",
     "Topic",
+    "Watched",
     "atomically",
     "atomically_async",
     "carrying",
     "resolve",
     "resolve_async",
+    "unwatch",
+    "unwatch_async",
+    "watch",
+    "watch_async",
+    "watched",
+    "watched_async",
 ]
+
+# Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
+_HOMES = {
+    "mailroom.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
+    "mailroom.topic": ("Topic",),
+    "mailroom.watching": (
+        *("Watched", "unwatch", "unwatch_async", "watch", "watch_async", "watched", "watched_async"),
+    ),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
-    if name in __all__:
-        return getattr(import_module("mailroom.topic" if name == "Topic" else "mailroom.commit"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,0 +1,284 @@
+"""Watched tables: triggers that send what happens to the rows, in the transaction of whoever changes them.
+
+The triggers are the only record of a watch: they go where the table goes, through renames, dumps and restores. What
+they do stands in migration 0117.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mailroom.errors import ConfigurationError, InvalidMessage
+from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
+from mailroom.schema import PREPARE, RESTORE, checking
+from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Sql, Statement
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+
+# The longest of the words that follow the topic is `truncated`. An md5 has 32 bytes.
+LONGEST_WORD = "truncated"
+MAX_PREFIX_BYTES = MAX_KEY_BYTES - 32
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A watched table, as `schema.table`. `fault` says why not all of its changes are told now: tables change."""
+
+    table: str
+    topic: str
+    key_prefix: str
+    without: tuple[str, ...]
+    fault: str | None = None
+
+
+def watch(
+    connection: AnyConnection,
+    table: str,
+    topic: str,
+    *,
+    key_prefix: str = "",
+    without: str | Iterable[str] = (),
+    schema: str = DEFAULT_SCHEMA,
+) -> None:
+    """Send a message for each row of a table that is inserted, updated or deleted from now on, by whomever.
+
+    `table` is schema.table, as in the catalog: case-sensitive and without quotes. The messages are events of the
+    topics `<topic>.created`, `.updated` and `.deleted` (message type O; event type C, U, D) in the writer's
+    transaction. The key is `key_prefix` (at most 992 bytes) and the row's primary key; a primary key of several columns
+    is written as a JSON array. The value is `{"old": row, "new": row, "changed": [names of columns]}`; `old` is null
+    for a new row, `new` for a deleted one, and `changed` is for updates. The columns `without` are in no message, and a
+    row that changed in nothing else sends none. TRUNCATE sends one `<topic>.truncated`.
+
+    A table that is watched already is watched like this from now on. Waits at most 3 s for the table's writers, then
+    raises the driver's error (55P03). Writers need no rights on Mailroom's schema; the caller must own the table or
+    have TRIGGER on it, and EXECUTE on the function `watch` of the schema. In the caller's transaction, also for users'
+    own migrations. Raises `ConfigurationError` if the table cannot be watched, and `InvalidMessage` for the topic or
+    the prefix.
+    """
+    run(connection, _watching(table, topic, key_prefix, without, schema))
+
+
+async def watch_async(
+    connection: AnyAsyncConnection,
+    table: str,
+    topic: str,
+    *,
+    key_prefix: str = "",
+    without: str | Iterable[str] = (),
+    schema: str = DEFAULT_SCHEMA,
+) -> None:
+    """`watch` on an async connection."""
+    await run_async(connection, _watching(table, topic, key_prefix, without, schema))
+
+
+def unwatch(connection: AnyConnection, table: str, *, schema: str = DEFAULT_SCHEMA) -> bool:
+    """Send nothing more of a table; return whether it was watched. In the caller's transaction.
+
+    Waits at most 3 s for those who use the table, then raises the driver's error (55P03).
+    """
+    return run(connection, _unwatching(table, schema))
+
+
+async def unwatch_async(connection: AnyAsyncConnection, table: str, *, schema: str = DEFAULT_SCHEMA) -> bool:
+    """`unwatch` on an async connection."""
+    return await run_async(connection, _unwatching(table, schema))
+
+
+def watched(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> list[Watched]:
+    """Return the watched tables, ordered by name."""
+    return run(connection, _listing(schema_name(schema)))
+
+
+async def watched_async(connection: AnyAsyncConnection, *, schema: str = DEFAULT_SCHEMA) -> list[Watched]:
+    """`watched` on an async connection."""
+    return await run_async(connection, _listing(schema_name(schema)))
+
+
+# Names are compared as a whole, so that they may have dots. Not by to_regclass, which fails without USAGE on a schema.
+TABLE = Sql(
+    """
+SELECT c.oid::bigint, c.relkind::text, c.relispartition,
+       c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i
+                                   WHERE i.inhparent = c.oid OR i.inhrelid = c.oid),
+       EXISTS (SELECT FROM pg_catalog.pg_class AS m
+               WHERE m.relnamespace = c.relnamespace AND m.relname = 'outbox_executable'),
+       (SELECT pg_catalog.json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
+       (SELECT pg_catalog.json_agg(a.attname ORDER BY a.attnum)
+        FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a
+             ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey::smallint[])
+        WHERE i.indrelid = c.oid AND i.indisprimary)::text
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
+  AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+""",
+    columns=("bigint", "text", "boolean", "boolean", "boolean", "text", "text"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    oid: int
+    is_partitioned: bool
+
+
+def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
+    """Return a table that can be watched without these columns, or raise `ConfigurationError`."""
+    of = shown(table)
+    found = yield TABLE.at()(table=table)
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"There is no table {of}. Give schema.table; names are case-sensitive and without quotes."
+            if not found
+            else f"Several tables are called {of}, since names of schemas and tables may have dots: rename one."
+        )
+    [(oid, kind, is_partition, inherits, is_ours, columns_json, key_json)] = found
+    if is_ours or table.startswith(("pg_", "information_schema.")):
+        raise ConfigurationError(
+            f"{of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own."
+        )
+    if kind not in ("r", "p"):
+        raise ConfigurationError(
+            f"{of} is a view or a foreign table. Only a table can be watched: give the one behind it."
+        )
+    if is_partition:
+        raise ConfigurationError(f"{of} is a partition: watch the table that it is a partition of.")
+    if inherits:
+        raise ConfigurationError(
+            f"{of} inherits from another table, or others inherit from it, so no key is unique in it. "
+            "A partitioned table can be watched."
+        )
+    if key_json is None:
+        raise ConfigurationError(f"{of} has no primary key, which makes the keys of its messages: add one.")
+    if missing := sorted(set(without) - set(json.loads(columns_json))):
+        raise ConfigurationError(f"{of} has no column {shown(missing[0])} to leave out. Names are case-sensitive.")
+    if keys := sorted(set(without) & set(json.loads(key_json))):
+        raise ConfigurationError(f"Column {shown(keys[0])} of {of} is in the primary key, which every message has.")
+    return _Table(oid, kind == "p")
+
+
+# The names come first in the order in which PostgreSQL fires triggers: what a trigger of the user does to the same table
+# is told after what made it fire. They name the node, since several may watch a table. Statement triggers miss what is
+# written into a partition directly, and a MERGE that moves rows to another.
+TRIGGERS = {
+    False: {
+        "insert": "AFTER INSERT ON %s REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT",
+        "update": "AFTER UPDATE ON %s REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows FOR EACH STATEMENT",
+        "delete": "AFTER DELETE ON %s REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT",
+        "truncate": "AFTER TRUNCATE ON %s FOR EACH STATEMENT",
+    },
+    True: {
+        "row": "AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW",
+        "truncate": "AFTER TRUNCATE ON %s FOR EACH STATEMENT",
+    },
+}
+# PostgreSQL writes the statement that it is then given, so that it also quotes the names.
+DEFINE = Sql(
+    """
+SELECT pg_catalog.format('CREATE OR REPLACE TRIGGER %%I %%s EXECUTE FUNCTION {schema}.watch(%%s)',
+           %(name)s::text, pg_catalog.format(%(event)s::text, pg_catalog.format('%%I.%%I', n.nspname, c.relname)),
+           (SELECT pg_catalog.string_agg(pg_catalog.quote_literal(a.value), ', ' ORDER BY a.nth)
+            FROM pg_catalog.unnest(%(arguments)s::text[]) WITH ORDINALITY AS a (value, nth)))
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = %(table)s::bigint::oid
+""",
+    columns=("text",),
+)
+
+
+def _watching(table: str, topic: str, key_prefix: str, without: str | Iterable[str], schema: str) -> Operation[None]:
+    schema = schema_name(schema)
+    topic_name(f"{topic_name(topic)}.{LONGEST_WORD}")
+    if (size := len(_text(key_prefix, "key_prefix"))) > MAX_PREFIX_BYTES:
+        raise InvalidMessage(f"The key_prefix has {size} bytes; {MAX_PREFIX_BYTES} are allowed.")
+    columns = tuple(dict.fromkeys([without] if isinstance(without, str) else without))
+    _text(table, "table")
+    for column in columns:
+        _text(column, "column")
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    found = yield from _finding(table, columns)
+    [(lock_timeout, _)] = yield PREPARE.at()()
+    for name, event in TRIGGERS[found.is_partitioned].items():
+        [(statement,)] = yield DEFINE.at(schema=schema)(
+            table=found.oid, name=f"0_{schema}_watch_{name}", event=event, arguments=[topic, key_prefix, *columns]
+        )
+        yield _written(statement)
+    yield RESTORE.at()(before=lock_timeout)
+
+
+def _text(text: str, what: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidMessage(f"The {what} is text, not {type(text).__name__}.")
+    return utf8(text, what)
+
+
+def _written(statement: str) -> Execute:
+    return Statement(statement.replace("%", "%%"), ())()
+
+
+DROP = Sql(
+    """
+SELECT pg_catalog.format('DROP TRIGGER %%I ON %%I.%%I', t.tgname, n.nspname, c.relname)
+FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE t.tgfoid = '{schema}.watch()'::regprocedure::oid AND t.tgparentid = 0::oid
+  AND pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
+""",
+    columns=("text",),
+)
+
+
+def _unwatching(table: str, schema: str) -> Operation[bool]:
+    schema = schema_name(schema)
+    _text(table, "table")
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    found = yield DROP.at(schema=schema)(table=table)
+    [(lock_timeout, _)] = yield PREPARE.at()()
+    for (statement,) in found:
+        yield _written(statement)
+    yield RESTORE.at()(before=lock_timeout)
+    return bool(found)
+
+
+# tgargs holds the arguments in the database's encoding, each ended by a zero byte.
+LIST = Sql(
+    """
+SELECT pg_catalog.concat(n.nspname, '.', c.relname), pg_catalog.bool_and(t.tgenabled IN ('O', 'A')),
+       pg_catalog.json_agg(pg_catalog.regexp_replace(t.tgname::text, '^.*_', ''))::text,
+       pg_catalog.json_agg((SELECT pg_catalog.json_agg(
+           pg_catalog.convert_from(pg_catalog.decode(pg_catalog.replace(a.hex, ' ', ''), 'hex'),
+                                   pg_catalog.getdatabaseencoding()) ORDER BY a.nth)
+        FROM pg_catalog.string_to_table(
+            pg_catalog.regexp_replace(pg_catalog.encode(t.tgargs, 'hex'), '(..)', '\\1 ', 'g'), '00 ')
+            WITH ORDINALITY AS a (hex, nth)
+        WHERE a.nth <= t.tgnargs))::text
+FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE t.tgfoid = '{schema}.watch()'::regprocedure::oid AND t.tgparentid = 0::oid
+GROUP BY c.oid, n.nspname, c.relname ORDER BY n.nspname, c.relname
+""",
+    columns=("text", "boolean", "text", "text"),
+)
+
+
+def _listing(schema: str) -> Operation[list[Watched]]:
+    yield from checking(schema)
+    watched = []
+    for table, is_enabled, names, arguments in (yield LIST.at(schema=schema)()):
+        topic, key_prefix, *without = json.loads(arguments)[0]
+        fault = yield from _fault(table, tuple(without), set(json.loads(names)), is_enabled)
+        watched.append(Watched(table, topic, key_prefix, tuple(without), fault))
+    return watched
+
+
+def _fault(table: str, without: tuple[str, ...], triggers: set[str], is_enabled: bool) -> Operation[str | None]:
+    try:
+        found = yield from _finding(table, without)
+    except ConfigurationError as error:
+        return str(error)
+    if not is_enabled:
+        return "Some of its triggers are disabled: watch it again, or enable them."
+    if triggers != set(TRIGGERS[found.is_partitioned]):
+        return "Some of its triggers are gone: watch it again."
+    return None
