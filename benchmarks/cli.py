@@ -38,6 +38,7 @@ from . import (
     requests,
     spark,
     waiting,
+    watched,
 )
 from .measure import Figure, Measurement, Setup, measure
 from .server import durable_server
@@ -66,6 +67,7 @@ MODULES = (
     drain,
     spark,
     bulk,
+    watched,
 )
 MEASUREMENTS: dict[str, Measurement] = {module.MEASUREMENT.name: module.MEASUREMENT for module in MODULES}
 FEWEST_MESSAGES = 300

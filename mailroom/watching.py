@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
 from mailroom.schema import PREPARE, RESTORE, checking
-from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Sql, Statement
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 # The longest of the words that follow the topic is `truncated`. An md5 has 32 bytes.
@@ -156,9 +156,9 @@ def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
     return _Table(oid, kind == "p")
 
 
-# The names come first in the order in which PostgreSQL fires triggers: what a trigger of the user does to the same table
-# is told after what made it fire. They name the node, since several may watch a table. Statement triggers miss what is
-# written into a partition directly, and a MERGE that moves rows to another.
+# Their names come first in the order in which PostgreSQL fires triggers, so that what another trigger does to the same
+# table is told later. They name the node, since several may watch a table. Statement triggers miss what is written into
+# a partition directly, and a MERGE that moves rows to another.
 TRIGGERS = {
     False: {
         "insert": "AFTER INSERT ON %s REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT",
@@ -171,18 +171,21 @@ TRIGGERS = {
         "truncate": "AFTER TRUNCATE ON %s FOR EACH STATEMENT",
     },
 }
-# PostgreSQL writes the statement that it is then given, so that it also quotes the names.
+# PostgreSQL quotes the names and runs the statement itself: in a client's text, a driver might take a part of an odd
+# name for a parameter.
 DEFINE = Sql(
     """
-SELECT pg_catalog.format('CREATE OR REPLACE TRIGGER %%I %%s EXECUTE FUNCTION {schema}.watch(%%s)',
-           %(name)s::text, pg_catalog.format(%(event)s::text, pg_catalog.format('%%I.%%I', n.nspname, c.relname)),
+SELECT pg_catalog.set_config('mailroom.statement', pg_catalog.format(
+           'CREATE OR REPLACE TRIGGER %%I %%s EXECUTE FUNCTION {schema}.watch(%%s)', %(name)s::text,
+           pg_catalog.format(%(event)s::text, pg_catalog.format('%%I.%%I', n.nspname, c.relname)),
            (SELECT pg_catalog.string_agg(pg_catalog.quote_literal(a.value), ', ' ORDER BY a.nth)
-            FROM pg_catalog.unnest(%(arguments)s::text[]) WITH ORDINALITY AS a (value, nth)))
+            FROM pg_catalog.unnest(%(arguments)s::text[]) WITH ORDINALITY AS a (value, nth))), true)
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = %(table)s::bigint::oid
 """,
     columns=("text",),
 )
+APPLY = Sql("DO $$ BEGIN EXECUTE pg_catalog.current_setting('mailroom.statement'); END $$")
 
 
 def _watching(table: str, topic: str, key_prefix: str, without: str | Iterable[str], schema: str) -> Operation[None]:
@@ -199,10 +202,10 @@ def _watching(table: str, topic: str, key_prefix: str, without: str | Iterable[s
     found = yield from _finding(table, columns)
     [(lock_timeout, _)] = yield PREPARE.at()()
     for name, event in TRIGGERS[found.is_partitioned].items():
-        [(statement,)] = yield DEFINE.at(schema=schema)(
+        yield DEFINE.at(schema=schema)(
             table=found.oid, name=f"0_{schema}_watch_{name}", event=event, arguments=[topic, key_prefix, *columns]
         )
-        yield _written(statement)
+        yield APPLY.at()()
     yield RESTORE.at()(before=lock_timeout)
 
 
@@ -212,17 +215,15 @@ def _text(text: str, what: str) -> bytes:
     return utf8(text, what)
 
 
-def _written(statement: str) -> Execute:
-    return Statement(statement.replace("%", "%%"), ())()
-
-
 DROP = Sql(
     """
-SELECT pg_catalog.format('DROP TRIGGER %%I ON %%I.%%I', t.tgname, n.nspname, c.relname)
+SELECT pg_catalog.set_config('mailroom.statement', pg_catalog.string_agg(
+           pg_catalog.format('DROP TRIGGER %%I ON %%I.%%I', t.tgname, n.nspname, c.relname), '; '), true)
 FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE t.tgfoid = '{schema}.watch()'::regprocedure::oid AND t.tgparentid = 0::oid
   AND pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
+HAVING pg_catalog.count(*) > 0
 """,
     columns=("text",),
 )
@@ -233,12 +234,12 @@ def _unwatching(table: str, schema: str) -> Operation[bool]:
     _text(table, "table")
     yield IN_TRANSACTION
     yield from checking(schema)
-    found = yield DROP.at(schema=schema)(table=table)
+    if not (yield DROP.at(schema=schema)(table=table)):
+        return False
     [(lock_timeout, _)] = yield PREPARE.at()()
-    for (statement,) in found:
-        yield _written(statement)
+    yield APPLY.at()()
     yield RESTORE.at()(before=lock_timeout)
-    return bool(found)
+    return True
 
 
 # tgargs holds the arguments in the database's encoding, each ended by a zero byte.

@@ -1,8 +1,6 @@
 """Watched tables: what each kind of statement tells, and what is in a message."""
 
 import json
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -11,12 +9,10 @@ from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from inbox import Handlers, Message
-from mailroom import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
-from mailroom.errors import NotInTransaction
-from mailroom.schema import create_inbox, migrate
+from mailroom import Watched, unwatch, watch, watched
+from mailroom.schema import create_inbox
 from mailroom.testing import drain
 from tests.support.databases import Connect
-from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.watched import brief, replayed, told
 
 CUSTOMERS = "CREATE TABLE customers (id bigint PRIMARY KEY, name text, password text DEFAULT 'secret')"

@@ -66,21 +66,27 @@ def statements(draw: st.DrawFn, kind: str) -> str:
         f"UPDATE things SET {changes} WHERE {where}",
         f"DELETE FROM things WHERE {where}",
         "TRUNCATE things CASCADE",
-        f"MERGE INTO things USING (VALUES {new}) AS s (sid, spart, sname, shidden) ON id = sid "
-        f"WHEN MATCHED AND shidden = 1 THEN DELETE WHEN MATCHED THEN UPDATE SET {changes} "
-        "WHEN NOT MATCHED THEN INSERT (id, part, name, hidden) VALUES (sid, spart, sname, shidden)",
+        (
+            f"MERGE INTO things USING (VALUES {new}) AS s (sid, spart, sname, shidden) ON id = sid "
+            f"WHEN MATCHED AND shidden = 1 THEN DELETE WHEN MATCHED THEN UPDATE SET {changes} "
+            "WHEN NOT MATCHED THEN INSERT (id, part, name, hidden) VALUES (sid, spart, sname, shidden)"
+        ),
     ]
     if kind != "cascading":  # where a key that is freed and used again in one statement is told too early
         choices += [
-            f"WITH gone AS (DELETE FROM things WHERE {where} RETURNING *) "
-            "INSERT INTO things (id, part, name, hidden) SELECT id + 10, part, name, hidden FROM gone",
+            (
+                f"WITH gone AS (DELETE FROM things WHERE {where} RETURNING *) "
+                "INSERT INTO things (id, part, name, hidden) SELECT id + 10, part, name, hidden FROM gone"
+            ),
         ]
     if kind != "deferrable":  # whose key decides no conflict
         choices += [
             f"INSERT INTO things (id, part, name, hidden) VALUES {new} ON CONFLICT DO NOTHING",
-            f"INSERT INTO things (id, part, name, hidden) VALUES {new} "
-            f"ON CONFLICT ({'id, part' if kind == 'partitioned' else 'id'}) DO UPDATE SET "
-            "name = excluded.name, hidden = excluded.hidden",
+            (
+                f"INSERT INTO things (id, part, name, hidden) VALUES {new} "
+                f"ON CONFLICT ({'id, part' if kind == 'partitioned' else 'id'}) DO UPDATE SET "
+                "name = excluded.name, hidden = excluded.hidden"
+            ),
         ]
     if kind == "partitioned":
         choices += [

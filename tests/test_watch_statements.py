@@ -1,6 +1,6 @@
 """Watched tables: every way to change rows is told, as the table itself shows afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -82,25 +82,33 @@ STATEMENTS = {
     "truncate": ("TRUNCATE things", "U"),
     "on conflict, nothing": ("INSERT INTO things VALUES (1, 1, 'z'), (5, 1, 'e') ON CONFLICT DO NOTHING", "C"),
     "merge": (
-        "MERGE INTO things t USING (VALUES (1, 'x'), (2, NULL), (9, 'new'), (3, 'c')) AS s (id, name) ON t.id = s.id "
-        "WHEN MATCHED AND s.name IS NULL THEN DELETE WHEN MATCHED THEN UPDATE SET name = s.name "
-        "WHEN NOT MATCHED THEN INSERT VALUES (s.id, 1, s.name)",
+        (
+            "MERGE INTO things t USING (VALUES (1, 'x'), (2, NULL), (9, 'n'), (3, 'c')) AS s (id, name) ON t.id = s.id "
+            "WHEN MATCHED AND s.name IS NULL THEN DELETE WHEN MATCHED THEN UPDATE SET name = s.name "
+            "WHEN NOT MATCHED THEN INSERT VALUES (s.id, 1, s.name)"
+        ),
         "CDU",  # the third row is as it was
     ),
     "merge that moves": (
-        "MERGE INTO things t USING (VALUES (1, 2), (2, 3), (3, 2)) AS s (id, part) ON t.id = s.id "
-        "WHEN MATCHED THEN UPDATE SET part = s.part",
+        (
+            "MERGE INTO things t USING (VALUES (1, 2), (2, 3), (3, 2)) AS s (id, part) ON t.id = s.id "
+            "WHEN MATCHED THEN UPDATE SET part = s.part"
+        ),
         None,
     ),
     "merge that deletes and inserts a key": (
-        "MERGE INTO things t USING (VALUES (1, true), (1, false)) AS s (id, old) ON t.id = s.id AND s.old "
-        "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.id, 1, 'again')",
+        (
+            "MERGE INTO things t USING (VALUES (1, true), (1, false)) AS s (id, old) ON t.id = s.id AND s.old "
+            "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.id, 1, 'again')"
+        ),
         None,
     ),
     "with": (
-        "WITH gone AS (DELETE FROM things WHERE id = 1 RETURNING *), "
-        "moved AS (UPDATE things SET name = 'w' WHERE id = 2 RETURNING *) "
-        "INSERT INTO things SELECT id + 100, part, name FROM gone UNION ALL SELECT id + 200, part, name FROM moved",
+        (
+            "WITH gone AS (DELETE FROM things WHERE id = 1 RETURNING *), "
+            "moved AS (UPDATE things SET name = 'w' WHERE id = 2 RETURNING *) "
+            "INSERT INTO things SELECT id + 100, part, name FROM gone UNION ALL SELECT id + 200, part, name FROM moved"
+        ),
         "CCDU",
     ),
     "two inserts at once": (
@@ -108,8 +116,10 @@ STATEMENTS = {
         "CC",
     ),
     "do": (
-        "DO $$ BEGIN INSERT INTO things VALUES (5, 1, 'e'); UPDATE things SET name = 'f' WHERE id = 5; "
-        "BEGIN DELETE FROM things; RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN NULL; END; END $$",
+        (
+            "DO $$ BEGIN INSERT INTO things VALUES (5, 1, 'e'); UPDATE things SET name = 'f' WHERE id = 5; "
+            "BEGIN DELETE FROM things; RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN NULL; END; END $$"
+        ),
         "CU",
     ),
 }
@@ -289,56 +299,75 @@ def test_partition_that_comes_later_is_watched(partitioned: Watcher) -> None:
 
 
 @pytest.fixture
-def as_writer(watcher: Watcher) -> Callable[[str], list[Told]]:
+def as_writer(watcher: Watcher) -> Iterator[Callable[[str], list[Told]]]:
     """Return what runs statements in the role of a writer that has no right but on the table."""
     connection = watcher.connection
-    connection.execute(
-        "DO $$ BEGIN CREATE ROLE watch_writer; EXCEPTION WHEN duplicate_object THEN NULL; END $$; "
-        "GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON things TO watch_writer; GRANT CREATE ON SCHEMA public TO watch_writer"
-    )
 
     def write(statement: str) -> list[Told]:
         with connection.transaction():
             connection.execute("SET LOCAL ROLE watch_writer")
             connection.execute(statement.encode())
+            connection.execute("RESET ROLE")
         return told(connection)
 
-    return write
+    # Rolled back, since roles are the whole server's.
+    with connection.transaction(force_rollback=True):
+        connection.execute("CREATE ROLE watch_writer; GRANT CREATE ON SCHEMA public TO watch_writer")
+        connection.execute("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON things TO watch_writer")
+        yield write
 
 
-def test_writer_needs_no_right_on_the_schema_and_gets_none(as_writer: Callable[[str], list[Told]]) -> None:
+FORGERY = """
+CREATE TABLE forged (id int PRIMARY KEY);
+CREATE TRIGGER forge AFTER INSERT ON forged REFERENCING NEW TABLE AS new_rows EXECUTE FUNCTION mailroom.watch('t', '')
+"""
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('t', '1')",
+        "SELECT mailroom.watch_json(ROW(1))",
+        FORGERY,
+        "GRANT EXECUTE ON FUNCTION mailroom.watch() TO watch_writer",
+    ],
+)
+def test_writer_needs_no_right_on_the_schema_and_gets_none(
+    as_writer: Callable[[str], list[Told]], refused: str
+) -> None:
     assert events(as_writer("INSERT INTO things VALUES (7, 1, 'x')")) == "C"
     assert events(as_writer("UPDATE things SET name = 'y' WHERE id = 7")) == "U"
     assert events(as_writer("DELETE FROM things WHERE id = 7")) == "D"
     assert as_writer("TRUNCATE things")[0].topic == "thing.truncated"
-    for refused in (
-        "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('t', '1')",
-        "SELECT mailroom.watch_json(ROW(1))",
-        "CREATE TABLE forged (id int PRIMARY KEY); CREATE TRIGGER t AFTER INSERT ON forged "
-        "REFERENCING NEW TABLE AS new_rows EXECUTE FUNCTION mailroom.watch('customer', '')",
-    ):
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            as_writer(refused)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        as_writer(refused)
+
+
+def test_usage_of_the_schema_alone_lets_nobody_forge(watcher: Watcher, as_writer: Callable[[str], list[Told]]) -> None:
+    watcher.connection.execute("GRANT USAGE ON SCHEMA mailroom TO watch_writer")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function"):
+        as_writer(FORGERY)
+
+
+# With the very types that the trigger's statements have, so that they would fit better than PostgreSQL's own.
+SHADOWED = (
+    *("to_jsonb(record)", "concat(text, text)", "md5(text)", "octet_length(text)", "octet_length(bytea)"),
+    *("format(text, name)", "jsonb_typeof(jsonb)", "jsonb_build_array(integer)", "jsonb_build_object(text, jsonb)"),
+    *("pg_column_size(numeric)", "current_setting(text, boolean)", "quote_literal(text)", "string_agg(text, text)"),
+)
 
 
 def test_nothing_in_the_writers_search_path_is_called(watcher: Watcher) -> None:
     connection = watcher.connection
-    connection.execute(
-        """
-        CREATE SCHEMA trap;
-        DO $do$ DECLARE each text; BEGIN
-            FOREACH each IN ARRAY '{to_jsonb(record),concat(text\\,text),md5(text),octet_length(text),format(text\\,text),
-                jsonb_typeof(jsonb),jsonb_build_array(integer),jsonb_build_object(text\\,jsonb),sum(integer),
-                coalesce(integer\\,integer),set_config(text\\,text\\,boolean),string_agg(text\\,text)}'::text[]
-            LOOP EXECUTE format('CREATE FUNCTION trap.%s RETURNS int LANGUAGE plpgsql AS '
-                                '$f$ BEGIN RAISE EXCEPTION ''shadowed''; END $f$', replace(each, 'coalesce', '"coalesce"'));
-            END LOOP; END $do$;
-        CREATE TEMP TABLE outbox (hostile int); CREATE TEMP TABLE old_rows (hostile int);
-        CREATE TEMP TABLE new_rows (hostile int); CREATE TEMP TABLE pg_attribute (hostile int);
-        CREATE TEMP TABLE pg_index (hostile int);
-        SET search_path = pg_temp, trap, public, pg_catalog
-        """
-    )
+    connection.execute("CREATE SCHEMA trap")
+    for function in SHADOWED:
+        connection.execute(
+            f"CREATE FUNCTION trap.{function} RETURNS int LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'shadowed'; END $$".encode()
+        )
+    for table_name in ("outbox", "old_rows", "new_rows", "pg_attribute", "pg_index"):
+        connection.execute(f"CREATE TEMP TABLE {table_name} (hostile int)".encode())
+    connection.execute("SET search_path = pg_temp, trap, public, pg_catalog")
     assert events(watcher.do("INSERT INTO public.things VALUES (7, 1, 'x')")) == "C"
     assert events(watcher.do("UPDATE public.things SET name = 'y' WHERE id = 7")) == "U"
     assert events(watcher.do("DELETE FROM public.things WHERE id = 7")) == "D"

@@ -23,42 +23,105 @@ EXCEPTION WHEN OTHERS THEN
 END $$
 """
 
-# The trigger's arguments are the topic, the prefix of keys and the hidden columns. The rest is read from the catalog
-# each time, since tables change, so the statement is made each time, too. It is put together and not formatted twice,
-# since a column's name may hold a %.
-#
-# It runs with its owner's rights: writers have none on the outbox. The settings beside search_path decide how values
-# are written.
+# The query over what a statement or a row's trigger has seen: key, row before, row after. It is made each time, since
+# tables change; and put together without a second `format`, since a column's name may hold a %.
 #
 # The rows of the two transition tables are paired by key, and one that is in both is taken from both: what is left of a
 # key is what the statement did to it. The tables may have their rows in different orders, and a cascade onto the same
-# table may put a key there several times. A row that cannot be told has a number in its place, on each side another, so
-# that it is always taken to have changed.
+# table may put a key there several times. A row that cannot be told has an array in its place, on each side another,
+# so that it is always taken to have changed.
 #
-# OFFSET 0 keeps a value from being computed again wherever it is used.
+# The types are bytea, bpchar, varchar and text, whose size is known without reading what is stored apart; and those
+# that have a JSON whatever they hold: these, numbers, dates, times, uuid, inet, cidr and macaddr.
+QUERY = """
+CREATE FUNCTION watch_query(relid oid, hidden text[], event text, is_row boolean) RETURNS text LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    texts    CONSTANT oid[] := '{17,25,1042,1043}';
+    plain    CONSTANT oid[] := texts || '{16,18,19,20,21,23,26,650,700,701,829,869,1082,1083,1114,1184,1186,1266,1700,
+                                         2950}';
+    key      text;
+    columns  text;
+    size     text;
+    as_json  text;
+    reason   text := 'too_large';
+    old_side text;
+    new_side text;
+BEGIN
+    SELECT CASE count(*) WHEN 0 THEN NULL
+                         WHEN 1 THEN concat('jsonb_build_array(', string_agg(c.name, ''), ') ->> 0')
+                         ELSE concat('jsonb_build_array(', string_agg(c.name, ', ' ORDER BY c.nth), ')::text') END
+    INTO key
+    FROM (SELECT format('n.%I', a.attname) AS name, k.nth
+          FROM pg_index AS i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (attnum, nth)
+          JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+          WHERE i.indrelid = relid AND i.indisprimary AND k.nth <= i.indnkeyatts) AS c;
+    IF key IS NULL THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('table %s is watched, but has no primary key any more', relid::regclass),
+            HINT = 'It makes the keys of the messages. Add one, or end the watch: mailroom unwatch TABLE. To change '
+                   'rows meanwhile without messages: SET LOCAL mailroom.watch = off.';
+    END IF;
+    -- Virtual columns are null in triggers.
+    SELECT string_agg(c.name, ', ' ORDER BY c.attnum),
+           concat_ws(' + ', '0::bigint', string_agg(
+               format('coalesce(%s(%s), 0)',
+                      CASE WHEN c.atttypid = ANY (texts) THEN 'octet_length' ELSE 'pg_column_size' END, c.name),
+               ' + ') FILTER (WHERE c.attlen = -1)),
+           CASE WHEN bool_and(c.atttypid = ANY (plain)) THEN 'to_jsonb' ELSE '{schema}.watch_json' END
+    INTO columns, size, as_json
+    FROM (SELECT format('n.%I', a.attname) AS name, a.attnum, a.atttypid, a.attlen FROM pg_attribute AS a
+          WHERE a.attrelid = relid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
+            AND a.attname <> ALL (hidden)) AS c;
+    -- A hidden column that is gone may have another name now, so nothing of the row is told.
+    IF EXISTS (SELECT FROM unnest(hidden) AS h (name) WHERE NOT EXISTS (
+                   SELECT FROM pg_attribute AS a
+                   WHERE a.attrelid = relid AND a.attname = h.name AND a.attnum > 0 AND NOT a.attisdropped)) THEN
+        size := '16777217';
+        reason := 'withheld';
+    END IF;
+    as_json := concat('coalesce(CASE WHEN ', size, ' <= 16777216 THEN ', as_json, '(r.*) END, ''["', reason, '", ');
+    columns := concat(' AS n CROSS JOIN LATERAL (SELECT ', columns, ') AS r');
+    old_side := concat(as_json, '"old"]'') AS value', CASE WHEN event = 'UPDATE' THEN ', -1' END,
+                       CASE WHEN is_row THEN ' FROM (SELECT ($1).*)' ELSE ' FROM old_rows' END, columns);
+    new_side := concat(as_json, '"new"]'') AS value', CASE WHEN event = 'UPDATE' THEN ', 1' END,
+                       CASE WHEN is_row THEN ' FROM (SELECT ($2).*)' ELSE ' FROM new_rows' END, columns);
+    RETURN CASE event
+        WHEN 'INSERT' THEN concat('SELECT ', key, ', NULL::jsonb, ', new_side)
+        WHEN 'DELETE' THEN concat('SELECT key, value, NULL::jsonb FROM (SELECT ', key, ' AS key, ', old_side, ') AS s')
+        ELSE concat('SELECT key, (array_agg(value) FILTER (WHERE times < 0))[1], '
+                    '(array_agg(value) FILTER (WHERE times > 0))[1] FROM (SELECT key, value, sum(times) AS times '
+                    'FROM (SELECT (', key, ') COLLATE "C", ', old_side, ' UNION ALL SELECT ', key, ', ', new_side,
+                    ') AS s (key, value, times) GROUP BY key, value HAVING sum(times) <> 0) AS t GROUP BY key') END;
+END $$
+"""
+
+# What is left of the query for the INSERT: another function can read a cursor, but not the transition tables.
+REST = """
+CREATE FUNCTION watch_rest(changes refcursor) RETURNS TABLE (key text, before jsonb, after jsonb) LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    LOOP
+        FETCH changes INTO key, before, after;
+        EXIT WHEN NOT FOUND;
+        RETURN NEXT;
+    END LOOP;
+END $$
+"""
+
+# The trigger's arguments are the topic, the prefix of keys and the hidden columns. It runs with its owner's rights:
+# writers have none on the outbox. The settings beside search_path decide how values are written. OFFSET 0 keeps a value
+# from being computed again wherever it is used.
 WATCH = """
 CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET TimeZone = 'UTC' SET DateStyle = 'ISO, YMD' SET IntervalStyle = 'postgres' SET bytea_output = 'hex'
 SET extra_float_digits = 1 AS $$
 DECLARE
-    -- bytea, bpchar, varchar, text: their size is known without reading what is stored apart.
-    texts     CONSTANT oid[] := '{17,25,1042,1043}';
-    -- These and numbers, dates, times, uuid, inet, cidr and macaddr have a JSON whatever they hold.
-    plain     CONSTANT oid[] := '{16,17,18,19,20,21,23,25,26,650,700,701,829,869,1042,1043,1082,1083,1114,1184,1186,1266,'
-                                '1700,2950}';
-    hidden    CONSTANT text[] := tg_argv[2:];
-    otherwise jsonb := '{"too_large": true}';
-    notify    CONSTANT text := current_setting('mailroom.notify', true);
-    key       text;
-    columns   text;
-    stored    text;
-    direct    text;
-    rows      text;
-    changes   text;
-    old_side  text;
-    new_side  text;
-    sent      bigint;
+    changes      refcursor;
+    first_key    text;
+    first_before jsonb;
+    first_after  jsonb;
 BEGIN
     IF current_setting('mailroom.watch', true) = 'off' THEN
         RETURN NULL;
@@ -68,100 +131,37 @@ BEGIN
         VALUES (concat(tg_argv[0], '.truncated'), 'E', 'C', 'U', '{"old": null, "new": null, "changed": []}');
         RETURN NULL;
     END IF;
+    OPEN changes FOR EXECUTE {schema}.watch_query(tg_relid, tg_argv[2:], tg_op, tg_level = 'ROW') USING OLD, NEW;
+    FETCH changes INTO first_key, first_before, first_after;
     -- An INSERT of no rows would ring the doorbell.
-    IF tg_level = 'STATEMENT' THEN
-        IF tg_op = 'DELETE' THEN
-            PERFORM FROM old_rows LIMIT 1;
-        ELSE
-            PERFORM FROM new_rows LIMIT 1;
-        END IF;
-        IF NOT FOUND THEN
-            RETURN NULL;
-        END IF;
-    END IF;
-
-    SELECT CASE count(*) WHEN 0 THEN NULL
-                         WHEN 1 THEN concat('jsonb_build_array(', string_agg(c.name, ''), ') ->> 0')
-                         ELSE concat('jsonb_build_array(', string_agg(c.name, ', ' ORDER BY c.nth), ')::text') END
-    INTO key
-    FROM (SELECT format('n.%I', a.attname) AS name, k.nth
-          FROM pg_index AS i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (attnum, nth)
-          JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-          WHERE i.indrelid = tg_relid AND i.indisprimary AND k.nth <= i.indnkeyatts) AS c;
-    IF key IS NULL THEN
-        RAISE object_not_in_prerequisite_state USING
-            MESSAGE = format('table %I.%I is watched, but has no primary key any more', tg_table_schema, tg_table_name),
-            HINT = 'It makes the keys of the messages. Add one, or end the watch: mailroom unwatch TABLE. To change rows '
-                   'meanwhile without messages: SET LOCAL mailroom.watch = off.';
-    END IF;
-
-    -- Virtual columns are null in triggers.
-    SELECT string_agg(c.name, ', ' ORDER BY c.attnum),
-           concat_ws(' + ', '0::bigint', string_agg(
-               format('coalesce(%s(%s), 0)',
-                      CASE WHEN c.atttypid = ANY (texts) THEN 'octet_length' ELSE 'pg_column_size' END, c.name),
-               ' + ') FILTER (WHERE c.attlen = -1)),
-           CASE WHEN bool_and(c.atttypid = ANY (plain)) THEN '524288' ELSE '-1' END
-    INTO columns, stored, direct
-    FROM (SELECT format('n.%I', a.attname) AS name, a.attnum, a.atttypid, a.attlen FROM pg_attribute AS a
-          WHERE a.attrelid = tg_relid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
-            AND a.attname <> ALL (hidden)) AS c;
-    -- A hidden column that is gone may have another name now, so nothing of the row is told.
-    IF EXISTS (SELECT FROM unnest(hidden) AS h (name) WHERE NOT EXISTS (
-                   SELECT FROM pg_attribute AS a
-                   WHERE a.attrelid = tg_relid AND a.attname = h.name AND a.attnum > 0 AND NOT a.attisdropped)) THEN
-        otherwise := '{"withheld": true}';
-        stored := '16777217';
-    END IF;
-
-    rows := format('SELECT (%s) COLLATE "C" AS key, coalesce(CASE WHEN %s <= %s THEN to_jsonb(r.*) '
-                   'WHEN %2$s <= 16777216 THEN {schema}.watch_json(r.*) END, ', key, stored, direct);
-    columns := concat(' AS n CROSS JOIN LATERAL (SELECT ', columns, ') AS r OFFSET 0');
-    old_side := concat(rows, '''-1'') AS value FROM ',
-                       CASE tg_level WHEN 'ROW' THEN '(SELECT ($1).*)' ELSE 'old_rows' END, columns);
-    new_side := concat(rows, '''1'') AS value FROM ',
-                       CASE tg_level WHEN 'ROW' THEN '(SELECT ($2).*)' ELSE 'new_rows' END, columns);
-    changes := CASE tg_op
-        WHEN 'INSERT' THEN concat('SELECT key, NULL::jsonb AS old, value AS new FROM (', new_side, ') AS s')
-        WHEN 'DELETE' THEN concat('SELECT key, value AS old, NULL::jsonb AS new FROM (', old_side, ') AS s')
-        ELSE concat('SELECT key, (array_agg(value) FILTER (WHERE times < 0))[1] AS old, '
-                    '(array_agg(value) FILTER (WHERE times > 0))[1] AS new '
-                    'FROM (SELECT key, value, sum(times) AS times '
-                    'FROM (SELECT key, value, -1 AS times FROM (', old_side, ') AS o '
-                    'UNION ALL SELECT key, value, 1 FROM (', new_side, ') AS n) AS s '
-                    'GROUP BY key, value HAVING sum(times) <> 0) AS t GROUP BY key') END;
-
-    -- Only the statement itself finds out whether an UPDATE has changed anything that is told.
-    IF tg_op = 'UPDATE' THEN
-        PERFORM set_config('mailroom.notify', 'off', true);
-    END IF;
-    EXECUTE concat('
+    IF FOUND THEN
         INSERT INTO {schema}.outbox (topic, key, kind, message_type, event_type, value_json)
-        SELECT concat($3, CASE event WHEN ''C'' THEN ''.created'' WHEN ''U'' THEN ''.updated'' ELSE ''.deleted'' END),
-               CASE WHEN octet_length($4 || key) BETWEEN 1 AND 1024 THEN $4 || key ELSE $4 || md5(key) END,
-               ''E'', ''O'', event, CASE WHEN octet_length(value::text) <= 16777216 THEN value ELSE $5 END
-        FROM (SELECT key, event, CASE
-                  WHEN jsonb_typeof(coalesce(old, new)) = ''object'' AND jsonb_typeof(coalesce(new, old)) = ''object''
-                  THEN jsonb_build_object(''old'', old, ''new'', new, ''changed'', CASE WHEN event <> ''U'' THEN ''[]''
-                      ELSE (SELECT jsonb_agg(c.key) FROM jsonb_each(new) AS c (key, value)
-                            WHERE c.value IS DISTINCT FROM old -> c.key) END) END AS value
-              FROM (SELECT key, old, new, CASE WHEN old IS NULL THEN ''C'' WHEN new IS NULL THEN ''D'' ELSE ''U'' END::"char"
-                        AS event FROM (', changes, ') AS c OFFSET 0) AS e OFFSET 0) AS m')
-    USING OLD, NEW, tg_argv[0], tg_argv[1], otherwise;
-    GET DIAGNOSTICS sent = ROW_COUNT;
-    IF tg_op = 'UPDATE' THEN
-        PERFORM set_config('mailroom.notify', coalesce(notify, ''), true);
-        IF sent > 0 THEN
-            -- No rows: it rings the doorbell.
-            INSERT INTO {schema}.outbox (topic, value_json) SELECT '', NULL WHERE false;
-        END IF;
+        SELECT concat(tg_argv[0], CASE m.event WHEN 'C' THEN '.created' WHEN 'U' THEN '.updated' ELSE '.deleted' END),
+               concat(tg_argv[1], CASE WHEN octet_length(concat(tg_argv[1], m.key)) BETWEEN 1 AND 1024 THEN m.key
+                                       ELSE md5(m.key) END),
+               'E', 'O', m.event,
+               CASE WHEN octet_length(m.value::text) <= 16777216 THEN m.value ELSE '{"too_large": true}' END
+        FROM (SELECT e.key, e.event, CASE
+                  WHEN jsonb_typeof(e.before) = 'array' THEN jsonb_build_object(e.before ->> 0, true)
+                  WHEN jsonb_typeof(e.after) = 'array' THEN jsonb_build_object(e.after ->> 0, true)
+                  ELSE jsonb_build_object('old', e.before, 'new', e.after, 'changed', CASE WHEN e.event <> 'U' THEN '[]'
+                      ELSE (SELECT jsonb_agg(a.name) FROM jsonb_each(e.after) AS a (name, value)
+                            WHERE a.value IS DISTINCT FROM e.before -> a.name) END) END AS value
+              FROM (SELECT c.key, c.before, c.after, CASE WHEN c.before IS NULL THEN 'C' WHEN c.after IS NULL THEN 'D'
+                                                          ELSE 'U' END::"char" AS event
+                    FROM (SELECT first_key, first_before, first_after
+                          UNION ALL SELECT * FROM {schema}.watch_rest(changes)) AS c (key, before, after)
+                    OFFSET 0) AS e OFFSET 0) AS m;
     END IF;
+    CLOSE changes;
     RETURN NULL;
 END $$
 """
 
 COMMENTS = {
     "watch()": "The trigger of watched tables: sends what happens to their rows.",
+    "watch_query(oid, text[], text, boolean)": "The query over the changes that a trigger has seen.",
+    "watch_rest(refcursor)": "What is left of a cursor over the changes of watched rows.",
     "watch_json(record)": "A row as JSON; null if it has none, or more than 16 MiB.",
 }
 
@@ -174,9 +174,9 @@ BEGIN
     SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ') INTO watched FROM pg_trigger AS t
     WHERE t.tgfoid = 'watch()'::regprocedure AND t.tgparentid = 0;
     IF watched IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = '{HOLDS_MESSAGES}', MESSAGE = concat('Not removed: ', watched, ' is watched. End '
-            'that first (mailroom unwatch TABLE; mailroom watch --list), or have it ended: '
-            'mailroom migrate --revision base --discard (alembic -x discard=yes downgrade base).');
+        RAISE EXCEPTION USING ERRCODE = '{HOLDS_MESSAGES}', MESSAGE = concat('Not removed: watched are ', watched,
+            '. End that first (mailroom unwatch TABLE), or have it ended: mailroom migrate --revision base --discard '
+            '(alembic -x discard=yes downgrade base).');
     END IF;
 END $$
 """
@@ -184,10 +184,10 @@ END $$
 
 def upgrade() -> None:
     schema = op.get_context().version_table_schema
-    for statement in (JSON, WATCH):
+    for statement in (JSON, QUERY, REST, WATCH):
         op.execute(statement.replace("{schema}", f'"{schema}"'))
-    # Else whoever owns a table could send whatever he likes.
-    op.execute("REVOKE ALL ON FUNCTION watch(), watch_json(record) FROM PUBLIC")
+    # Else whoever owns a table could send what they like.
+    op.execute(f"REVOKE ALL ON FUNCTION {', '.join(COMMENTS)} FROM PUBLIC")
     for function, text in COMMENTS.items():
         op.execute(f"COMMENT ON FUNCTION {function} IS '{text}'")
 
@@ -196,4 +196,4 @@ def downgrade() -> None:
     config = op.get_context().config
     if config is None or not config.attributes.get("discard"):
         op.execute(REFUSE)
-    op.execute("DROP FUNCTION watch(), watch_json(record) CASCADE")
+    op.execute(f"DROP FUNCTION {', '.join(COMMENTS)} CASCADE")
