@@ -525,7 +525,16 @@ def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
     assert {name for name, _, _ in functions} >= {"doorbell", "cbor_to_jsonb"}
     for name, configuration, is_definer in functions:
         assert "search_path=pg_catalog, pg_temp" in (configuration or []), name
-        assert not is_definer, name
+        assert is_definer == (name == "watch"), name  # what it sends, its caller has no right to
+
+
+def test_functions_of_watched_tables_are_nobodys_but_the_owners(catalog: psycopg.Connection[TupleRow]) -> None:
+    granted = catalog.execute(
+        "SELECT DISTINCT proname, a.grantee = proowner FROM pg_proc, aclexplode(proacl) a "
+        "WHERE pronamespace = 'mailroom'::regnamespace AND proname ^@ 'watch' ORDER BY 1"
+    )
+    names = ("watch", "watch_json", "watch_query", "watch_rest")
+    assert granted.fetchall() == [(name, True) for name in names]
 
 
 def test_other_roles_have_no_right_in_the_schema(catalog: psycopg.Connection[TupleRow]) -> None:
