@@ -101,59 +101,66 @@ SELECT c.oid::bigint, c.relkind::text, c.relispartition,
                                    WHERE i.inhparent = c.oid OR i.inhrelid = c.oid),
        EXISTS (SELECT FROM pg_catalog.pg_class AS m
                WHERE m.relnamespace = c.relnamespace AND m.relname = 'outbox_executable'),
+       EXISTS (SELECT FROM pg_catalog.pg_index AS i
+               WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate),
        (SELECT pg_catalog.json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
        (SELECT pg_catalog.json_agg(a.attname ORDER BY a.attnum)
         FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a
-             ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey::smallint[])
+             ON a.attrelid = i.indrelid AND a.attnum = ANY((i.indkey::smallint[])[:i.indnkeyatts - 1])
         WHERE i.indrelid = c.oid AND i.indisprimary)::text
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
   AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 """,
-    columns=("bigint", "text", "boolean", "boolean", "boolean", "text", "text"),
+    columns=("bigint", "text", "boolean", "boolean", "boolean", "boolean", "text", "text"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    oid: int
-    is_partitioned: bool
+def _finding(table: str, without: tuple[str, ...]) -> Operation[tuple[int, bool]]:
+    """Return the oid of a table that can be watched without these columns, and whether it is partitioned.
 
-
-def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
-    """Return a table that can be watched without these columns, or raise `ConfigurationError`."""
+    Raises `ConfigurationError`.
+    """
     of = shown(table)
     found = yield TABLE.at()(table=table)
-    if len(found) != 1:
+    if not found:
         raise ConfigurationError(
             f"There is no table {of}. Give schema.table; names are case-sensitive and without quotes."
-            if not found
-            else f"Several tables are called {of}, since names of schemas and tables may have dots: rename one."
         )
-    [(oid, kind, is_partition, inherits, is_ours, columns_json, key_json)] = found
-    if is_ours or table.startswith(("pg_", "information_schema.")):
+    if len(found) > 1:
         raise ConfigurationError(
-            f"{of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own."
+            f"Several tables are called {of}, since names of schemas and tables may have dots: rename one."
         )
-    if kind not in ("r", "p"):
-        raise ConfigurationError(
-            f"{of} is a view or a foreign table. Only a table can be watched: give the one behind it."
-        )
-    if is_partition:
-        raise ConfigurationError(f"{of} is a partition: watch the table that it is a partition of.")
-    if inherits:
-        raise ConfigurationError(
-            f"{of} inherits from another table, or others inherit from it, so no key is unique in it. "
-            "A partitioned table can be watched."
-        )
-    if key_json is None:
-        raise ConfigurationError(f"{of} has no primary key, which makes the keys of its messages: add one.")
+    [(oid, kind, *facts, columns_json, key_json)] = found
+    if reason := _refusal(table, kind, *facts, has_key=key_json is not None):
+        raise ConfigurationError(f"{of} {reason}")
     if missing := sorted(set(without) - set(json.loads(columns_json))):
         raise ConfigurationError(f"{of} has no column {shown(missing[0])} to leave out. Names are case-sensitive.")
     if keys := sorted(set(without) & set(json.loads(key_json))):
         raise ConfigurationError(f"Column {shown(keys[0])} of {of} is in the primary key, which every message has.")
-    return _Table(oid, kind == "p")
+    return oid, kind == "p"
+
+
+def _refusal(
+    table: str, kind: str, is_partition: bool, inherits: bool, is_ours: bool, is_deferrable: bool, *, has_key: bool
+) -> str | None:
+    if is_ours or table.startswith(("pg_", "information_schema.")):
+        return f"is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own."
+    if kind not in ("r", "p"):
+        return "is a view or a foreign table. Only a table can be watched: give the one behind it."
+    if is_partition:
+        return "is a partition: watch the table that it is a partition of."
+    if inherits:
+        return (
+            "inherits from another table, or others inherit from it, so no key is unique in it. "
+            "A partitioned table can be watched."
+        )
+    if not has_key:
+        return "has no primary key, which makes the keys of its messages: add one."
+    if is_deferrable:
+        return "has a deferrable primary key, under which rows may share a key for a while: make it one that is not."
+    return None
 
 
 # Their names come first in the order in which PostgreSQL fires triggers, so that what another trigger does to the same
@@ -199,11 +206,11 @@ def _watching(table: str, topic: str, key_prefix: str, without: str | Iterable[s
         _text(column, "column")
     yield IN_TRANSACTION
     yield from checking(schema)
-    found = yield from _finding(table, columns)
+    oid, is_partitioned = yield from _finding(table, columns)
     [(lock_timeout, _)] = yield PREPARE.at()()
-    for name, event in TRIGGERS[found.is_partitioned].items():
+    for name, event in TRIGGERS[is_partitioned].items():
         yield DEFINE.at(schema=schema)(
-            table=found.oid, name=f"0_{schema}_watch_{name}", event=event, arguments=[topic, key_prefix, *columns]
+            table=oid, name=f"0_{schema}_watch_{name}", event=event, arguments=[topic, key_prefix, *columns]
         )
         yield APPLY.at()()
     yield RESTORE.at()(before=lock_timeout)
@@ -275,11 +282,11 @@ def _listing(schema: str) -> Operation[list[Watched]]:
 
 def _fault(table: str, without: tuple[str, ...], triggers: set[str], is_enabled: bool) -> Operation[str | None]:
     try:
-        found = yield from _finding(table, without)
+        _, is_partitioned = yield from _finding(table, without)
     except ConfigurationError as error:
         return str(error)
     if not is_enabled:
         return "Some of its triggers are disabled: watch it again, or enable them."
-    if triggers != set(TRIGGERS[found.is_partitioned]):
+    if triggers != set(TRIGGERS[is_partitioned]):
         return "Some of its triggers are gone: watch it again."
     return None

@@ -141,7 +141,9 @@ def test_key_is_the_prefix_and_the_primary_key(connect: Connect, columns: str) -
     connection = connect()
     value, key = KEYS[columns]
     connection.execute(f"CREATE TABLE things ({columns})".encode())
-    watch(connection, "public.things", topic="thing", key_prefix="thing-")
+    watch(
+        connection, "public.things", topic="thing", key_prefix="thing-", without=["b"] if "INCLUDE" in columns else []
+    )
     connection.execute(f"INSERT INTO things (a) VALUES ({value})".encode())
     assert [message.key for message in told(connection)] == [f"thing-{key}"]
 

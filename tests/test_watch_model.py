@@ -19,7 +19,7 @@ from tests.test_watch_statements import PARTITIONED
 TABLES = {
     "plain": """CREATE TABLE things (id int PRIMARY KEY, part int NOT NULL DEFAULT 1, name text, hidden int,
                 above int REFERENCES things ON DELETE SET NULL)""",
-    "deferrable": """CREATE TABLE things (id int PRIMARY KEY DEFERRABLE, part int NOT NULL DEFAULT 1, name text,
+    "deferrable": """CREATE TABLE things (id int PRIMARY KEY, part int NOT NULL DEFAULT 1, name text,
                      hidden int, above int)""",
     "cascading": """CREATE TABLE things (id int PRIMARY KEY, part int NOT NULL DEFAULT 1, name text, hidden int,
                     above int REFERENCES things ON DELETE CASCADE ON UPDATE CASCADE)""",
@@ -107,6 +107,8 @@ def test_random_program_amounts_to_its_messages(connect: Connect, kind: str) -> 
     connection.execute(TABLES[kind].encode())
     with connection.transaction():
         watch(connection, "public.things", topic="thing", without="hidden")
+    if kind == "deferrable":  # refused, but it lets one statement use the keys of many rows for others
+        connection.execute("ALTER TABLE things DROP CONSTRAINT things_pkey, ADD PRIMARY KEY (id) DEFERRABLE")
     seen = Counter[str]()
 
     @settings(

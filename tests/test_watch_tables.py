@@ -131,6 +131,7 @@ REFUSED = {
     "public.a_matview": "is a view or a foreign table",
     "public.far": "is a view or a foreign table",
     "public.keyless": "has no primary key",
+    "public.later": "has a deferrable primary key",
     "public.parent": "inherits from another table, or others inherit",
     "public.child": "inherits from another table, or others inherit",
     "public.parts_1": "is a partition: watch the table that it is a partition of",
@@ -146,7 +147,7 @@ OBJECTS = f"""
 CREATE VIEW a_view AS SELECT * FROM things; CREATE MATERIALIZED VIEW a_matview AS SELECT * FROM things;
 CREATE FOREIGN DATA WRAPPER nowhere; CREATE SERVER far FOREIGN DATA WRAPPER nowhere;
 CREATE FOREIGN TABLE far (id int) SERVER far;
-CREATE TABLE keyless (id int UNIQUE NOT NULL);
+CREATE TABLE later (id int PRIMARY KEY DEFERRABLE); CREATE TABLE keyless (id int UNIQUE NOT NULL);
 CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent);
 CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE parts_1 PARTITION OF parts DEFAULT;
 CREATE SCHEMA a; CREATE SCHEMA "a.b";
