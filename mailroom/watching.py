@@ -103,7 +103,7 @@ SELECT c.oid::bigint, c.relkind::text, c.relispartition,
                WHERE m.relnamespace = c.relnamespace AND m.relname = 'outbox_executable'),
        EXISTS (SELECT FROM pg_catalog.pg_index AS i
                WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate),
-       (SELECT pg_catalog.json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute AS a
+       (SELECT pg_catalog.json_object_agg(a.attname, a.attnum) FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
        (SELECT pg_catalog.json_agg(a.attname ORDER BY a.attnum)
         FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a
@@ -117,11 +117,15 @@ WHERE pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
 )
 
 
-def _finding(table: str, without: tuple[str, ...]) -> Operation[tuple[int, bool]]:
-    """Return the oid of a table that can be watched without these columns, and whether it is partitioned.
+@dataclass(frozen=True, slots=True)
+class _Table:
+    oid: int
+    is_partitioned: bool
+    hidden: str  # the numbers of its hidden columns, as the trigger has them
 
-    Raises `ConfigurationError`.
-    """
+
+def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
+    """Return a table that can be watched without these columns, or raise `ConfigurationError`."""
     of = shown(table)
     found = yield TABLE.at()(table=table)
     if not found:
@@ -135,11 +139,12 @@ def _finding(table: str, without: tuple[str, ...]) -> Operation[tuple[int, bool]
     [(oid, kind, *facts, columns_json, key_json)] = found
     if reason := _refusal(table, kind, *facts, has_key=key_json is not None):
         raise ConfigurationError(f"{of} {reason}")
-    if missing := sorted(set(without) - set(json.loads(columns_json))):
+    columns = json.loads(columns_json)
+    if missing := sorted(set(without) - set(columns)):
         raise ConfigurationError(f"{of} has no column {shown(missing[0])} to leave out. Names are case-sensitive.")
     if keys := sorted(set(without) & set(json.loads(key_json))):
         raise ConfigurationError(f"Column {shown(keys[0])} of {of} is in the primary key, which every message has.")
-    return oid, kind == "p"
+    return _Table(oid, kind == "p", f"{oid}:{','.join(map(str, sorted(columns[name] for name in without)))}")
 
 
 def _refusal(
@@ -206,11 +211,12 @@ def _watching(table: str, topic: str, key_prefix: str, without: str | Iterable[s
         _text(column, "column")
     yield IN_TRANSACTION
     yield from checking(schema)
-    oid, is_partitioned = yield from _finding(table, columns)
+    found = yield from _finding(table, columns)
+    arguments = [topic, key_prefix, found.hidden, *columns]
     [(lock_timeout, _)] = yield PREPARE.at()()
-    for name, event in TRIGGERS[is_partitioned].items():
+    for name, event in TRIGGERS[found.is_partitioned].items():
         yield DEFINE.at(schema=schema)(
-            table=oid, name=f"0_{schema}_watch_{name}", event=event, arguments=[topic, key_prefix, *columns]
+            table=found.oid, name=f"0_{schema}_watch_{name}", event=event, arguments=arguments
         )
         yield APPLY.at()()
     yield RESTORE.at()(before=lock_timeout)
@@ -274,19 +280,23 @@ def _listing(schema: str) -> Operation[list[Watched]]:
     yield from checking(schema)
     watched = []
     for table, is_enabled, names, arguments in (yield LIST.at(schema=schema)()):
-        topic, key_prefix, *without = json.loads(arguments)[0]
-        fault = yield from _fault(table, tuple(without), set(json.loads(names)), is_enabled)
+        topic, key_prefix, hidden, *without = json.loads(arguments)[0]
+        fault = yield from _fault(table, hidden, tuple(without), set(json.loads(names)), is_enabled)
         watched.append(Watched(table, topic, key_prefix, tuple(without), fault))
     return watched
 
 
-def _fault(table: str, without: tuple[str, ...], triggers: set[str], is_enabled: bool) -> Operation[str | None]:
+def _fault(
+    table: str, hidden: str, without: tuple[str, ...], triggers: set[str], is_enabled: bool
+) -> Operation[str | None]:
     try:
-        _, is_partitioned = yield from _finding(table, without)
+        found = yield from _finding(table, without)
     except ConfigurationError as error:
         return str(error)
+    if hidden != found.hidden and hidden.startswith(f"{found.oid}:"):
+        return "A column that is left out is not the one that had its name: watch it again."
     if not is_enabled:
         return "Some of its triggers are disabled: watch it again, or enable them."
-    if triggers != set(TRIGGERS[is_partitioned]):
+    if triggers != set(TRIGGERS[found.is_partitioned]):
         return "Some of its triggers are gone: watch it again."
     return None

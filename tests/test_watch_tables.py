@@ -299,9 +299,10 @@ def test_dump_holds_the_watch_and_restoring_it_sends_nothing(
     if not (binaries.path / "pg_dump").exists():
         pytest.skip("this PostgreSQL has no pg_dump")
     with connect() as connection:
-        connection.execute(THINGS)
+        connection.execute("CREATE TABLE things (junk int, id int PRIMARY KEY, password text, name text)")
+        connection.execute("ALTER TABLE things DROP junk")  # in the dump, the others have new numbers
         watch(connection, odd_table, "odd", key_prefix=PREFIX, without="secret %s")
-        watch(connection, "public.things", "thing", without=["password", "name"])
+        watch(connection, "public.things", "thing", without=["password"])
         connection.execute("INSERT INTO things VALUES (1, 'a', 'b'), (2, 'c', 'd')")
         listed = watched(connection)
     dumped = subprocess.run([binaries.path / "pg_dump", dsn], check=True, capture_output=True).stdout
@@ -310,8 +311,9 @@ def test_dump_holds_the_watch_and_restoring_it_sends_nothing(
     with psycopg.connect(empty_dsn, autocommit=True) as restored:
         assert brief(restored) == [("C", "1"), ("C", "2")]  # what waited when it was dumped
         assert watched(restored) == listed
-        restored.execute("UPDATE things SET id = id + 2")
-        assert brief(restored) == [("D", "1"), ("D", "2"), ("C", "3"), ("C", "4")]
+        restored.execute("UPDATE things SET name = 'e' WHERE id = 1")
+        [message] = told(restored)
+        assert (message.value["changed"], message.value["new"]) == (["name"], {"id": 1, "name": "e"})
         check_odd(restored)
 
 

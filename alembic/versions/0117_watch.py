@@ -34,12 +34,13 @@ END $$
 # The types are bytea, bpchar, varchar and text, whose size is known without reading what is stored apart; and those
 # that have a JSON whatever they hold: these, numbers, dates, times, uuid, inet, cidr and macaddr.
 QUERY = """
-CREATE FUNCTION watch_query(relid oid, hidden text[], event text, is_row boolean) RETURNS text LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION watch_query(relid oid, hidden_as text, hidden text[], event text, is_row boolean) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     texts    CONSTANT oid[] := '{17,25,1042,1043}';
     plain    CONSTANT oid[] := texts || '{16,18,19,20,21,23,26,650,700,701,829,869,1082,1083,1114,1184,1186,1266,1700,
                                          2950}';
+    watched  CONSTANT oid := coalesce(pg_partition_root(relid), relid);
     key      text;
     columns  text;
     size     text;
@@ -73,10 +74,13 @@ BEGIN
     FROM (SELECT format('n.%I', a.attname) AS name, a.attnum, a.atttypid, a.attlen FROM pg_attribute AS a
           WHERE a.attrelid = relid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
             AND a.attname <> ALL (hidden)) AS c;
-    -- A hidden column that is gone may have another name now, so nothing of the row is told.
-    IF EXISTS (SELECT FROM unnest(hidden) AS h (name) WHERE NOT EXISTS (
-                   SELECT FROM pg_attribute AS a
-                   WHERE a.attrelid = relid AND a.attname = h.name AND a.attnum > 0 AND NOT a.attisdropped)) THEN
+    -- A hidden column may have another name now, or its name may be another column's: then nothing of the row is told.
+    -- Numbers of columns change when a table is restored from a dump, and so does the table's.
+    IF hidden <> '{}' AND (
+        SELECT count(*) < cardinality(hidden) OR (hidden_as ^@ concat(watched, ':') AND hidden_as
+                   <> concat(watched, ':', string_agg(a.attnum::text, ',' ORDER BY a.attnum)))
+        FROM pg_attribute AS a
+        WHERE a.attrelid = watched AND a.attname = ANY (hidden) AND a.attnum > 0 AND NOT a.attisdropped) THEN
         size := '16777217';
         reason := 'withheld';
     END IF;
@@ -109,7 +113,8 @@ BEGIN
 END $$
 """
 
-# The trigger's arguments are the topic, the prefix of keys and the hidden columns. It runs with its owner's rights:
+# The trigger's arguments are the topic, the prefix of keys, the oid of the table and the numbers of its hidden columns
+# (16400:3,5), and their names. It runs with its owner's rights:
 # writers have none on the outbox. The settings beside search_path decide how values are written. OFFSET 0 keeps a value
 # from being computed again wherever it is used.
 WATCH = """
@@ -131,7 +136,8 @@ BEGIN
         VALUES (concat(tg_argv[0], '.truncated'), 'E', 'C', 'U', '{"old": null, "new": null, "changed": []}');
         RETURN NULL;
     END IF;
-    OPEN changes FOR EXECUTE {schema}.watch_query(tg_relid, tg_argv[2:], tg_op, tg_level = 'ROW') USING OLD, NEW;
+    OPEN changes FOR EXECUTE {schema}.watch_query(tg_relid, tg_argv[2], tg_argv[3:], tg_op, tg_level = 'ROW')
+    USING OLD, NEW;
     FETCH changes INTO first_key, first_before, first_after;
     -- An INSERT of no rows would ring the doorbell.
     IF FOUND THEN
@@ -160,7 +166,7 @@ END $$
 
 COMMENTS = {
     "watch()": "The trigger of watched tables: sends what happens to their rows.",
-    "watch_query(oid, text[], text, boolean)": "The query over the changes that a trigger has seen.",
+    "watch_query(oid, text, text[], text, boolean)": "The query over the changes that a trigger has seen.",
     "watch_rest(refcursor)": "What is left of a cursor over the changes of watched rows.",
     "watch_json(record)": "A row as JSON; null if it has none, or more than 16 MiB.",
 }
