@@ -1,6 +1,7 @@
 """Watching and unwatching tables: on every connection, what is refused, what is listed, and what moves with a table."""
 
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -108,7 +109,7 @@ def test_watch_waits_for_nobody_for_long_and_leaves_the_setting(connect: Connect
     writer.execute("INSERT INTO things VALUES (1)")
     connection.execute("SET lock_timeout = '7s'")
     connection.commit()
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "watch": lambda: watch(connection, "public.things", "thing"),
         "unwatch": lambda: unwatch(connection, "public.things"),
     }
@@ -306,7 +307,7 @@ def test_dump_holds_the_watch_and_restoring_it_sends_nothing(
         connection.execute("INSERT INTO things VALUES (1, 'a', 'b'), (2, 'c', 'd')")
         listed = watched(connection)
     dumped = subprocess.run([binaries.path / "pg_dump", dsn], check=True, capture_output=True).stdout
-    psql = [binaries.path / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", empty_dsn]
+    psql = [str(binaries.path / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", empty_dsn]
     subprocess.run(psql, input=dumped, check=True, capture_output=True)
     with psycopg.connect(empty_dsn, autocommit=True) as restored:
         assert brief(restored) == [("C", "1"), ("C", "2")]  # what waited when it was dumped
