@@ -18,7 +18,7 @@ from inbox import Inbox
 from mailroom.codec import decode
 from mailroom.errors import InvalidMessage
 from mailroom.puzzledb import MessageObject, encode
-from mailroom.testing import deliver, drain, work
+from mailroom.testing import deliver, drain, sent, work
 from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
@@ -266,6 +266,46 @@ def test_state_objects_are_found_by_type_and_key(connect: Connect) -> None:
     assert states.remove(connection, "table", "a/1")
     assert not states.remove(connection, "table", "a/1")
     assert states.get(connection, "index", "a/1") == ("a/1", None, 0, NOW)
+
+
+def test_state_objects_tell_what_happens_to_them(connect: Connect) -> None:
+    connection = connect()
+    listener, deaf = joined(connection, Node(host="one"), Node())
+    observer, hears_nothing = observed(listener, deaf)
+    deliver(connection)  # what happened before
+    listener.follow_states(connection)
+    for status in (Status.UP, Status.UP):
+        listener.set_status(connection, status)
+    states.put(connection, "table", "a", {"rows": 1}, NOW)
+    states.remove(connection, "table", "a")
+    receive(connection, listener, deaf)
+    told = sorted(zip(observer.messages, observer.values, strict=True), key=lambda each: each[0].clock)
+    node = {"type": "node", "key": f"puzzledb/{listener.node.id}"}
+    joining, up = ({**node, "object": {"host": "one", "status": status}} for status in ("joining", "up"))
+    table = {"type": "table", "key": "a", "object": {"rows": 1}}
+    assert [(message.type, message.event, value) for message, value in told] == [
+        ("O", "U", {"old": joining, "new": up, "changed": ["object"]}),
+        ("O", "C", {"old": None, "new": table, "changed": []}),
+        ("O", "D", {"old": table, "new": None, "changed": []}),
+    ]
+    listener.leave(connection)
+    receive(connection, listener)
+    assert len(observer.messages) == 3
+    assert hears_nothing.messages == []
+
+
+def test_clocks_of_nodes_tell_nobody_or_their_messages_would_never_end(connect: Connect) -> None:
+    connection = connect()
+    sender, listener = joined(connection, Node(), Node())
+    listener.follow_states(connection)
+    sender.set_status(connection, Status.UP)
+    post(sender, connection)
+    deliver(connection)
+    for message in Inbox(listener.inbox).reap_any(connection):
+        listener.receive(message, connection)
+    [state] = [each for each in sender.cluster_state(connection) if each.node == listener.node]
+    assert state.clock > 0
+    assert sent(connection, "state.updated") == []
 
 
 def test_messages_of_a_program_of_puzzledb_s_are_heard(connect: Connect) -> None:

@@ -12,12 +12,13 @@ from inbox import Message, Worker
 from mailroom.names import topic_name
 from mailroom.outgoing import MessageType
 from mailroom.puzzledb import MessageObject
-from mailroom.schema import create_inbox, unsubscribe
+from mailroom.schema import create_inbox, subscribe, unsubscribe
 from outbox import Outbox
 
 Observer: TypeAlias = Callable[[MessageObject, Connection], object]
 
 OUTBOX = Outbox()
+STATE_TOPICS = f"{states.TOPIC}.*"
 NODE = "node"  # the type of the state objects that are nodes' states
 
 
@@ -52,9 +53,17 @@ class Coordinator:
         create_inbox(connection, self.inbox, [self.topic])
         self.set_status(connection, Status.JOINING)
 
+    def follow_states(self, connection: Connection) -> None:
+        """Hear, too, of each state object that is created, updated or deleted, whoever does it: messages of type O.
+
+        Their object is the CBOR of `{"old": row, "new": row, "changed": [...]}`. What happens to one state object is
+        heard in order; there is no order between these and what is posted.
+        """
+        subscribe(connection, self.inbox, STATE_TOPICS)
+
     def leave(self, connection: Connection) -> None:
         """Receive nothing any more that is posted from now on."""
-        unsubscribe(connection, self.inbox, self.topic)
+        unsubscribe(connection, self.inbox, [self.topic, STATE_TOPICS])
         self.set_status(connection, Status.REMOVED)
 
     def set_status(self, connection: Connection, status: Status) -> None:

@@ -6,7 +6,11 @@ from typing import Any, NamedTuple, TypeAlias
 import psycopg
 from psycopg.types.json import Jsonb
 
+from mailroom import watch
+
 Connection: TypeAlias = psycopg.Connection[Any]
+
+TOPIC = "state"  # state.created, state.updated and state.deleted tell what happens to state objects
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS public.state_object (
@@ -39,8 +43,12 @@ class State(NamedTuple):
 
 
 def create(connection: Connection) -> None:
-    """Create the table, if it is not there: once for all nodes, as a migration does."""
+    """Create the table, if it is not there, and watch it: once for all nodes, as a migration does.
+
+    The clocks are not told: a node's clock moves with each message, and the message about it would move it again.
+    """
     connection.execute(TABLE)
+    watch(connection, "public.state_object", TOPIC, without=["clock", "at"])
 
 
 def put(connection: Connection, kind: str, key: str, content: object, at: datetime) -> None:
