@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
-from mailroom.schema import PREPARE, RESTORE, checking
+from mailroom.schema.checks import checking
+from mailroom.schema.inboxes import PREPARE, RESTORE
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
