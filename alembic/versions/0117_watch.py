@@ -1,7 +1,7 @@
 """Watch: triggers on users' tables that send what happens to the rows."""
 
 from alembic import op
-from mailroom.schema import HOLDS_MESSAGES
+from mailroom.schema.migration import HOLDS_MESSAGES
 
 revision = "0117"
 down_revision = "0116"
