@@ -30,7 +30,7 @@ def odd(connection: Any) -> str:
     schema, table, column = (name.replace('"', '""') for name in (ODD_SCHEMA, ODD_TABLE, ODD_COLUMN))
     execute(
         f'CREATE SCHEMA "{schema}"; CREATE TABLE "{schema}"."{table}" ("{column}" int, "secret %s" int, n int, r int, '
-        f'"key" int, "value" int, PRIMARY KEY ("{column}"))'.encode()
+        f'"key" int[], "value" int, PRIMARY KEY ("{column}"))'.encode()
     )
     return f"{ODD_SCHEMA}.{ODD_TABLE}"
 
@@ -46,12 +46,12 @@ ODD = Watched(f"{ODD_SCHEMA}.{ODD_TABLE}", "odd", PREFIX, ("secret %s",))
 
 def check_odd(connection: Connection[TupleRow]) -> None:
     table = '"' + ODD_SCHEMA.replace('"', '""') + '"."' + ODD_TABLE.replace('"', '""') + '"'
-    connection.execute(f"INSERT INTO {table} VALUES (1, 2, 3, 4, 5, 6)".encode())
+    connection.execute(f"INSERT INTO {table} VALUES (1, 2, 3, 4, ARRAY[5], 6)".encode())
     connection.execute(f"UPDATE {table} SET n = 7, r = NULL".encode())
     connection.execute(f"DELETE FROM {table}".encode())
     created, updated, deleted = told(connection)
     assert created.key == updated.key == deleted.key == f"{PREFIX}1"
-    assert created.value["new"] == {ODD_COLUMN: 1, "n": 3, "r": 4, "key": 5, "value": 6}
+    assert created.value["new"] == {ODD_COLUMN: 1, "n": 3, "r": 4, "key": [5], "value": 6}
     assert updated.value["changed"] == ["n", "r"]
 
 
@@ -234,6 +234,32 @@ def test_list_says_what_keeps_changes_from_being_told(connect: Connect, change: 
     [found] = watched(connection)
     assert fault in (found.fault or "")
     assert (found.table, found.topic, found.without) == ("public.things", "thing", ("password",))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE things DISABLE TRIGGER USER",
+        "ALTER TABLE things DISABLE TRIGGER ALL",
+        'DROP TRIGGER "0_mailroom_watch_update" ON things',
+        "ALTER TABLE things RENAME password TO secret; ALTER TABLE things ADD password text",
+    ],
+)
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_watching_again_mends_what_was_broken(connect: Connect, change: str, partitioned: bool) -> None:
+    connection = connect()
+    connection.execute(THINGS.encode() + b" PARTITION BY RANGE (id)" * partitioned)
+    if partitioned:
+        connection.execute("CREATE TABLE things_all PARTITION OF things DEFAULT")
+        change = change.replace("watch_update", "watch_row")
+    watch(connection, "public.things", "thing", without="password")
+    connection.execute(change.encode())
+    assert [each.fault is None for each in watched(connection)] == [False]
+    watch(connection, "public.things", "thing", without="password")
+    assert [each.fault for each in watched(connection)] == [None]
+    connection.execute("INSERT INTO things VALUES (1, 'a')")
+    connection.execute("UPDATE things SET name = 'b'")
+    assert brief(connection) == [("C", "1"), ("U", "1")]
 
 
 def test_triggers_that_are_enabled_always_are_no_fault(connect: Connect) -> None:
