@@ -97,7 +97,10 @@ async def watched_async(connection: AnyAsyncConnection, *, schema: str = DEFAULT
 # Names are compared as a whole, so that they may have dots. Not by to_regclass, which fails without USAGE on a schema.
 TABLE = Sql(
     """
-SELECT c.oid::bigint, c.relkind::text, c.relispartition,
+SELECT c.oid::bigint, c.relkind::text, c.relkind = 'p' OR EXISTS (
+           SELECT FROM pg_catalog.pg_constraint AS f
+           WHERE f.conrelid = c.oid AND f.confrelid = c.oid AND f.contype = 'f'
+             AND (f.confdeltype IN ('c', 'n', 'd') OR f.confupdtype IN ('c', 'n', 'd'))), c.relispartition,
        c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i
                                    WHERE i.inhparent = c.oid OR i.inhrelid = c.oid),
        EXISTS (SELECT FROM pg_catalog.pg_class AS m
@@ -114,14 +117,14 @@ FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.rel
 WHERE pg_catalog.concat(n.nspname, '.', c.relname) = %(table)s::text
   AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
 """,
-    columns=("bigint", "text", "boolean", "boolean", "boolean", "boolean", "text", "text"),
+    columns=("bigint", "text", "boolean", "boolean", "boolean", "boolean", "boolean", "text", "text"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
     oid: int
-    is_partitioned: bool
+    by_row: bool
     hidden: str  # the numbers of its hidden columns, as the trigger has them
 
 
@@ -137,7 +140,7 @@ def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
         raise ConfigurationError(
             f"Several tables are called {of}, since names of schemas and tables may have dots: rename one."
         )
-    [(oid, kind, *facts, columns_json, key_json)] = found
+    [(oid, kind, by_row, *facts, columns_json, key_json)] = found
     if reason := _refusal(table, kind, *facts, has_key=key_json is not None):
         raise ConfigurationError(f"{of} {reason}")
     columns = json.loads(columns_json)
@@ -145,7 +148,7 @@ def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
         raise ConfigurationError(f"{of} has no column {shown(missing[0])} to leave out. Names are case-sensitive.")
     if keys := sorted(set(without) & set(json.loads(key_json))):
         raise ConfigurationError(f"Column {shown(keys[0])} of {of} is in the primary key, which every message has.")
-    return _Table(oid, kind == "p", f"{oid}:{','.join(map(str, sorted(columns[name] for name in without)))}")
+    return _Table(oid, by_row, f"{oid}:{','.join(map(str, sorted(columns[name] for name in without)))}")
 
 
 def _refusal(
@@ -170,8 +173,11 @@ def _refusal(
 
 
 # Their names come first in the order in which PostgreSQL fires triggers, so that what another trigger does to the same
-# table is told later. They name the node, since several may watch a table. Statement triggers miss what is written into
-# a partition directly, and a MERGE that moves rows to another.
+# table is told later. They name the node, since several may watch a table.
+#
+# By row where statement triggers do not see all, or not in order: they miss what is written into a partition directly,
+# and a MERGE that moves rows to another; and where a foreign key of the table cascades onto the table itself, they fire
+# again later, so that a key that one statement frees and uses again would be told as freed last.
 TRIGGERS = {
     False: {
         "insert": "AFTER INSERT ON %s REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT",
@@ -189,7 +195,7 @@ TRIGGERS = {
 DEFINE = Sql(
     """
 SELECT pg_catalog.set_config('mailroom.statement', pg_catalog.format(
-           'CREATE OR REPLACE TRIGGER %%I %%s EXECUTE FUNCTION {schema}.watch(%%s)', %(name)s::text,
+           'CREATE TRIGGER %%I %%s EXECUTE FUNCTION {schema}.watch(%%s)', %(name)s::text,
            pg_catalog.format(%(event)s::text, pg_catalog.format('%%I.%%I', n.nspname, c.relname)),
            (SELECT pg_catalog.string_agg(pg_catalog.quote_literal(a.value), ', ' ORDER BY a.nth)
             FROM pg_catalog.unnest(%(arguments)s::text[]) WITH ORDINALITY AS a (value, nth))), true)
@@ -215,7 +221,9 @@ def _watching(table: str, topic: str, key_prefix: str, without: str | Iterable[s
     found = yield from _finding(table, columns)
     arguments = [topic, key_prefix, found.hidden, *columns]
     [(lock_timeout, _)] = yield PREPARE.at()()
-    for name, event in TRIGGERS[found.is_partitioned].items():
+    if (yield DROP.at(schema=schema)(table=table)):  # it may have been watched by other triggers
+        yield APPLY.at()()
+    for name, event in TRIGGERS[found.by_row].items():
         yield DEFINE.at(schema=schema)(
             table=found.oid, name=f"0_{schema}_watch_{name}", event=event, arguments=arguments
         )
@@ -298,6 +306,6 @@ def _fault(
         return "A column that is left out is not the one that had its name: watch it again."
     if not is_enabled:
         return "Some of its triggers are disabled: watch it again, or enable them."
-    if triggers != set(TRIGGERS[found.is_partitioned]):
-        return "Some of its triggers are gone: watch it again."
+    if triggers != set(TRIGGERS[found.by_row]):
+        return "It has not the triggers that it needs: watch it again."
     return None

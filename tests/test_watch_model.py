@@ -71,14 +71,11 @@ def statements(draw: st.DrawFn, kind: str) -> str:
             f"WHEN MATCHED AND shidden = 1 THEN DELETE WHEN MATCHED THEN UPDATE SET {changes} "
             "WHEN NOT MATCHED THEN INSERT (id, part, name, hidden) VALUES (sid, spart, sname, shidden)"
         ),
+        (
+            f"WITH gone AS (DELETE FROM things WHERE {where} RETURNING *) "
+            "INSERT INTO things (id, part, name, hidden) SELECT id + 10, part, name, hidden FROM gone"
+        ),
     ]
-    if kind != "cascading":  # where a key that is freed and used again in one statement is told too early
-        choices += [
-            (
-                f"WITH gone AS (DELETE FROM things WHERE {where} RETURNING *) "
-                "INSERT INTO things (id, part, name, hidden) SELECT id + 10, part, name, hidden FROM gone"
-            ),
-        ]
     if kind != "deferrable":  # whose key decides no conflict
         choices += [
             f"INSERT INTO things (id, part, name, hidden) VALUES {new} ON CONFLICT DO NOTHING",

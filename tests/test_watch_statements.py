@@ -185,7 +185,9 @@ def test_cascades_are_told(watcher: Watcher, action: str, statement: str) -> Non
     assert watcher.do(statement)
 
 
-def test_cascade_onto_the_same_table_is_told_once_for_each_row(connect: Connect) -> None:
+@pytest.fixture
+def tree(connect: Connect) -> Watcher:
+    """A table that refers to itself, with cascades."""
     connection = connect(autocommit=True)
     connection.execute(
         "CREATE TABLE things (id int PRIMARY KEY, part int NOT NULL DEFAULT 1, name text, "
@@ -193,11 +195,32 @@ def test_cascade_onto_the_same_table_is_told_once_for_each_row(connect: Connect)
     )
     with connection.transaction():
         watch(connection, "public.things", topic="thing")
-    watcher = Watcher(connection)
-    watcher.do("UPDATE things SET above = CASE id WHEN 1 THEN 1 ELSE id - 1 END")  # the first is above itself
-    assert events(watcher.do("UPDATE things SET id = id + 100 WHERE id = 1")) == "CDU"
-    assert events(watcher.do("UPDATE things SET id = id + 10, name = 'x' WHERE id IN (2, 101)")) == "CCDDU"
-    assert events(watcher.do("DELETE FROM things WHERE id = 111")) == "DDDD"
+    return Watcher(connection)
+
+
+def test_cascade_onto_the_same_table_is_told(tree: Watcher) -> None:
+    tree.do("UPDATE things SET above = CASE id WHEN 1 THEN 1 ELSE id - 1 END")  # the first is above itself
+    tree.do("UPDATE things SET id = id + 100 WHERE id = 1")
+    tree.do("UPDATE things SET id = id + 10, name = 'x' WHERE id IN (2, 101)")
+    assert events(tree.do("DELETE FROM things WHERE id = 111")) == "DDDD"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        (
+            "WITH gone AS (DELETE FROM things WHERE id < 3 RETURNING *) "
+            "INSERT INTO things (id, name) SELECT max(id), 'again' FROM gone"
+        ),
+        (
+            "MERGE INTO things USING (VALUES (2, true), (1, false)) AS s (sid, gone) ON id = sid "
+            "WHEN MATCHED AND gone THEN DELETE WHEN MATCHED THEN UPDATE SET id = id + 1"
+        ),
+    ],
+)
+def test_key_that_a_statement_frees_and_uses_again_is_told_in_this_order(tree: Watcher, statement: str) -> None:
+    messages = tree.do(statement)
+    assert [message.event for message in messages if message.key == "2"] == ["D", "C"]
 
 
 def test_row_is_told_as_other_triggers_have_left_it(watcher: Watcher) -> None:
