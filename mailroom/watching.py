@@ -49,11 +49,11 @@ def watch(
     for a new row, `new` for a deleted one, and `changed` is for updates. The columns `without` are in no message, and a
     row that changed in nothing else sends none. TRUNCATE sends one `<topic>.truncated`.
 
-    A table that is watched already is watched like this from now on. Waits at most 3 s for the table's writers
-    (and readers, if it is watched already), then raises the driver's error (55P03). Writers need no rights on Mailroom's schema; the caller must own the table or
-    have TRIGGER on it, and EXECUTE on the function `watch` of the schema. In the caller's transaction, also for users'
-    own migrations. Raises `ConfigurationError` if the table cannot be watched, and `InvalidMessage` for the topic or
-    the prefix.
+    A table that is watched already is watched like this from now on. Waits at most 3 s for the table's writers (and
+    readers, if it is watched already), then raises the driver's error (55P03). Writers need no rights on Mailroom's
+    schema; the caller must own the table or have TRIGGER on it, and EXECUTE on the function `watch` of the schema. In
+    the caller's transaction, also for users' own migrations. Raises `ConfigurationError` if the table cannot be
+    watched, and `InvalidMessage` for the topic or the prefix.
     """
     run(connection, _watching(table, topic, key_prefix, without, schema))
 
