@@ -1,8 +1,9 @@
-"""Run an operation in the caller's transaction, on psycopg or SQLAlchemy, sync or async.
+"""Run an operation in the caller's transaction, on psycopg, SQLAlchemy or Django, sync or async.
 
 On a psycopg connection we use a plain cursor of our own: tuples, binary results, psycopg's own adapters and prepared
 statements, whatever row factory, cursor class or loaders the user has set. SQLAlchemy connections and sessions run
-bound `text()`, on any PostgreSQL driver. Errors of the driver pass through unchanged.
+bound `text()`, on any PostgreSQL driver. Errors of the driver pass through unchanged. Below a connection of Django is
+one of psycopg; its errors are raised as Django's, as everywhere else in a Django program.
 
 Never use a pipeline: psycopg ends it with a Flush, after which the server does not count the timeout for sessions that
 idle in a transaction. A process paused at that moment would keep its locks for ever.
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
 import psycopg
 from psycopg import postgres
@@ -30,15 +31,56 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
-AnyConnection: TypeAlias = "psycopg.Connection[Any] | Connection | Session | scoped_session[Any]"
+PlainConnection: TypeAlias = "psycopg.Connection[Any] | Connection | Session | scoped_session[Any]"
+AnyConnection: TypeAlias = "PlainConnection | DjangoConnection"
 AnyAsyncConnection: TypeAlias = (
     "psycopg.AsyncConnection[Any] | AsyncConnection | AsyncSession | async_scoped_session[Any]"
 )
 T = TypeVar("T")
 
 
+class DjangoConnection(Protocol):
+    """What we use of a connection of Django, such as `django.db.connection`; Django itself is imported nowhere."""
+
+    @property
+    def alias(self) -> str: ...  # noqa: D102
+    @property
+    def connection(self) -> Any: ...  # noqa: D102
+    @property
+    def in_atomic_block(self) -> bool: ...  # noqa: D102
+    @property
+    def needs_rollback(self) -> bool: ...  # noqa: D102
+    @property
+    def wrap_database_errors(self) -> Any: ...  # noqa: D102
+    def ensure_connection(self) -> None: ...  # noqa: D102
+    def set_rollback(self, rollback: bool) -> None: ...  # noqa: D102
+    def validate_no_broken_transaction(self) -> None: ...  # noqa: D102
+
+
+def is_django(connection: object) -> TypeGuard[DjangoConnection]:
+    """Return whether this is a connection of Django, or the proxy of one."""
+    return not isinstance(connection, psycopg.Connection) and hasattr(connection, "wrap_database_errors")
+
+
+def unwrapped(connection: AnyConnection) -> PlainConnection:
+    """Return psycopg's connection below one of Django, which is opened if need be; any other one as it is."""
+    if not is_django(connection):
+        return cast(PlainConnection, connection)
+    connection.ensure_connection()
+    driver = connection.connection
+    if isinstance(driver, psycopg.Connection):
+        return driver
+    raise UnsupportedConnection(
+        f"Cannot use Django's connection {connection.alias!r} here: it is one of {type(driver).__module__}. "
+        "Let it be of django.db.backends.postgresql, with psycopg 3."
+    )
+
+
 def run(connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None) -> T:
     """Run `operation` on a sync connection and return its result; `cursors` replaces our cursor class on psycopg."""
+    if is_django(connection):
+        with connection.wrap_database_errors:
+            return run(unwrapped(connection), operation, cursors)
     perform: Callable[[Step], list[Any]]
     if isinstance(connection, psycopg.Connection):
         perform = partial(_psycopg_step, connection)
@@ -83,6 +125,8 @@ def driver_of(connection: object) -> object:
     """Return the driver's own connection below a connection or session on which something has run."""
     if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
         return connection
+    if is_django(connection):
+        return unwrapped(connection)
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session, scoped_session
 
@@ -241,8 +285,8 @@ def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None =
     if autocommit and status in (None, TransactionStatus.IDLE):
         raise NotInTransaction(
             "This connection is in autocommit mode and not inside a transaction, so the call would commit by itself, "
-            "apart from your data. Wrap both in one transaction: `with conn.transaction(): ...` (psycopg) or "
-            "`with engine.begin() as conn: ...` (SQLAlchemy)."
+            "apart from your data. Wrap both in one transaction: `with conn.transaction(): ...` (psycopg), "
+            "`with engine.begin() as conn: ...` (SQLAlchemy) or `with transaction.atomic(): ...` (Django)."
         )
 
 
@@ -294,7 +338,9 @@ def _sqlalchemy_connection(connection: object) -> "Connection":
         connection = connection.connection()
     if isinstance(connection, Connection) and connection.dialect.name == "postgresql":
         return connection
-    raise _unsupported(connection, "psycopg.Connection, or a SQLAlchemy Connection or Session on PostgreSQL")
+    raise _unsupported(
+        connection, "psycopg.Connection, a SQLAlchemy Connection or Session on PostgreSQL, or a connection of Django"
+    )
 
 
 async def _async_sqlalchemy_connection(connection: object) -> "AsyncConnection":

@@ -1,8 +1,9 @@
-"""A savepoint in the caller's transaction, sync or async, on psycopg or SQLAlchemy.
+"""A savepoint in the caller's transaction, sync or async, on psycopg, SQLAlchemy or Django.
 
 On psycopg it is SAVEPOINT itself: `Connection.transaction()` commits where it is the outermost, and ends a transaction
 in which a statement failed, both in silence. On SQLAlchemy it is `begin_nested`, so that a session also forgets the
-objects of what is undone.
+objects of what is undone. On Django it is SAVEPOINT again; undone, Django forgets that the transaction was to be rolled
+back, as it does at the end of its own `atomic`.
 """
 
 import sys
@@ -14,7 +15,17 @@ import psycopg
 from psycopg.pq import PipelineStatus
 
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, AsyncPlainCursor, PlainCursor, run, run_async
+from mailroom.sql.runner import (
+    AnyAsyncConnection,
+    AnyConnection,
+    AsyncPlainCursor,
+    DjangoConnection,
+    PlainCursor,
+    is_django,
+    run,
+    run_async,
+    unwrapped,
+)
 from mailroom.sql.sqlstate import NO_SAVEPOINT, sqlstate
 
 if TYPE_CHECKING:
@@ -60,11 +71,12 @@ def savepoint(connection: AnyConnection, name: str) -> Savepoint:
     One of the same name that is made inside this one, and left open, would take its place. So `name`, an identifier, is
     the maker's own.
     """
-    if isinstance(connection, psycopg.Connection):
-        run(connection, _requiring_transaction())
-        own_savepoint = _OfPsycopg(connection, name)
-        own_savepoint.make()
-        return own_savepoint
+    plain = unwrapped(connection)
+    if isinstance(plain, psycopg.Connection):
+        run(plain, _requiring_transaction())
+        own = _OfDjango(connection, plain, name) if is_django(connection) else _OfPsycopg(plain, name)
+        own.make()
+        return own
     run(connection, _requiring_transaction())
     return _Nested(_session_of_thread(connection))
 
@@ -123,6 +135,18 @@ class _OfPsycopg:
         with _if_gone():
             for query in _undoing(_is_pipelined(self._cursor.connection), self._name):
                 self._cursor.execute(query, prepare=False)
+
+
+class _OfDjango(_OfPsycopg):
+    def __init__(self, django: DjangoConnection, connection: "psycopg.Connection[Any]", name: str) -> None:
+        super().__init__(connection, name)
+        self._django = django
+        self._needed_rollback = django.needs_rollback
+
+    def undo(self) -> None:
+        super().undo()
+        if self._django.in_atomic_block:
+            self._django.set_rollback(self._needed_rollback)  # else Django would refuse every further query
 
 
 class _OfAsyncPsycopg:
