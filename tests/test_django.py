@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-import django
 import psycopg
 import pytest
-from django.conf import settings
+from django.db import IntegrityError, ProgrammingError, connections, models, transaction
+from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
 from inbox import Handlers, Inbox, Message, Parked, Rejected
 from mailroom import testing
@@ -17,15 +17,8 @@ from mailroom.schema import create_inbox, current_revision, migrate
 from mailroom.sql.savepoint import savepoint
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
 from tests.support.databases import Connect
+from tests.support.django import connected
 from tests.support.node import Node
-
-if not settings.configured:
-    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, USE_TZ=True)
-    django.setup()
-
-from django.db import IntegrityError, ProgrammingError, connections, models, transaction
-from django.db.backends.postgresql.base import DatabaseWrapper
-from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
 OUTBOX = Outbox()
 
@@ -35,21 +28,8 @@ class Order(models.Model):  # type: ignore[misc]  # Django has no types
     state = models.TextField()
 
     class Meta:
-        app_label = "shop"
+        app_label = "tests"
         db_table = "shop_order"
-
-
-def wrapper(dsn: str) -> Any:
-    options = psycopg.conninfo.conninfo_to_dict(dsn)
-    defaults = connections.settings["default"]
-    return DatabaseWrapper(
-        {
-            **defaults,
-            "HOST": options.get("host", ""), "PORT": options.get("port", ""), "NAME": options["dbname"],
-            "USER": options.get("user", ""), "PASSWORD": options.get("password", ""),
-        },
-        "default",
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -63,12 +43,8 @@ def node(dsn: str, connect: Connect) -> Node:
 @pytest.fixture
 def connection(node: Node) -> Iterator[Any]:
     """What `django.db.connection` is in a program: the proxy of this thread's connection."""
-    from django.db import connection
-
-    connections["default"] = wrapper(node.dsn)
-    yield connection
-    connections["default"].close()
-    del connections["default"]
+    with connected(node.dsn) as connection:
+        yield connection
 
 
 def pay_and_fail(connection: Any, order: int) -> None:
