@@ -102,7 +102,7 @@ class TokenExpired(MailroomError):
 
 
 class UnsupportedConnection(MailroomError, TypeError):
-    """An object is not a connection of psycopg 3 or SQLAlchemy 2."""
+    """An object is not a connection of psycopg 3 or SQLAlchemy 2, nor one of Django on psycopg 3."""
 
 
 class SchemaError(MailroomError):

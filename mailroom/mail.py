@@ -11,6 +11,7 @@ from uuid import UUID
 
 import psycopg
 
+from dispatcher.deliver import releasing
 from inbox import AsyncInbox, Inbox
 from inbox.handlers import check_schema
 from mailroom.errors import ConfigurationError, UnknownInbox
@@ -21,7 +22,7 @@ from mailroom.schema import checking, finding
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, is_django, run, run_async, unwrapped
 from mailroom.stepping import Failure, Worked, refuse_async, shifting, step, step_async
-from mailroom.testing import Sent, delivering_all, executing_all, reading_sent
+from mailroom.testing import Sent, delivering_once, executing_all, reading_sent
 from mailroom.topic import Topic
 
 __all__ = ["AsyncMail", "Mail"]
@@ -35,6 +36,12 @@ NOW = Sql(
     "SELECT pg_catalog.clock_timestamp() + %(ahead_s)s::float8 * interval '1 second'",
     columns=("timestamptz",),
 )
+WAIT = Sql(
+    "SELECT EXISTS (SELECT FROM {schema}.outbox_executable), EXISTS (SELECT FROM {schema}.scheduled)",
+    columns=("boolean", "boolean"),
+)
+# PostgreSQL compiles a delivery for longer than it takes to run it. Our own sessions have this setting, users' do not.
+NO_JIT = Sql("SELECT pg_catalog.set_config('jit', 'off', true)", columns=("text",))
 ROUTED = Sql(
     """
 WITH given AS (
@@ -80,6 +87,7 @@ class _Mail(Generic[C]):
     def _arriving(self, inboxes: Mapping[str, Inbox | AsyncInbox]) -> Operation[None]:
         """Check that the inboxes are there, and let their keys be tried at the time that was travelled to."""
         yield IN_TRANSACTION
+        yield NO_JIT.at()()
         for name in inboxes:
             try:
                 yield from finding(self.schema, name)
@@ -103,16 +111,25 @@ class _Mail(Generic[C]):
 
     def _delivering(self) -> Operation[None]:
         """Execute and deliver what waits. What is in the outbox is kept before, since it is gone afterwards."""
-        yield from executing_all(self.schema)
-        yield from self._keeping()
         now: datetime | None = None
         if self._ahead:
             [(now,)] = yield NOW.at()(ahead_s=self._ahead.total_seconds())
-        yield from delivering_all(self.schema, now)
+        [(executables, scheduled)] = yield WAIT.at(schema=self.schema)()
+        if executables:
+            yield from executing_all(self.schema)
+        if scheduled:
+            yield from releasing(self.schema, now=now)
+        while (yield from self._keeping()):
+            delivery = yield from delivering_once(self.schema, now)
+            if not delivery.taken and delivery.ceiling is None:
+                return
 
-    def _keeping(self) -> Operation[None]:
-        for sent in (yield from reading_sent(self.schema)):
+    def _keeping(self) -> Operation[bool]:
+        """Keep what is in the outbox, and return whether there is anything."""
+        found = yield from reading_sent(self.schema)
+        for sent in found:
             self._sent.setdefault(sent.id, sent)  # one that was scheduled comes through the outbox again
+        return bool(found)
 
     def _finding_sent(self, name: Topic[Any, Any] | str) -> Operation[list[Sent]]:
         wanted = topic_name(name.name if isinstance(name, Topic) else name)

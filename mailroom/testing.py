@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dispatcher.deliver import delivering, releasing
+from dispatcher.deliver import Delivery, delivering, releasing
 from dispatcher.executor.execute import executing
 from inbox import AsyncInbox, Inbox
 from mailroom import codec
@@ -229,13 +229,17 @@ def delivering_all(schema: str, now: datetime | None) -> Operation[int]:
     yield IN_TRANSACTION
     yield from releasing(schema, now=now)
     taken = 0
-    while True:
-        delivery = yield from delivering(schema, rows=1_000, max_bytes=2**24, now=now)
-        if delivery.ceiling is not None:
-            yield from raising_ceiling(schema, delivery.ceiling)
-        elif not delivery.taken:
-            return taken
+    while (delivery := (yield from delivering_once(schema, now))).taken or delivery.ceiling is not None:
         taken += delivery.taken
+    return taken
+
+
+def delivering_once(schema: str, now: datetime | None) -> Operation[Delivery]:
+    """Deliver one batch, or raise the ceiling of clocks for it."""
+    delivery = yield from delivering(schema, rows=1_000, max_bytes=2**24, now=now)
+    if delivery.ceiling is not None:
+        yield from raising_ceiling(schema, delivery.ceiling)
+    return delivery
 
 
 def executing_all(schema: str) -> Operation[int]:
