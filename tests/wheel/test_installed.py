@@ -19,8 +19,8 @@ pytestmark = pytest.mark.timeout(600)
 
 both = pytest.mark.parametrize("versions", [NEWEST, LOWEST])
 
-# All modules of the distribution, each imported after the ones before it. Migrations are alembic's to run, and
-# `models` is imported where pydantic is.
+# All modules of the distribution, each imported after the ones before it. Migrations are alembic's to run, the plugin is
+# pytest's to load, and `models` is imported where pydantic is.
 IMPORT_ALL = """
 from importlib import import_module
 from importlib.metadata import files
@@ -28,8 +28,8 @@ from sys import argv
 
 for file in sorted(map(str, files("pg-mailroom"))):
     parts = file.removesuffix(".py").removesuffix("/__init__").split("/")
-    passed_over = parts[0] in argv[1:] or "_migrations" in parts or parts[-1] in ("__main__", "models")
-    if file.endswith(".py") and not passed_over:
+    elsewhere = "_migrations" in parts or parts[-1] in ("__main__", "models", "pytest_plugin")
+    if file.endswith(".py") and parts[0] not in argv[1:] and not elsewhere:
         import_module(".".join(parts))
         print(file)
 """
