@@ -22,7 +22,7 @@ def _mail_connections() -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def mail_connection(_mail_connections: list[Any]) -> Any:
+def mail_connection(_mail_connections: list[Any]) -> Iterator[Any]:
     """The connection of `mail`: psycopg's, to the database named by MAILROOM_DSN. Override it to give another one.
 
     It may be what `Outbox.send` or `AsyncOutbox.send` takes: of psycopg, SQLAlchemy or Django.
@@ -40,7 +40,10 @@ def mail_connection(_mail_connections: list[Any]) -> Any:
                 f"{error} Or override the fixture mail_connection in conftest.py to give a connection of yours."
             ) from None
         _mail_connections.append(psycopg.connect(dsn))
-    return _mail_connections[-1]
+    connection = _mail_connections[-1]
+    yield connection
+    if not connection.closed:
+        connection.rollback()  # what a test did that took this fixture without `mail`
 
 
 @pytest.fixture

@@ -162,6 +162,41 @@ def test_own_connection(mail):
     assert ran.returncode == 0, ran.stdout
 
 
+def test_test_that_takes_the_connection_alone_leaves_nothing_to_the_next(node: Node, tmp_path: Path) -> None:
+    alone = "def test_alone(mail_connection):\n    outbox.send(mail_connection, 'warehouse', 1)\n"
+    after = "def test_after(mail):\n    assert mail.drain(warehouse=stock).failures == mail.sent('warehouse') == []\n"
+    ran = run_pytest(tmp_path, node.dsn, f"{SERVICE}\n{alone}\n{after}")
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_async_fixture_gives_an_async_mail(node: Node, tmp_path: Path) -> None:
+    own = """
+import os, psycopg, pytest_asyncio
+from inbox import AsyncHandlers
+from outbox import AsyncOutbox
+
+handlers = AsyncHandlers()
+
+@handlers.on(reserve)
+async def take(message, connection):
+    return {"shelf": 7}
+
+@pytest_asyncio.fixture
+async def mail_connection():
+    async with await psycopg.AsyncConnection.connect(os.environ["MAILROOM_DSN"]) as connection:
+        yield connection
+        await connection.rollback()
+
+@pytest.mark.asyncio
+async def test_a_reservation_is_answered(mail):
+    await AsyncOutbox().command(mail.connection, reserve, Reserve("teapot", 1), reply_to="shop")
+    await mail.drain(warehouse=handlers)
+    assert (await mail.sent("shop"))[0].headers["status"] == "200"
+"""
+    ran = run_pytest(tmp_path, node.dsn, SERVICE + own)
+    assert ran.returncode == 0, ran.stdout
+
+
 def test_plugin_without_a_database_says_what_to_do(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, None, SERVICE + EXAMPLE)
     assert ran.returncode == 1
