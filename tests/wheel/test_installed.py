@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 both = pytest.mark.parametrize("versions", [NEWEST, LOWEST])
 
-# All modules of the distribution, each imported after the ones before it. Migrations are alembic's to run, the plugin is
+# All modules of the distribution, each imported after the ones before it. Migrations are alembic's to run, the plugin
 # pytest's to load, and `models` is imported where pydantic is.
 IMPORT_ALL = """
 from importlib import import_module
