@@ -304,10 +304,10 @@ async def test_async_autocommit_connection_is_refused(empty_dsn: str, kind: str)
 
 async def test_what_works_is_named_where_something_else_is_given(empty_dsn: str) -> None:
     nothing: Any = None
-    with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection, or a SQLAlchemy Connection or Sess"):
+    with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection, a SQLAlchemy Connection or Session"):
         schema.migrate(nothing)
     async with opened_async(empty_dsn, "AsyncSession asyncpg") as session:
-        with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection, or a SQLAlchemy Connection or"):
+        with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection, a SQLAlchemy Connection or"):
             schema.create_inbox(session, "shipping")
     with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.AsyncConnection, or an AsyncConnection or"):
         await schema.create_inbox_async(nothing, "shipping")
