@@ -45,6 +45,7 @@ from tests.test_plans import generic_plan
 
 ROWS = 25
 PACE = Pace(rows=4, patience_s=0)  # nobody dispatches, and nobody is waited for
+FEWER = Pace(rows=8, patience_s=0)  # a first, a middle and a last chunk have all statements that there are
 JOB = Batch("job")
 
 
@@ -248,7 +249,7 @@ def test_driver_that_dies_at_any_statement_is_run_again(dsn: str, connect: Conne
         expected += range(ROWS)
         try:
             with at_statement(nth, dies) as number:
-                commit(node, batch, SHAPE, attempts, pace=PACE)
+                commit(node, batch, SHAPE, attempts, pace=FEWER)
         except Death:
             drop(node, attempts)  # Spark's abort
         else:
@@ -273,7 +274,7 @@ def test_session_that_ends_at_any_statement_is_made_anew(dsn: str, connect: Conn
         attempts = staged(node, batch)
         with at_statement(nth, ends) as number, mock.patch("spark_jobs.write.finishing.pause_s", return_value=0.0):
             try:
-                assert commit(node, batch, SHAPE, attempts, pace=PACE) == Sent(ROWS)
+                assert commit(node, batch, SHAPE, attempts, pace=FEWER) == Sent(ROWS)
             except SendFailed:  # before it was decided
                 assert send(node, batch) == Sent(ROWS)
         expected += range(ROWS)
@@ -308,7 +309,7 @@ async def test_what_a_driver_leaves_at_any_statement_is_finished_by_housekeeping
             attempts = staged(node, batch)
             try:
                 with at_statement(nth, dies) as number:
-                    commit(node, batch, SHAPE, attempts, pace=PACE)
+                    commit(node, batch, SHAPE, attempts, pace=FEWER)
             except Death:
                 drop(node, attempts)
             known = (batch.name, -1, ROWS) in ledger(connect)
