@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -15,6 +16,7 @@ from mailroom.errors import ConfigurationError
 
 from . import (
     bulk,
+    cost,
     deliver,
     doorbell,
     drain,
@@ -28,6 +30,7 @@ from . import (
     hot,
     inboxes,
     latency,
+    links,
     mail,
     memory,
     patterns,
@@ -46,10 +49,12 @@ from .server import durable_server
 
 MODULES = (
     floors,
+    cost,
     publish,
     doorbell,
     deliver,
     patterns,
+    links,
     reap,
     flow,
     handlers,
@@ -96,8 +101,14 @@ def _help() -> str:
     show_default=True,
     help="Messages per run; some measurements use ten times as many.",
 )
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="With --only cost: measure the checkout in this directory too, in turn with this one.",
+)
 @pass_call
-def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
+def bench(call: Call, only: Sequence[str], runs: int, messages: int, against: Path | None) -> None:
     """Measure Mailroom on this machine and compare it with the limits of the machine.
 
     Every figure is the median of several runs with its spread (smallest..largest); a ratio divides two figures of the
@@ -109,9 +120,14 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int) -> None:
     Examples:
       mailroom bench
       mailroom bench --only deliver --only flow --runs 3
+      mailroom bench --only cost --against ../before
       mailroom bench --json > bench.json
     """
     chosen = _chosen(only)
+    if against is not None:
+        if chosen != [cost.MEASUREMENT]:
+            raise click.UsageError("--against is for --only cost, and for nothing beside it.")
+        chosen = [cost.against(against)]
     with _terminated_like_interrupted(), _database(call) as dsn:
         with settings.connect(dsn, "bench") as connection:
             postgres = connection.info.parameter_status("server_version") or "unknown"

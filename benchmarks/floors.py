@@ -18,16 +18,16 @@ from .node import Node, fresh_node
 from .workload import INBOX, KEY, KEYS, VALUE, outgoing
 
 BATCH = 1_000
-_NAMES = ", ".join(name for name, _ in COLUMNS)
+NAMES = ", ".join(name for name, _ in COLUMNS)
 _AS_TEXT = ('"char"', "jsonb")
-_PLACES = ", ".join(f"%s::text::{kind}" if kind in _AS_TEXT else f"%s::{kind}" for _, kind in COLUMNS)
+PLACES = ", ".join(f"%s::text::{kind}" if kind in _AS_TEXT else f"%s::{kind}" for _, kind in COLUMNS)
 
 
 @contextmanager
 def inserting(node: Node, messages: int) -> Iterator[Callable[[], int]]:
     """INSERT and commit rows one by one: the outbox's columns, defaults and primary key, no CHECKs, no trigger."""
     rows = [message.row() for message in outgoing(messages)]
-    insert = f"INSERT INTO {node.schema}.bare_outbox ({_NAMES}) VALUES ({_PLACES})".encode()
+    insert = f"INSERT INTO {node.schema}.bare_outbox ({NAMES}) VALUES ({PLACES})".encode()
     with node.connect() as connection:
 
         def work() -> int:
@@ -43,7 +43,7 @@ def inserting(node: Node, messages: int) -> Iterator[Callable[[], int]]:
 def copied(node: Node, messages: int) -> Iterator[Callable[[], int]]:
     """COPY prepared rows, 1,000 per transaction, into the same table."""
     rows = [(*row[:3], *map(_letter, row[3:6]), *row[6:]) for row in (m.row() for m in outgoing(messages))]
-    copy = f"COPY {node.schema}.bare_outbox ({_NAMES}) FROM STDIN (FORMAT binary)".encode()
+    copy = f"COPY {node.schema}.bare_outbox ({NAMES}) FROM STDIN (FORMAT binary)".encode()
     with node.connect() as connection:
 
         def work() -> int:

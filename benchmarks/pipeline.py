@@ -92,11 +92,11 @@ class Pipeline:
         return sum(count.value for count in self._counts)
 
     def dispatch(self) -> None:
-        """Start a dispatcher daemon; return when both of its lanes lead."""
+        """Start a dispatcher daemon; return when all three of its lanes lead."""
         self.dispatcher = self._start(daemon.run, self.node.dsn, self.node.schema)
         with self.node.connect(autocommit=True) as connection:
             leases = f"SELECT count(*) FROM {self.node.schema}.lease WHERE until > clock_timestamp()".encode()
-            self.wait(lambda: connection.execute(leases).fetchone() == (2,))
+            self.wait(lambda: connection.execute(leases).fetchone() == (3,))
 
     def work(
         self,
