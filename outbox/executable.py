@@ -131,7 +131,7 @@ def _part(value: bytes, what: str) -> bytes:
 def _json(arguments: object) -> str:
     try:
         text = json.dumps(arguments, allow_nan=False)
-        # Measured like jsonb's text form, as the table's CHECK does.
+        # Measured like jsonb's text form, as the table's trigger does.
         size = len(json.dumps(arguments, ensure_ascii=False).encode()) + _digits_more(text)
     except (TypeError, ValueError, RecursionError) as error:
         # Not chained: the cause may quote the payload.

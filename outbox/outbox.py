@@ -10,7 +10,7 @@ from mailroom.answer import Request, answer, refuse_second
 from mailroom.errors import InvalidMessage
 from mailroom.headers import given
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
-from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, sending
+from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, fresh_ids, sending
 from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.topic import Topic, topic_text
@@ -61,9 +61,9 @@ class _Node:
     def _send_many(self, messages: Iterable[Outgoing]) -> Operation[int]:
         # All messages are encoded before the first is sent, so a bad one leaves the transaction unchanged.
         rows = []
-        for nth, message in enumerate(messages, start=1):
+        for nth, (message, fresh) in enumerate(zip(messages, fresh_ids(), strict=False), start=1):
             try:
-                rows.append(message.row())
+                rows.append(message.row(fresh))
             except InvalidMessage as error:
                 raise type(error)(f"Message {nth}: {error} None of this call was sent.") from None
         return sending_many(self.schema, rows)
@@ -160,7 +160,7 @@ class Outbox(_Node):
         once: str | None = None,
         **fields: Unpack[Fields],
     ) -> UUID:
-        """Send a command: exactly one inbox must get it, else it goes to `dead_letter`.
+        """Send a command: exactly one inbox, or other node, must get it, else it goes to `dead_letter`.
 
         `reply_to` is the topic for the reply. `once` and `fields` are as for `send`.
         """

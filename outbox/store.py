@@ -10,6 +10,7 @@ from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName
 from mailroom.executable import ACCOUNTING, STORE
 from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
 from mailroom.outgoing import aware
+from mailroom.sql.insert import Insert
 from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.executable import COLUMNS, Executable, Raw
@@ -53,18 +54,13 @@ UNNEST = Sql(
     "%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({names}, nth) ORDER BY nth",
     names=NAMES,
 )
-# Only the columns that have a value are sent; each set of columns has its own prepared statement.
-INSERT = Sql("INSERT INTO {schema}.outbox_executable ({given}) VALUES ({values})")
-# The types of parameters where drivers cannot bind the column's own type.
-CAST = {"jsonb": "text::jsonb", "smallint": "bigint"}
-VALUES = {name: f"%({name})s::{CAST.get(kind, kind)}" for name, kind in COLUMNS}
+INSERT = Insert("outbox_executable", COLUMNS)
+VALUES = INSERT.values
 
 
 def _writing(schema: str, row: Row) -> Operation[None]:
-    given = {name: value for (name, _), value in zip(COLUMNS, row, strict=True) if value is not None}
     yield IN_TRANSACTION
-    insert = INSERT.at(schema=schema, given=", ".join(given), values=", ".join(VALUES[name] for name in given))
-    yield insert(**given)
+    yield INSERT.of(schema, row)
 
 
 def writing_many(schema: str, rows: list[Row]) -> Operation[int]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.elements import TextClause
@@ -18,6 +18,8 @@ Row: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
 
 PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?:\[\])?))?")
+# A parameter, or a percent sign: a column of the user's may be called %(k)s.
+UNNUMBERED = re.compile(r"%%|%\((\w+)\)s")
 
 
 class Sql:
@@ -25,14 +27,17 @@ class Sql:
 
     Every value has a cast, so that the statement means the same to each driver. `columns` are the types of the result.
     `parts` are pieces of SQL that several statements share; each replaces its `{name}`. Identifiers are checked names
-    (`mailroom.names`), so rendering needs no quoting rules.
+    (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns, psycopg gives as
+    `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
 
     Call operators and functions with the exact types of one in pg_catalog, or with the prefix `pg_catalog.`. Otherwise
     an overload that another role has put into the caller's search_path could match better, and would run with the
     caller's rights.
     """
 
-    def __init__(self, template: str, columns: Sequence[str] = (), **parts: str | int) -> None:
+    def __init__(
+        self, template: str, columns: Sequence[str] = (), *, undecoded: bool = False, **parts: str | int
+    ) -> None:
         for name, part in parts.items():
             if f"{{{name}}}" not in template:
                 raise AssertionError(f"a part without a place in the statement: {name}")
@@ -42,6 +47,7 @@ class Sql:
             raise AssertionError(f"parameters without a cast: {untyped}")
         self.template = template
         self.columns = tuple(columns)
+        self.undecoded = undecoded
 
     def at(self, **names: str) -> "Statement":
         """Return the statement with its identifiers filled in; it is rendered once per set of names."""
@@ -54,7 +60,7 @@ def _rendered(sql: Sql, names: tuple[tuple[str, str], ...]) -> "Statement":
     for name, value in names:
         # The schema is quoted, since its name may be a keyword. Other names are parts of longer ones.
         text = text.replace("{" + name + "}", f'"{value}"' if name == "schema" else value)
-    return Statement(text.strip(), sql.columns)
+    return Statement(text.strip(), sql.columns, sql.undecoded)
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,18 @@ class Statement:
 
     sql: LiteralString
     columns: tuple[str, ...]
+    undecoded: bool = False
 
     def __call__(self, **values: object) -> "Execute":
         """Return the step that runs the statement with these values."""
         return Execute(self, values)
+
+    @cached_property
+    def numbered(self) -> tuple[bytes, tuple[str, ...]]:
+        """The same statement with numbered parameters, as the server takes them, and their names in that order."""
+        names = tuple(dict.fromkeys(match[1] for match in UNNUMBERED.finditer(self.sql) if match[1]))
+        numbered = UNNUMBERED.sub(lambda match: f"${names.index(match[1]) + 1}" if match[1] else "%", self.sql)
+        return numbered.encode(), names
 
     @cached_property
     def text(self) -> "TextClause":
@@ -105,7 +119,18 @@ def _sqlalchemy_types() -> dict[str, "TypeEngine[Any]"]:
 
 
 @dataclass(frozen=True, slots=True)
-class Execute:
+class Undecoded:
+    """A value of a result as the server sent it, in the binary form of its type; a value for the next statement."""
+
+    oid: int
+    data: bytes
+
+    def __repr__(self) -> str:
+        # Without the bytes, since a repr ends up in logs.
+        return f"Undecoded(oid={self.oid}, {len(self.data)} bytes)"
+
+
+class Execute(NamedTuple):
     """Run a statement; the operation receives all its rows."""
 
     statement: Statement
@@ -114,7 +139,10 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Insert many rows: by COPY if the driver can, else by one statement with an array per column."""
+    """Insert many rows: by COPY if the driver can, else by one statement with an array per column.
+
+    An id in a row is a UUID or the bytes of one.
+    """
 
     copy: Statement
     unnest: Statement

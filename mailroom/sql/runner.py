@@ -14,19 +14,21 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar, cast
+from uuid import UUID
 
 import psycopg
 from psycopg import postgres
-from psycopg.adapt import AdaptersMap, Dumper
+from psycopg.adapt import AdaptersMap, Dumper, Loader, PyFormat
 from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types import array
 
 from mailroom.errors import NotInTransaction, UnsupportedConnection
 from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
-from mailroom.sql.operation import Execute, Fill, Operation, Step
+from mailroom.sql.operation import Execute, Fill, Operation, Step, Undecoded
 
 if TYPE_CHECKING:
+    from psycopg.abc import Buffer
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
@@ -78,14 +80,14 @@ def unwrapped(connection: AnyConnection) -> PlainConnection:
 
 def run(connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None) -> T:
     """Run `operation` on a sync connection and return its result; `cursors` replaces our cursor class on psycopg."""
-    if is_django(connection):
-        with connection.wrap_database_errors:
-            return run(unwrapped(connection), operation, cursors)
     perform: Callable[[Step], list[Any]]
     if isinstance(connection, psycopg.Connection):
         perform = partial(_psycopg_step, connection)
         if cursors is not None:
             perform = partial(_psycopg_step, connection, cursors=cursors)
+    elif is_django(connection):
+        with connection.wrap_database_errors:
+            return run(unwrapped(connection), operation, cursors)
     else:
         perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
     resume: Callable[[Any], Step] = operation.send
@@ -188,24 +190,60 @@ class _JsonbText(Dumper):
         return b"\x01" + obj.encode()
 
 
-class _Char(Dumper):
-    """One ASCII letter for COPY into a column of type "char", for which psycopg has no dumper."""
+class _Id(Dumper):
+    """A UUID or its bytes for COPY."""
 
-    oid = postgres.types['"char"'].oid
+    oid = postgres.types["uuid"].oid
     format = Format.BINARY
 
-    def dump(self, obj: str) -> bytes:
-        return obj.encode()
+    def dump(self, obj: UUID | bytes) -> bytes:
+        return obj if isinstance(obj, bytes) else obj.bytes
 
+
+class _PassedOn(Dumper):
+    """A value as a server sent it: of its own type, whatever that is."""
+
+    format = Format.BINARY
+
+    def get_key(self, obj: Undecoded, format: PyFormat) -> Any:
+        return (self.cls, obj.oid)
+
+    def upgrade(self, obj: Undecoded, format: PyFormat) -> "_PassedOn":
+        dumper = _PassedOn(self.cls)
+        dumper.oid = obj.oid
+        return dumper
+
+    def dump(self, obj: Undecoded) -> bytes:
+        return obj.data
+
+
+class _Kept(Loader):
+    """Leaves a value as the server sent it."""
+
+    format = Format.BINARY
+
+    def load(self, data: "Buffer") -> Undecoded:
+        return Undecoded(self.oid, bytes(data))
+
+
+COPIED = {'"char"': "text"}  # one ASCII letter is the same in both, and psycopg has a dumper for text only
 
 postgres.register_default_adapters(_PsycopgOwn())
 array.register_all_arrays(_PsycopgOwn())
 _PsycopgOwn.adapters.register_dumper(None, _JsonbText)
-_PsycopgOwn.adapters.register_dumper(None, _Char)
+_PsycopgOwn.adapters.register_dumper(None, _Id)
+_PsycopgOwn.adapters.register_dumper(Undecoded, _PassedOn)
+_UNDECODED = AdaptersMap(_PsycopgOwn.adapters)
+for _type in _PsycopgOwn.adapters.types:
+    _UNDECODED.register_loader(_type.oid, _Kept)
+    _UNDECODED.register_loader(_type.array_oid, _Kept)
 
 
-class PlainCursor(psycopg.Cursor[TupleRow]):
-    """A cursor with psycopg's default adapters and rows as tuples."""
+class PlainCursor(psycopg.RawCursor[TupleRow]):
+    """A cursor with psycopg's default adapters and rows as tuples.
+
+    It takes statements as `Statement.numbered` has them: psycopg parses its own form each time, if it is a long one.
+    """
 
     adapters = _PsycopgOwn.adapters  # replaces the property that returns the connection's
 
@@ -213,13 +251,25 @@ class PlainCursor(psycopg.Cursor[TupleRow]):
         super().__init__(connection, row_factory=tuple_row)
 
 
-class AsyncPlainCursor(psycopg.AsyncCursor[TupleRow]):
+class UndecodedCursor(PlainCursor):
+    """A cursor that returns values as the server sent them."""
+
+    adapters = _UNDECODED
+
+
+class AsyncPlainCursor(psycopg.AsyncRawCursor[TupleRow]):
     """The same, async."""
 
     adapters = _PsycopgOwn.adapters  # replaces the property that returns the connection's
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         super().__init__(connection, row_factory=tuple_row)
+
+
+class AsyncUndecodedCursor(AsyncPlainCursor):
+    """The same, async."""
+
+    adapters = _UNDECODED
 
 
 @contextmanager
@@ -242,8 +292,11 @@ def _psycopg_step(
 ) -> list[Any]:
     match step:
         case Execute(statement, values):
-            with in_utf8(connection), cursors(connection) as cursor:
-                cursor.execute(statement.sql, values, prepare=True, binary=True)
+            query, names = statement.numbered
+            kind = UndecodedCursor if statement.undecoded else cursors
+            with in_utf8(connection):
+                cursor = kind(connection)
+                cursor.execute(query, [values[name] for name in names], prepare=True, binary=True)
                 return cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
             with (
@@ -252,19 +305,22 @@ def _psycopg_step(
                 PlainCursor(connection) as cursor,
                 cursor.copy(copy.sql) as stream,
             ):
-                stream.set_types([kind for _, kind in columns])
+                stream.set_types([COPIED.get(kind, kind) for _, kind in columns])
                 for row in rows:
                     stream.write_row(row)
         case _:
-            _refuse_lone_statements(connection.autocommit, connection.info.transaction_status)
+            _refuse_lone_statements(connection.autocommit, connection.pgconn.transaction_status)
     return []
 
 
 async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
-            async with in_utf8_async(connection), AsyncPlainCursor(connection) as cursor:
-                await cursor.execute(statement.sql, values, prepare=True, binary=True)
+            query, names = statement.numbered
+            kind = AsyncUndecodedCursor if statement.undecoded else AsyncPlainCursor
+            async with in_utf8_async(connection):
+                cursor = kind(connection)
+                await cursor.execute(query, [values[name] for name in names], prepare=True, binary=True)
                 return await cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
             with end_of_copy(connection):
@@ -273,15 +329,15 @@ async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: St
                     AsyncPlainCursor(connection) as cursor,
                     cursor.copy(copy.sql) as stream,
                 ):
-                    stream.set_types([kind for _, kind in columns])
+                    stream.set_types([COPIED.get(kind, kind) for _, kind in columns])
                     for row in rows:
                         await stream.write_row(row)
         case _:
-            _refuse_lone_statements(connection.autocommit, connection.info.transaction_status)
+            _refuse_lone_statements(connection.autocommit, connection.pgconn.transaction_status)
     return []
 
 
-def _refuse_lone_statements(autocommit: bool, status: TransactionStatus | None = None) -> None:
+def _refuse_lone_statements(autocommit: bool, status: int | None = None) -> None:
     if autocommit and status in (None, TransactionStatus.IDLE):
         raise NotInTransaction(
             "This connection is in autocommit mode and not inside a transaction, so the call would commit by itself, "
@@ -327,7 +383,14 @@ def _dbapi(connection: "Connection") -> Any:
 
 
 def _by_column(columns: tuple[tuple[str, str], ...], rows: "Any") -> dict[str, object]:
-    return {name: [row[i] for row in rows] for i, (name, _) in enumerate(columns)}
+    return {
+        name: [_uuid(row[i]) for row in rows] if kind == "uuid" else [row[i] for row in rows]
+        for i, (name, kind) in enumerate(columns)
+    }
+
+
+def _uuid(id: UUID | bytes) -> UUID:
+    return UUID(bytes=id) if isinstance(id, bytes) else id
 
 
 def _sqlalchemy_connection(connection: object) -> "Connection":
