@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import click
 
-from inbox.claim import Share, reaping_any
+from inbox.claim import Share
 from inbox.inbox import Inbox
-from inbox.peek import finding
 from inbox.worker.process import serve
 from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.cli.acting import counted
@@ -21,9 +20,10 @@ from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
 from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
-from mailroom.cli.parameters import INBOX, KEY, LIMIT, PATTERN, seconds, seconds_above_0
+from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.message import Message
+from mailroom.names import ALL, OWN
 from mailroom.packages import NAMES, warn_of_hidden
 from mailroom.schema import create_inbox
 from mailroom.schema import subscribe as subscribe_inbox
@@ -32,6 +32,15 @@ from mailroom.session.backoff import spread_s
 from mailroom.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
+
+origin_option = click.option(
+    "--origin",
+    metavar="NAME",
+    type=ORIGIN,
+    default=OWN,
+    help="Whose messages: those of the node of this name, which this one reads over a link, or * for this node and all "
+    "that it reads. [this node]",
+)
 
 
 @click.group(cls=Group)
@@ -48,6 +57,12 @@ def inbox() -> None:
     type=PATTERN,
     multiple=True,
     help="Subscribe to this topic or pattern; repeatable.",
+)
+@origin_option
+@click.option(
+    "--order",
+    type=click.Choice(["key", "total"]),
+    help="In which order messages are reaped: each key's by itself, or all in one queue. Only for a new inbox. [key]",
 )
 @click.option("--backoff-s", type=seconds, help="Wait after a key's first failure; each further one doubles it. [1]")
 @click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
@@ -67,6 +82,8 @@ def create(
     call: Call,
     name: str,
     topics: tuple[str, ...],
+    origin: str,
+    order: Literal["key", "total"] | None,
     backoff_s: float | None,
     backoff_max_s: float | None,
     max_attempts: int | None,
@@ -81,13 +98,20 @@ def create(
     By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
     the handler calls. The command prints how long the attempts take with these settings.
 
+    With --order total all messages form one queue, in the order in which all nodes have them. One batch at a time is
+    worked on, and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
+
     \b
     Examples:
       mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
       mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
       mailroom inbox create audit_log --max-attempts 10 --on-failure skip
       mailroom inbox create shop_replies --keep-s 600
+      mailroom inbox create invoices --subscribe order.paid --origin lyon
+      mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
     """
+    if origin != OWN and not topics:
+        raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
     with call.connection("inbox create") as connection:
@@ -101,22 +125,35 @@ def create(
             max_attempts=max_attempts,
             on_failure=on_failure,
             keep_s=keep_s,
+            origin=origin,
+            order=order,
         )
         [made] = [each for each in run(connection, _listing(call.schema)) if each["name"] == name]
+        known = run(connection, _knowing(call.schema, origin))
     if call.json:
-        document({"inbox": name, "schema": call.schema, "subscribed": topics})
+        document({"inbox": name, "schema": call.schema, "subscribed": topics, "origin": origin})
         return
-    say(f"Inbox {name} exists" + (f", subscribed to {', '.join(topics)}." if topics else "."))
-    then = {"park": "then its key is parked", "skip": "then it is moved to dead_letter"}[made["on_failure"]]
+    say(f"Inbox {name} exists" + (f", subscribed to {', '.join(topics)}{_of(origin)}." if topics else "."))
+    then = {
+        ("park", "key"): "then its key is parked",
+        ("skip", "key"): "then it is moved to dead_letter",
+        ("park", "total"): "then the inbox is parked",
+        ("skip", "total"): "then it alone is moved to dead_letter, and the others go on",
+    }[made["on_failure"], made["order"]]
+    if made["order"] == "total":
+        say("Its order is total: one queue, and a message that fails holds up all others.")
     often = counted(made["max_attempts"], "time")
     say(f"A message that fails is tried {often} over about {duration(made['attempts_spread_s'])}; {then}.")
+    if not known:
+        _note_unknown(origin)
 
 
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
+@origin_option
 @pass_call
-def subscribe(call: Call, name: str, topics: tuple[str, ...]) -> None:
+def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> None:
     """Subscribe an inbox to topics and patterns. Repeating the command is harmless.
 
     Dots part the words of a topic. In a pattern * is one word, and # as the last word any number of words: order.*
@@ -128,23 +165,28 @@ def subscribe(call: Call, name: str, topics: tuple[str, ...]) -> None:
     Examples:
       mailroom inbox subscribe shipping order.paid order.cancelled
       mailroom inbox subscribe audit_log 'order.#' '*.failed'
+      mailroom inbox subscribe audit_log 'order.#' --origin lyon
     """
     with call.connection("inbox subscribe") as connection:
-        new = subscribe_inbox(connection, name, topics, schema=call.schema)
+        new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
+        known = run(connection, _knowing(call.schema, origin))
     if call.json:
-        document({"inbox": name, "schema": call.schema, "subscribed": new})
+        document({"inbox": name, "schema": call.schema, "subscribed": new, "origin": origin})
         return
     if new:
-        say(f"Inbox {name} has subscribed to {', '.join(new)}.")
-    if known := sorted(set(topics).difference(new)):
-        note(f"It had subscribed before to {', '.join(known)}.")
+        say(f"Inbox {name} has subscribed to {', '.join(new)}{_of(origin)}.")
+    if before := sorted(set(topics).difference(new)):
+        note(f"It had subscribed before to {', '.join(before)}{_of(origin)}.")
+    if not known:
+        _note_unknown(origin)
 
 
 @inbox.command()
 @click.argument("name", type=INBOX)
 @click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
+@origin_option
 @pass_call
-def unsubscribe(call: Call, name: str, topics: tuple[str, ...]) -> None:
+def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> None:
     """End subscriptions of an inbox, each as it was given. What was delivered stays. Repeating the command is harmless.
 
     \b
@@ -153,23 +195,45 @@ def unsubscribe(call: Call, name: str, topics: tuple[str, ...]) -> None:
       mailroom inbox unsubscribe audit_log 'order.#'
     """
     with call.connection("inbox unsubscribe") as connection:
-        ended = unsubscribe_inbox(connection, name, topics, schema=call.schema)
+        ended = unsubscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
     if call.json:
-        document({"inbox": name, "schema": call.schema, "unsubscribed": ended})
+        document({"inbox": name, "schema": call.schema, "unsubscribed": ended, "origin": origin})
         return
     if ended:
-        say(f"Inbox {name} no longer subscribes to {', '.join(ended)}.")
+        say(f"Inbox {name} no longer subscribes to {', '.join(ended)}{_of(origin)}.")
     if unknown := sorted(set(topics).difference(ended)):
-        note(f"It does not subscribe to {', '.join(unknown)}; mailroom inbox list shows to what.")
+        note(f"It does not subscribe to {', '.join(unknown)}{_of(origin)}; mailroom inbox list shows to what.")
+
+
+def _of(origin: str) -> str:
+    return "" if origin == OWN else " of every node" if origin == ALL else f" of {origin}"
+
+
+def _note_unknown(origin: str) -> None:
+    note(f"This node does not read {origin} yet: mailroom link add {origin}")
+
+
+KNOWN = Sql("SELECT EXISTS (SELECT FROM {schema}.origin WHERE name = %(name)s::text)", columns=("boolean",))
+
+
+def _knowing(schema: str, origin: str) -> Operation[bool]:
+    """Return whether messages of `origin` can come here."""
+    if origin in (OWN, ALL):
+        return True
+    [(known,)] = yield KNOWN.at(schema=schema)(name=origin)
+    return bool(known)
 
 
 LIST = Sql(
     """
-SELECT name, (SELECT pg_catalog.json_agg(topic ORDER BY topic)::text FROM {schema}.subscription WHERE inbox = name),
-       backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at
+SELECT name,
+       (SELECT pg_catalog.json_object_agg(origin, topics)::text
+        FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
+              WHERE inbox = name GROUP BY origin) AS s),
+       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at
 FROM {schema}.inbox_registry ORDER BY name
 """,
-    columns=("text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz"),
+    columns=("text", "text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz"),
 )
 
 
@@ -178,7 +242,9 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
     return [
         {
             "name": name,
-            "topics": json.loads(topics or "[]"),
+            "topics": topics.pop(OWN, []),
+            "topics_of": topics,
+            "order": order,
             "backoff_s": backoff_s,
             "backoff_max_s": backoff_max_s,
             "max_attempts": max_attempts,
@@ -187,7 +253,9 @@ def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
             "keep_s": keep_s,
             "created_at": created_at,
         }
-        for name, topics, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at in rows
+        for name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at in (
+            (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
+        )
     ]
 
 
@@ -206,16 +274,27 @@ def list_(call: Call) -> None:
     if call.json:
         document(found)
     elif found:
-        rows = [
-            {
-                **each,
-                "topics": "\n".join(each["topics"]) or None,
-                "attempts_spread_s": duration(each["attempts_spread_s"]),
-            }.values()
-            for each in found
-        ]
+        for each in found:
+            of_others = [
+                f"{topic}{_of(origin)}" for origin, topics in each.pop("topics_of").items() for topic in topics
+            ]
+            each["topics"] = "\n".join(each["topics"] + of_others) or None
+            each["attempts_spread_s"] = duration(each["attempts_spread_s"])
+        rows = [each.values() for each in found]
         table(
-            ("inbox", "subscribed to", "backoff s", "at most s", "attempts", "over", "then", "keep s", "created"), rows
+            (
+                "inbox",
+                "subscribed to",
+                "order",
+                "backoff s",
+                "at most s",
+                "attempts",
+                "over",
+                "then",
+                "keep s",
+                "created",
+            ),
+            rows,
         )
     else:
         say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
@@ -275,9 +354,7 @@ def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> N
 
 
 def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
-    yield from finding(schema, name)
-    claimed, _ = yield from reaping_any(schema, name, Share(limit, limit, limit), "")
-    return claimed.messages
+    return (yield from Inbox(name, schema).claiming(Share(limit, limit, limit))).messages
 
 
 def _hand_over(messages: list[Message], *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from mailroom.cli.parameters import INBOX, KEY, LIMIT, TEXT
 from mailroom.errors import MailroomError
 
 ATTEMPTS_SHOWN = 20
+WHOLE = "(the whole inbox)"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -75,7 +76,8 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
     elif found:
         columns = ("key", "messages", "first clock", "attempts", "parked", "reason")
         rows = (
-            (each.key, each.messages, str(each.clock), each.attempts, each.parked_at, each.reason) for each in found
+            (each.key or WHOLE, each.messages, str(each.clock), each.attempts, each.parked_at, each.reason)
+            for each in found
         )
         table(columns, rows, numbers=("messages", "first clock", "attempts"))
     else:
@@ -84,11 +86,11 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
 
 @parked.command()
 @click.argument("inbox", type=INBOX)
-@click.option("--key", metavar="K", type=KEY, required=True, help="The key.")
+@click.option("--key", metavar="K", type=KEY, help="The key; leave it out for a total inbox.")
 @click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many messages at most.")
 @pass_call
-def show(call: Call, inbox: str, key: str, limit: int) -> None:
-    """Show a parked key, its first messages and its failed attempts.
+def show(call: Call, inbox: str, key: str | None, limit: int) -> None:
+    """Show a parked key, its first messages and its failed attempts; or a parked total inbox.
 
     The messages are not taken. Attempts are listed newest first; they are kept for 14 days.
 
@@ -96,11 +98,12 @@ def show(call: Call, inbox: str, key: str, limit: int) -> None:
     Examples:
       mailroom parked show shipping --key order-42
       mailroom parked show shipping --key order-42 --limit 100 --json | jq '.messages[].value'
+      mailroom parked show ledger                               # an inbox of total order is parked as a whole
     """
     with call.connection("parked show") as connection:
         of = Parked(inbox, call.schema)
-        found = of.keys(connection, key)
         messages = of.messages(connection, key, limit)
+        found = of.keys(connection, key)
         attempts = of.attempts(connection, key, ATTEMPTS_SHOWN)
     if not found:
         raise _not_parked(inbox, key)
@@ -108,7 +111,7 @@ def show(call: Call, inbox: str, key: str, limit: int) -> None:
     if call.json:
         document({"parked": state, "attempts": attempts, "messages": [message_json(each) for each in messages]})
         return
-    say(f"Key {key} is parked since {shown(state.parked_at)}, with {counted(state.messages, 'message')}.")
+    say(f"{_named(inbox, key)} is parked since {shown(state.parked_at)}, with {counted(state.messages, 'message')}.")
     say(f"Reason: {state.reason}")
     table(("at", "clock", "attempt", "outcome", "error", "recorded by"), map(_cells, attempts), numbers=("clock",))
     print_messages(messages, json=False)
@@ -128,7 +131,7 @@ def replay(
     call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
     actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Put the messages of parked keys back into the inbox, in order.
+    """Put the messages of parked keys back into the inbox, in order; or let a parked total inbox go on (--all).
 
     Each key continues with the message that failed, and attempts count from 1 again. A key that fails again is parked
     again, so fix the cause first.
@@ -158,7 +161,7 @@ def discard(
     call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
     actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Delete messages of parked keys for good.
+    """Delete messages of parked keys for good; or the first messages of a parked total inbox (--all --limit N).
 
     A key with no messages left is no longer parked. Any other key stays parked until it is replayed. Deleted messages
     cannot be restored: save them first (show --json), and try with --dry-run.
@@ -189,5 +192,11 @@ def _print_change(call: Call, done: str, inbox: str, keys: tuple[str, ...], chan
     )
 
 
-def _not_parked(inbox: str, key: str) -> MailroomError:
+def _named(inbox: str, key: str | None) -> str:
+    return f"Inbox {inbox}" if key is None else f"Key {key}"
+
+
+def _not_parked(inbox: str, key: str | None) -> MailroomError:
+    if key is None:
+        return MailroomError(f"Inbox {inbox} is not parked. See: mailroom status")
     return MailroomError(f"Key {key!r} is not parked in inbox {inbox}. See: mailroom parked list {inbox}")

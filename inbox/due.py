@@ -59,6 +59,10 @@ OTHERS = (
 ANSWERED = MESSAGE.replace(
     "headers", f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END"
 )
+# Null for what was sent here, where the clock is that of the send: a requeue stamps it anew.
+ELSEWHERE = ", ".join(
+    f"CASE WHEN gone.sent_clock <> gone.clock THEN gone.{name} END" for name in ("origin", "sent_clock")
+)
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome IN ('park', 'skip'))"
 TAKE_HEAD = Sql(
     """
@@ -83,8 +87,8 @@ held AS (
         last_error = last.error
     FROM gone, last WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'park'),
 dead AS (
-    INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, attempts, {message})
-    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {answered}
+    INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, attempts, origin, sent_clock, {message})
+    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {elsewhere}, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
     DELETE FROM {schema}.key_state AS s USING gone, last
@@ -103,6 +107,7 @@ ORDER BY clock
     columns=(*COLUMNS, "text", "text", "boolean", "float8", "boolean"),
     now=NOW,
     answered=ANSWERED,
+    elsewhere=ELSEWHERE,
     asks=ASKS,
     may_answer=MAY_ANSWER,
     picked=PICKED,
@@ -134,19 +139,30 @@ def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) 
         *taken, last = yield TAKE_HEAD.at(**names, held=held)(key=key, clock=clock, limit=limit)
         if taken:
             messages, end = [Message(*row[:-5]) for row in taken], taken[0][-5]
-            undone = []
-            for message, (*_, error, may_answer, _, _) in zip(messages, taken, strict=True):
-                if may_answer:
-                    undone.append(Undone(message.id, message.key, message.headers, error))
-                elif may_answer is not None:
-                    log.warning(
-                        "%s: command %s was skipped and not answered, since this role may not send. Give it the "
-                        "writer's grants; who requeues or discards the dead letter has it answered.",
-                        inbox, message.id,
-                    )  # fmt: skip
-            yield from answering_undone(schema, undone)
+            answers = [(error, may_answer) for *_, error, may_answer, _, _ in taken]
+            yield from answering_skipped(schema, inbox, messages, answers)
             return Claimed([] if end else messages, last[-2], is_all=True, ended=messages[0] if end else None)
         # The key is no longer due: another worker has tried it in the meantime.
+
+
+def answering_skipped(
+    schema: str, inbox: str, messages: list[Message], answers: list[tuple[str | None, bool | None]]
+) -> Operation[None]:
+    """Answer the commands among `messages` that the claim has skipped.
+
+    `answers` has the class of the error of each, and whether this role may send; None for what was not skipped.
+    """
+    undone = []
+    for message, (error, may_answer) in zip(messages, answers, strict=True):
+        if may_answer:
+            undone.append(Undone(message.id, message.key, message.headers, error))
+        elif may_answer is not None:
+            log.warning(
+                "%s: command %s was skipped and not answered, since this role may not send. Give it the writer's "
+                "grants; who requeues or discards the dead letter has it answered.",
+                inbox, message.id,
+            )  # fmt: skip
+    yield from answering_undone(schema, undone)
 
 
 # A key that still has messages to be tried alone is due at once, but after all other keys that are due, so that a deep

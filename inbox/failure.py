@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, cast
 from inbox.exceptions import Park, Retry, Skip
 from mailroom.errors import DecodeError, NoHandler
 from mailroom.message import Message
+from mailroom.schema import BY_SENT
 from mailroom.sql.operation import Operation, Sql
 
 MAX_ERROR_LENGTH = 500
@@ -30,6 +31,14 @@ Outcome: TypeAlias = Literal["gone", "alone", "retry", "park", "skip"]
 # History is deleted after a while, so the count of a key's last failed message is also in the key's row.
 # A parked key stays parked, whatever is recorded late for its other messages: its first one is held already.
 # The backoff is exponential with jitter, so that keys which failed together are not retried together.
+DECIDED = """decided AS MATERIALIZED (
+    SELECT *, CASE WHEN %(failure)s::text IN ('park', 'skip') THEN %(failure)s::text
+                   WHEN %(failure)s::text = 'fatal' OR attempt >= max_attempts THEN on_failure
+                   ELSE 'retry' END AS outcome,
+           clock_timestamp() + interval '1 s' * coalesce(
+               %(after_s)s::float8, (0.5::float8 + random() / 2::float8)
+               * least(backoff_max_s, backoff_s * 2::float8 ^ least(attempt - 1, 30)::float8)) AS retry_at
+    FROM tried)"""
 RECORD = Sql(
     """
 WITH tried AS MATERIALIZED (
@@ -45,14 +54,7 @@ WITH tried AS MATERIALIZED (
       AND EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)
       AND NOT EXISTS (SELECT FROM {schema}.key_state
                       WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')),
-decided AS MATERIALIZED (
-    SELECT *, CASE WHEN %(failure)s::text IN ('park', 'skip') THEN %(failure)s::text
-                   WHEN %(failure)s::text = 'fatal' OR attempt >= max_attempts THEN on_failure
-                   ELSE 'retry' END AS outcome,
-           clock_timestamp() + interval '1 s' * coalesce(
-               %(after_s)s::float8, (0.5::float8 + random() / 2::float8)
-               * least(backoff_max_s, backoff_s * 2::float8 ^ least(attempt - 1, 30)::float8)) AS retry_at
-    FROM tried),
+{decided},
 changed AS (
     INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
     SELECT name, %(key)s::text, %(clock)s::bigint, attempt,
@@ -73,6 +75,48 @@ history AS (
 SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
 """,
     columns=("text", "bigint", "float8"),
+    decided=DECIDED,
+)
+# The same for a total inbox, which fails as a whole: under the key '', and with sent_clocks where others have clocks.
+# History and key_state name the message by its clock, which no other message here has.
+RECORD_TOTAL = Sql(
+    """
+WITH tried AS MATERIALIZED (
+    SELECT r.*, i.sent_clock, %(clock)s::bigint = (
+               SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_sent} > r.sent_floor
+               ORDER BY {by_sent}, origin LIMIT 1) AS is_head,
+           1 + greatest(0, (SELECT attempt FROM {schema}.attempt
+                            WHERE inbox = '{inbox}' AND key = '' AND clock = %(clock)s::bigint
+                            ORDER BY id DESC LIMIT 1),
+                        (SELECT attempts FROM {schema}.key_state
+                         WHERE inbox = '{inbox}' AND key = '' AND clock = %(clock)s::bigint)) AS attempt
+    FROM {schema}.inbox_registry AS r, LATERAL (
+        SELECT sent_clock FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint) AS i
+    WHERE r.name = '{inbox}' AND NOT EXISTS (
+        SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = '' AND retry_at = 'infinity')),
+{decided},
+changed AS (
+    INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
+    SELECT name, '', %(clock)s::bigint, attempt,
+           CASE WHEN is_head AND outcome = 'retry' THEN retry_at ELSE clock_timestamp() END, %(error)s::text,
+           sent_clock, sent_clock
+    FROM decided
+    ON CONFLICT (inbox, key) DO UPDATE SET
+        clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
+        last_error = excluded.last_error, alone_to = greatest(s.alone_to, excluded.alone_to),
+        suspect_to = greatest(s.suspect_to, excluded.suspect_to)
+        WHERE s.retry_at < 'infinity'
+    RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
+history AS (
+    INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
+    SELECT name, '', %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
+           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
+    FROM decided)
+SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
+""",
+    columns=("text", "bigint", "float8"),
+    decided=DECIDED,
+    by_sent=BY_SENT,
 )
 
 
@@ -120,22 +164,27 @@ def failure_kind(error: BaseException, fatal: tuple[type[BaseException], ...]) -
 
 
 def recording(
-    schema: str, inbox: str, message: Message, error: BaseException, fatal: tuple[type[BaseException], ...] = ()
-) -> Operation[Recorded]:
-    """Record one failed attempt at `message`, and its outcome: the key waits, or the message ends."""
+    schema: str, inbox: str, message: Message, error: BaseException, fatal: tuple[type[BaseException], ...] = (), *,
+    is_total: bool = False,
+) -> Operation[Recorded]:  # fmt: skip
+    """Record one failed attempt at `message`, and its outcome: the key waits, or the message ends.
+
+    Of a total inbox (`is_total`) all messages wait.
+    """
     after_s = error.after_s if isinstance(error, Retry) else None
     name, kind = class_name(error), failure_kind(error, fatal)
     return recording_failure(
-        schema, inbox, message.key, message.clock, message.id, described(error), name, kind, after_s
+        schema, inbox, message.key, message.clock, message.id, described(error), name, kind, after_s, is_total=is_total
     )
 
 
 def recording_failure(
     schema: str, inbox: str, key: str, clock: int, id: object, error: str, error_class: str, failure: str,
-    after_s: float | None = None,
+    after_s: float | None = None, *, is_total: bool = False,
 ) -> Operation[Recorded]:  # fmt: skip
     """Do what `recording` does, for a message that is only known by its key, clock and id."""
-    rows = yield RECORD.at(schema=schema, inbox=inbox)(
+    statement = RECORD_TOTAL if is_total else RECORD
+    rows = yield statement.at(schema=schema, inbox=inbox)(
         key=key, clock=clock, id=id, error=error, error_class=error_class, failure=failure, after_s=after_s
     )
     if not rows:
@@ -165,10 +214,30 @@ ON CONFLICT (inbox, key) DO UPDATE SET
 )
 
 
-def suspecting(schema: str, inbox: str, keys: Sequence[str], clocks: Sequence[int], error: str) -> Operation[None]:
+# The last message of the batch is among the last ones of its keys.
+SUSPECT_TOTAL = Sql(
+    """
+INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
+SELECT '{inbox}', '', clock, 0, clock_timestamp(), %(error)s::text, sent_clock, sent_clock
+FROM (SELECT i.clock, i.sent_clock
+      FROM unnest(%(keys)s::text[], %(clocks)s::bigint[]) AS u (key, clock), LATERAL (
+          SELECT clock, sent_clock, origin FROM {schema}.inbox_{inbox} AS i
+          WHERE i.key = u.key AND i.clock = u.clock) AS i
+      ORDER BY i.sent_clock DESC, i.origin DESC LIMIT 1) AS last
+ON CONFLICT (inbox, key) DO UPDATE SET
+    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to
+    WHERE s.suspect_to < excluded.suspect_to
+"""
+)
+
+
+def suspecting(
+    schema: str, inbox: str, keys: Sequence[str], clocks: Sequence[int], error: str, *, is_total: bool = False
+) -> Operation[None]:
     """Have these keys of a failed batch tried one message at a time, each up to its last clock in the batch.
 
     Use it for the messages that were handled before the one that failed; or for the whole batch if nobody knows which
     message failed, because its COMMIT failed or its worker died.
     """
-    yield SUSPECT.at(schema=schema, inbox=inbox)(keys=list(keys), clocks=list(clocks), error=error)
+    statement = SUSPECT_TOTAL if is_total else SUSPECT
+    yield statement.at(schema=schema, inbox=inbox)(keys=list(keys), clocks=list(clocks), error=error)

@@ -3,10 +3,13 @@
 from inbox.claim import Claimed, Share, reaping_any, reaping_key
 from inbox.due import reaping_due
 from inbox.peek import counting, finding, peeking
+from inbox.total import reaping_total, reaping_total_due
+from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, Key, count, inbox_name, key_text, schema_name
-from mailroom.sql.operation import Operation, T
+from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.total import is_total
 
 
 class _Named:
@@ -15,14 +18,25 @@ class _Named:
     def __init__(self, name: str, schema: str = DEFAULT_SCHEMA) -> None:
         self.name = inbox_name(name)
         self.schema = schema_name(schema)
-        self._found = False
+        self._is_total: bool | None = None  # None: not yet looked up
         self._cursor = ""  # where the next walk over keys starts; only fairness depends on it
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
 
+    @property
+    def is_total(self) -> bool:
+        """Whether the inbox has total order; False as long as no method was called."""
+        return bool(self._is_total)
+
     def _reap(self, key: Key, limit: int) -> Operation[list[Message]]:
-        return self._known(reaping_key(self.schema, self.name, key_text(key), count(limit, "limit")))
+        text, most = key_text(key), count(limit, "limit")
+        if (yield from self._looked_up()):
+            raise ConfigurationError(
+                f"Inbox {self.name!r} has total order, so no key can be reaped by itself: take the next messages, "
+                "whatever their keys, with reap_any (mailroom inbox reap --any)."
+            )
+        return (yield from reaping_key(self.schema, self.name, text, most))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
         share = Share(count(max_keys, "max_keys"), count(per_key, "per_key"), max_keys * per_key)
@@ -30,25 +44,34 @@ class _Named:
 
     def claiming(self, share: Share) -> Operation[Claimed]:
         """Do what `reap_any` does, as an operation, within the bounds of `share`."""
-        claimed, self._cursor = yield from self._known(reaping_any(self.schema, self.name, share, self._cursor))
+        if (yield from self._looked_up()):
+            return (yield from reaping_total(self.schema, self.name, share))
+        claimed, self._cursor = yield from reaping_any(self.schema, self.name, share, self._cursor)
         return claimed
 
     def claiming_due(self, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
         """Take one message of a failing key that is due, or end it; take up to `limit` if none is suspected."""
-        return self._known(reaping_due(self.schema, self.name, limit, hold=hold))
+        if (yield from self._looked_up()):
+            return (yield from reaping_total_due(self.schema, self.name, hold=hold))
+        return (yield from reaping_due(self.schema, self.name, limit, hold=hold))
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
-        return self._known(peeking(self.schema, self.name, _text(key), count(limit, "limit")))
+        text, most = _text(key), count(limit, "limit")
+        whole = yield from self._looked_up()
+        return (yield from peeking(self.schema, self.name, text, most, is_total=whole))
 
     def _backlog(self, key: Key | None) -> Operation[int]:
-        return self._known(counting(self.schema, self.name, _text(key)))
+        text = _text(key)
+        yield from self._looked_up()
+        return (yield from counting(self.schema, self.name, text))
 
-    def _known(self, operation: Operation[T]) -> Operation[T]:
+    def _looked_up(self) -> Operation[bool]:
+        """Return whether the inbox has total order. Raises `UnknownInbox`."""
         # Checked once per instance, and first: a statement that fails would abort the caller's transaction.
-        if not self._found:
+        if self._is_total is None:
             yield from finding(self.schema, self.name)
-            self._found = True
-        return (yield from operation)
+            self._is_total = yield from is_total(self.schema, self.name)
+        return self._is_total
 
 
 def _text(key: Key | None) -> str | None:
@@ -70,7 +93,7 @@ class Inbox(_Named):
         """Take up to `limit` of the key's oldest messages, in clock order; commit after the work, not before.
 
         Waits while another transaction works on the key. The list is empty if the key has no messages, or if it waits
-        after a failure or is parked.
+        after a failure or is parked. Raises `ConfigurationError` for a total inbox, which has no queues of keys.
         """
         return run(connection, self._reap(key, limit))
 
@@ -79,6 +102,9 @@ class Inbox(_Named):
 
         Never waits: keys that another transaction works on, that wait after a failure or that are parked are left out.
         The list is in clock order and holds the oldest messages of each key.
+
+        Of a total inbox it takes up to `max_keys` times `per_key` messages, whatever their keys, by sent_clock; and
+        none while another transaction works on the inbox.
         """
         return run(connection, self._reap_any(max_keys, per_key))
 

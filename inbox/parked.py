@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from inbox import total_parked
 from inbox.claim import FITTING
 from inbox.peek import finding
+from inbox.total_parked import CHOSEN
 from mailroom import locks
 from mailroom.answer import ASKS, Undone, answering_undone
 from mailroom.audit import auditing, check_actor
+from mailroom.errors import ConfigurationError
 from mailroom.message import COLUMNS, DELIVERED, SELECTED, Message, messages
 from mailroom.names import DEFAULT_SCHEMA, Key, count, count_or_all, inbox_name, key_text, schema_name, utf8
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.total import is_total
 
 PARTITION_CHANNEL = locks.channel("'{schema}.inbox_{inbox}'::regclass")
 
@@ -100,7 +104,8 @@ def moving_parked(
 class ParkedKey:
     """A parked key: how many messages it holds, the clock of the first one, and since when and why it is parked.
 
-    `attempts` is the number of attempts at the message that the key was parked for.
+    `attempts` is the number of attempts at the message that the key was parked for. The key '' stands for the whole of
+    a total inbox.
     """
 
     key: str
@@ -128,12 +133,6 @@ class Attempt:
     worker: str
 
 
-CHOSEN = """
-    SELECT key, attempts, parked_at, last_error FROM {schema}.key_state
-    WHERE inbox = '{inbox}' AND retry_at = 'infinity'
-      AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
-      AND (%(reason)s::text IS NULL OR position(%(reason)s::text IN last_error) > 0)
-    ORDER BY parked_at, key LIMIT %(limit)s::bigint"""
 HELD = """
     SELECT {columns} FROM {{schema}}.parked WHERE inbox = '{{inbox}}' AND key = {key}
     UNION ALL SELECT {columns} FROM {{schema}}.inbox_{{inbox}} WHERE key = {key}"""
@@ -305,10 +304,22 @@ ORDER BY key, clock
 )
 
 
+def _replaying_whole(schema: str, inbox: str, actor: str, why: str | None) -> Operation[Changed]:
+    """Free a total inbox, whose key_state row is locked; its messages are in their places."""
+    names = {"schema": schema, "inbox": inbox}
+    [(number,)] = yield total_parked.REPLAY.at(**names)(why=why)
+    yield from auditing(schema, "replay", [(inbox, "", number)], actor, why)
+    yield NOTIFY.at(**names)()
+    return Changed(1, number, 1)
+
+
 def _discarding(
-    schema: str, inbox: str, keys: list[str], per_key: int | None, actor: str, why: str | None
+    schema: str, inbox: str, keys: list[str], per_key: int | None, actor: str, why: str | None, *, is_total: bool
 ) -> Operation[Changed]:
-    rows = yield DISCARD.at(schema=schema, inbox=inbox)(keys=keys, limit=per_key)
+    if is_total:
+        rows = yield total_parked.DISCARD.at(schema=schema, inbox=inbox)(limit=per_key)
+    else:
+        rows = yield DISCARD.at(schema=schema, inbox=inbox)(keys=keys, limit=per_key)
     discarded = [row[:3] for row in rows if row[1] is not None]
     commands = (row for row in rows if row[1] is None)
     yield from answering_undone(schema, [Undone.of(id, key, *rest) for key, _, _, _, id, *rest in commands])
@@ -331,13 +342,19 @@ class _Operations:
     ) -> Operation[list[ParkedKey]]:
         """Return at most `limit` parked keys (None: all), the longest parked first, and count their messages."""
         chosen = _chosen(keys, reason, limit)
-        yield from finding(self.schema, self.inbox)
-        return [ParkedKey(*row) for row in (yield KEYS.at(**self._names)(**chosen))]
+        statement = total_parked.KEYS if (yield from self._whole(keys)) else KEYS
+        return [ParkedKey(*row) for row in (yield statement.at(**self._names)(**chosen))]
 
-    def _messages(self, key: Key, limit: int = 10) -> Operation[list[Message]]:
-        """Return the first messages that a parked key holds, in clock order; none if the key is not parked."""
-        text, first = key_text(key), count(limit, "limit")
-        yield from finding(self.schema, self.inbox)
+    def _messages(self, key: Key | None = None, limit: int = 10) -> Operation[list[Message]]:
+        """Return the first messages that a parked key holds, in clock order; none if the key is not parked.
+
+        Leave the key out for a total inbox, and give one for any other.
+        """
+        text, first = None if key is None else key_text(key), count(limit, "limit")
+        if (yield from self._whole(key)):
+            return messages((yield total_parked.MESSAGES.at(**self._names)(limit=first)))
+        if text is None:
+            raise ConfigurationError(f"Inbox {self.inbox!r} parks single keys: say which one (--key K).")
         return messages((yield MESSAGES.at(**self._names)(key=text, limit=first)))
 
     def _attempts(self, key: Key | None = None, limit: int = 100) -> Operation[list[Attempt]]:
@@ -367,9 +384,12 @@ class _Operations:
         if dry_run:
             found = yield from self._keys(keys, reason=reason, limit=limit)
             return Changed(len(found), sum(each.messages for each in found), len(found))
+        whole = yield from self._whole(keys)
         held = yield from self._locking(chosen)
         if not held:
             return Changed(0, 0, 0)
+        if whole:
+            return (yield from _replaying_whole(self.schema, self.inbox, actor, why))
         return (yield from _replaying(self.schema, self.inbox, held, actor, why))
 
     def _discard(
@@ -397,13 +417,23 @@ class _Operations:
             numbers = [each.messages for each in (yield from self._keys(keys, reason=reason, limit=None))]
             doomed = [number if per_key is None else min(number, per_key) for number in numbers]
             return Changed(len(numbers), sum(doomed), sum(map(int.__eq__, numbers, doomed)))
+        whole = yield from self._whole(keys)
         held = yield from self._locking(chosen)
         if not held:
             return Changed(0, 0, 0)
-        return (yield from _discarding(self.schema, self.inbox, held, per_key, actor, why))
+        return (yield from _discarding(self.schema, self.inbox, held, per_key, actor, why, is_total=whole))
+
+    def _whole(self, keys: Key | Collection[Key] | None) -> Operation[bool]:
+        """Return whether this is a total inbox, which is parked as a whole; then no keys may be given."""
+        yield from finding(self.schema, self.inbox)
+        whole = yield from is_total(self.schema, self.inbox)
+        if whole and keys is not None:
+            raise ConfigurationError(
+                f"Inbox {self.inbox!r} has total order and is parked as a whole: leave the key out (--all)."
+            )
+        return whole
 
     def _locking(self, chosen: dict[str, object]) -> Operation[list[str]]:
-        yield from finding(self.schema, self.inbox)
         return [key for (key,) in (yield LOCK.at(**self._names)(**chosen))]
 
     @property
@@ -418,7 +448,7 @@ class Parked(_Operations):
     their changes in the caller's transaction and never commit; with `dry_run` they change nothing and return what they
     would do. `actor` says who acts and `why` gives the reason; both are written to the table `audit`, one row per key.
     `keys` is one key, several, or None for all parked keys; `reason` limits them to keys whose reason contains that
-    text.
+    text. A total inbox is parked as a whole: for it, leave the keys out.
 
     Raises `UnknownInbox`. `replay` and `discard` raise `NotInTransaction` on an autocommit connection outside a
     transaction.

@@ -19,6 +19,7 @@ from inbox.claim import Claimed
 from inbox.due import healing
 from inbox.exceptions import Unavailable
 from inbox.failure import Recorded, last_clocks, recording, suspecting
+from inbox.total import healing_total
 from inbox.worker.hold import ENDED, mark, why_over
 from mailroom import carry
 from mailroom.message import Message
@@ -90,6 +91,11 @@ class Batch:
         return self.claimed.messages if self.claimed else []
 
     @property
+    def is_total(self) -> bool:
+        """Whether the messages are of a total inbox."""
+        return self.claimed is not None and self.claimed.is_total
+
+    @property
     def is_alone(self) -> bool:
         """Whether this is a single message of a failing key, whose failure repeats no other message."""
         return self.due and len(self.messages) <= 1
@@ -140,7 +146,8 @@ class Batch:
             self.message = None
         if self.due:
             yield SETTLE.at()()
-            yield from healing(schema, inbox, self.messages[-1])
+            heal = healing_total if self.is_total else healing
+            yield from heal(schema, inbox, self.messages[-1])
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
@@ -247,12 +254,14 @@ def blaming(
 ) -> Operation[Recorded]:
     """Record a failed batch: the attempt at the message to blame, and which messages are tried one at a time."""
     blamed, suspects = batch.message, batch.messages
-    if blamed is not None:
+    if blamed is not None and batch.is_total:
+        suspects = []  # the record of the failure has all messages before it tried alone
+    elif blamed is not None:
         suspects = [each for each in suspects[: suspects.index(blamed)] if each.key != blamed.key]
     if suspects:
         keys = last_clocks(suspects)
         reason = f"in a batch that failed: {type(error).__name__}"
-        yield from suspecting(schema, inbox, list(keys), list(keys.values()), reason)
+        yield from suspecting(schema, inbox, list(keys), list(keys.values()), reason, is_total=batch.is_total)
     if blamed is None:
         return SUSPECTED
-    return (yield from recording(schema, inbox, blamed, error, fatal))
+    return (yield from recording(schema, inbox, blamed, error, fatal, is_total=batch.is_total))

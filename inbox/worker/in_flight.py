@@ -28,6 +28,7 @@ from mailroom import settings
 from mailroom.message import Message
 from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.runner import run
+from mailroom.total import is_total
 
 log = logging.getLogger("mailroom.worker")
 
@@ -264,12 +265,13 @@ class InFlight:
 
     def _blaming(self, dead: str, keys: list[str], clocks: list[int], messages: int, first: UUID) -> Operation[None]:
         schema, inbox = self._names["schema"], self._names["inbox"]
+        whole = yield from is_total(schema, inbox)
         if messages > 1:
-            yield from suspecting(schema, inbox, keys, clocks, DIED)
+            yield from suspecting(schema, inbox, keys, clocks, DIED, is_total=whole)
             log.warning("%s: %s died while handling a batch of %d messages", inbox, dead, messages)
         else:
             recorded: Recorded = yield from recording_failure(
-                schema, inbox, keys[0], clocks[0], first, DIED, DIED_CLASS, "fail"
+                schema, inbox, keys[0], clocks[0], first, DIED, DIED_CLASS, "fail", is_total=whole
             )
             log.warning(
                 "%s: %s died while handling %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome

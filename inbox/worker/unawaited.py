@@ -6,12 +6,10 @@ error, if any. A statement that was lost with its session is sent again, so send
 """
 
 import contextlib
-import re
 import selectors
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -22,7 +20,7 @@ from psycopg.pq import ExecStatus
 from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.session.pooler import is_pooled
-from mailroom.sql.operation import PARAMETER, Execute
+from mailroom.sql.operation import Execute
 from mailroom.sql.sqlstate import BLAMES, meaning
 
 # The time for the server to answer the last statement, and for the kernel to accept a new one.
@@ -128,7 +126,7 @@ def _is_lost(error: psycopg.Error) -> bool:
 
 def send(connection: psycopg.Connection, step: Execute) -> None:
     """Pass a statement to the kernel; this uses libpq, since psycopg always waits for the answer."""
-    query, names = _numbered(step.statement.sql)
+    query, names = step.statement.numbered
     values = [step.values[name] for name in names]
     dumped = Transformer(connection).dump_sequence(values, [PyFormat.TEXT] * len(values))
     if is_pooled(connection):
@@ -178,11 +176,3 @@ def _wait(connection: psycopg.Connection, event: int, deadline: float) -> None:
         selector.register(connection.fileno(), event)
         if not selector.select(max(0.0, deadline - time.monotonic())):
             raise Unanswered("the server does not answer")
-
-
-@lru_cache(maxsize=64)
-def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return the statement with numbered parameters, as libpq takes them, and their names in that order."""
-    names = tuple(dict.fromkeys(match[1] for match in PARAMETER.finditer(sql)))
-    numbered = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", sql)
-    return numbered.replace("%%", "%").encode(), names

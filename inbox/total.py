@@ -1,0 +1,208 @@
+"""Claims of a total inbox: one queue, by (sent_clock, origin), which one transaction at a time works on.
+
+Where other inboxes lock the head of a key, this locks the inbox: by an advisory lock of the transaction, which is in
+nobody else's way, neither the dispatcher's nor the janitor's, and works behind a transaction pooler. A claim takes it
+first and reads in a later statement: so that sees all that the last holder has done. It takes the lowest messages up to
+the newest row of `stable` (`mailroom.total`); nothing that stands before those can come any more.
+
+What a key is in other inboxes, here the whole inbox is: its failures and attempts are recorded under the key '', which
+no message has. Parked, it keeps its messages where they are, since there is nobody in whose way they could be. Where
+`key_state` has clocks up to which a key is suspected, these are sent_clocks.
+"""
+
+from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share
+from inbox.due import ANSWERED, NOW, answering_skipped
+from mailroom import locks
+from mailroom.answer import ASKS, MAY_ANSWER
+from mailroom.message import COLUMNS, MESSAGE, SELECTED, Message
+from mailroom.schema import BY_CLOCK, BY_SENT
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+WHOLE = ""  # the key under which a total inbox fails
+
+# The time is read too, since whoever does not get the lock has no later statement.
+LOCK = Sql(
+    """
+SELECT pg_try_advisory_xact_lock({total_lock}, {partition_key}), (
+    SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+    WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity')
+""",
+    columns=("boolean", "float8"),
+    total_lock=locks.TOTAL,
+    partition_key=locks.key("'{schema}.inbox_{inbox}'::regclass"),
+)
+
+# `sent_floor` only saves the way over dead rows: nothing stands at or below it (`dispatcher.total_floor`).
+BOUND = """bound AS MATERIALIZED (
+    SELECT r.sent_floor AS low, (
+        SELECT s.clock FROM {schema}.stable AS s WHERE s.inbox = '{inbox}' ORDER BY s.clock DESC LIMIT 1) AS top
+    FROM {schema}.inbox_registry AS r WHERE r.name = '{inbox}')"""
+LOWEST = f"""FROM {{schema}}.inbox_{{inbox}}
+        WHERE {BY_SENT} > (SELECT low FROM bound) AND {BY_SENT} <= (SELECT top FROM bound)
+        ORDER BY {BY_SENT}, origin"""
+# A claim that takes the message that failed, and all that are suspected, ends the failure. The message may be gone: it
+# was recorded after somebody had consumed it.
+IS_PAST = f"""(s.clock IN (SELECT clock FROM gone)
+         OR NOT EXISTS (SELECT FROM {{schema}}.inbox_{{inbox}} WHERE {BY_CLOCK} = s.clock))"""
+REAP = Sql(
+    """
+WITH {bound},
+picked AS MATERIALIZED (
+    SELECT place, row_number() OVER (ORDER BY sent_clock, origin) AS clock, bytes, value_json FROM (
+        SELECT ctid AS place, sent_clock, origin, octet_length(value) AS bytes, value_json
+        {lowest} LIMIT CASE WHEN {healthy} THEN {rows} ELSE 0 END) AS i),
+{fitting},
+gone AS (
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+healed AS (
+    DELETE FROM {schema}.key_state AS s
+    WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= (SELECT max(sent_clock) FROM gone) AND {is_past})
+SELECT {selected}, NULL::boolean, NULL::float8, NULL::boolean FROM gone
+UNION ALL
+SELECT {nulls}, (SELECT count(*) = {rows} OR count(*) > (SELECT count(*) FROM gone) FROM picked),
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+        WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
+       {unpinned} OR ({held} AND {schema}.hold_batch())
+ORDER BY sent_clock, origin
+""",
+    columns=(*COLUMNS, "boolean", "float8", "boolean"),
+    bound=BOUND,
+    lowest=LOWEST,
+    healthy=KEY_STATE % "''" + f" AND ({{due}} = 0 OR s.retry_at > {NOW})) IS NULL",
+    fitting=FITTING % SIZE,
+    is_past=IS_PAST,
+    selected=SELECTED,
+    nulls=NULLS,
+    unpinned=UNPINNED,
+)
+
+
+def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
+    """Take up to `share.total` of the lowest messages, unless another transaction works on the inbox or it waits.
+
+    `Claimed.messages` are by (sent_clock, origin).
+    """
+    yield IN_TRANSACTION
+    names = {"schema": schema, "inbox": inbox}
+    [(is_mine, due_in_s)] = yield LOCK.at(**names)()
+    if not is_mine:
+        return Claimed([], due_in_s, is_all=True, is_total=True)
+    yield PIN.at()()
+    held = "EXISTS (SELECT FROM gone)" if share.hold else "false"
+    due = str(int(share.due_too))
+    *taken, last = yield REAP.at(**names, rows=str(share.total), held=held, due=due)()
+    *_, left, due_in_s, _ = last
+    return Claimed([Message(*row[:-3]) for row in taken], due_in_s, not (taken and left), is_total=True)
+
+
+# -- Failure ----------------------------------------------------------------------------------------------------------
+
+# As in `inbox.due`: one message at a time, and one that has used up its attempts ends here. Parking leaves it in its
+# place, but as another version of its row: a claim with an older snapshot, at REPEATABLE READ, gets 40001 and not the
+# message. A row of `key_state` is stale if nothing that it suspects is left.
+TAKE = Sql(
+    """
+WITH failing AS MATERIALIZED (
+    SELECT clock, suspect_to FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = '' AND retry_at <= {now}),
+{bound},
+head AS MATERIALIZED (
+    SELECT ctid AS place, clock {lowest} LIMIT (SELECT count(*) FROM failing)),
+last AS MATERIALIZED (
+    SELECT attempt, outcome, error, error_class FROM {schema}.attempt
+    WHERE inbox = '{inbox}' AND key = '' AND clock = (SELECT clock FROM head) ORDER BY id DESC LIMIT 1),
+kept AS (
+    UPDATE {schema}.inbox_{inbox} AS i SET inbox = i.inbox FROM head, last
+    WHERE i.ctid = head.place AND last.outcome = 'park' RETURNING i.*),
+parked AS (
+    UPDATE {schema}.key_state AS s
+    SET clock = kept.clock, attempts = last.attempt, retry_at = 'infinity', parked_at = clock_timestamp(),
+        last_error = last.error
+    FROM kept, last WHERE s.inbox = '{inbox}' AND s.key = ''),
+gone AS (
+    DELETE FROM {schema}.inbox_{inbox} AS i USING head
+    WHERE i.ctid = head.place AND (SELECT outcome FROM last) IS DISTINCT FROM 'park' RETURNING i.*),
+dead AS (
+    INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, attempts, origin, sent_clock, {message})
+    SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, gone.origin, gone.sent_clock, {answered}
+    FROM gone, last WHERE last.outcome = 'skip'),
+healed AS (
+    DELETE FROM {schema}.key_state AS s
+    WHERE s.inbox = '{inbox}' AND s.key = '' AND EXISTS (SELECT FROM failing) AND CASE
+        WHEN EXISTS (SELECT FROM head) THEN (SELECT outcome FROM last) = 'skip'
+             AND s.suspect_to <= (SELECT sent_clock FROM gone) AND {is_past}
+        ELSE NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE {by_sent} <= s.suspect_to) END)
+SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
+       (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}),
+       (SELECT {may_answer} FROM last WHERE outcome = 'skip' AND {asks}), NULL::float8, NULL::boolean
+FROM (SELECT * FROM gone UNION ALL SELECT * FROM kept) AS taken
+UNION ALL
+SELECT {nulls}, NULL, NULL, NULL,
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+        WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'
+          AND (retry_at > {now} OR (SELECT max(sent_clock) FROM gone) < suspect_to)),
+       {unpinned} OR ({held} AND {schema}.hold_batch())
+ORDER BY sent_clock, origin
+""",
+    columns=(*COLUMNS, "text", "text", "boolean", "float8", "boolean"),
+    now=NOW,
+    bound=BOUND,
+    lowest=LOWEST,
+    message=MESSAGE,
+    answered=ANSWERED,
+    is_past=IS_PAST,
+    by_sent=BY_SENT,
+    asks=ASKS,
+    may_answer=MAY_ANSWER,
+    selected=SELECTED,
+    nulls=NULLS,
+    unpinned=UNPINNED,
+)
+HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome = 'skip')"
+
+
+def reaping_total_due(schema: str, inbox: str, *, hold: bool = False) -> Operation[Claimed]:
+    """Take the lowest message of a failing inbox that is due; end it if it has used up its attempts.
+
+    As `inbox.due.reaping_due`, and to be followed by `healing_total`.
+    """
+    yield IN_TRANSACTION
+    names = {"schema": schema, "inbox": inbox}
+    [(is_mine, due_in_s)] = yield LOCK.at(**names)()
+    if not is_mine:
+        return Claimed([], due_in_s, is_all=True, is_total=True)
+    yield PIN.at()()
+    *taken, last = yield TAKE.at(**names, held=HELD if hold else "false")()
+    due_in_s = last[-2]
+    if not taken:
+        return Claimed([], due_in_s, is_all=True, is_total=True)
+    [(*row, end, error, may_answer, _, _)] = taken
+    message = Message(*row)
+    yield from answering_skipped(schema, inbox, [message], [(error, may_answer)])
+    return Claimed([] if end else [message], due_in_s, True, message if end else None, is_total=True)
+
+
+NEXT = f"""
+    SELECT retry_at FROM {{schema}}.attempt
+    WHERE inbox = '{{inbox}}' AND key = '' AND clock = (
+        SELECT clock FROM {{schema}}.inbox_{{inbox}}
+        WHERE {BY_SENT} > (SELECT sent_floor FROM {{schema}}.inbox_registry WHERE name = '{{inbox}}')
+        ORDER BY {BY_SENT}, origin LIMIT 1)
+    ORDER BY id DESC LIMIT 1"""
+HEAL = Sql(
+    """
+WITH gone AS (SELECT %(clock)s::bigint AS clock),
+healed AS (
+    DELETE FROM {schema}.key_state AS s
+    WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= %(sent_clock)s::bigint AND {is_past})
+UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), ({next}))
+WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at < 'infinity'
+  AND NOT (s.suspect_to <= %(sent_clock)s::bigint AND {is_past})
+""",
+    is_past=IS_PAST,
+    next=NEXT,
+)
+
+
+def healing_total(schema: str, inbox: str, message: Message) -> Operation[None]:
+    """Record that a failing inbox was handled up to `message`: it is healthy, or its next message becomes due."""
+    yield HEAL.at(schema=schema, inbox=inbox)(clock=message.clock, sent_clock=message.sent_clock)

@@ -1,0 +1,128 @@
+"""Logical clocks for programs of their own: Lamport's scalar clock as nodes have it, and a vector clock for tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mailroom.clock import MAX_CLOCK, receive, tick
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """An event in the history of a `LamportClock`: its clock, and what happened, as the caller named it.
+
+    `is_stale` of a received message: it was sent at a clock that this one had reached already, so the clocks alone do
+    not say whether it came late. It was received like any other.
+    """
+
+    clock: int
+    what: object = None
+    is_stale: bool = False
+
+
+class LamportClock:
+    """Lamport's logical clock of one process: dapcomp's scalar time, by the rules that the clocks of nodes follow.
+
+    Call `tick` before each send or internal event, and send its clock with the message; call `receive` with that clock
+    for each message that arrives. Then an event has a smaller clock than every event that it may have caused. The
+    reverse does not hold: two events with different clocks may know nothing of each other. Events of two processes may
+    have one clock; by (clock, process) they have a total order.
+
+    `clock` is where it begins, from 0 to 2^63 - 1, and `step` is dapcomp's d, by which it goes on: 1 unless there is a
+    reason. Raises `ValueError` for any others. Not for several threads at once.
+    """
+
+    def __init__(self, clock: int = 0, *, step: int = 1) -> None:
+        """Begin at `clock`, with an empty history."""
+        _check("clock", clock, 0)
+        _check("step", step, 1)
+        self._clock, self._step = clock, step
+        self._history: list[Stamp] = []
+
+    @property
+    def clock(self) -> int:
+        """The clock of the last event, or where the clock began."""
+        return self._clock
+
+    @property
+    def history(self) -> list[Stamp]:
+        """All events so far, in their order: a copy."""
+        return list(self._history)
+
+    def tick(self, what: object = None) -> int:
+        """Rule 1, before a send or an internal event: go on by a step, note `what` happens, and return the clock.
+
+        Raises `mailroom.clock.ClockOverflow`, and notes nothing, if the clock would exceed 2^63 - 1.
+        """
+        return self._note(Stamp(tick(self._clock, self._step), what)).clock
+
+    def receive(self, sent_clock: int, what: object = None) -> Stamp:
+        """Rule 2, on receiving a message that was sent at `sent_clock`: go on beyond both clocks, and note it.
+
+        No message is dropped: one that is stale says so in its stamp. Raises `ValueError` for what is no clock, and
+        `mailroom.clock.ClockOverflow` as `tick` does.
+        """
+        _check("sent_clock", sent_clock, 0)
+        return self._note(Stamp(receive(self._clock, sent_clock, self._step), what, sent_clock <= self._clock))
+
+    def _note(self, stamp: Stamp) -> Stamp:
+        self._clock = stamp.clock
+        self._history.append(stamp)
+        return stamp
+
+    def __repr__(self) -> str:
+        """Say where it is."""
+        return f"LamportClock({self._clock}, step={self._step})"
+
+
+class VectorClock:
+    """A vector clock of one of `processes` processes, numbered from 0: it knows exactly what may have caused what.
+
+    It is for tests of what rests on scalar clocks. Its stamps grow with the number of processes, which must be known
+    from the beginning, so nodes do not use it. `tick` and `receive` are called as those of `LamportClock`, and return
+    the vector of the event. Raises `ValueError` for a process that there is not.
+    """
+
+    def __init__(self, process: int, processes: int) -> None:
+        """Begin with zeros."""
+        if not 0 <= process < processes:
+            raise ValueError(f"process must be from 0 to {processes - 1}, not {process!r}")
+        self._process = process
+        self._vector = [0] * processes
+
+    @property
+    def vector(self) -> tuple[int, ...]:
+        """For each process, how many of its events are known here."""
+        return tuple(self._vector)
+
+    def tick(self) -> tuple[int, ...]:
+        """Count a send or an internal event, and return its vector."""
+        self._vector[self._process] += 1
+        return self.vector
+
+    def receive(self, sent: Sequence[int]) -> tuple[int, ...]:
+        """Learn what the sender knew at `sent`, count the event, and return its vector.
+
+        Raises `ValueError` for a vector of another number of processes.
+        """
+        if len(sent) != len(self._vector):
+            raise ValueError(f"a vector of {len(self._vector)} processes is expected, not of {len(sent)}")
+        self._vector = [max(pair) for pair in zip(self._vector, sent, strict=True)]
+        return self.tick()
+
+    @staticmethod
+    def happened_before(one: Sequence[int], other: Sequence[int]) -> bool:
+        """Return whether the event with the vector `one` may have caused the event with the vector `other`.
+
+        Of two different events neither may have: then they are concurrent. Raises `ValueError` if the vectors are not
+        of one length.
+        """
+        return tuple(one) != tuple(other) and all(a <= b for a, b in zip(one, other, strict=True))
+
+    def __repr__(self) -> str:
+        """Say what it knows."""
+        return f"VectorClock({self._process}, {self.vector})"
+
+
+def _check(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_CLOCK:
+        raise ValueError(f"{name} must be an integer from {least} to {MAX_CLOCK}, not {value!r}")
