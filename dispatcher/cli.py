@@ -50,8 +50,8 @@ def dispatcher() -> None:
 def run(call: Call, poll_interval_s: float) -> None:
     """Run the dispatcher until SIGTERM or Ctrl-C.
 
-    It delivers messages as they are committed, and runs the executor too (mailroom executor). A second dispatcher
-    stands by, and takes over when the first is gone.
+    It delivers messages as they are committed, runs the executor too (mailroom executor), and receives what other nodes
+    have for this one (mailroom link). A second dispatcher stands by, and takes over when the first is gone.
 
     \b
     Examples:
@@ -95,6 +95,8 @@ def drain(call: Call) -> None:
 def status(call: Call) -> None:
     """Show which dispatcher leads: host, process, awake or asleep, and its totals.
 
+    Then the same of what reads other nodes, and how it stands with each of them (see mailroom link status).
+
     Exits with 1 if nobody leads.
 
     \b
@@ -104,4 +106,5 @@ def status(call: Call) -> None:
     """
     with call.connection("dispatcher status") as connection:
         found = node_status.dispatcher_status(connection, call.schema)
-    tell_leader(call, found)
+        links = node_status.links_status(connection, call.schema)
+    tell_leader(call, found, links=links)

@@ -1,6 +1,7 @@
-"""The daemon: a lane that delivers and a lane that executes; `drain` and `execute` do the same once, without a daemon.
+"""The daemon: a lane that delivers, one that executes and one that reads other nodes.
 
-Each lane has an outbox, a doorbell, a lease and connections of its own, so that one lane never holds up the other.
+Each lane has a lease and connections of its own, so that one lane never holds up the other.
+`drain` and `execute` do what the first two do once, without a daemon.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execute import Execution
 from dispatcher.housekeeping import Housekeeping
 from dispatcher.janitor import Janitor, moving_all_parked
-from dispatcher.lane import LANE, POLL_INTERVAL_S, Lane, Work, open_session
+from dispatcher.lane import POLL_INTERVAL_S, Lane, Work
+from dispatcher.leading import LANE, Leading, open_session
+from dispatcher.links.lane import Links
 from dispatcher.portion import Portion
 from mailroom import schema as node
 from mailroom import settings
@@ -37,7 +40,10 @@ EXECUTOR = LANE | {"lock_timeout": "2s"}
 
 @dataclass(slots=True)
 class Totals:
-    """Totals: messages taken from the outbox, and their outcomes. `delivered` counts the copies in inboxes."""
+    """Totals: messages taken from the outbox, and their outcomes.
+
+    `delivered` counts the copies in inboxes, `carried` those for links to other nodes.
+    """
 
     taken: int = 0
     delivered: int = 0
@@ -45,6 +51,7 @@ class Totals:
     expired: int = 0
     unrouted: int = 0
     dead: int = 0
+    carried: int = 0
 
     def add(self, delivery: Delivery) -> None:
         """Count one delivery."""
@@ -54,6 +61,7 @@ class Totals:
         self.expired += delivery.expired
         self.unrouted += delivery.unrouted
         self.dead += delivery.dead
+        self.carried += delivery.carried
 
 
 class Dispatcher(Lane):
@@ -139,13 +147,13 @@ def run(
     schema: str = DEFAULT_SCHEMA,
     *,
     poll_interval_s: float = POLL_INTERVAL_S,
-    lanes: Sequence[Callable[..., Lane]] = (Dispatcher, Executor),
+    lanes: Sequence[Callable[..., Leading]] = (Dispatcher, Executor, Links),
 ) -> None:
     """Run a daemon with these lanes until SIGTERM or SIGINT. It ends within 10 s, even if the database is gone."""
     asyncio.run(run_until_signalled([lane(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]))
 
 
-async def run_until_signalled(lanes: Sequence[Lane]) -> None:
+async def run_until_signalled(lanes: Sequence[Leading]) -> None:
     """Run lanes side by side until SIGTERM or SIGINT. If one ends before that, stop the others and raise its error."""
 
     def stop() -> None:

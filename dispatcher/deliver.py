@@ -6,13 +6,16 @@ No row travels through Python, and no value is decoded. Everything here runs ins
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from dispatcher.floor import FIRST, START, Start
 from mailroom import locks
 from mailroom.clock import LOCK
+from mailroom.links.marks import IS_WANTED
 from mailroom.message import MESSAGE
-from mailroom.routing import GETS, ROUTE
+from mailroom.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.sql.operation import Operation, Sql
+from mailroom.total import HAS_TOTAL, raising_stable
 
 # A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one. Planning
 # costs as much as delivering ten messages, and without force_generic_plan PostgreSQL plans each delivery anew.
@@ -21,6 +24,9 @@ SESSION |= {"plan_cache_mode": "force_generic_plan"}
 
 PARTITION_KEY = locks.key("partition")
 PARTITION_CHANNEL = locks.channel("partition")
+TRANSIT = "'{schema}.transit'::regclass"
+TRANSIT_KEY = locks.key(TRANSIT)
+LINK_CHANNEL = locks.link_channel(TRANSIT, "link")
 
 # The oldest messages above `start`, and which of them fit into a batch of `bytes`. The first one always fits.
 OLDEST_FITTING = """
@@ -31,55 +37,58 @@ OLDEST_FITTING = """
     ORDER BY position LIMIT %(rows)s::bigint"""
 # The steps, in order: `start` (where the scan begins), `batch` (the oldest messages up to the limits), `stamp` (the
 # clock before and after), `taken` (deleted by range, twice as fast as by ids; the same snapshot, so exactly the rows
-# of `batch`), `route` (who gets a topic), `reach` (how many inboxes do), `stamped` (each message's clock and outcome;
-# numbered by position before the join, so that a message has one clock however many inboxes get it).
+# of `batch`), `route` and `link_route` (which inboxes get a topic, which links carry it), `reach` (how many of both),
+# `stamped` (each message's clock and outcome; numbered by position before the join, so that a message has one clock
+# however many inboxes get it).
 # Inserting in key order is 1.5 times as fast as in the order taken. No clock above the ceiling is given out: then
 # nothing is taken, and the result says how high the ceiling must be.
-DELIVER = Sql(
-    """
-WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
-{start},
+TEXT = """
+WITH {start},
 batch AS MATERIALIZED (
     SELECT max(position) FILTER (WHERE fits) AS last, count(*) FILTER (WHERE fits) AS messages,
            max(after_clock) FILTER (WHERE fits) AS after_clock,
            count(*) = %(rows)s::bigint OR NOT bool_and(fits) AS more
     FROM ({oldest_fitting}) AS o),
 stamp AS MATERIALIZED (
-    SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
+    SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin,
+           coalesce(%(now)s::timestamptz, clock_timestamp()) AS now, EXISTS (SELECT FROM {schema}.link) AS has_links
     FROM batch, {schema}.node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM {schema}.clock) AS c (base)),
 taken AS (
     DELETE FROM {schema}.outbox
-    WHERE position > (SELECT position FROM start) AND position <= (SELECT CASE WHEN fits THEN last END FROM stamp)
+    WHERE position > (SELECT position FROM start) AND position <= (
+        SELECT CASE WHEN fits{guard} THEN last END FROM stamp)
     RETURNING position, deliver_at, {message}),
-{route},
+{route},{link_route}
 reach AS MATERIALIZED (
-    SELECT topic, count(*) AS inboxes, count(*) FILTER (WHERE subscribed) AS subscribers,
-           count(*) FILTER (WHERE named) AS receivers FROM route GROUP BY topic),
+    SELECT topic, count(*) AS ways, count(*) FILTER (WHERE subscribed) AS subscribers,
+           count(*) FILTER (WHERE named) AS receivers{links_of_topic}
+    FROM {ways} GROUP BY topic),
 stamped AS MATERIALIZED (
-    SELECT n.*, inboxes, receivers, CASE WHEN expires_at <= now THEN 'expired'
-                                         WHEN deliver_at > now THEN 'scheduled'
-                                         WHEN kind = 'C' AND receivers > 1 THEN 'dead'
-                                         WHEN CASE kind WHEN 'M' THEN inboxes WHEN 'E' THEN subscribers
-                                                        ELSE receivers END > 0 THEN 'delivered'
-                                         WHEN kind = 'E' THEN 'unrouted'
-                                         ELSE 'dead' END AS outcome
-    FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin FROM taken t, stamp) AS n
-    CROSS JOIN moment LEFT JOIN reach USING (topic)),
+    SELECT n.*, ways, receivers,{links_of_message}
+           CASE WHEN expires_at <= now THEN 'expired'
+                WHEN deliver_at > now THEN 'scheduled'
+                WHEN kind = 'C' AND receivers > 1 THEN 'dead'
+                WHEN CASE kind WHEN 'M' THEN ways WHEN 'E' THEN subscribers ELSE receivers END > 0 THEN 'delivered'
+                WHEN kind = 'E' THEN 'unrouted'
+                ELSE 'dead' END AS outcome
+    FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin, now FROM taken t, stamp) AS n
+    LEFT JOIN reach USING (topic)),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT inbox, clock, clock, origin, {message} FROM stamped JOIN route USING (topic)
     WHERE outcome = 'delivered' AND {gets}
     ORDER BY inbox, key, clock
-    RETURNING inbox),
+    RETURNING inbox),{carry}
 scheduled AS (
     INSERT INTO {schema}.scheduled (deliver_at, position, {message})
     SELECT deliver_at, position, {message} FROM stamped WHERE outcome = 'scheduled'),
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, {message})
     SELECT 'deliver', CASE WHEN receivers > 1
-                           THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
-                           WHEN inboxes > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies'
+                           THEN pg_catalog.format('a command needs exactly one inbox or link, its topic has %%s',
+                                                  receivers)
+                           WHEN ways > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies'
                            ELSE 'no inbox gets this topic' END, {message}
     FROM stamped WHERE outcome = 'dead' ORDER BY clock),
 outcomes AS MATERIALIZED (
@@ -92,36 +101,96 @@ touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
     FROM delivered GROUP BY inbox),
 woken AS MATERIALIZED (
-    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
-    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
+    SELECT pg_catalog.count(pg_notify(channel, ''))
+    FROM (SELECT {partition_channel}, {partition_key} FROM touched{link_bells}) AS w (channel, key)
+    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, key))
 SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), outcomes.scheduled, outcomes.expired,
        unrouted, dead, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT count FROM woken), coalesce(more, false),
        (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched),
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start)
+       (SELECT running FROM start), {has_total}, has_links{of_links}
 FROM outcomes, stamp
-""",
-    columns=(*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]"),
-    start=START,
-    route=ROUTE,
-    sent="taken",
-    gets=GETS,
-    oldest_fitting=OLDEST_FITTING,
-    message=MESSAGE,
-    partition_channel=PARTITION_CHANNEL,
-    asleep_lock=locks.ASLEEP,
-    partition_key=PARTITION_KEY,
+"""
+COLUMNS = (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", "boolean", "boolean")
+PARTS: dict[str, Any] = {
+    "start": START,
+    "route": ROUTE,
+    "sent": "taken",
+    "gets": GETS,
+    "oldest_fitting": OLDEST_FITTING,
+    "message": MESSAGE,
+    "partition_channel": PARTITION_CHANNEL,
+    "asleep_lock": locks.ASLEEP,
+    "partition_key": PARTITION_KEY,
+    "has_total": HAS_TOTAL,
+}
+
+# Parts for links cost a small delivery a quarter of its time even if they find nothing. So a node without links does
+# without them. That rests on the snapshot of the delivery itself: if there is a link in it, nothing is taken.
+DELIVER = Sql(
+    TEXT,
+    COLUMNS,
+    guard=" AND NOT has_links",
+    link_route="",
+    links_of_topic="",
+    ways="route",
+    links_of_message="",
+    carry="",
+    link_bells="",
+    of_links="",
+    **PARTS,
+)
+# `ends` (the last seq of each link that carries something) is right since every delivery holds the dispatch lock until
+# it has committed. `departed` makes the transaction commit synchronously, and only one from which something leaves: a
+# reader may keep what it saw here, and if a crash then undid that, other messages would get the same seq and clock.
+# `departure.at` is read once per execution, whatever `now` a caller gives, and so tells two histories apart.
+CARRY = """
+ends AS MATERIALIZED (
+    SELECT link, coalesce((SELECT t.seq FROM {schema}.transit AS t WHERE t.link = l.link ORDER BY t.seq DESC LIMIT 1),
+                          0::bigint) AS seq
+    FROM (SELECT DISTINCT pg_catalog.unnest(links) FROM stamped
+          WHERE outcome = 'delivered' AND EXISTS (SELECT FROM link_route)) AS l (link)),
+departure AS MATERIALIZED (SELECT clock_timestamp() AS at),
+carried AS (
+    INSERT INTO {schema}.transit (link, seq, sent_clock, stamped_at, {message})
+    SELECT link, seq + row_number() OVER (PARTITION BY link ORDER BY clock), clock, at, {message}
+    FROM (SELECT clock, {message}, pg_catalog.unnest(links) AS link FROM stamped
+          WHERE outcome = 'delivered' AND EXISTS (SELECT FROM ends)) AS s JOIN ends USING (link) CROSS JOIN departure
+    RETURNING link),
+departed AS MATERIALIZED (
+    SELECT link, count(*) AS rows, set_config('synchronous_commit', 'on', true) FROM carried GROUP BY link),"""
+DELIVER_LINKED = Sql(
+    TEXT,
+    (*COLUMNS, "bigint", "boolean"),
+    guard="",
+    link_route=f"\n{LINK_ROUTE},",
+    links_of_topic=""",
+           pg_catalog.array_agg(link) FILTER (WHERE link IS NOT NULL) AS links,
+           pg_catalog.array_agg(link) FILTER (WHERE link IS NOT NULL AND named) AS named_links""",
+    ways="""(SELECT topic, subscribed, named, NULL::bigint FROM route
+          UNION ALL SELECT topic, true, named, link FROM link_route) AS w (topic, subscribed, named, link)""",
+    links_of_message=" CASE WHEN kind IN ('M', 'E') THEN links ELSE named_links END AS links,",
+    carry=CARRY,
+    link_bells="""
+          UNION ALL SELECT {link_channel}, {transit_key} FROM departed""",
+    of_links=", (SELECT coalesce(sum(rows), 0)::bigint FROM departed), {is_wanted}",
+    is_wanted=IS_WANTED,
+    link_channel=LINK_CHANNEL,
+    transit_key=TRANSIT_KEY,
+    **PARTS,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one delivery did. `taken` counts messages, `delivered` the copies in inboxes.
+    """What one delivery did. `taken` counts messages, `delivered` the copies in inboxes, `carried` those for links.
 
     `last` is the largest position taken, `clock` the last clock given out. If `ceiling` is set, nothing was taken: the
     clock's ceiling must first be raised to at least that. `more`: the batch was full. `inboxes` are those that got a
-    message. `drawn` and `running` are for the floor.
+    message. `woken` counts the inboxes and links whose sleepers were rung for. `drawn` and `running` are for the floor.
+    `has_total`: the node has total inboxes. `has_links`: it has links, if only such as were cut. `is_mark_wanted`: a
+    reader asks for a mark (`mailroom.links.marks`).
     """
 
     taken: int
@@ -138,15 +207,36 @@ class Delivery:
     inboxes: list[str] = field(default_factory=list)
     drawn: int = 0
     running: list[str] = field(default_factory=list)
+    has_total: bool = False
+    has_links: bool = False
+    carried: int = 0
+    is_mark_wanted: bool = False
 
 
 def delivering(
-    schema: str, *, start: Start = FIRST, rows: int, max_bytes: int, now: datetime | None = None
+    schema: str,
+    *,
+    start: Start = FIRST,
+    rows: int,
+    max_bytes: int,
+    now: datetime | None = None,
+    has_links: bool = False,
 ) -> Operation[Delivery]:
-    """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on."""
+    """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
+
+    `has_links`, as the delivery before has found it, only saves time.
+    """
     yield LOCK.at(schema=schema)()
-    [row] = yield DELIVER.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes, now=now)
-    return Delivery(*row)
+    values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now}
+    if not has_links:
+        [row] = yield DELIVER.at(schema=schema)(**values)
+        delivery = Delivery(*row)
+    if has_links or delivery.has_links:
+        [row] = yield DELIVER_LINKED.at(schema=schema)(**values)
+        delivery = Delivery(*row)
+    if delivery.has_total and delivery.clock is not None:
+        yield from raising_stable(schema, delivery.inboxes)
+    return delivery
 
 
 # Due messages go back to the outbox, so that only DELIVER stamps, routes and expires messages. The INSERT rings the
@@ -193,19 +283,3 @@ def reading_oldest(schema: str) -> Operation[int | None]:
     """Return the position of the oldest message, None if there is none."""
     [(position,)] = yield OLDEST.at(schema=schema)()
     return None if position is None else int(position)
-
-
-RECOVER = Sql(
-    """
-SELECT setval('{schema}.clock'::regclass, greatest(c.last_value, n.clock_ceiling))
-FROM {schema}.clock c, {schema}.node n
-""",
-    columns=("bigint",),
-)
-
-
-def recovering_clock(schema: str) -> Operation[int]:
-    """Set the clock to the largest value that may have been given out: a crash may have set the sequence back."""
-    yield LOCK.at(schema=schema)()
-    [(clock,)] = yield RECOVER.at(schema=schema)()
-    return int(clock)

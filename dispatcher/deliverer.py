@@ -9,11 +9,13 @@ from datetime import datetime
 
 import psycopg
 
-from dispatcher.deliver import Delivery, delivering, reading_oldest, recovering_clock
+from dispatcher.deliver import Delivery, delivering, reading_oldest
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
 from dispatcher.refusal import Refused, dead_lettering, finding_refused, reason_of
 from mailroom.clock import WARN_CLOCK, raising_ceiling
+from mailroom.links.marks import marking
+from mailroom.links.start import starting
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import Meaning, meaning
@@ -51,6 +53,7 @@ class Deliverer:
         self._monotonic = monotonic
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
+        self._has_links = False
 
     async def drain(self, now: datetime | None = None) -> int:
         """Deliver until a batch is not full; return how many messages were taken."""
@@ -65,9 +68,16 @@ class Deliverer:
         """Deliver one batch. Only the messages that the database refuses go to `dead_letter`."""
         if not self._recovered:
             # Before this connection gives out its first clock: a crash may have set the sequence back.
-            clock = await self._transaction(recovering_clock(self._schema))
-            if clock >= WARN_CLOCK:
-                log.warning("the clock is at %d, more than half of its range", clock)
+            started = await self._transaction(starting(self._schema))
+            if started.clock >= WARN_CLOCK:
+                log.warning("the clock is at %d, more than half of its range", started.clock)
+            if started.moved:
+                log.warning(
+                    "this node is in another database or server than before, so nobody may read its links: run "
+                    "mailroom node moved, or for a copy of a node that lives on mailroom node new-id"
+                )
+            elif started.jumped:
+                log.info("the server has started anew: the clock goes on at %d", started.clock)
             self._recovered = True
         with self._portion.tried():
             delivery = await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
@@ -82,7 +92,14 @@ class Deliverer:
             start = await self._before_oldest() if alone else self._floor.start()
             try:
                 delivery = await self._transaction(
-                    delivering(self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now)
+                    delivering(
+                        self._schema,
+                        start=start,
+                        rows=rows,
+                        max_bytes=max_bytes,
+                        now=now,
+                        has_links=self._has_links,
+                    )
                 )
             except psycopg.Error as error:
                 self._floor = Floor("outbox", self._monotonic)
@@ -105,9 +122,12 @@ class Deliverer:
                     # failure: a subscription can become visible just before the partition of its inbox does.
                     rows = max(1, rows // 2)
                 continue
+            self._has_links = delivery.has_links
             if delivery.ceiling is not None:
                 await self._transaction(raising_ceiling(self._schema, delivery.ceiling))
                 continue
+            if delivery.is_mark_wanted:
+                await self._transaction(marking(self._schema))
             await run_async(self._connection, self._floor.raising(self._schema, delivery))
             return replace(
                 delivery,

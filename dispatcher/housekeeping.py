@@ -9,7 +9,7 @@ import logging
 import psycopg
 
 from dispatcher.janitor import Janitor
-from dispatcher.lane import KEEPER, open_session
+from dispatcher.leading import KEEPER, open_session
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
 

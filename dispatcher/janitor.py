@@ -1,8 +1,8 @@
 """The janitor: the housekeeping beside deliveries, which keeps claims fast and tables small.
 
 Each round releases scheduled messages that are due, raises the floors of inboxes, moves messages of parked keys to
-`parked` and continues large batches of Spark whose drivers have left them. Once a minute it deletes what is obsolete,
-and what waits for longer than its inbox keeps messages.
+`parked`, continues large batches of Spark whose drivers have left them, and answers readers of links that have received
+what this node lost. Once a minute it deletes what is obsolete, and what waits for longer than its inbox keeps messages.
 It never waits for users' transactions: what they have locked comes in a later round. The same goes for an inbox that
 causes an error, such as one that is being removed.
 
@@ -20,11 +20,14 @@ import psycopg
 
 from dispatcher import healthy_floor
 from dispatcher.deliver import releasing
+from dispatcher.links.trim import Held, Kept, Trim
 from dispatcher.outstayed import listing_keeping, sweeping_outstayed
 from dispatcher.portion import Portion
+from dispatcher.total_floor import listing_total, raising_sent_floor, sweeping_stable
 from inbox.parked import Moved, moving_parked
 from mailroom.clock import LOCK
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
+from mailroom.links.diverged import finding_claims, renewing
 from mailroom.names import shown
 from mailroom.schema import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
@@ -60,6 +63,7 @@ class Janitor:
         self._monotonic = monotonic
         self._abandoned_after_s = abandoned_after_s
         self._portion = Portion()
+        self._trim = Trim(schema)
         self._swept = float("-inf")
         self._cursors: dict[str, str] = {}
         self._turn = ""
@@ -92,6 +96,8 @@ class Janitor:
         for inbox in failing:
             with self._passing(connection, f"the healthy floor of {inbox}"):
                 unfinished += await self._raise_healthy_floor(connection, inbox)
+        with self._passing(connection, "claims of readers"):
+            await self._answer_claims(connection)
         if self._monotonic() - self._swept >= SWEEP_INTERVAL_S:
             if await self._sweep(connection, failing):
                 unfinished += 1
@@ -136,7 +142,7 @@ class Janitor:
             state = await run_async(connection, reading_floor(self._schema, inbox))
             if state is None:
                 return False  # the inbox was just removed
-            floor, oldest, clock = state
+            floor, oldest, clock, is_total = state
             lags = (clock if oldest is None else oldest - 1) - floor >= STEP
             # Watched as long as it moves. An empty inbox is raised once: its next delivery calls `watch`.
             if oldest is not None and (lags or oldest != before):
@@ -144,6 +150,8 @@ class Janitor:
             if lags:
                 async with connection.transaction():
                     await run_async(connection, raising_floor(self._schema, inbox))
+            if is_total:
+                await run_async(connection, raising_sent_floor(self._schema, inbox))
         except psycopg.errors.LockNotAvailable:
             self.watch([inbox])
             raise
@@ -171,6 +179,13 @@ class Janitor:
             with self._passing(connection, f"old messages of {inbox}"):
                 dropped = await run_async(connection, sweeping_outstayed(self._schema, inbox, SWEPT_ROWS))
                 more += dropped >= SWEPT_ROWS
+        total: list[str] = []
+        with self._passing(connection, "the list of total inboxes"):
+            total = await run_async(connection, listing_total(self._schema))
+        for inbox in total:
+            with self._passing(connection, f"what was stable of {inbox}"):
+                more += await run_async(connection, sweeping_stable(self._schema, inbox, SWEPT_ROWS)) >= SWEPT_ROWS
+        more += await self._trim_links(connection)
         with self._passing(connection, "history"):
             more += await run_async(connection, sweeping_history(self._schema))
         with self._passing(connection, "batches of Spark"):
@@ -178,6 +193,39 @@ class Janitor:
         with self._passing(connection, "commit tokens"):
             more += await run_async(connection, sweeping_tokens(self._schema)) >= SWEPT_AT_ONCE
         return more > 0
+
+    async def _trim_links(self, connection: psycopg.AsyncConnection) -> int:
+        self._trim.over(connection)
+        more = 0
+        links: list[Kept] = []
+        origins: list[Held] = []
+        with self._passing(connection, "the list of links"):
+            links = await run_async(connection, self._trim.listing_links())
+            origins = await run_async(connection, self._trim.listing_origins())
+        for link in links:
+            with self._passing(connection, f"rows for {link.name}"):
+                if link.is_full:
+                    async with connection.transaction():
+                        await run_async(connection, self._trim.cutting_full(link))
+                more += await run_async(connection, self._trim.trimming_rows(link))
+        for origin in origins:
+            with self._passing(connection, f"receipts of {origin.name}"):
+                more += await run_async(connection, self._trim.trimming_receipts(origin))
+        return more
+
+    async def _answer_claims(self, connection: psycopg.AsyncConnection) -> None:
+        if not await run_async(connection, finding_claims(self._schema)):
+            return
+        async with connection.transaction():
+            renewed = await run_async(connection, renewing(self._schema))
+        if renewed is None:
+            return
+        for claim in renewed.claims:
+            log.error(
+                "this node lost messages that %s had received (up to row %d; here are rows up to %d). It goes on as "
+                "incarnation %d; to see which messages they were, there: mailroom link report",
+                claim.reader, claim.seq, claim.newest, renewed.incarnation,
+            )  # fmt: skip
 
     @contextlib.contextmanager
     def _passing(self, connection: psycopg.AsyncConnection, what: str) -> Iterator[None]:
@@ -249,16 +297,18 @@ def listing_failing(schema: str) -> Operation[dict[str, bool]]:
 FLOOR_STATE = Sql(
     """
 SELECT floor, (SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > r.floor ORDER BY {by_clock} LIMIT 1),
-       last_value
+       last_value, r."order" = 'total'
 FROM {schema}.inbox_registry r, {schema}.clock WHERE name = '{inbox}'
 """,
-    columns=("bigint", "bigint", "bigint"),
+    columns=("bigint", "bigint", "bigint", "boolean"),
     by_clock=BY_CLOCK,
 )
 
 
-def reading_floor(schema: str, inbox: str) -> Operation[tuple[int, int | None, int] | None]:
-    """Return the inbox's floor, the clock of its oldest message or None, and the node's clock; None if it is gone."""
+def reading_floor(schema: str, inbox: str) -> Operation[tuple[int, int | None, int, bool] | None]:
+    """Return the inbox's floor, the clock of its oldest message or None, the node's clock, and whether its order is
+    total; None if it is gone.
+    """
     rows = yield FLOOR_STATE.at(schema=schema, inbox=inbox)()
     return rows[0] if rows else None
 
@@ -308,12 +358,13 @@ def raising_floor(schema: str, inbox: str) -> Operation[None]:
 # A key_state row whose messages are gone is left when the snapshot of the claim that took them was older than the row.
 # Only the oldest due rows are read: due rows that still have messages are worked off by the workers. LATERAL keeps this
 # to one index probe per key. A row that is locked, or was written since, is left alone: its messages may be too new
-# for this snapshot.
+# for this snapshot. The key '' stands for a total inbox as a whole, and is left to its claims.
 IDLE_KEYS = Sql(
     """
 WITH due AS MATERIALIZED (
     SELECT key, greatest(clock, alone_to) AS clock, alone_to, retry_at FROM {schema}.key_state
-    WHERE inbox = '{inbox}' AND retry_at <= clock_timestamp() ORDER BY retry_at, key LIMIT %(rows)s::bigint),
+    WHERE inbox = '{inbox}' AND retry_at <= clock_timestamp() AND key <> '' ORDER BY retry_at, key
+    LIMIT %(rows)s::bigint),
 idle AS MATERIALIZED (
     SELECT d.key, d.alone_to, d.retry_at FROM due AS d LEFT JOIN LATERAL (
         SELECT clock FROM {schema}.inbox_{inbox} WHERE key = d.key AND clock <= d.clock LIMIT 1) AS i ON true

@@ -75,7 +75,7 @@ class Lease:
         self.holder: UUID = uuid4()
         self.epoch: int | None = None
 
-    def taking(self, backend: Backend, state: str, counts: Mapping[str, int]) -> Operation[bool]:
+    def taking(self, backend: Backend, state: str, counts: Mapping[str, object]) -> Operation[bool]:
         """Take or renew the lease; return whether this process leads. A new leader ends its predecessor's session.
 
         It also ends a session of its own that it has lost: that may still run a batch that nobody will commit, and make

@@ -9,17 +9,24 @@ from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
+    from mailroom.lamport import LamportClock, Stamp, VectorClock
+    from mailroom.links.links import AsyncLinks, Links
     from mailroom.topic import Topic
     from mailroom.watching import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncLinks",
     "CommitUnknown",
+    "LamportClock",
+    "Links",
     "NotAtomic",
     "Outcome",
+    "Stamp",
     "TokenExpired",
     "Topic",
+    "VectorClock",
     "Watched",
     "atomically",
     "atomically_async",
@@ -37,6 +44,8 @@ __all__ = [
 # Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
 _HOMES = {
     "mailroom.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
+    "mailroom.lamport": ("LamportClock", "Stamp", "VectorClock"),
+    "mailroom.links.links": ("AsyncLinks", "Links"),
     "mailroom.topic": ("Topic",),
     "mailroom.watching": (
         *("Watched", "unwatch", "unwatch_async", "watch", "watch_async", "watched", "watched_async"),

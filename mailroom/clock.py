@@ -24,17 +24,20 @@ class ClockOverflow(MailroomError):
     """The next clock would exceed `MAX_CLOCK`. Nothing was stamped."""
 
 
-def tick(clock: int) -> int:
-    """Rule 1: return the clock of the next send or internal event of a node whose clock is `clock`."""
-    return _fitting(clock + 1)
+def tick(clock: int, step: int = 1) -> int:
+    """Rule 1: return the clock of the next send or internal event of a node whose clock is `clock`.
+
+    `step` is dapcomp's d, at least 1. Nodes use 1.
+    """
+    return _fitting(clock + step)
 
 
-def receive(clock: int, sent_clock: int) -> int:
+def receive(clock: int, sent_clock: int, step: int = 1) -> int:
     """Rule 2: return the clock at which a node whose clock is `clock` receives a message stamped `sent_clock`.
 
     It is later than both, so the causes of a message come before its effects.
     """
-    return _fitting(max(clock, sent_clock) + 1)
+    return _fitting(max(clock, sent_clock) + step)
 
 
 def receive_all(clock: int, sent_clocks: Iterable[int]) -> list[int]:
@@ -100,3 +103,19 @@ def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
     yield LOCK.at(schema=schema)()
     yield DURABLE.at()()
     yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)
+
+
+RECOVER = Sql(
+    """
+SELECT setval('{schema}.clock'::regclass, greatest(c.last_value, n.clock_ceiling))
+FROM {schema}.clock c, {schema}.node n
+""",
+    columns=("bigint",),
+)
+
+
+def recovering_clock(schema: str) -> Operation[int]:
+    """Set the clock to the largest value that may have been given out: a crash may have set the sequence back."""
+    yield LOCK.at(schema=schema)()
+    [(clock,)] = yield RECOVER.at(schema=schema)()
+    return int(clock)

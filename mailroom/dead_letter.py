@@ -15,10 +15,11 @@ from mailroom import codec, locks
 from mailroom.answer import ASKS, Undone, answering_undone
 from mailroom.audit import auditing, check_actor
 from mailroom.clock import LOCK, raising_ceiling
-from mailroom.errors import DecodeError, InvalidMessage, UnknownInbox
+from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownInbox
 from mailroom.executable import NAMES, unwired
 from mailroom.message import MESSAGE, parsed
 from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
+from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
@@ -29,7 +30,7 @@ __all__ = [
     "DeadLetters",
 ]
 
-Stage: TypeAlias = Literal["deliver", "reap", "execute"]
+Stage: TypeAlias = Literal["deliver", "reap", "execute", "receive", "order"]
 Change: TypeAlias = Callable[
     [list[Row]], Operation[str]
 ]  # changes the rows and returns the action's name for the audit
@@ -41,7 +42,8 @@ class DeadLetter:
 
     `stage` says where it failed. `deliver`: no inbox got it. `reap`: only `inbox` skipped it, where it had the clock
     `clock` and was tried `attempts` times; other inboxes have their own copies. `execute`: it is an executable that
-    could not be applied; its `topic` is target and operation, such as store.put.
+    could not be applied; its `topic` is target and operation, such as store.put. `receive`: it came from another
+    node, and no inbox got it. `order`: it came from another node too late for the total order of `inbox`.
     """
 
     id: int
@@ -135,17 +137,20 @@ INSERT INTO {schema}.outbox ({message}) SELECT {message} FROM gone ORDER BY id
 BASE = Sql(
     "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)
 )
-# Only into the inbox that skipped it, and with a new clock: it is ordered by the time of the requeue.
+# Only into the inbox that skipped it, and with a new clock: it is ordered by the time of the requeue. One of another
+# node keeps whose it is and its clock there.
 PLACE = Sql(
     """
 WITH gone AS (
-    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, inbox, {message}),
+    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[])
+    RETURNING id, inbox, origin, sent_clock, {message}),
 stamped AS MATERIALIZED (
-    SELECT g.*, n.id AS origin, %(base)s::bigint + row_number() OVER (ORDER BY g.id) AS clock
+    SELECT g.*, n.id AS here, %(base)s::bigint + row_number() OVER (ORDER BY g.id) AS clock
     FROM gone AS g, {schema}.node AS n),
 placed AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-    SELECT inbox, clock, clock, origin, {message} FROM stamped ORDER BY inbox, key, clock),
+    SELECT inbox, clock, CASE WHEN origin <> here THEN sent_clock ELSE clock END, coalesce(origin, here), {message}
+    FROM stamped ORDER BY inbox, key, stamped.clock),
 touched AS MATERIALIZED (
     SELECT DISTINCT to_regclass('{schema}.inbox_' || inbox) AS partition FROM stamped)
 SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
@@ -154,6 +159,64 @@ SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
     columns=("bigint", "bigint"),
     message=MESSAGE,
     channel=locks.channel("partition"),
+)
+# Of one other node: routed by the subscriptions to it as they are now, with new clocks here. What nobody wants dies
+# again. A total inbox gets none: it would stand in another place than on other nodes.
+RECEIVE_AGAIN = Sql(
+    """
+WITH gone AS (
+    DELETE FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) RETURNING id, origin, sent_clock, {message}),
+source AS MATERIALIZED (SELECT name FROM {schema}.origin WHERE id = %(origin)s::uuid),
+{route},
+reach AS MATERIALIZED (
+    SELECT g.id, g.kind, pg_catalog.count(r.inbox) FILTER (WHERE NOT is_total) AS inboxes,
+           pg_catalog.count(r.inbox) AS receivers
+    FROM gone AS g LEFT JOIN route AS r ON r.topic = g.topic AND g.sent_clock > {gets_since} GROUP BY g.id, g.kind),
+stamped AS MATERIALIZED (
+    SELECT g.*, %(base)s::bigint + row_number() OVER (ORDER BY g.id) AS clock, receivers,
+           CASE WHEN expires_at <= clock_timestamp() THEN 'expired'
+                WHEN g.kind = 'C' AND receivers > 1 THEN 'dead'
+                WHEN inboxes > 0 THEN 'delivered'
+                WHEN g.kind = 'E' AND receivers = 0 THEN 'unrouted'
+                ELSE 'dead' END AS outcome
+    FROM gone AS g JOIN reach USING (id)),
+placed AS (
+    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+    SELECT r.inbox, clock, sent_clock, origin, {message} FROM stamped JOIN route AS r USING (topic)
+    WHERE outcome = 'delivered' AND NOT is_total AND sent_clock > {gets_since} ORDER BY r.inbox, key, clock
+    RETURNING inbox),
+dead AS (
+    INSERT INTO {schema}.dead_letter (stage, reason, origin, sent_clock, {message})
+    SELECT 'receive', CASE WHEN kind = 'C' AND receivers > 1
+                           THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
+                           WHEN receivers > 0 THEN 'only inboxes in total order get this topic: send it anew'
+                           ELSE 'no inbox gets this topic of that node' END, origin, sent_clock, {message}
+    FROM stamped WHERE outcome = 'dead' ORDER BY id),
+touched AS MATERIALIZED (
+    SELECT DISTINCT to_regclass('{schema}.inbox_' || inbox) AS partition FROM placed)
+SELECT setval('{schema}.clock'::regclass, (SELECT max(clock) FROM stamped)),
+       (SELECT pg_catalog.count(pg_notify({channel}, '')) FROM touched)
+""",
+    columns=("bigint", "bigint"),
+    route=ORIGIN_ROUTE,
+    source="source",
+    sent="gone",
+    gets_since=ORIGIN_SINCE,
+    message=MESSAGE,
+    channel=locks.channel("partition"),
+)
+ORIGINS = Sql(
+    "SELECT origin, pg_catalog.array_agg(id ORDER BY id) FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) "
+    "GROUP BY origin ORDER BY min(id)",
+    columns=("uuid", "bigint[]"),
+)
+# Again in a total inbox, a message would have another place there than at other nodes.
+TOTAL = Sql(
+    """
+SELECT name FROM {schema}.inbox_registry WHERE name = ANY(%(inboxes)s::text[]) AND "order" = 'total'
+ORDER BY name LIMIT 1
+""",
+    columns=("text",),
 )
 EXECUTABLES = Sql(
     "SELECT id, value FROM {schema}.dead_letter WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id",
@@ -245,8 +308,11 @@ class _Operations:
         One that was not delivered goes back to the outbox and is routed again; if it has expired, it is dropped there.
         An executable goes back to the outbox of executables, behind those that wait there. One that an inbox skipped
         goes into that inbox only, behind the other messages of its key. For those, the node's dispatch lock is held
-        until the caller commits, and nothing is delivered meanwhile: so commit soon. Raises `UnknownInbox` if such an
-        inbox is gone, and `DecodeError` for an executable that this release cannot read; then nothing is requeued.
+        until the caller commits, and nothing is delivered meanwhile: so commit soon. One that came from another node is
+        routed again by the subscriptions to that node, with the same lock, and keeps its origin and sent_clock. No
+        inbox in total order gets any. Raises `UnknownInbox` if an inbox that skipped some is gone,
+        `ConfigurationError` if it is in total order, and `DecodeError` for an executable that this release cannot read;
+        then nothing is requeued.
         """
         matching = _matching(ids, reason, stage, inbox, limit)
         return (yield from self._changing(self._requeueing, matching, actor, why, dry_run))
@@ -286,7 +352,11 @@ class _Operations:
         skipped = [(id, inbox) for id, _, inbox in held if inbox is not None]
         if skipped:
             yield from self._placing([id for id, _ in skipped], sorted({inbox for _, inbox in skipped}))
-        if undelivered := [id for id, stage, inbox in held if inbox is None and stage != "execute"]:
+        if received := [id for id, stage, inbox in held if inbox is None and stage == "receive"]:
+            for origin, ids in (yield ORIGINS.at(schema=self.schema)(ids=received)):
+                base = yield from self._making_room(len(ids))
+                yield RECEIVE_AGAIN.at(schema=self.schema)(ids=ids, origin=origin, base=base)
+        if undelivered := [id for id, stage, inbox in held if inbox is None and stage not in ("execute", "receive")]:
             yield SEND.at(schema=self.schema)(ids=undelivered)
         if executables:
             columns: dict[str, object] = {name: [each[name] for each in executables] for name in ("id", *NAMES)}
@@ -315,11 +385,21 @@ class _Operations:
                 f"Inbox {gone[0][0]!r}, which skipped some of these messages, is gone. Leave them out (--inbox, ids), "
                 "or discard them."
             )
+        if total := (yield TOTAL.at(schema=self.schema)(inboxes=inboxes)):
+            raise ConfigurationError(
+                f"Inbox {total[0][0]!r} is in total order, and gets no dead letter again. Leave its messages out "
+                "(--inbox, ids), and send anew what it needs."
+            )
+        base = yield from self._making_room(len(ids))
+        yield PLACE.at(schema=self.schema)(ids=ids, base=base)
+
+    def _making_room(self, clocks: int) -> Operation[int]:
+        """Take the dispatch lock, and return the clock behind which there is room for so many."""
         # In a statement of its own: the next one must see everything that the previous deliverer committed.
         yield LOCK.at(schema=self.schema)()
         [(base,)] = yield BASE.at(schema=self.schema)()
-        yield from raising_ceiling(self.schema, base + len(ids))
-        yield PLACE.at(schema=self.schema)(ids=ids, base=base)
+        yield from raising_ceiling(self.schema, base + clocks)
+        return int(base)
 
     def _discarding(self, held: list[Row]) -> Operation[str]:
         commands = yield DISCARD.at(schema=self.schema)(ids=[id for id, _, _ in held])

@@ -14,6 +14,7 @@ __all__ = [
     "EncodeError",
     "InvalidMessage",
     "InvalidName",
+    "LinkRefused",
     "MailroomError",
     "NoHandler",
     "NotAtomic",
@@ -21,6 +22,7 @@ __all__ = [
     "SchemaError",
     "TokenExpired",
     "UnknownInbox",
+    "UnknownLink",
     "UnsupportedConnection",
 ]
 
@@ -111,6 +113,26 @@ class SchemaError(MailroomError):
 
 class UnknownInbox(MailroomError):
     """There is no inbox of that name in this schema."""
+
+
+class LinkRefused(MailroomError):
+    """Two nodes refuse each other, since going on could lose messages or take them twice. Nothing was read.
+
+    `reason` says why, and `command` what to run to end it; `at` names the node on which.
+    """
+
+    def __init__(self, reason: str, at: str, command: str) -> None:
+        super().__init__(reason, at, command)  # so that it can be unpickled in another process
+        self.reason = reason
+        self.at = at
+        self.command = command
+
+    def __str__(self) -> str:
+        return f"{self.reason}; at {self.at}: {self.command}"
+
+
+class UnknownLink(MailroomError):
+    """There is no link to a reader, or from a source, of that name in this schema."""
 
 
 class ConnectionFailed(MailroomError):

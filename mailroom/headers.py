@@ -27,7 +27,7 @@ def given(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def size(headers: Mapping[str, str]) -> int:
-    """Return how many bytes checked headers have as jsonb's text form, which the table's CHECK measures.
+    """Return how many bytes checked headers have as jsonb's text form, which the table's rule measures.
 
     The sizes of maps that have no name in common add up to that of the map of all of them.
     """

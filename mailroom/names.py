@@ -22,6 +22,9 @@ TOPIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,199}\Z")
 # Words of a pattern; one that ends in # has no *, since only the number of its words keeps a * to one word.
 PATTERN = re.compile(r"(?:(?:[A-Za-z][\w-]*|\*)(?:\.(?:[\w-]*|\*))*|(?:[A-Za-z][\w.-]*\.)?#)\Z", re.ASCII)
 
+NODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}\Z")
+OWN, ALL = "", "*"  # origins of a subscription that are no node's name: this node, and this node and all that it reads
+
 
 def schema_name(name: str) -> str:
     """Return `name` if it is valid as a node's schema, else raise `InvalidName`."""
@@ -38,6 +41,21 @@ def inbox_name(name: str) -> str:
     if inbox == "registry":
         raise InvalidName(f"Inbox name {shown(name)} is not valid: inbox_registry is a table of Mailroom's own.")
     return inbox
+
+
+def node_name(name: str) -> str:
+    """Return `name` if it is valid as the name of a node or a link, else raise `InvalidName`."""
+    if not isinstance(name, str) or not NODE.match(name):
+        raise InvalidName(
+            f"Node name {shown(name)} is not valid: use a letter, then up to 62 letters, digits, dots, hyphens or "
+            "underscores."
+        )
+    return str.__str__(name)
+
+
+def origin_name(origin: str) -> str:
+    """Return `origin` if it is a node's name, `*` or empty, as a subscription's may be, else raise `InvalidName`."""
+    return str.__str__(origin) if origin in (OWN, ALL) else node_name(origin)
 
 
 def executable_name(name: str) -> str:

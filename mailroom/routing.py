@@ -1,32 +1,83 @@
-"""Routing: which inboxes get a topic. Deliveries, `mailroom.status` and Spark's audit share this rule."""
+"""Routing: which inboxes get a topic, and which links carry it. Deliveries, status and Spark's audit share the rule."""
 
 # Whether a pattern `p` fits a topic `t`. Spark reads it as PostgreSQL does.
 FITS = "(p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits"
+
+# Whether a subscription is to this node's messages.
+OF_THIS_NODE = "(origin IN ('', '*')) IS TRUE"
 
 # An exact subscription gets all of a topic, the inbox of the topic's name all but events, and a pattern messages and
 # events only: an inbox on # would give every command a second receiver. So of a topic, `route` has once each inbox that
 # gets anything; if it is `subscribed` it gets events, and if it is `named` commands and replies.
 #
+# A subscription to other nodes' messages only (`origin`) has no part in it. IS TRUE keeps the condition out of the
+# index's: PostgreSQL 18 would prepare to skip through the index by it, which costs more than it saves.
+#
 # Patterns are compared with each topic of {sent} once, not with each message; and by LIKE, since PostgreSQL keeps no
 # more than 32 regular expressions compiled. A % of LIKE runs over dots, but where both have as many words, each % has
 # one word. Without patterns {sent} is not read. `route` lists patterns among the topics, too: no message has such a
 # topic, and leaving them out would cost a filter.
-ROUTE = """pattern AS MATERIALIZED (SELECT fits, words, inbox FROM {schema}.subscription WHERE fits IS NOT NULL),
+ROUTE = """pattern AS MATERIALIZED (SELECT fits, words, inbox FROM {schema}.subscription
+            WHERE fits IS NOT NULL AND {of_this_node}),
 sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM {sent} WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
 route AS MATERIALIZED (
     SELECT topic, inbox, bool_or(subscribed) AS subscribed, bool_or(named) AS named
-    FROM (SELECT topic, inbox, true, true FROM {schema}.subscription
+    FROM (SELECT topic, inbox, true, true FROM {schema}.subscription WHERE {of_this_node}
           UNION ALL SELECT name, name, false, true FROM {schema}.inbox_registry
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
                     ON {fits})
          AS r (topic, inbox, subscribed, named)
-    GROUP BY topic, inbox)""".replace("{fits}", FITS)
+    GROUP BY topic, inbox)""".replace("{fits}", FITS).replace("{of_this_node}", OF_THIS_NODE)
 
 # Whether an inbox in `route` gets a message of this kind.
 GETS = "CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END"
 
+# Which open links carry a topic, by the rule of subscriptions: by an exact topic all of it, by a pattern messages and
+# events only. No topic names a link. Without links nothing of {sent} is read.
+LINK_ROUTE = """link_pattern AS MATERIALIZED (
+    SELECT fits, words, link FROM {schema}.link_topic JOIN {schema}.link ON number = link
+    WHERE fits IS NOT NULL AND state = 'open'),
+linked_topic AS MATERIALIZED (
+    SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
+    FROM {sent} WHERE EXISTS (SELECT FROM link_pattern) GROUP BY topic),
+link_route AS MATERIALIZED (
+    SELECT topic, link, bool_or(named) AS named
+    FROM (SELECT topic, link, true FROM {schema}.link_topic JOIN {schema}.link ON number = link
+          WHERE fits IS NULL AND state = 'open'
+          UNION ALL SELECT t.topic, p.link, false FROM linked_topic AS t JOIN link_pattern AS p
+                    ON {fits})
+         AS r (topic, link, named)
+    GROUP BY topic, link)""".replace("{fits}", FITS)
+
+# Whether a link in `link_route` carries a message of this kind.
+CARRIES = "(kind IN ('M', 'E') OR named)"
+
 # The ways to each inbox, for the audit, which knows topics from files. What is no pattern is the way of one topic.
 WAYS = """SELECT topic, inbox, true, fits IS NULL, fits, words::bigint FROM {schema}.subscription
+    WHERE origin IN ('', '*')
     UNION ALL SELECT name, name, false, true, NULL, NULL FROM {schema}.inbox_registry"""
+
+# Which inboxes get a topic of another node, of whose row {source} has the name: those that subscribe to it by that name
+# or by *. An inbox's own name is no subscription here. Of each inbox: the clock after which it gets messages and events
+# (`since`), the one after which it gets commands and replies (`named`), and whether its order is total. Several
+# subscriptions of one inbox to a topic give one copy: the one that begins first counts.
+ORIGIN_ROUTE = """pattern AS MATERIALIZED (
+    SELECT fits, words, inbox, since FROM {schema}.subscription
+    WHERE fits IS NOT NULL AND origin IN ('*', (SELECT name FROM {source}))),
+sent_topic AS MATERIALIZED (
+    SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
+    FROM {sent} WHERE EXISTS (SELECT FROM pattern) GROUP BY topic),
+route AS MATERIALIZED (
+    SELECT topic, inbox, min(since) AS since, min(since) FILTER (WHERE is_exact) AS named, is_total
+    FROM (SELECT topic, inbox, since, true FROM {schema}.subscription
+          WHERE origin IN ('*', (SELECT name FROM {source}))
+          UNION ALL SELECT t.topic, p.inbox, p.since, false FROM sent_topic AS t JOIN pattern AS p
+                    ON {fits})
+         AS w (topic, inbox, since, is_exact)
+         JOIN (SELECT name, "order" = 'total' FROM {schema}.inbox_registry) AS r (inbox, is_total) USING (inbox)
+    GROUP BY topic, inbox, is_total)""".replace("{fits}", FITS)
+
+# The clock after which an inbox in such a `route` gets messages of this kind; null for never.
+ORIGIN_SINCE = "CASE WHEN kind IN ('M', 'E') THEN since ELSE named END"

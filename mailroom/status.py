@@ -1,27 +1,32 @@
 """The status of a node: what waits, where and for how long, which dispatcher leads, and the clock."""
 
 import json
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
+from mailroom.links.states import SourceState, reading_sources
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.routing import GETS, ROUTE
+from mailroom.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
+from mailroom.total import Waiting
+from mailroom.total import waiting as waiting_totals
 
 __all__ = [
     "DispatcherStatus",
     "InboxStatus",
+    "LinkStatus",
     "Status",
     "dispatcher_status",
     "executable_backlog",
     "executor_status",
+    "links_status",
     "outbox_backlog",
     "status",
 ]
 
-Role: TypeAlias = Literal["dispatcher", "executor"]
+Role: TypeAlias = Literal["dispatcher", "executor", "links"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,10 @@ class InboxStatus:
     `parked_keys` those that are held until an operator acts. `parked_messages` counts the messages that were moved to
     `parked`; they are not in `backlog`. `dropped` counts the messages that waited for longer than the inbox keeps them
     (`keep_s`) and were dropped, since it was created.
+
+    `order` is key or total. Of a total inbox, `held` counts the messages of `backlog` that may not be reaped yet, and
+    `waits_for` names the node that they wait for: the one that has shown the lowest clock. If `is_stopped`, this node
+    has lost history, and they wait for `mailroom link resume`.
     """
 
     name: str
@@ -46,14 +55,34 @@ class InboxStatus:
     parked_keys: int
     parked_messages: int
     dropped: int
+    order: str = "key"
+    held: int = 0
+    waits_for: str | None = None
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """One node that reads messages of this one. `state` is open or cut; for a cut link nothing is stamped any more.
+
+    `on_the_way` counts its messages in the outbox. `backlog` counts what was stamped for it and is not acknowledged:
+    the reader has not yet received it durably. `lag_s` is the age in seconds of the oldest of both, 0 if there is none.
+    """
+
+    name: str
+    state: str
+    on_the_way: int
+    backlog: int
+    lag_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherStatus:
-    """The dispatcher or executor that leads; if `leads` is false, the last one that led.
+    """The dispatcher, executor or lane `links` that leads; if `leads` is false, the last one that led.
 
     `state` is awake, asleep or stopped, as of its last renewal of the lease. `lease_left_s` is how long the lease is
-    still valid, negative after it has expired. `counts` are its totals.
+    still valid, negative after it has expired. `counts` are its totals. `origins` is what the lane `links` does
+    with each node that it reads.
     """
 
     leads: bool
@@ -63,6 +92,7 @@ class DispatcherStatus:
     epoch: int
     lease_left_s: float
     counts: dict[str, int]
+    origins: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +103,7 @@ class Status:
     `outbox_lag_s` is the age in seconds of the oldest message in the outbox, 0 if it is empty. `executable_backlog` and
     `executable_lag_s` are the same for the outbox of executables. `clock` is the last clock given out, and
     `clock_ceiling` the highest that may be given out before the ceiling is raised. `dispatcher` and `executor` are None
-    if there has never been one.
+    if there has never been one. `links` are the nodes that read messages of this one, `sources` those that it reads.
     """
 
     schema: str
@@ -89,6 +119,8 @@ class Status:
     dispatcher: DispatcherStatus | None
     executor: DispatcherStatus | None
     inboxes: tuple[InboxStatus, ...]
+    links: tuple[LinkStatus, ...] = ()
+    sources: tuple[SourceState, ...] = ()
 
 
 def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
@@ -102,6 +134,11 @@ def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
 def dispatcher_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
     """Return the dispatcher of the node `schema`, None if there has never been one. This reads one row."""
     return run(connection, reading_dispatcher(schema_name(schema)))
+
+
+def links_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
+    """Return what reads other nodes for the node `schema`, None if there has never been one. This reads one row."""
+    return run(connection, reading_dispatcher(schema_name(schema), "links"))
 
 
 def executor_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
@@ -130,7 +167,9 @@ def _reading_leader(schema: str, role: Role) -> Operation[DispatcherStatus | Non
     if not rows:
         return None
     [(leads, state, host, pid, epoch, lease_left_s, counts)] = rows
-    return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, json.loads(counts))
+    totals = json.loads(counts)
+    origins = totals.pop("origins", {})
+    return DispatcherStatus(leads, state, host, pid, epoch, lease_left_s, totals, origins)
 
 
 BACKLOG = Sql("SELECT count(*) FROM {schema}.{outbox}", columns=("bigint",))
@@ -196,6 +235,33 @@ ORDER BY r.name
     gets=GETS,
 )
 
+# Sequences have no gaps, so what is not acknowledged is counted by its ends, which an index finds.
+LINKS = Sql(
+    """
+WITH outgoing AS MATERIALIZED (
+    SELECT topic, kind, count(*) AS messages, min(sent_at) AS since FROM {schema}.outbox
+    WHERE EXISTS (SELECT FROM {schema}.link) GROUP BY topic, kind),
+{link_route},
+coming AS MATERIALIZED (
+    SELECT link, sum(messages)::bigint AS messages, min(since) AS since
+    FROM outgoing JOIN link_route USING (topic) WHERE {carries} GROUP BY link)
+SELECT l.name, l.state, coalesce(c.messages, 0), greatest(coalesce(newest.seq, 0::bigint) - l.acked, 0::bigint),
+       extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8
+FROM {schema}.link AS l
+LEFT JOIN coming AS c ON c.link = l.number
+LEFT JOIN LATERAL (
+    SELECT seq FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY seq DESC LIMIT 1) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT sent_at FROM {schema}.transit AS t WHERE t.link = l.number AND t.seq > l.acked
+    ORDER BY seq LIMIT 1) AS oldest ON true
+ORDER BY l.name
+""",
+    columns=("text", "text", "bigint", "bigint", "float8"),
+    link_route=LINK_ROUTE,
+    sent="outgoing",
+    carries=CARRIES,
+)
+
 
 def reading_status(schema: str) -> Operation[Status]:
     """`status` as an operation."""
@@ -204,14 +270,35 @@ def reading_status(schema: str) -> Operation[Status]:
     [(clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog)] = yield NODE.at(schema=schema)()
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
     inboxes = yield INBOXES.at(schema=schema)()
+    totals = {each.inbox: each for each in (yield from waiting_totals(schema))}
+    links = yield LINKS.at(schema=schema)()
     return Status(
         schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), bulk_backlog, executable_backlog,
         _lag(executable_lag_s), scheduled, dead_letters, dispatcher, executor,
         tuple(
-            InboxStatus(name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *failing)
+            InboxStatus(
+                name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *failing,
+                **_of_total(totals.get(name)),
+            )
             for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, *failing in inboxes
         ),
+        tuple(
+            LinkStatus(name, state, on_the_way, backlog, _lag(lag_s))
+            for name, state, on_the_way, backlog, lag_s in links
+        ),
+        (yield from reading_sources(schema)),
     )  # fmt: skip
+
+
+def _of_total(found: Waiting | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    return {
+        "order": "total",
+        "held": found.held,
+        "waits_for": found.waits_for,
+        "is_stopped": found.is_stopped,
+    }
 
 
 def _lag(seconds: float | None) -> float:

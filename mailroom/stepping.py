@@ -16,6 +16,7 @@ from inbox import AsyncInbox, Inbox, Unavailable
 from inbox.claim import Claimed, Share
 from inbox.due import healing
 from inbox.failure import Outcome, Recorded, recording
+from inbox.total import healing_total
 from mailroom.carry import handling
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
@@ -141,7 +142,7 @@ def _recording(
     if isinstance(error, Unavailable):
         worked.failures.append(Failure(message, error, 0, "retry", error.after_s))
         return "paused"
-    recorded = yield from recording(reaped.schema, reaped.name, message, error, fatal)
+    recorded = yield from recording(reaped.schema, reaped.name, message, error, fatal, is_total=reaped.is_total)
     worked.failures.append(_failure(message, error, recorded))
     return "worked"
 
@@ -174,7 +175,8 @@ def _claiming_one(reaped: Inbox | AsyncInbox) -> Operation[Claimed]:
 def _finishing(reaped: Inbox | AsyncInbox, message: Message) -> Operation[None]:
     """Fail with 25P02 if the handler has swallowed a database error; otherwise its key is healthy."""
     yield PROBE.at()()
-    yield from healing(reaped.schema, reaped.name, message)
+    heal = healing_total if reaped.is_total else healing
+    yield from heal(reaped.schema, reaped.name, message)
 
 
 def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:

@@ -13,10 +13,14 @@ from uuid import UUID
 
 from dispatcher.deliver import Delivery, delivering, releasing
 from dispatcher.executor.execute import executing
+from dispatcher.links.bounds import Position, bounding, reading_position
+from dispatcher.links.fetch import Batch, fetching
+from dispatcher.links.receive import receiving
 from inbox import AsyncInbox, Inbox
 from mailroom import codec
 from mailroom.carry import handling
 from mailroom.clock import raising_ceiling
+from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -36,6 +40,8 @@ __all__ = [
     "Failure",
     "Sent",
     "Worked",
+    "carry",
+    "carry_async",
     "deliver",
     "deliver_async",
     "drain",
@@ -112,6 +118,53 @@ def execute(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
 async def execute_async(connection: AnyAsyncConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
     """`execute` on an async connection."""
     return await run_async(connection, executing_all(schema_name(schema)))
+
+
+def carry(
+    source: AnyConnection,
+    target: AnyConnection,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    target_schema: str = DEFAULT_SCHEMA,
+    now: datetime | None = None,
+) -> int:
+    """Do what the links do: deliver at the source, and receive at the target; return how many messages arrived there.
+
+    Each in the transaction of its connection; they are two databases, or two schemas of one. The target must read the
+    source: it is found there by the source's node id. Raises `ConfigurationError` if the nodes are not linked, or do
+    not agree on what has been received. A message that nobody wants goes to the target's `dead_letter`, as always.
+    """
+    deliver(source, schema=schema, now=now)
+    known = run(source, _known_as(schema_name(schema)))
+    arrived = 0
+    reader = run(target, _reading(schema_name(target_schema), known))
+    while True:
+        position = run(target, reading_position(target_schema, reader.origin))
+        batch = run(source, _next_batch(schema, reader.link, position))
+        if batch is None:
+            return arrived
+        arrived += run(target, _receiving(target_schema, reader.origin, batch, position, now))
+
+
+async def carry_async(
+    source: AnyAsyncConnection,
+    target: AnyAsyncConnection,
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    target_schema: str = DEFAULT_SCHEMA,
+    now: datetime | None = None,
+) -> int:
+    """`carry` on async connections."""
+    await deliver_async(source, schema=schema, now=now)
+    known = await run_async(source, _known_as(schema_name(schema)))
+    arrived = 0
+    reader = await run_async(target, _reading(schema_name(target_schema), known))
+    while True:
+        position = await run_async(target, reading_position(target_schema, reader.origin))
+        batch = await run_async(source, _next_batch(schema, reader.link, position))
+        if batch is None:
+            return arrived
+        arrived += await run_async(target, _receiving(target_schema, reader.origin, batch, position, now))
 
 
 def drain(
@@ -252,6 +305,61 @@ def executing_all(schema: str) -> Operation[int]:
         taken += execution.taken
         if not execution.more:
             return taken
+
+
+KNOWN_AS = Sql("SELECT id, name FROM {schema}.node", columns=("uuid", "text"))
+READER = Sql(
+    "SELECT number, link FROM {schema}.origin WHERE id = %(id)s::uuid AND state = 'open' AND link IS NOT NULL",
+    columns=("bigint", "bigint"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    id: UUID
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    origin: int
+    link: int
+
+
+def _known_as(schema: str) -> Operation[_Known]:
+    [row] = yield KNOWN_AS.at(schema=schema)()
+    return _Known(*row)
+
+
+def _reading(schema: str, source: _Known) -> Operation[_Reader]:
+    yield IN_TRANSACTION
+    rows = yield READER.at(schema=schema)(id=source.id)
+    if not rows:
+        raise ConfigurationError(
+            f"The target does not read the node {source.name}. Link them first: mailroom link allow at the source, "
+            "mailroom link add at the target."
+        )
+    return _Reader(*rows[0])
+
+
+def _next_batch(schema: str, link: int, position: Position) -> Operation[Batch | None]:
+    bounds = yield from bounding(schema, link, position, rows=1_000, max_bytes=2**24)
+    if bounds.verdict != "agrees":
+        raise ConfigurationError(f"The nodes do not agree on what has been received ({bounds.verdict}).")
+    if bounds.last is None:
+        return None
+    # Decoded, since the two connections may be of two drivers.
+    return (yield from fetching(schema, link, after=position.seq, to=bounds.last, decoded=True))
+
+
+def _receiving(schema: str, origin: int, batch: Batch, position: Position, now: datetime | None) -> Operation[int]:
+    while (reception := (yield from receiving(schema, origin, batch, position, now=now))).ceiling is not None:
+        yield from raising_ceiling(schema, reception.ceiling)
+    if reception.outcome != "taken":
+        raise ConfigurationError(
+            f"The target could not receive row {position.seq + 1} of the link: {reception.outcome}."
+        )
+    return reception.rows - reception.marks
 
 
 BEHIND = Sql("SELECT extract(epoch FROM clock_timestamp() - %(now)s::timestamptz)::float8", columns=("float8",))

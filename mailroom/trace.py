@@ -19,7 +19,7 @@ __all__ = [
 
 MAX_EFFECTS = 1_000
 
-Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter"]
+Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", "parked", "dead_letter", "transit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Place:
     key, which are reaped first. The topic of an executable is its target and operation, such as store.put. If the key
     is failing, `attempts`, `retry_at` and `reason` describe that; a parked key has no `retry_at`. For a dead letter
     `reason` says why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of the
-    message from which it follows, if it follows from one.
+    message from which it follows, if it follows from one. For `transit`, `link` is the name of the node that is to read
+    it and has not acknowledged it, `clock` its clock here, and `ahead` counts what is read before it.
     """
 
     where: Where
@@ -47,38 +48,46 @@ class Place:
     reason: str | None
     id: UUID
     causation: UUID | None
+    link: str | None = None
 
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
 # because an index on message ids would cost every message. All messages of a parked key count as parked, whether they
-# were already moved to `parked` or not.
+# were already moved to `parked` or not; and those of a total inbox that is parked, which is noted under the key ''. Of
+# `transit` only what is not acknowledged is read, by its primary key.
 PLACES = """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
-       NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text
+       NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text
 FROM {schema}.outbox AS o WHERE {wanted}
 UNION ALL
 SELECT 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text), sent_at,
-       sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, message_id, headers ->> 'causation'::text
+       sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, message_id, headers ->> 'causation'::text,
+       NULL
 FROM {schema}.outbox_executable AS o WHERE {wanted}
 UNION ALL
 SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL, message_id,
-       headers ->> 'causation'::text
+       headers ->> 'causation'::text, NULL
 FROM {schema}.scheduled WHERE {wanted}
 UNION ALL
 SELECT CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
        CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock, {before_in_key},
-       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text
+       k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text,
+       NULL
 FROM (SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.inbox WHERE {wanted}
       UNION ALL
       SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.parked
       WHERE {wanted}) AS h
-LEFT JOIN {schema}.key_state AS k ON k.inbox = h.inbox AND k.key = h.key
+LEFT JOIN {schema}.key_state AS k ON k.inbox = h.inbox AND k.key IN (h.key, '')
 UNION ALL
 SELECT 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason, message_id,
-       headers ->> 'causation'::text
+       headers ->> 'causation'::text, NULL
 FROM {schema}.dead_letter WHERE {wanted}
+UNION ALL
+SELECT 'transit', NULL, topic, key, sent_at, stamped_at, sent_clock, seq - acked - 1::bigint, NULL, NULL, NULL,
+       message_id, headers ->> 'causation'::text, name
+FROM {schema}.link JOIN {schema}.transit ON link = number AND seq > acked WHERE {wanted}
 """
-COLUMNS = (*("text",) * 4, *("timestamptz",) * 2, *("bigint",) * 3, "timestamptz", "text", "uuid", "text")
+COLUMNS = (*("text",) * 4, *("timestamptz",) * 2, *("bigint",) * 3, "timestamptz", "text", "uuid", "text", "text")
 TRACE = Sql(
     PLACES,
     columns=COLUMNS,
@@ -103,8 +112,9 @@ CAUSED = Sql(
 def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Place]:
     """Return where the message `id` is: several places if several inboxes get it.
 
-    The list is empty if it is nowhere: it was reaped, it expired, it was an event without subscribers, or its
-    transaction has not committed. This reads the node's tables from end to end and waits for no lock.
+    The list is empty if it is nowhere: it was reaped, it expired, it was an event without subscribers, the nodes that
+    it went to have received it, or its transaction has not committed. This reads the node's tables from end to end and
+    waits for no lock.
     """
     return run(connection, tracing(schema_name(schema), id))
 
@@ -160,7 +170,7 @@ def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Place]]
 
 
 def _places(rows: list[Row]) -> list[Place]:
-    return [Place(*(*row[:-1], _id(row[-1]))) for row in rows]
+    return [Place(*(*row[:-2], _id(row[-2]), row[-1])) for row in rows]
 
 
 def _id(text: str | None) -> UUID | None:

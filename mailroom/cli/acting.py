@@ -25,17 +25,21 @@ def person() -> str:
     return f"{user}@{platform.node()}"
 
 
-def acting(command: F) -> F:
-    """Add --dry-run, --actor and --why to a command that changes something."""
+def answering(command: F) -> F:
+    """Add --actor and --why to a command that changes something and gives up nothing."""
     for option in (
         click.option("--why", metavar="TEXT", type=WHY, help="Why, for the audit."),
         click.option(
             "--actor", metavar="NAME", type=ACTOR, default=person, help="Who acts, for the audit. [you, as user@host]"
         ),
-        click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done."),
     ):
         command = option(command)
     return command
+
+
+def acting(command: F) -> F:
+    """Add --dry-run, --actor and --why to a command that changes something."""
+    return click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done.")(answering(command))
 
 
 def counted(number: int, what: str) -> str:

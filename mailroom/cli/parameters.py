@@ -6,7 +6,7 @@ from collections.abc import Callable
 import click
 
 from mailroom.errors import MailroomError
-from mailroom.names import MAX_COUNT, inbox_name, key_text, topic_name, topic_pattern, utf8
+from mailroom.names import MAX_COUNT, inbox_name, key_text, node_name, origin_name, topic_name, topic_pattern, utf8
 
 LIMIT = click.IntRange(1, MAX_COUNT)
 
@@ -25,6 +25,7 @@ def checked(check: Callable[[str], object]) -> Callable[[str], str]:
 
 
 INBOX, KEY, TOPIC, PATTERN = map(checked, (inbox_name, key_text, topic_name, topic_pattern))
+NODE, ORIGIN = map(checked, (node_name, origin_name))
 TEXT = checked(lambda text: utf8(text, "text"))
 
 

@@ -7,8 +7,9 @@ import click
 
 from mailroom import status as node_status
 from mailroom.cli.call import Call, pass_call
-from mailroom.cli.output import document, duration, facts, say, table
-from mailroom.status import DispatcherStatus, InboxStatus, Status
+from mailroom.cli.output import as_json, document, duration, facts, say, table
+from mailroom.links.states import SourceState
+from mailroom.status import DispatcherStatus, InboxStatus, LinkStatus, Status
 
 
 @click.command()
@@ -24,7 +25,11 @@ def status(call: Call) -> None:
 
     Further columns are shown if they count anything. Waiting keys have failed and wait for their next attempt; parked
     keys are held, with their messages, until an operator acts (mailroom parked list). Dropped are messages that waited
-    for longer than their inbox keeps them (mailroom inbox create --keep-s).
+    for longer than their inbox keeps them (mailroom inbox create --keep-s). Held are messages of an inbox of total
+    order that may not be reaped yet, since the node they are held for may still send earlier ones.
+
+    Last, for each node that reads messages of this one: those on the way to it (committed, not yet stamped) and in its
+    backlog (stamped, not yet acknowledged), with the age of the oldest.
 
     \b
     Examples:
@@ -53,6 +58,22 @@ COUNTS: dict[str, Callable[[InboxStatus], object]] = {
     "parked keys": attrgetter("parked_keys"),
     "parked messages": attrgetter("parked_messages"),
     "dropped": attrgetter("dropped"),
+    "held": attrgetter("held"),
+    "held for": lambda inbox: "mailroom link resume" if inbox.is_stopped and inbox.held else inbox.waits_for,
+}
+
+LINK_COLUMNS: dict[str, Callable[[LinkStatus], object]] = {
+    "link to": attrgetter("name"),
+    "state": attrgetter("state"),
+    "lag": lambda link: duration(link.lag_s),
+    "on the way": attrgetter("on_the_way"),
+    "backlog": attrgetter("backlog"),
+}
+SOURCE_COLUMNS: dict[str, Callable[[SourceState], object]] = {
+    "link from": attrgetter("name"),
+    "state": lambda source: source.state if source.state == "open" else f"{source.state}: mailroom link status",
+    "clock": lambda source: str(source.shown),
+    "last received": attrgetter("received_at"),
 }
 
 
@@ -71,24 +92,40 @@ def _show(found: Status) -> None:
     ]
     if not found.inboxes:
         facts([*lines, ("Inboxes", "none: mailroom inbox create NAME --subscribe TOPIC")])
-        return
-    facts(lines)
-    say("")
-    columns = COLUMNS | {heading: of for heading, of in COUNTS.items() if any(map(of, found.inboxes))}
-    rows = ([of(inbox) for of in columns.values()] for inbox in found.inboxes)
-    table(tuple(columns), rows, numbers=tuple(columns)[1:])
+    else:
+        facts(lines)
+        say("")
+        columns = COLUMNS | {heading: of for heading, of in COUNTS.items() if any(map(of, found.inboxes))}
+        rows = ([of(inbox) for of in columns.values()] for inbox in found.inboxes)
+        table(tuple(columns), rows, numbers=tuple(columns)[1:])
+    if found.links:
+        say("")
+        rows = ([of(link) for of in LINK_COLUMNS.values()] for link in found.links)
+        table(tuple(LINK_COLUMNS), rows, numbers=tuple(LINK_COLUMNS)[2:])
+    if found.sources:
+        say("")
+        rows = ([of(source) for of in SOURCE_COLUMNS.values()] for source in found.sources)
+        table(tuple(SOURCE_COLUMNS), rows, numbers=("clock",))
 
 
 def _waiting(number: int, lag_s: float) -> str:
     return f"{number:,} waiting{f', the oldest sent {duration(lag_s)} ago' if number else ''}"
 
 
-def tell_leader(call: Call, found: DispatcherStatus | None) -> None:
-    """Print the status of a node's dispatcher or executor, and exit: with 1 if none leads."""
+def tell_leader(call: Call, found: DispatcherStatus | None, **others: DispatcherStatus | None) -> None:
+    """Print the status of a node's dispatcher or executor, and exit: with 1 if none leads.
+
+    `others` are lanes that run beside it, by name.
+    """
     if call.json:
-        document(found)
+        document(found if found is None else as_json(found) | as_json(others))
     else:
         say(_leader(found))
+        for name, other in others.items():
+            if other is not None:
+                say(f"{name}: {_leader(other)}")
+                for origin, state in sorted(other.origins.items()):
+                    say(f"  {origin}: {state}")
     click.get_current_context().exit(0 if found is not None and found.leads else 1)
 
 

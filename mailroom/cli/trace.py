@@ -18,7 +18,8 @@ def trace(call: Call, message_id: UUID) -> None:
     """Tell where a message is, what it follows from, and what follows from it, by the id its send gave.
 
     It is in the outbox until the dispatcher takes it, then scheduled for later, or in every inbox that gets it, or
-    among the dead letters. One whose key is parked is held there. A message that was reaped is gone, and so is an
+    among the dead letters. On its way to another node it is in transit until that node has received it. One whose key
+    is parked is held there. A message that was reaped is gone, and so is an
     executable that was executed: then this exits with 1. A message follows from the one in whose handler it was sent;
     what follows from a message is shown also when that is gone, up to 1,000 of it. Every table of the node is read, so
     on a large backlog this takes its time.
@@ -48,7 +49,7 @@ def trace(call: Call, message_id: UUID) -> None:
     if not places:
         raise MailroomError(
             f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, it expired, it was an event "
-            "without subscribers, or its transaction has not committed."
+            "without subscribers, the nodes that it went to have received it, or its transaction has not committed."
         )
 
 
@@ -69,6 +70,8 @@ def _described(place: Place) -> str:
                 f"is held in inbox {place.inbox} with clock {place.clock}{ahead_of_its_key} {about}; its key is parked "
                 f"since {shown(place.since)}: {place.reason}."
             )
+        case "transit":
+            return f"is on its way to {place.link} with clock {place.clock} since {shown(place.since)}{ahead} {about}."
         case "dead_letter":
             skipped = "" if place.inbox is None else f", skipped by inbox {place.inbox}"
             return f"is a dead letter since {shown(place.since)}{skipped} {about}: {place.reason}."

@@ -6,6 +6,7 @@ from mailroom.schema.checks import check, check_async, current_revision
 from mailroom.schema.checks import checking as checking
 from mailroom.schema.checks import finding as finding
 from mailroom.schema.inboxes import BY_CLOCK as BY_CLOCK
+from mailroom.schema.inboxes import BY_SENT as BY_SENT
 from mailroom.schema.inboxes import create_inbox, create_inbox_async
 from mailroom.schema.migration import include_object, migrate, migrate_async, revisions
 from mailroom.schema.migration import refuse_to_drop_messages as refuse_to_drop_messages

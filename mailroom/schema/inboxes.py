@@ -1,15 +1,18 @@
 """Inboxes: each is a partition, an entry in the registry, and subscriptions."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
-from mailroom.names import DEFAULT_SCHEMA, count, inbox_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, OWN, count, inbox_name, origin_name, schema_name
 from mailroom.schema.checks import checking
 from mailroom.schema.migration import LOCK
 from mailroom.schema.subscriptions import SUBSCRIBE, Topics, topic_texts
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.total import joining
+
+Order: TypeAlias = Literal["key", "total"]
 
 LONGEST_KEEP_S = 3_650 * 86_400
 
@@ -25,6 +28,8 @@ def create_inbox(
     max_attempts: int | None = None,
     on_failure: Literal["park", "skip"] | None = None,
     keep_s: float | None = None,
+    origin: str = OWN,
+    order: Order | None = None,
 ) -> None:
     """Create an inbox with its subscriptions. An existing inbox stays; settings that are given replace its own.
 
@@ -32,18 +37,25 @@ def create_inbox(
     (3600). If only one of the two is given, the other is adjusted to it. After `max_attempts` failed attempts (16, at
     least 1) `on_failure` (park) decides: `park` parks the key, which holds its later messages too; `skip` moves only
     that message to `dead_letter`. By default the attempts are spread over about three hours, long enough for most
-    outages of a service that the handler calls. `subscribe` holds topics and patterns, as for `subscribe`. With
-    `keep_s` the janitor drops messages that wait there for more seconds than that, but none that a transaction holds,
-    and none of parked keys, which count anew from a replay: for replies that nobody waits for any more (`Requests`). By
-    default it drops none.
+    outages of a service that the handler calls. `subscribe` holds topics and patterns, and `origin` says whose
+    messages, as for `subscribe`. With `keep_s` the janitor drops messages that wait there for more seconds than that,
+    but none that a transaction holds, and none of parked keys, which count anew from a replay: for replies that nobody
+    waits for any more (`Requests`). By default it drops none.
+
+    `order` (key) is chosen when the inbox is created. With `total` there is one queue instead of one per key: all
+    messages are reaped by their sent_clock, one transaction at a time, and a failing one holds up the whole inbox. Such
+    an inbox takes no `keep_s`.
 
     Users' own migrations may call it: everything happens in the caller's transaction. A concurrent delivery goes on; if
     it was planned before the partition existed, it fails once and is tried again. Raises `InvalidName`,
-    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure` or a `keep_s` that is
-    not above 0, and `SchemaError` if something else in the schema has the name of the partition, `inbox_<name>`; then
-    nothing has changed.
+    `InvalidMessage` for a `max_attempts` below 1, `ConfigurationError` for another `on_failure`, a `keep_s` that is
+    not above 0 and another `order` than the inbox has, and `SchemaError` if something else in the schema has the name
+    of the partition, `inbox_<name>`; then nothing has changed.
     """
-    run(connection, _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s))
+    run(
+        connection,
+        _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, origin, order),
+    )
 
 
 async def create_inbox_async(
@@ -57,15 +69,20 @@ async def create_inbox_async(
     max_attempts: int | None = None,
     on_failure: Literal["park", "skip"] | None = None,
     keep_s: float | None = None,
+    origin: str = OWN,
+    order: Order | None = None,
 ) -> None:
     """`create_inbox` on an async connection."""
-    operation = _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s)
-    await run_async(connection, operation)
+    await run_async(
+        connection,
+        _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, origin, order),
+    )
 
 
 def _creation(
     name: str, subscribe: Topics, schema: str, backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None, keep_s: float | None,
+    max_attempts: int | None, on_failure: str | None, keep_s: float | None, origin: str,
+    order: str | None,
 ) -> Operation[None]:  # fmt: skip
     topics = topic_texts(subscribe)
     if max_attempts is not None:
@@ -74,9 +91,12 @@ def _creation(
         raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.")
     if keep_s is not None:
         _check_keep_s(keep_s)
+    if order not in (None, "key", "total"):
+        raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.")
     return creating_inbox(
-        schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s
-    )
+        schema_name(schema), inbox_name(name), topics, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s,
+        origin_name(origin), order,
+    )  # fmt: skip
 
 
 def _check_keep_s(keep_s: float) -> None:
@@ -88,6 +108,9 @@ def _check_keep_s(keep_s: float) -> None:
 # An index on the plain column could be used for both. While an inbox is small, the planner would choose it to find a
 # key, and that cached plan would later scan the whole inbox. Seen on PostgreSQL 15 and 18.
 BY_CLOCK = "(clock + 0)"
+# Total inboxes have a second index, on this and the origin: the order in which they are reaped. Clocks rise with it for
+# the messages of one origin only.
+BY_SENT = "(sent_clock + 0)"
 
 # Find what has the partition's name: tables, and types, since each table has a type of its name. In a statement of its
 # own after the lock, so that it sees what another session has just created.
@@ -125,13 +148,18 @@ ALTER TABLE {schema}.inbox_{inbox} ADD CONSTRAINT key_of_{inbox} PRIMARY KEY (ke
     ),
     Sql("ALTER TABLE {schema}.inbox ATTACH PARTITION {schema}.inbox_{inbox} FOR VALUES IN ('{inbox}')"),
 )
+BY_ORDER = Sql(
+    "CREATE INDEX order_of_{inbox} ON {schema}.inbox_{inbox} ({by_sent}, origin)",
+    by_sent=BY_SENT,
+)
 RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))
 REGISTER = Sql(
     """
-INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s)
+INSERT INTO {schema}.inbox_registry AS r (name, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, "order")
 VALUES ('{inbox}', coalesce(%(backoff_s)s::float8, least(1, %(backoff_max_s)s::float8)),
         coalesce(%(backoff_max_s)s::float8, greatest(3600, %(backoff_s)s::float8)),
-        coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(keep_s)s::float8)
+        coalesce(%(max_attempts)s::bigint, 16), coalesce(%(on_failure)s::text, 'park'), %(keep_s)s::float8,
+        coalesce(%(order)s::text, 'key'))
 ON CONFLICT (name) DO UPDATE SET
     backoff_s = coalesce(%(backoff_s)s::float8, least(r.backoff_s, %(backoff_max_s)s::float8)),
     backoff_max_s = coalesce(%(backoff_max_s)s::float8, greatest(r.backoff_max_s, %(backoff_s)s::float8)),
@@ -140,11 +168,13 @@ ON CONFLICT (name) DO UPDATE SET
     keep_s = coalesce(%(keep_s)s::float8, r.keep_s)
 """
 )
+ORDER = Sql("""SELECT "order" FROM {schema}.inbox_registry WHERE name = '{inbox}'""", columns=("text",))
 
 
 def creating_inbox(
     schema: str, name: str, topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
     max_attempts: int | None = None, on_failure: str | None = None, keep_s: float | None = None,
+    origin: str = OWN, order: str | None = None,
 ) -> Operation[None]:  # fmt: skip
     """`create_inbox` as an operation."""
     yield IN_TRANSACTION
@@ -157,9 +187,21 @@ def creating_inbox(
             f"Inbox {name!r} cannot be created: its table would be {schema}.inbox_{name}, and something else has that "
             "name. Choose another name for the inbox, or rename what is there."
         )
+    if found:
+        [(existing,)] = (yield ORDER.at(**names)()) or [("key",)]
+        if order not in (None, existing):
+            raise ConfigurationError(
+                f"Inbox {name!r} exists, and its order is {existing}. An inbox has the order it was created with: "
+                "create another one, and have consumers empty this one first."
+            )
+        order = existing
+    if order == "total" and keep_s is not None:
+        raise ConfigurationError(
+            f"Inbox {name!r} has total order, and keep_s would drop messages that other nodes give out. Leave it out."
+        )
     if not found:
         [(lock_timeout, _)] = yield PREPARE.at()()
-        for statement in PARTITION:
+        for statement in (*PARTITION, BY_ORDER) if order == "total" else PARTITION:
             yield statement.at(**names)()
         yield RESTORE.at()(before=lock_timeout)
     yield REGISTER.at(**names)(
@@ -168,5 +210,7 @@ def creating_inbox(
         max_attempts=max_attempts,
         on_failure=on_failure,
         keep_s=keep_s,
+        order=order,
     )
-    yield SUBSCRIBE.at(**names)(topics=topics)
+    since = 0 if origin == OWN else (yield from joining(schema, name))
+    yield SUBSCRIBE.at(**names)(topics=topics, origin=origin, since=since)

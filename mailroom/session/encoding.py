@@ -5,7 +5,13 @@ restored. Other drivers fix the encoding when they connect; they are only checke
 """
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
@@ -33,27 +39,36 @@ def checking() -> Operation[None]:
         )
 
 
-@contextmanager
-def in_utf8(connection: psycopg.Connection[Any]) -> Iterator[None]:
+_AS_IT_IS = nullcontext()
+
+
+def in_utf8(connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
     """Set UTF-8 for a statement on a psycopg connection that runs in this block."""
-    if before := _other(connection):
-        connection.execute(_setting(UTF8, connection))
+    return _set(connection, before) if (before := _other(connection)) else _AS_IT_IS
+
+
+@contextmanager
+def _set(connection: psycopg.Connection[Any], before: str) -> Iterator[None]:
+    connection.execute(_setting(UTF8, connection))
     try:
         yield
     finally:
-        if before and _takes_statements(connection):
+        if _takes_statements(connection):
             connection.execute(_setting(before, connection))
 
 
-@asynccontextmanager
-async def in_utf8_async(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
+def in_utf8_async(connection: psycopg.AsyncConnection[Any]) -> AbstractAsyncContextManager[None]:
     """The same, async."""
-    if before := _other(connection):
-        await connection.execute(_setting(UTF8, connection))
+    return _set_async(connection, before) if (before := _other(connection)) else _AS_IT_IS
+
+
+@asynccontextmanager
+async def _set_async(connection: psycopg.AsyncConnection[Any], before: str) -> AsyncIterator[None]:
+    await connection.execute(_setting(UTF8, connection))
     try:
         yield
     finally:
-        if before and _takes_statements(connection):
+        if _takes_statements(connection):
             await connection.execute(_setting(before, connection))
 
 
@@ -74,7 +89,7 @@ def in_utf8_sqlalchemy(connection: "Connection") -> Iterator[None]:
 
 def _other(connection: PsycopgConnection) -> str | None:
     """Return the connection's encoding, or None if it is UTF-8."""
-    found = connection.info.parameter_status("client_encoding")
+    found = (connection.pgconn.parameter_status(b"client_encoding") or b"").decode()
     return None if found == UTF8 else found
 
 

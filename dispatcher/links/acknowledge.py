@@ -1,0 +1,48 @@
+"""Acknowledge: what was received is made durable at the target, and only then the source is told that it may go."""
+
+from uuid import UUID
+
+import psycopg
+
+from mailroom.clock import DURABLE
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run_async
+
+# A record of its own, since a commit without one would not wait. Its commit is durable only behind all before it.
+FLUSH = Sql("SELECT pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", columns=("boolean",))
+
+
+def making_durable() -> Operation[None]:
+    """Make everything durable that was committed here before; run it in a transaction, and commit that."""
+    yield DURABLE.at()()
+    yield FLUSH.at()()
+
+
+# It may fall: a target that was put back in time is where its receipts are. Nothing is written if it is there already.
+ACKNOWLEDGE = Sql(
+    """
+WITH told AS (
+    UPDATE {schema}.link SET acked = %(seq)s::bigint, seen_at = clock_timestamp()
+    WHERE number = %(link)s::bigint AND run = %(run)s::uuid AND acked <> %(seq)s::bigint)
+SELECT EXISTS (SELECT FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid)
+""",
+    columns=("boolean",),
+)
+
+
+def acknowledging(schema: str, link: int, run: UUID, seq: int) -> Operation[bool]:
+    """Tell the source up to where its rows are durable at the target; return whether the link is still this run's."""
+    [(ours,)] = yield ACKNOWLEDGE.at(schema=schema)(link=link, run=run, seq=seq)
+    return bool(ours)
+
+
+async def acknowledge(
+    target: psycopg.AsyncConnection, source: psycopg.AsyncConnection, schema: str, link: int, run: UUID, seq: int
+) -> bool:
+    """Make what was received up to `seq` durable, then tell the source; `schema` is the source's.
+
+    Both are autocommit connections. Return whether the link is still this run's: if not, the source was told nothing.
+    """
+    async with target.transaction():
+        await run_async(target, making_durable())
+    return await run_async(source, acknowledging(schema, link, run, seq))

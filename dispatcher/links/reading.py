@@ -1,0 +1,133 @@
+"""Reads one origin for as long as the lane leads, whatever becomes of its source.
+
+Whatever goes wrong at the source is tried again with a backoff, and concerns this origin alone. What a person must end
+is noted in `origin`, and tried again too, so that nothing needs to be started when he has.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from dispatcher.lease import LEASE_S
+from dispatcher.links.receiver import LinkStopped
+from dispatcher.links.source import SourceFailed, open_source
+from dispatcher.links.visit import Notes, Stopped, Target, Visit
+from mailroom.errors import ConfigurationError, LinkRefused
+from mailroom.links.hello import LinkTaken, Rivals
+from mailroom.links.service import source_dsn
+from mailroom.links.target import Origin, reading_origins, stopping
+from mailroom.session import backoff
+
+log = logging.getLogger("mailroom.dispatcher")
+
+LONGEST_PAUSE_S = 4.0  # before connecting again, or saying hello again
+LONGEST_STOP_S = 30.0  # before trying again what stopped it behind a hello, which may cost more
+# A refusal is noted when it has lasted so long: while the source's server starts it is passing.
+PATIENCE_S = 3.0
+
+
+class Reading:
+    """Reads one origin. `tell` logs an error that nothing explains."""
+
+    def __init__(self, origin: Origin, target: Target, notes: Notes, tell: Callable[[Exception], None]) -> None:
+        self.notes = notes
+        self.state = "connecting"
+        self._number = origin.number
+        self._name = origin.name
+        self._target = target
+        self._tell = tell
+        self._rivals = Rivals()
+        self._failures = 0
+        self._failed_at = 0.0
+        self._told: str | None = None
+
+    def stop(self) -> None:
+        """Have it end after the step under way."""
+        self.notes.stopping = True
+        self.notes.rung.set()
+
+    async def run(self) -> None:
+        """Read until told to stop. Raises only what has lost the target's session."""
+        while not self.notes.stopping:
+            try:
+                await self._visit()
+                continue
+            except SourceFailed as failed:
+                pause_s = self._unreachable(failed.error)
+            except LinkTaken:
+                pause_s = self._taken()
+            except (LinkRefused, LinkStopped, ConfigurationError, Stopped) as error:
+                pause_s = await self._refused(error)
+            except Exception as error:
+                if self._target.receiving.is_lost:
+                    raise
+                pause_s = self._failed(error)
+            self.notes.received = None
+            await self.notes.pause(pause_s)
+
+    async def _visit(self) -> None:
+        """Read for as long as one session at the source lasts."""
+        origin = await self._origin()
+        if origin is None:
+            return
+        async with open_source(source_dsn(origin.name, origin.service), origin.schema) as source:
+            diverged = False
+            while origin is not None and not self.notes.stopping:
+                visit = Visit(source, self._target, origin, self.notes, self._reads)
+                diverged = await visit.run(claims=diverged)
+                origin = await self._origin()
+
+    async def _origin(self) -> Origin | None:
+        """Return the origin as it is now; if it is not to be read, wait for the lane to end this reading."""
+        found = await self._target.receiving.run(reading_origins(self._target.schema, self._number))
+        if found and found[0].state != "excluded":
+            return found[0]
+        await self.notes.pause(LONGEST_PAUSE_S)
+        return None
+
+    def _reads(self) -> None:
+        if self._told is not None:
+            log.info("links: %s is read again", self._name)
+        self._told, self._failures, self.state = None, 0, "reading"
+
+    def _fails(self) -> int:
+        if not self._failures:
+            self._failed_at = time.monotonic()
+        self._failures += 1
+        return self._failures
+
+    def _unreachable(self, error: Exception) -> float:
+        # What `settings` adds names the variable of this node's own database.
+        reason = " ".join(str(error).split()).partition(". Check ")[0][:300] or type(error).__name__
+        self.state = f"unreachable: {reason}"
+        if self._told is None:
+            log.warning("links: %s is not reached, trying again: %s", self._name, reason)
+            self._told = reason
+        return backoff.pause_s(self._fails(), LONGEST_PAUSE_S)
+
+    def _taken(self) -> float:
+        self.state = "taken by another daemon"
+        if self._rivals.lost(time.monotonic()):
+            log.error(
+                "links: two daemons read %s in turns, under one name. If one of them belongs to a copy of this node, "
+                "run there: mailroom node new-id", self._name,
+            )  # fmt: skip
+        return LEASE_S  # meanwhile the keeper finds out whether this daemon still leads
+
+    async def _refused(self, error: Exception) -> float:
+        why, failures = str(error), self._fails()
+        is_passing = isinstance(error, LinkRefused) and time.monotonic() - self._failed_at < PATIENCE_S
+        self.state = f"refused: {why}" if is_passing else f"stopped: {why}"
+        if not is_passing:
+            await self._target.receiving.transaction(stopping(self._target.schema, self._number, why))
+            if self._told != why:
+                log.error("links: %s is not read: %s", self._name, why)
+                self._told = why
+        return backoff.pause_s(failures, LONGEST_PAUSE_S if isinstance(error, LinkRefused) else LONGEST_STOP_S)
+
+    def _failed(self, error: Exception) -> float:
+        self.state = f"failed: {type(error).__name__}"
+        if self._told != self.state:
+            self._tell(error)
+            self._told = self.state
+        return backoff.pause_s(self._fails(), LONGEST_STOP_S)

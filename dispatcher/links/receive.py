@@ -1,0 +1,251 @@
+"""Receive: take in a batch of another node, in one statement: number, route, insert, and write the receipt.
+
+Everything here runs inside one transaction of the target, which `dispatcher.links.receiver` begins and ends. The newest
+receipt says what has arrived: it does not matter who reads the source, how many do, and what became of their answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from dispatcher.deliver import PARTITION_CHANNEL, PARTITION_KEY
+from dispatcher.deliver import SESSION as DELIVERY
+from dispatcher.links.bounds import Position
+from dispatcher.links.fetch import Batch
+from mailroom import locks
+from mailroom.clock import LOCK
+from mailroom.links.wire import MARK, MAX_SENT_CLOCK, READ, SPREAD
+from mailroom.message import MESSAGE
+from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from mailroom.sql.operation import Operation, Sql
+from mailroom.total import LATE, TOTAL, raising_stable
+
+# The planner takes an array for ten rows, and would compare each message with each topic.
+SESSION = DELIVERY | {"enable_nestloop": "off"}
+
+# What the source sent, for RECEIVE and for the search of what is refused. {spread} are the arrays; `nth` counts from 1.
+ROWS = """came AS MATERIALIZED (
+    SELECT {read}, reason, nth
+    FROM (SELECT {spread}, pg_catalog.unnest(%(reasons)s::text[]) AS reason,
+                 pg_catalog.generate_series(1::bigint, %(rows)s::bigint) AS nth) AS r)"""
+
+# Why a message without an inbox has none. A pattern gets no commands and no replies.
+REASON = """CASE WHEN receivers > 1
+    THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
+    WHEN since IS NULL THEN pg_catalog.concat('no inbox subscribes to this topic of ', {name})
+    WHEN {gets_since} IS NULL THEN 'no inbox gets this topic: patterns get no commands and no replies'
+    ELSE pg_catalog.concat('no inbox subscribed to this topic of ', {name}, ' as early as that') END"""
+
+# Per topic: the clock after which anybody gets it, and likewise any total inbox.
+REACH = """reach AS MATERIALIZED (
+    SELECT topic, min(since) AS since, min(named) AS named, min(since) FILTER (WHERE is_total) AS total_since,
+           min(named) FILTER (WHERE is_total) AS total_named,
+           pg_catalog.array_agg(named) FILTER (WHERE named IS NOT NULL) AS each_named
+    FROM route GROUP BY topic)"""
+RECEIVERS = """CASE kind WHEN 'C' THEN (
+    SELECT count(*) FROM pg_catalog.unnest(each_named) AS e (named) WHERE e.named < sent_clock) END"""
+TOTAL_SINCE = ORIGIN_SINCE.replace("since", "total_since").replace("named", "total_named")
+
+# The ways of a topic to the inboxes, with the clock above which each gets messages, or commands and replies; and how
+# far a total inbox was given out already. What comes too late for that is never put into it.
+WAY = """(
+        SELECT topic, inbox, since AS of_all, named AS of_named, is_total, coalesce(stable, 0) AS stable
+        FROM route LEFT JOIN total USING (inbox))"""
+GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END"
+
+# The steps, in order: `source` (who sent it, unless that was stopped), `newest` (the position here), `came` (its rows),
+# `batch` (how many rows are taken: those before a clock that is too high), `numbered` (each row's clock by Lamport's
+# rule; a mark is no event and gets none, but what comes behind it is later), `stamp` (whether it goes on), `route` and
+# `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where DELIVER joins: see SESSION.
+#
+# An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
+# is kept as a dead letter, but not if a total inbox wants it: the caller is told, and takes it back.
+RECEIVE = Sql(
+    """
+WITH moment AS MATERIALIZED (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now),
+source AS MATERIALIZED (
+    SELECT id, name FROM {schema}.origin WHERE number = %(origin)s::bigint AND state = 'open' AND id IS NOT NULL),
+newest AS MATERIALIZED (
+    SELECT last, last_id, stamped_at FROM {schema}.receipt WHERE origin = %(origin)s::bigint
+    ORDER BY last DESC LIMIT 1),
+{rows},
+batch AS MATERIALIZED (
+    SELECT least(%(most)s::bigint, max(nth), min(nth) FILTER (WHERE sent_clock > {max_sent_clock}) - 1) AS taken,
+           bool_and(seq = %(at_seq)s::bigint + nth) AS runs_on
+    FROM came),
+numbered AS MATERIALIZED (
+    SELECT n.*, events + greatest((SELECT last_value FROM {schema}.clock), max(shown) OVER received) AS clock
+    FROM (SELECT r.*, sent_clock - events + (kind <> '{mark}')::integer AS shown
+          FROM (SELECT came.*, count(*) FILTER (WHERE kind <> '{mark}') OVER received AS events FROM came
+                WHERE nth <= (SELECT taken FROM batch)
+                WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS r) AS n
+    WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)),
+stamp AS MATERIALIZED (
+    SELECT top, CASE WHEN NOT EXISTS (SELECT FROM source) THEN 'closed'
+                     WHEN (SELECT (last, last_id, stamped_at) FROM newest) IS DISTINCT FROM
+                          (SELECT (%(at_seq)s::bigint, %(at_id)s::uuid, %(at_time)s::timestamptz)
+                           WHERE %(at_seq)s::bigint > 0) THEN 'elsewhere'
+                     WHEN runs_on IS NOT true THEN 'hole'
+                     WHEN taken = 0 THEN 'clock'
+                     WHEN top > (SELECT clock_ceiling FROM {schema}.node) THEN 'ceiling'
+                     ELSE 'taken' END AS outcome
+    FROM batch LEFT JOIN (SELECT max(clock) AS top FROM numbered) AS t ON true),
+{route},
+{total},
+{reach},
+twin AS MATERIALIZED (
+    SELECT message_id FROM {schema}.known
+    WHERE origin = %(origin)s::bigint AND message_id = ANY (%(message_id)s::uuid[])
+      AND EXISTS (SELECT FROM {schema}.known WHERE origin = %(origin)s::bigint)),
+stamped AS MATERIALIZED (
+    SELECT w.*, CASE WHEN kind = '{mark}' THEN 'mark'
+                     WHEN message_id IN (SELECT message_id FROM twin) THEN 'known'
+                     WHEN is_expired AND NOT is_total_wanted THEN 'expired'
+                     WHEN reason IS NOT NULL THEN 'refused'
+                     WHEN receivers > 1 THEN 'dead'
+                     WHEN is_wanted THEN 'delivered'
+                     WHEN kind = 'E' THEN 'unrouted'
+                     ELSE 'dead' END AS outcome
+    FROM (SELECT n.*, since, named, {receivers} AS receivers,
+                 coalesce(expires_at <= (SELECT now FROM moment), false) AS is_expired,
+                 coalesce(sent_clock > {gets_since}, false) AS is_wanted,
+                 coalesce(sent_clock > {total_since}, false) AS is_total_wanted
+          FROM numbered AS n LEFT JOIN reach USING (topic)
+          WHERE (SELECT outcome = 'taken' FROM stamp)) AS w),
+delivered AS (
+    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+    SELECT r.inbox, clock, sent_clock, (SELECT id FROM source), {message}
+    FROM stamped JOIN {way} AS r USING (topic)
+    WHERE {gets} AND (is_total OR NOT is_expired) AND sent_clock > stable
+    ORDER BY r.inbox, key, clock
+    RETURNING inbox),
+late AS (
+    INSERT INTO {schema}.dead_letter (stage, reason, inbox, clock, origin, sent_clock, {message})
+    SELECT 'order', '{late}', r.inbox, clock, (SELECT id FROM source), sent_clock, {message}
+    FROM stamped JOIN {way} AS r USING (topic)
+    WHERE EXISTS (SELECT FROM total) AND {gets} AND is_total AND sent_clock <= stable ORDER BY nth, r.inbox
+    RETURNING 1),
+dead AS (
+    INSERT INTO {schema}.dead_letter (stage, reason, origin, sent_clock, {message})
+    SELECT 'receive', coalesce(reason, {why}), (SELECT id FROM source), sent_clock, {message}
+    FROM stamped WHERE outcome IN ('dead', 'refused') ORDER BY nth),
+received AS (
+    INSERT INTO {schema}.receipt (origin, first, last, last_id, stamped_at, sent_clock, ids)
+    SELECT %(origin)s::bigint, %(at_seq)s::bigint + 1, %(at_seq)s::bigint + taken, (%(message_id)s::uuid[])[taken],
+           (%(stamped_at)s::timestamptz[])[taken], (%(sent_clock)s::bigint[])[taken],
+           (%(message_id)s::uuid[])[1:taken]
+    FROM batch WHERE (SELECT outcome = 'taken' FROM stamp)
+    RETURNING last, last_id, stamped_at, sent_clock),
+outcomes AS MATERIALIZED (
+    SELECT count(*) AS rows, max(clock) AS clock, count(*) FILTER (WHERE outcome = 'mark') AS marks,
+           count(*) FILTER (WHERE outcome = 'known') AS known,
+           count(*) FILTER (WHERE outcome = 'expired') AS expired,
+           count(*) FILTER (WHERE outcome = 'unrouted') AS unrouted,
+           count(*) FILTER (WHERE outcome IN ('dead', 'refused')) AS dead,
+           min(nth) FILTER (WHERE outcome = 'refused' AND is_total_wanted) AS barred
+    FROM stamped),
+touched AS MATERIALIZED (
+    SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
+    FROM delivered GROUP BY inbox),
+woken AS MATERIALIZED (
+    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
+    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
+SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), expired, unrouted,
+       dead + (SELECT count(*) FROM late), known, setval('{schema}.clock'::regclass, clock),
+       CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT count FROM woken),
+       (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched), EXISTS (SELECT FROM total),
+       (SELECT last FROM received), (SELECT last_id FROM received), (SELECT stamped_at FROM received),
+       (SELECT sent_clock FROM received)
+FROM stamp, outcomes
+""",
+    columns=(
+        *("text", *("bigint",) * 11, "text[]", "boolean"),
+        *("bigint", "uuid", "timestamptz", "bigint"),
+    ),
+    rows=ROWS,
+    spread=SPREAD,
+    read=READ,
+    mark=MARK,
+    max_sent_clock=MAX_SENT_CLOCK,
+    route=ORIGIN_ROUTE,
+    source="source",
+    sent="came",
+    total=TOTAL,
+    way=WAY,
+    gets=GETS,
+    late=LATE,
+    reach=REACH,
+    receivers=RECEIVERS,
+    total_since=TOTAL_SINCE,
+    why=REASON,
+    name="(SELECT name FROM source)",
+    gets_since=ORIGIN_SINCE,
+    message=MESSAGE,
+    partition_channel=PARTITION_CHANNEL,
+    asleep_lock=locks.ASLEEP,
+    partition_key=PARTITION_KEY,
+)
+
+Outcome: TypeAlias = Literal["taken", "elsewhere", "closed", "hole", "clock", "ceiling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """What one batch did. Unless `outcome` is "taken", it did nothing.
+
+    `elsewhere`: the newest receipt is not the position given; read it again. `closed`: the origin is stopped, excluded
+    or gone. `hole`: the rows do not run on from the position. `clock`: the first row's sent_clock is above what any
+    node takes. `ceiling`: this node's clock must first have the ceiling `ceiling`.
+
+    `rows` counts what was taken, `marks` among them; `delivered` the copies in inboxes; `known` what had been received
+    from a history that its node lost. `position` is the new one. `inboxes` got something. `barred` is the number, in
+    the batch, of the first row with a reason that a total inbox wants: then this must not be committed.
+    """
+
+    outcome: Outcome
+    rows: int
+    marks: int
+    delivered: int
+    expired: int
+    unrouted: int
+    dead: int
+    known: int
+    clock: int | None
+    ceiling: int | None
+    barred: int | None
+    woken: int
+    inboxes: list[str] = field(default_factory=list)
+    position: Position | None = None
+
+
+def receiving(
+    schema: str,
+    origin: int,
+    batch: Batch,
+    position: Position,
+    *,
+    most: int | None = None,
+    reasons: Sequence[str | None] = (),
+    now: datetime | None = None,
+) -> Operation[Reception]:
+    """Receive a batch that begins right behind `position`; of it at most `most` rows.
+
+    Rows that have one of `reasons`, by their number in the batch, go to `dead_letter`.
+    """
+    yield LOCK.at(schema=schema)()
+    [(*counts, has_total, last, last_id, stamped_at, sent_clock)] = yield RECEIVE.at(schema=schema)(
+        **batch.columns,
+        origin=origin,
+        at_seq=position.seq,
+        at_id=position.last_id,
+        at_time=position.stamped_at,
+        rows=batch.rows,
+        most=most,
+        reasons=list(reasons),
+        now=now,
+    )
+    if has_total and last is not None:
+        yield from raising_stable(schema, counts[-1])
+    received = None if last is None else Position(last, last_id, stamped_at, sent_clock)
+    return Reception(*[*counts, received])

@@ -1,0 +1,117 @@
+"""Runs the transactions in which batches of other nodes are received: the ceiling, and messages that are refused."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+
+import psycopg
+
+from dispatcher.links.bounds import Position
+from dispatcher.links.fetch import Batch
+from dispatcher.links.receive import Reception, receiving
+from dispatcher.links.refusal import finding_refused
+from dispatcher.refusal import reason_of
+from mailroom.clock import raising_ceiling
+from mailroom.errors import MailroomError
+from mailroom.links.start import starting
+from mailroom.links.wire import MAX_SENT_CLOCK
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import run_async
+from mailroom.sql.sqlstate import Meaning, meaning
+
+log = logging.getLogger("mailroom.dispatcher")
+
+
+class LinkStopped(MailroomError):
+    """Nothing more can be received from an origin before somebody has acted; the text says why."""
+
+
+class _Barred(Exception):  # no error: it goes no further than the transaction
+    """Take the transaction back: the database refuses the `nth` row of the batch, and a total inbox wants it."""
+
+    def __init__(self, nth: int) -> None:
+        self.nth = nth
+
+
+class Receiver:
+    """Receives over an autocommit connection of its own, with `receive.SESSION`; one transaction per batch.
+
+    All origins share it, one batch after another.
+    """
+
+    def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._recovered = False
+
+    async def receive(self, origin: int, batch: Batch, position: Position, *, now: datetime | None = None) -> Reception:
+        """Receive a batch that begins right behind `position`, or the first rows of it.
+
+        Only the messages that the database refuses go to `dead_letter`. Go on from the position returned. Raises
+        `LinkStopped` if the next row cannot be received, and with it nothing of this origin.
+        """
+        if not self._recovered:
+            # As a dispatcher does before its first delivery: a crash may have set the sequence back.
+            await self._transaction(starting(self._schema))
+            self._recovered = True
+        reasons: list[str | None] = []
+        most, failures = batch.rows, 0
+        while True:
+            try:
+                async with self._connection.transaction():
+                    reception = await run_async(
+                        self._connection,
+                        receiving(self._schema, origin, batch, position, most=most, reasons=reasons, now=now),
+                    )
+                    if reception.barred is not None:
+                        raise _Barred(reception.barred)
+            except _Barred as barred:
+                if barred.nth == 1:
+                    raise LinkStopped(_barred(position.seq + 1, reasons[0])) from None
+                most = barred.nth - 1
+            except psycopg.Error as error:
+                if meaning(error) is not Meaning.DATA:
+                    raise
+                failures += 1
+                if failures == 1:
+                    reasons = await self._transaction(finding_refused(self._schema, origin, batch, most=most, now=now))
+                elif most == 1:
+                    if reasons[0] is not None:
+                        raise
+                    diag = error.diag
+                    reasons[0] = reason_of(
+                        error.sqlstate or "", diag.constraint_name, diag.table_name, diag.column_name
+                    )
+                elif failures > 2:
+                    # No row is refused by itself: halve the batch down to one, as `Deliverer` does, and as late.
+                    most = max(1, most // 2)
+            else:
+                if reception.ceiling is not None:
+                    await self._transaction(raising_ceiling(self._schema, reception.ceiling))
+                    continue
+                if reception.outcome == "hole":
+                    raise LinkStopped(f"Rows behind {position.seq} are missing at the source.")
+                if reception.outcome == "clock":
+                    raise LinkStopped(_too_high(position.seq + 1))
+                self._tell(reasons[: reception.rows])
+                return reception
+
+    def _tell(self, reasons: Sequence[str | None]) -> None:
+        for reason, count in Counter(filter(None, reasons)).items():
+            log.error("%d messages of another node moved to dead_letter: %s", count, reason)
+
+    async def _transaction(self, operation: Operation[T]) -> T:
+        async with self._connection.transaction():
+            return await run_async(self._connection, operation)
+
+
+def _barred(seq: int, reason: str | None) -> str:
+    return (
+        f"The database refuses message {seq} ({reason}), which an inbox in total order wants. Such an inbox may lack "
+        "nothing: make the database take it."
+    )
+
+
+def _too_high(seq: int) -> str:
+    return f"Row {seq} has a clock above {MAX_SENT_CLOCK}. No node counts that far by itself, and none takes it over."

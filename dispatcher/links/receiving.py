@@ -1,0 +1,78 @@
+"""The one session at the target over which everything is received, whatever origin it comes from; and the room for it.
+
+Origins take turns, a step each, in the order in which they ask. A step never waits for a source: whatever it needs from
+there has been read before.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import psycopg
+
+from dispatcher.links.bounds import Position
+from dispatcher.links.fetch import Batch
+from dispatcher.links.receive import Reception
+from dispatcher.links.receiver import Receiver
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import run_async
+
+# What all batches in memory may have together, and one of them, in bytes.
+TOTAL_BYTES = 64 * 1024 * 1024
+BATCH_BYTES = 16 * 1024 * 1024
+
+
+class Receiving:
+    """Shares an autocommit connection among the origins of a node."""
+
+    def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
+        self._connection = connection
+        self._receiver = Receiver(connection, schema)
+        self._turn = asyncio.Lock()  # it is fair: who has waited longest is next
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection can no longer be used."""
+        return self._connection.closed
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation of single statements."""
+        async with self._turn:
+            return await run_async(self._connection, operation)
+
+    async def transaction(self, operation: Operation[T]) -> T:
+        """Run an operation in a transaction."""
+        async with self._turn, self._connection.transaction():
+            return await run_async(self._connection, operation)
+
+    async def receive(self, origin: int, batch: Batch, position: Position) -> Reception:
+        """Receive a batch; see `Receiver`."""
+        async with self._turn:
+            return await self._receiver.receive(origin, batch, position)
+
+
+class Room:
+    """How much may be in memory: every origin has a share of its own, so that none waits for the batch of another.
+
+    Only a message that is larger than the share may wait: one such at a time is in memory.
+    """
+
+    def __init__(self, total_bytes: int = TOTAL_BYTES, batch_bytes: int = BATCH_BYTES) -> None:
+        self._total_bytes = total_bytes
+        self._batch_bytes = batch_bytes
+        self._large = asyncio.Lock()
+        self.origins = 1
+
+    @property
+    def share(self) -> int:
+        """The bytes that a batch of one origin may have now."""
+        return max(1, min(self._batch_bytes, self._total_bytes // max(1, self.origins)))
+
+    @contextlib.asynccontextmanager
+    async def taken(self, size: int) -> AsyncIterator[None]:
+        """Hold so many bytes in this block."""
+        if size <= self.share:
+            yield
+        else:
+            async with self._large:
+                yield

@@ -1,0 +1,109 @@
+"""Refusal: find all messages of a batch that the database refuses, as `dispatcher.refusal` does of a delivery."""
+
+import json
+from datetime import datetime
+
+from dispatcher.links.fetch import Batch
+from dispatcher.refusal import reason_of
+from mailroom.clock import LOCK
+from mailroom.links.wire import COLUMNS, MARK, NAMES, READ
+from mailroom.message import MESSAGE
+from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.sqlstate import OF_THE_DATA
+
+# A DO block has no parameters, so the batch is passed as settings of the transaction: as text, which must mean the same
+# when it is read again. A temporary table would need a right that a role may lack.
+FORMS = Sql(
+    "SELECT set_config('datestyle', 'ISO', true), set_config('timezone', 'UTC', true), "
+    "set_config('bytea_output', 'hex', true), set_config('array_nulls', 'on', true)",
+    columns=("text", "text", "text", "text"),
+)
+# Of what may be large, it returns only the length.
+ASK = Sql(
+    "SELECT {settings}, set_config('mailroom.asked_by', %(origin)s::bigint::text, true), set_config("
+    "'mailroom.asked_at', coalesce(%(now)s::timestamptz, clock_timestamp())::text, true), set_config("
+    "'mailroom.asked_rows', coalesce(%(most)s::bigint, pg_catalog.cardinality(%(seq)s::bigint[]))::text, true)",
+    columns=(*("integer",) * len(COLUMNS), "text", "text", "text"),
+    settings=", ".join(
+        f"octet_length(set_config('mailroom.asked_{name}', %({name})s::{kind}[]::text, true))"
+        for name, (kind, _, _) in COLUMNS.items()
+    ),
+)
+# As in `dispatcher.refusal`: each copy is tried once, and in the end everything is undone.
+TRY = Sql(
+    """
+DO $sift$
+DECLARE
+    copies CURSOR FOR
+        WITH source AS MATERIALIZED (
+            SELECT id, name FROM {schema}.origin WHERE number = current_setting('mailroom.asked_by')::bigint),
+        came AS MATERIALIZED (
+            SELECT {read}, nth FROM unnest({spread}) WITH ORDINALITY AS r ({names}, nth)
+            WHERE nth <= current_setting('mailroom.asked_rows')::bigint AND kind <> '{mark}'),
+        {route}
+        SELECT r.inbox, c.*, (SELECT id FROM source) AS origin
+        FROM came AS c JOIN route AS r ON r.topic = c.topic AND sent_clock > {gets_since}
+        WHERE is_total OR (expires_at > current_setting('mailroom.asked_at')::timestamptz) IS NOT FALSE
+        ORDER BY nth;
+    copy record;
+    stamp bigint := (SELECT last_value FROM {schema}.clock);
+    skipped bigint;
+    refused text[] := '{}';
+    of_state text; of_constraint text; of_table text; of_column text;
+BEGIN
+    BEGIN
+        OPEN copies;
+        LOOP
+            BEGIN
+                LOOP
+                    FETCH copies INTO copy;
+                    EXIT WHEN NOT FOUND;
+                    CONTINUE WHEN copy.nth = skipped;
+                    stamp := stamp + 1;
+                    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+                    VALUES (copy.inbox, stamp, copy.sent_clock, copy.origin, copy.{copied});
+                END LOOP;
+                EXIT;
+            EXCEPTION WHEN {conditions} THEN
+                GET STACKED DIAGNOSTICS of_state = RETURNED_SQLSTATE, of_constraint = CONSTRAINT_NAME,
+                                        of_table = TABLE_NAME, of_column = COLUMN_NAME;
+                skipped := copy.nth;
+                refused := array_append(
+                    refused, json_build_array(skipped, of_state, of_constraint, of_table, of_column)::text);
+            END;
+        END LOOP;
+        RAISE EXCEPTION USING ERRCODE = 'MR000';
+    EXCEPTION WHEN SQLSTATE 'MR000' THEN NULL;
+    END;
+    PERFORM set_config('mailroom.refused', '[' || array_to_string(refused, ',') || ']', true);
+END $sift$
+""",
+    spread=", ".join(f"current_setting('mailroom.asked_{name}')::{kind}[]" for name, (kind, _, _) in COLUMNS.items()),
+    names=NAMES,
+    read=READ,
+    mark=MARK,
+    route=ORIGIN_ROUTE,
+    source="source",
+    sent="came",
+    gets_since=ORIGIN_SINCE,
+    message=MESSAGE,
+    copied=MESSAGE.replace(", ", ", copy."),
+    conditions=" OR ".join(OF_THE_DATA.values()),
+)
+ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
+
+
+def finding_refused(
+    schema: str, origin: int, batch: Batch, *, most: int | None = None, now: datetime | None = None
+) -> Operation[list[str | None]]:
+    """Return for each row of a batch, or of its first `most`, the reason if the database refuses it by itself."""
+    yield LOCK.at(schema=schema)()
+    yield FORMS.at()()
+    yield ASK.at()(**batch.columns, origin=origin, most=most, now=now)
+    yield TRY.at(schema=schema)()
+    [(answer,)] = yield ANSWER.at()()
+    reasons: list[str | None] = [None] * batch.rows
+    for nth, *error in json.loads(answer):
+        reasons[nth - 1] = reason_of(*error)
+    return reasons

@@ -1,0 +1,206 @@
+"""Trim: what both ends of a link keep, and for how long.
+
+The source keeps each row until its reader has acknowledged it, and for `link.keep_s` seconds longer, for a reader that
+is put back to an earlier time. The target keeps its receipts, with the ids of what it received, a day longer than that:
+if the source is put back, they tell what only the target has. Both keep their newest row for ever, since it is the
+position; the target also keeps the newest of those that are too old, so that there is a row to go back to.
+
+Ids in `known` are kept: a message that was received from a lost history may come again whenever it pleases, such as one
+that was scheduled for next year. Only what has come again, and whose receipt goes, is forgotten with the receipt.
+
+Rows go by ranges of their primary key, and each scan begins where the last one stood: under a held snapshot the index
+keeps the entries of all deleted rows, and a scan from the beginning would read them again each time.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from mailroom.audit import auditing
+from mailroom.links.diverged import DISPATCHER
+from mailroom.sql.operation import Operation, Sql
+
+log = logging.getLogger("mailroom.dispatcher")
+
+ROWS = 10_000  # of transit at once
+RECEIPTS = 100  # at once; each may have thousands of ids
+# What a target keeps of its receipts, in seconds: a day more than sources keep rows by default.
+KEPT_S = 3 * 86_400.0
+
+LINKS = Sql(
+    """
+SELECT l.number, l.name, l.acked, l.keep_s, l.state = 'cut',
+       l.state = 'open' AND coalesce(t.seq - l.acked > l.max_rows, false), coalesce(t.seq, 0)
+FROM {schema}.link AS l LEFT JOIN LATERAL (
+    SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) AS t ON true
+ORDER BY l.number
+""",
+    columns=("bigint", "text", "bigint", "float8", "boolean", "boolean", "bigint"),
+)
+# The oldest row is looked at alone: mostly it is too young, and nothing else needs to be read. Rows go up to the first
+# one that is too young, whatever a clock that was set back has written behind it.
+TRIM = Sql(
+    """
+WITH moment AS MATERIALIZED (SELECT clock_timestamp() - %(keep_s)s::float8 * interval '1 second' AS until),
+oldest AS MATERIALIZED (
+    SELECT stamped_at FROM {schema}.transit
+    WHERE link = %(link)s::bigint AND seq > %(start)s::bigint AND seq < %(below)s::bigint ORDER BY seq LIMIT 1),
+portion AS MATERIALIZED (
+    SELECT seq, stamped_at > until AS is_young FROM moment, (
+        SELECT seq, stamped_at FROM {schema}.transit
+        WHERE link = %(link)s::bigint AND seq > %(start)s::bigint AND seq < %(below)s::bigint
+        ORDER BY seq LIMIT %(rows)s::bigint) AS t
+    WHERE (SELECT stamped_at FROM oldest) <= (SELECT until FROM moment)),
+last AS MATERIALIZED (
+    SELECT coalesce(min(seq) FILTER (WHERE is_young) - 1, max(seq)) AS seq FROM portion),
+gone AS (
+    DELETE FROM {schema}.transit AS t
+    WHERE link = %(link)s::bigint AND seq > %(start)s::bigint AND seq <= (SELECT seq FROM last) RETURNING 1)
+SELECT coalesce((SELECT seq FROM last), %(start)s::bigint), (SELECT count(*) FROM gone)
+""",
+    columns=("bigint", "bigint"),
+)
+CUT = Sql(
+    """
+UPDATE {schema}.link AS l SET state = 'cut'
+WHERE number = %(link)s::bigint AND state = 'open' AND max_rows < (
+    SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) - acked
+RETURNING max_rows
+""",
+    columns=("bigint",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A link at the source: its reader's name, what was acknowledged, and the newest row (0: none)."""
+
+    number: int
+    name: str
+    acked: int
+    keep_s: float
+    is_cut: bool
+    is_full: bool
+    newest: int
+
+
+ORIGINS = Sql(
+    """
+SELECT o.number, o.name, r.last, EXISTS (SELECT FROM {schema}.known WHERE origin = o.number)
+FROM {schema}.origin AS o, LATERAL (
+    SELECT last FROM {schema}.receipt WHERE origin = o.number ORDER BY last DESC LIMIT 1) AS r
+ORDER BY o.number
+""",
+    columns=("bigint", "text", "bigint", "boolean"),
+)
+# Of those that are too old the newest one stays, without its ids.
+RECEIPT = Sql(
+    """
+WITH moment AS MATERIALIZED (SELECT clock_timestamp() - %(keep_s)s::float8 * interval '1 second' AS until),
+portion AS MATERIALIZED (
+    SELECT last, received_at > until AS is_young FROM moment, (
+        SELECT last, received_at FROM {schema}.receipt
+        WHERE origin = %(origin)s::bigint AND last >= %(start)s::bigint
+        ORDER BY last LIMIT %(rows)s::bigint) AS r),
+old AS MATERIALIZED (
+    SELECT max(last) AS last FROM portion
+    WHERE last < coalesce((SELECT min(last) FROM portion WHERE is_young), 9223372036854775807)),
+gone AS (
+    DELETE FROM {schema}.receipt
+    WHERE origin = %(origin)s::bigint AND last >= %(start)s::bigint AND last < (SELECT last FROM old)
+    RETURNING ids),
+emptied AS (
+    UPDATE {schema}.receipt AS r SET ids = '{}'::uuid[] FROM {schema}.receipt AS b
+    WHERE r.origin = %(origin)s::bigint AND r.last = (SELECT last FROM old) AND pg_catalog.cardinality(r.ids) > 0
+      AND b.origin = r.origin AND b.last = r.last
+    RETURNING b.ids),
+came_again AS (
+    DELETE FROM {schema}.known AS k USING (
+        SELECT i.id FROM (SELECT ids FROM gone UNION ALL SELECT ids FROM emptied) AS r,
+               LATERAL pg_catalog.unnest(r.ids) AS i (id)) AS i
+    WHERE %(has_known)s::boolean AND k.origin = %(origin)s::bigint AND k.message_id = i.id)
+SELECT coalesce((SELECT last FROM old), %(start)s::bigint), (SELECT count(*) FROM gone)
+""",
+    columns=("bigint", "bigint"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A source at the target: its name, the newest receipt, and whether messages of a lost history are known."""
+
+    number: int
+    name: str
+    newest: int
+    has_known: bool
+
+
+class Trim:
+    """Trims the links of one node over an autocommit session, a bounded portion at a time.
+
+    It keeps in memory where it stood, for each link and each origin, as long as `over` is given the same session: a
+    crash of the server may bring back what an asynchronous commit had deleted.
+    """
+
+    def __init__(self, schema: str, rows: int = ROWS, receipts: int = RECEIPTS, kept_s: float = KEPT_S) -> None:
+        self._schema = schema
+        self._rows = rows
+        self._receipts = receipts
+        self._kept_s = kept_s
+        self._session: object = None
+        self._rows_up_to: dict[int, int] = {}
+        self._receipts_from: dict[int, int] = {}
+
+    def over(self, session: object) -> None:
+        """Go on over this session."""
+        if session is not self._session:
+            self._session = session
+            self._rows_up_to.clear()
+            self._receipts_from.clear()
+
+    def listing_links(self) -> Operation[list[Kept]]:
+        """Return the links that others read here."""
+        return [Kept(*row) for row in (yield LINKS.at(schema=self._schema)())]
+
+    def listing_origins(self) -> Operation[list[Held]]:
+        """Return the sources of which something was received."""
+        return [Held(*row) for row in (yield ORIGINS.at(schema=self._schema)())]
+
+    def cutting_full(self, link: Kept) -> Operation[bool]:
+        """Cut a link for which more rows wait than it may have, in a transaction; return whether it was cut."""
+        rows = yield CUT.at(schema=self._schema)(link=link.number)
+        if not rows:
+            return False
+        why = f"more than {rows[0][0]} rows waited for it"
+        yield from auditing(self._schema, "link cut", [(None, link.name, link.newest - link.acked)], DISPATCHER, why)
+        log.error(
+            "the link to %s is cut: %s. To let it in again, without what was meant for it: mailroom link remove %s, "
+            "then mailroom link allow %s",
+            link.name, why, link.name, link.name,
+        )  # fmt: skip
+        return True
+
+    def trimming_rows(self, link: Kept) -> Operation[bool]:
+        """Delete rows of transit that the reader no longer needs; return whether more may be left.
+
+        Of a link that is cut all rows go but the newest.
+        """
+        below = link.newest if link.is_cut else min(link.acked, link.newest)
+        start = self._rows_up_to.get(link.number, 0)
+        if start >= below - 1:
+            return False
+        [(last, gone)] = yield TRIM.at(schema=self._schema)(
+            link=link.number, start=start, below=below, rows=self._rows, keep_s=0.0 if link.is_cut else link.keep_s
+        )
+        self._rows_up_to[link.number] = last
+        return bool(gone >= self._rows)
+
+    def trimming_receipts(self, origin: Held) -> Operation[bool]:
+        """Delete receipts that are too old to be of use; return whether more may be left."""
+        start = self._receipts_from.get(origin.number, 0)
+        if start > origin.newest:  # they were cut: the source's history had parted
+            start = 0
+        [(last, gone)] = yield RECEIPT.at(schema=self._schema)(
+            origin=origin.number, start=start, rows=self._receipts, keep_s=self._kept_s, has_known=origin.has_known
+        )
+        self._receipts_from[origin.number] = last
+        return bool(gone >= self._receipts - 1)

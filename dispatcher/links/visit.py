@@ -1,0 +1,273 @@
+"""A visit to a source: hello, and then batch by batch what is there behind our own position, until we must greet again.
+
+No transaction at either end waits for the other end: what is received has been fetched before, and what is told at the
+source is durable here before.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID, uuid4
+
+import psycopg
+
+from dispatcher.leading import open_session
+from dispatcher.links.acknowledge import acknowledging
+from dispatcher.links.bounds import ROWS, Bounds, Position, bounding, reading_position
+from dispatcher.links.fetch import fetching
+from dispatcher.links.receive import SESSION, Reception
+from dispatcher.links.receiving import Receiving, Room
+from dispatcher.links.reconcile import reconcile
+from dispatcher.links.source import Source, SourceFailed
+from dispatcher.portion import Portion
+from mailroom import settings
+from mailroom.links.diverged import claiming
+from mailroom.links.hello import Greeting, LinkTaken, asking_topics, greeting, matching
+from mailroom.links.marks import asking_mark
+from mailroom.links.target import Origin, introducing, opening, pinning
+from mailroom.session.listener import heard
+from mailroom.sql.sqlstate import is_held_up
+
+log = logging.getLogger("mailroom.dispatcher")
+
+FETCH_S = 45.0  # how long the source may take for a batch,
+COMPARE_S = 600.0  # and for telling what it has lost
+MATCH_S = 5.0  # between two looks whether the source has begun a new life
+CLAIM_PAUSE_S = 1.0  # until the source's dispatcher has looked at a claim
+AGAIN_PAUSE_S = 0.5  # after something that another session's doing explains
+
+
+class Stopped(Exception):
+    """Nothing can be read before somebody has acted. The text says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """On that visit, everything up to `seq` was received."""
+
+    visit: "Visit"
+    seq: int
+
+
+@dataclass(slots=True)
+class Notes:
+    """What the lane and the reading of one origin tell each other.
+
+    From the lane, each with a ring: the `topics` that the node wants now, the `wanted_clock` that a mark is to show,
+    what is `durable`, and `stopping`. From the reading: what it has `received`, whether it `is_behind`, having more to
+    fetch, and whether it `is_asleep`. `run` is this daemon's name at the source.
+    """
+
+    topics: Sequence[str] = ()
+    wanted_clock: int = 0
+    durable: Received | None = None
+    stopping: bool = False
+    received: Received | None = None
+    is_behind: bool = False
+    is_asleep: bool = False
+    rung: asyncio.Event = field(default_factory=asyncio.Event)
+    run: UUID = field(default_factory=uuid4)
+    portion: Portion = field(default_factory=Portion)
+
+    def want_mark(self, clock: int) -> None:
+        """Ask the source for a mark with this clock, 0 for none; not while there are rows, which show clocks too."""
+        wanted = 0 if self.is_behind else clock
+        if wanted != self.wanted_clock:
+            self.wanted_clock = wanted
+            self.rung.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until it is rung."""
+        if not self.stopping:
+            await heard(self.rung, seconds)
+        self.rung.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The node that reads: where it is, and what all its origins share. `on_received` is called with each reception."""
+
+    dsn: str
+    schema: str
+    receiving: Receiving
+    room: Room
+    poll_interval_s: float
+    on_received: Callable[[Reception], None]
+
+
+class Visit:
+    """One hello to a source, and what is read after it. `on_read` is called whenever rows could be read."""
+
+    def __init__(
+        self, source: Source, target: Target, origin: Origin, notes: Notes, on_read: Callable[[], None]
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._origin = origin
+        self._notes = notes
+        self._on_read = on_read
+        self._link = 0
+        self._acked = 0
+        self._asked: Sequence[str] | None = None
+        self._matched_at = float("-inf")
+
+    async def run(self, *, claims: bool) -> bool:
+        """Read until told to stop, or until the source is to be greeted again; return whether it has diverged.
+
+        `claims`: it had diverged at the visit before, so say at the source what was received of it, if it still has.
+        Raises `SourceFailed`, and if nothing can be read `LinkRefused`, `LinkStopped`, `LinkTaken` or `Stopped`;
+        whatever else it raises happened at the target.
+        """
+        receiving, schema = self._target.receiving, self._target.schema
+        party = await receiving.run(introducing(schema, self._origin))
+        hello = greeting(self._source.schema, self._origin.name, party, self._origin.pinned, self._notes.run)
+        greeted = await self._source.transaction(hello)
+        self._origin = await receiving.transaction(pinning(schema, self._origin, greeted))
+        self._link, self._acked = greeted.link, greeted.acked
+        if self._origin.incarnation is not None and greeted.incarnation > self._origin.incarnation:
+            await self._reconcile(greeted)
+            return False
+        position = await receiving.run(reading_position(schema, self._origin.number))
+        if claims:
+            await self._claim(greeted, position)
+        await self._source.listen(self._link)
+        if position.seq != self._acked:
+            self._notes.received = Received(self, position.seq)
+        return await self._read(position)
+
+    async def _read(self, position: Position) -> bool:
+        failures = 0
+        while not self._notes.stopping:
+            try:
+                await self._tell()
+                bounds = await self._look(position)
+                if bounds.verdict == "diverged":
+                    return True
+                self._notes.is_behind = bounds.more
+                if bounds.last is not None:
+                    async with self._target.room.taken(bounds.size):
+                        after = await self._bring(position, bounds.last)
+                    if after is None:
+                        await self._notes.pause(AGAIN_PAUSE_S)
+                        return False
+                    # Rung for whatever came since the look, so there is no need for another one.
+                    sleeps = self._source.is_asleep and not bounds.more and after.seq == bounds.last
+                    position = after
+                else:
+                    await self._ask_for_mark(position)
+                    sleeps = self._source.is_asleep
+                    if not sleeps:
+                        await self._source.fall_asleep()
+                failures = 0
+                self._on_read()
+                if sleeps:
+                    await self._sleep()
+                elif bounds.more:
+                    await self._source.wake_up()
+            except (SourceFailed, psycopg.Error) as failed:
+                error = failed.error if isinstance(failed, SourceFailed) else failed
+                if self._source.is_lost or not is_held_up(error):
+                    raise
+                failures += 1
+                if failures == 1:
+                    log.warning(
+                        "links: reading %s was held up by a lock or cancelled (%s), trying again",
+                        self._origin.name, type(error).__name__,
+                    )  # fmt: skip
+                await self._notes.pause(AGAIN_PAUSE_S)
+        return False
+
+    async def _tell(self) -> None:
+        """Tell the source what is new here: the topics that are wanted, and what it need not keep any longer."""
+        topics, durable, run = self._notes.topics, self._notes.durable, self._notes.run
+        if topics != self._asked:
+            await self._source.transaction(asking_topics(self._source.schema, self._link, run, topics))
+            self._asked = topics
+        if durable is not None and durable.visit is self and durable.seq != self._acked:
+            if not await self._source.ask(acknowledging(self._source.schema, self._link, run, durable.seq)):
+                raise LinkTaken("another daemon has said hello to the source since, and has the link now")
+            self._acked = durable.seq
+
+    async def _ask_for_mark(self, position: Position) -> None:
+        clock = self._notes.wanted_clock
+        if clock > position.sent_clock:
+            await self._source.ask(asking_mark(self._source.schema, self._link, self._notes.run, clock))
+
+    async def _look(self, position: Position) -> Bounds:
+        """Find the next batch, and whether both sides have had one past."""
+        portion = self._notes.portion
+        rows, max_bytes = portion.of(ROWS), portion.of(self._target.room.share)
+        looking = bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
+        bounds = await self._source.ask(looking)
+        if bounds.verdict == "gap":
+            raise Stopped(_gap(self._origin.name, position.seq, bounds.missing))
+        if bounds.verdict == "agrees" and time.monotonic() - self._matched_at >= MATCH_S:
+            await self._source.ask(matching(self._source.schema, self._link, self._notes.run))
+            if self._origin.state == "stopped":
+                await self._target.receiving.transaction(opening(self._target.schema, self._origin.number))
+                self._origin = replace(self._origin, state="open")
+            self._matched_at = time.monotonic()
+        return bounds
+
+    async def _bring(self, position: Position, last: int) -> Position | None:
+        """Bring over the rows up to `last`; return the new position, None if the origin is not open any more."""
+        with self._notes.portion.tried():
+            fetch = fetching(self._source.schema, self._link, after=position.seq, to=last)
+            batch = await self._source.ask(fetch, FETCH_S)
+            reception = await self._target.receiving.receive(self._origin.number, batch, position)
+        if reception.outcome == "closed":
+            return None
+        if reception.position is None:  # another daemon has received since
+            return await self._target.receiving.run(reading_position(self._target.schema, self._origin.number))
+        self._notes.received = Received(self, reception.position.seq)
+        self._target.on_received(reception)
+        return reception.position
+
+    async def _sleep(self) -> None:
+        self._notes.is_asleep = True
+        try:
+            await self._source.wait(self._notes.rung, self._target.poll_interval_s)
+        finally:
+            self._notes.is_asleep = False
+
+    async def _claim(self, greeted: Greeting, position: Position) -> None:
+        claim = claiming(self._source.schema, self._link, self._notes.run, position.seq, position.sent_clock)
+        await self._source.ask(claim)
+        if not greeted.in_doubt:
+            raise Stopped(_not_in_doubt(self._origin.name, position.seq))
+        await self._notes.pause(CLAIM_PAUSE_S)
+
+    async def _reconcile(self, greeted: Greeting) -> None:
+        """Find out what the source has lost. Over a session of its own here: it waits for both ends in turns."""
+        target = self._target
+        async with open_session(target.dsn, "links reconcile", settings.UNATTENDED | SESSION) as session:
+            comparing = reconcile(
+                session, target.schema, self._origin.number, self._source.connection, self._source.schema,
+                self._link, greeted.incarnation,
+            )  # fmt: skip
+            found = await self._source.answer(comparing, COMPARE_S)
+        if found is None:
+            await self._notes.pause(AGAIN_PAUSE_S)
+        elif found.why is not None:
+            raise Stopped(found.why)
+        else:
+            log.warning(
+                "links: %s has lost history: reading on behind row %d; %d messages are here only: "
+                "mailroom link report %s", self._origin.name, found.last, found.known, self._origin.name,
+            )  # fmt: skip
+
+
+def _gap(name: str, seq: int, missing: int) -> str:
+    return (
+        f"{name} no longer keeps {missing} rows behind row {seq}, the last one received; to go on without them: "
+        f"mailroom link resume {name} --at {seq + missing}"
+    )
+
+
+def _not_in_doubt(name: str, seq: int) -> str:
+    return (
+        f"{name} has not the row {seq} that was received of it, and does not know that it lost any: it was put back "
+        f"while it ran, or changed by hand; at {name}: mailroom node restored"
+    )

@@ -1,0 +1,35 @@
+"""Links: messages from node to node, each in a database of its own."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mailroom.links.links import AsyncLinks, Links, Removed
+    from mailroom.links.resume import Moved, Report, Resumed
+    from mailroom.links.states import LinkStates, ReaderState, SourceState
+
+__all__ = [
+    "AsyncLinks",
+    "LinkStates",
+    "Links",
+    "Moved",
+    "ReaderState",
+    "Removed",
+    "Report",
+    "Resumed",
+    "SourceState",
+]
+
+# Imported on demand: what stands below imports other modules of this package.
+_HOMES = {
+    "mailroom.links.links": ("AsyncLinks", "Links", "Removed"),
+    "mailroom.links.resume": ("Moved", "Report", "Resumed"),
+    "mailroom.links.states": ("LinkStates", "ReaderState", "SourceState"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,222 @@
+"""Links as users handle them: who may read this node, which nodes it reads, and how that goes."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from mailroom.audit import auditing, check_actor
+from mailroom.errors import MailroomError, UnknownLink
+from mailroom.links.readers import allowing, removing_reader
+from mailroom.links.resume import Moved, Report, Resumed, cutting, moving, reporting, resuming
+from mailroom.links.sources import adding, excluding, including, removing_source
+from mailroom.links.states import LinkStates, reading_states
+from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
+from mailroom.schema.checks import checking
+from mailroom.sql.methods import on_async_connection, on_connection
+from mailroom.sql.operation import IN_TRANSACTION, Operation
+from mailroom.total import resuming_order
+
+Side: TypeAlias = Literal["reader", "source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Which link was removed: `side` says whether the other node was a reader of this one or its source.
+
+    `given_up` counts the messages that were stamped for the reader and not acknowledged by it.
+    """
+
+    name: str
+    side: Side
+    given_up: int
+
+
+class _Operations:
+    """What both classes do, as operations."""
+
+    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+        self.schema = schema_name(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self.schema!r})"
+
+    def _allow(
+        self,
+        reader: str,
+        *,
+        actor: str,
+        keep_s: float | None = None,
+        max_rows: int | None = None,
+        why: str | None = None,
+    ) -> Operation[bool]:
+        """Allow the node `reader` to read this one; return whether that is new.
+
+        What the reader subscribes to is stamped for it from its first hello on. What it has acknowledged is kept for
+        `keep_s` seconds more (172,800: two days), for the case that its database is put back in time. Once `max_rows`
+        messages wait for it, the link is cut, and what waits is given up; by default, and with 0, any number may wait.
+        For a reader that is allowed already, the settings that are given replace its own.
+        """
+        return (yield from allowing(self.schema, reader, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why))
+
+    def _add(
+        self,
+        source: str,
+        *,
+        actor: str,
+        service: str | None = None,
+        reader: str | None = None,
+        source_schema: str = DEFAULT_SCHEMA,
+        why: str | None = None,
+    ) -> Operation[bool]:
+        """Read the node `source` from now on; return whether that is new.
+
+        `service` is the entry of libpq's service file that leads there; without one the dispatcher takes the variable
+        MAILROOM_DSN_<SOURCE> of its environment. `reader` is the name under which the source allows this node, by
+        default this node's own name, and `source_schema` the schema of the source in its database. For a source that
+        is read already, `service` replaces its own; `reader` and `source_schema` cannot change once it was reached.
+        """
+        return (
+            yield from adding(
+                self.schema, source, service=service, reader=reader, source_schema=source_schema, actor=actor, why=why
+            )
+        )
+
+    def _status(self) -> Operation[LinkStates]:
+        """Return how the links are doing: those that read this node, and those that it reads."""
+        return (yield from reading_states(self.schema))
+
+    def _remove(
+        self, name: str, *, actor: str, side: Side | None = None, why: str | None = None, dry_run: bool = False
+    ) -> Operation[Removed]:
+        """Remove the link to the node `name`, on this side only.
+
+        Of a reader, its topics and what waits for it go too. Of a source, all that is noted of what came from it; what
+        is in inboxes stays. If the other node is both, `side` says which of the two is meant. A reader that is allowed
+        again has another link, which begins with what is stamped then.
+        """
+        check_actor(actor, why)
+        node_name(name)
+        yield IN_TRANSACTION
+        found = yield from self._side(name, side)
+        if found == "reader":
+            given_up = yield from removing_reader(self.schema, name, actor=actor, why=why, dry_run=dry_run)
+            return Removed(name, found, given_up)
+        yield from removing_source(self.schema, name, actor=actor, why=why, dry_run=dry_run)
+        return Removed(name, found, 0)
+
+    def _side(self, name: str, side: Side | None) -> Operation[Side]:
+        if side is not None:
+            return side
+        states = yield from reading_states(self.schema)
+        reads = any(each.name == name for each in states.readers)
+        is_read = any(each.name == name for each in states.sources)
+        if reads and is_read:
+            raise MailroomError(
+                f"{name} reads this node and is read by it. Say which link is meant: mailroom link remove {name} "
+                f"--reader, or --source"
+            )
+        if not reads and not is_read:
+            raise UnknownLink(f"No node {name} reads this one or is read by it. See: mailroom link status")
+        return "reader" if reads else "source"
+
+    def _exclude(self, source: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[bool]:
+        """Read this source no longer until it is included again; return whether that changes anything.
+
+        Inboxes in total order no longer wait for it. What each node has of its messages may differ from then on.
+        """
+        return (yield from excluding(self.schema, source, actor=actor, why=why, dry_run=dry_run))
+
+    def _include(self, source: str, *, actor: str, why: str | None = None) -> Operation[bool]:
+        """Read a source again that was excluded; return whether it was.
+
+        It goes on where it was. What inboxes in total order have passed by goes to `dead_letter`.
+        """
+        return (yield from including(self.schema, source, actor=actor, why=why))
+
+    def _cut(self, reader: str, *, actor: str, why: str | None = None, dry_run: bool = False) -> Operation[int]:
+        """Stamp nothing more for a reader, and give up what waits for it; return how many messages that are.
+
+        Such a link does not go on: remove it, and allow the reader again. The dispatcher deletes the rows.
+        """
+        yield from self._begin(actor, why)
+        return (yield from cutting(self.schema, node_name(reader), actor=actor, why=why, dry_run=dry_run))
+
+    def _resume(
+        self, source: str, *, actor: str, at: int | None = None, why: str | None = None, dry_run: bool = False
+    ) -> Operation[Resumed]:
+        """Read a source again that is stopped; with `at`, go on behind that row of its link, whatever was received.
+
+        What is known to have come from rows above is left out when it comes again. Raises `MailroomError` for a source
+        that is excluded.
+        """
+        yield from self._begin(actor, why)
+        return (yield from resuming(self.schema, node_name(source), at, actor=actor, why=why, dry_run=dry_run))
+
+    def _resume_order(self, *, actor: str, why: str | None = None) -> Operation[bool]:
+        """Let this node's total inboxes go on, which stand since it lost history; return whether they stood.
+
+        What it lost and stamps again has its old place at other nodes, and a later one here. `resume` does it too.
+        """
+        yield from self._begin(actor, why)
+        resumed = yield from resuming_order(self.schema)
+        if resumed:
+            yield from auditing(self.schema, "resume order", [(None, None, 0)], actor, why)
+        return resumed
+
+    def _report(self, source: str) -> Operation[Report]:
+        """Return what only this node has of a source that was put back in time, by id, and which rows never came."""
+        name = node_name(source)
+        yield from checking(self.schema)
+        return (yield from reporting(self.schema, name))
+
+    def _moved(self, name: str, *, actor: str, why: str | None = None) -> Operation[Moved]:
+        """Say that the node `name` was moved to another database or server; where it is now is noted at its next hello.
+
+        Also for a node that takes the place of a reader, and for an old primary that is to be the source again.
+        """
+        yield from self._begin(actor, why)
+        return (yield from moving(self.schema, node_name(name), actor=actor, why=why))
+
+    def _begin(self, actor: str, why: str | None) -> Operation[None]:
+        check_actor(actor, why)
+        yield IN_TRANSACTION
+        yield from checking(self.schema)
+
+
+class Links(_Operations):
+    """The links of a node to other nodes, each in a database of its own. Threads may share an instance.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`, works in the caller's
+    transaction and never commits; with `dry_run` it changes nothing and returns what it would. `actor` says who acts
+    and `why` gives the reason; both are written to the table `audit`.
+
+    Raises `UnknownLink`, `InvalidName`, `ConfigurationError`, and `NotInTransaction` on an autocommit connection
+    outside a transaction.
+    """
+
+    allow = on_connection(_Operations._allow)
+    add = on_connection(_Operations._add)
+    status = on_connection(_Operations._status)
+    remove = on_connection(_Operations._remove)
+    exclude = on_connection(_Operations._exclude)
+    include = on_connection(_Operations._include)
+    cut = on_connection(_Operations._cut)
+    resume = on_connection(_Operations._resume)
+    resume_order = on_connection(_Operations._resume_order)
+    report = on_connection(_Operations._report)
+    moved = on_connection(_Operations._moved)
+
+
+class AsyncLinks(_Operations):
+    """`Links` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
+
+    allow = on_async_connection(_Operations._allow)
+    add = on_async_connection(_Operations._add)
+    status = on_async_connection(_Operations._status)
+    remove = on_async_connection(_Operations._remove)
+    exclude = on_async_connection(_Operations._exclude)
+    include = on_async_connection(_Operations._include)
+    cut = on_async_connection(_Operations._cut)
+    resume = on_async_connection(_Operations._resume)
+    resume_order = on_async_connection(_Operations._resume_order)
+    report = on_async_connection(_Operations._report)
+    moved = on_async_connection(_Operations._moved)

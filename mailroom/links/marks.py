@@ -1,0 +1,134 @@
+"""Marks on demand: a node whose total inboxes wait for another one asks it to show a clock.
+
+A mark is a row of `transit` without a message. Its sent_clock is the source's clock, and says that everything up to
+there was stamped before. The reader asks for one only while it holds messages that its inboxes may not give out yet, or
+when an inbox joins. So idle nodes write nothing.
+"""
+
+from mailroom import locks
+from mailroom.clock import DURABLE, LOCK, WARN_CLOCK, raising_ceiling
+from mailroom.schema.inboxes import BY_SENT
+from mailroom.sql.operation import Operation, Sql
+from mailroom.total import ORIGINS, TOTAL
+
+# -- At the target ----------------------------------------------------------------------------------------------------
+
+# What is missing of each origin: its first clock after joining; and after it was included again, a clock that does not
+# stand below what was given out meanwhile.
+WANTS = Sql(
+    """
+WITH {total},
+{origins}
+SELECT inbox, stable, number, received, clock, greatest(started, joined, stable * (clock < stable)::integer)
+FROM shown WHERE state = 'open' ORDER BY inbox, number
+""",
+    columns=("text", "bigint", "bigint", "bigint", "bigint", "bigint"),
+    total=TOTAL,
+    origins=ORIGINS,
+)
+HIGHEST = Sql(
+    "SELECT sent_clock FROM {schema}.inbox_{inbox} WHERE {by_sent} > %(stable)s::bigint "
+    "ORDER BY {by_sent} DESC LIMIT 1",
+    columns=("bigint",),
+    by_sent=BY_SENT,
+)
+
+
+def wanting_marks(schema: str) -> Operation[list[tuple[int, int]]]:
+    """Return the origins of which a mark is wanted, by number, each with the clock that it has to show.
+
+    Ask only those of which nothing is left to be fetched: a message shows a clock as well as a mark does.
+    """
+    wanted: dict[int, int] = {}
+    highest: dict[str, int] = {}
+    for inbox, stable, number, received, shown, clock in (yield WANTS.at(schema=schema)()):
+        if inbox not in highest:
+            rows = yield HIGHEST.at(schema=schema, inbox=inbox)(stable=stable)
+            highest[inbox] = rows[0][0] if rows else 0
+        least = max(clock, highest[inbox] if highest[inbox] > shown else 0)
+        if least > received:
+            wanted[number] = max(least, wanted.get(number, 0))
+    return sorted(wanted.items())
+
+
+# The dispatcher at the source finds what is wanted when it is rung, and at the latest at its next poll.
+ASK = Sql(
+    """
+WITH wanted AS MATERIALIZED (
+    SELECT l.number, l.wanted_clock FROM {schema}.link AS l
+    WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid AND coalesce((
+        SELECT t.sent_clock FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1), 0)
+        < %(clock)s::bigint),
+noted AS (
+    UPDATE {schema}.link AS l SET wanted_clock = %(clock)s::bigint FROM wanted AS w
+    WHERE l.number = w.number AND l.wanted_clock < %(clock)s::bigint)
+SELECT pg_notify({outbox_channel}, '') IS NULL FROM wanted
+""",
+    columns=("boolean",),
+    outbox_channel=locks.channel("'{schema}.outbox'::regclass"),
+)
+
+
+def asking_mark(schema: str, link: int, run: object, clock: int) -> Operation[bool]:
+    """At the source: ask for a mark of at least this clock, and ring its dispatcher; return whether that was needed.
+
+    It is not if a row with such a clock is there to be fetched, or if another daemon has the link by now.
+    """
+    return bool((yield ASK.at(schema=schema)(link=link, run=run, clock=min(clock, WARN_CLOCK))))
+
+
+# -- At the source ----------------------------------------------------------------------------------------------------
+
+# For the deliver statement. The newest row of a link is found by one probe; without links there is nothing to probe.
+WANTED = """
+    SELECT l.number, l.wanted_clock, coalesce(n.seq, 0) AS seq FROM {schema}.link AS l LEFT JOIN LATERAL (
+        SELECT t.seq, t.sent_clock FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1) AS n
+        ON true
+    WHERE l.state = 'open' AND l.wanted_clock > coalesce(n.sent_clock, 0)"""
+IS_WANTED = f"EXISTS ({WANTED})"
+
+NEXT = Sql(
+    """
+SELECT greatest(c.last_value, (SELECT max(wanted_clock) FROM ({wanted}) AS w)), n.clock_ceiling
+FROM {schema}.clock AS c, {schema}.node AS n WHERE {is_wanted}
+""",
+    columns=("bigint", "bigint"),
+    wanted=WANTED,
+    is_wanted=IS_WANTED,
+)
+# Its id is new at each execution, as that of no message is: so it serves as a witness of the history like a message's.
+MARK = Sql(
+    """
+WITH wanted AS MATERIALIZED ({wanted}),
+marked AS (
+    INSERT INTO {schema}.transit (
+        link, seq, sent_clock, stamped_at, message_id, topic, key, kind, message_type, sent_at)
+    SELECT number, seq + 1, %(clock)s::bigint, clock_timestamp(), gen_random_uuid(), '', '', 'H'::"char", 'U'::"char",
+           clock_timestamp()
+    FROM wanted ORDER BY number RETURNING link),
+rung AS MATERIALIZED (
+    SELECT pg_catalog.count(pg_notify({link_channel}, '')) FROM marked)
+SELECT (SELECT count(*) FROM marked), setval('{schema}.clock'::regclass, %(clock)s::bigint), (SELECT count FROM rung)
+""",
+    columns=("bigint", "bigint", "bigint"),
+    wanted=WANTED,
+    link_channel="'mailroom:' || '{schema}.transit'::regclass::oid::text || ':' || link::text",
+)
+
+
+def marking(schema: str) -> Operation[int]:
+    """Append a mark to each link whose reader wants one, in a transaction of its own; return how many.
+
+    The clock rises to what is wanted, and whatever is stamped later gets a higher one. The commit is synchronous: a
+    mark that was read is a promise.
+    """
+    yield LOCK.at(schema=schema)()
+    rows = yield NEXT.at(schema=schema)()
+    if not rows:
+        return 0
+    [(clock, ceiling)] = rows
+    if clock > ceiling:
+        yield from raising_ceiling(schema, clock)
+    yield DURABLE.at()()
+    [(marked, _, _)] = yield MARK.at(schema=schema)(clock=clock)
+    return int(marked)

@@ -1,0 +1,82 @@
+"""The source's side: who may read messages of this node."""
+
+import math
+
+from mailroom import clock
+from mailroom.audit import auditing, check_actor
+from mailroom.errors import ConfigurationError, UnknownLink
+from mailroom.links.start import noting_place
+from mailroom.names import node_name
+from mailroom.schema.checks import checking
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+KEEP_S = 172_800.0
+MAX_KEEP_S = 3_650 * 86_400
+MAX_ROWS = 2**62
+
+ALLOW = Sql(
+    """
+INSERT INTO {schema}.link AS l (name, keep_s, max_rows)
+VALUES (%(name)s::text, coalesce(%(keep_s)s::float8, %(usual_s)s::float8), nullif(%(max_rows)s::bigint, 0::bigint))
+ON CONFLICT (name) DO UPDATE SET
+    keep_s = coalesce(%(keep_s)s::float8, l.keep_s),
+    max_rows = CASE WHEN %(max_rows)s::bigint IS NULL THEN l.max_rows ELSE excluded.max_rows END
+RETURNING l.xmax::text = '0'
+""",
+    columns=("boolean",),
+)
+
+
+def allowing(
+    schema: str, reader: str, *, keep_s: float | None, max_rows: int | None, actor: str, why: str | None
+) -> Operation[bool]:
+    """`Links.allow` as an operation."""
+    check_actor(actor, why)
+    name = node_name(reader)
+    if keep_s is not None and not (math.isfinite(keep_s) and 0 <= keep_s <= MAX_KEEP_S):
+        raise ConfigurationError(f"keep_s is {keep_s!r}; give 0 to {MAX_KEEP_S:,} seconds.")
+    if max_rows is not None and not 0 <= max_rows <= MAX_ROWS:
+        raise ConfigurationError(f"max_rows is {max_rows!r}; give the number of rows, or 0 for no limit.")
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from noting_place(schema)
+    [(is_new,)] = yield ALLOW.at(schema=schema)(name=name, keep_s=keep_s, usual_s=KEEP_S, max_rows=max_rows)
+    yield from auditing(schema, "link allow", [(None, name, 0)], actor, why)
+    return bool(is_new)
+
+
+WAITING = Sql(
+    """
+SELECT l.number, greatest(coalesce((SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1),
+                                   0::bigint) - l.acked, 0::bigint)
+FROM {schema}.link AS l WHERE l.name = %(name)s::text
+""",
+    columns=("bigint", "bigint"),
+)
+ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
+LINK = Sql(
+    """
+WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint)
+DELETE FROM {schema}.link WHERE number = %(link)s::bigint
+"""
+)
+
+
+def removing_reader(schema: str, reader: str, *, actor: str, why: str | None, dry_run: bool) -> Operation[int]:
+    """Let a node read no longer, and delete what waits for it; return how many rows it had not acknowledged."""
+    check_actor(actor, why)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    rows = yield WAITING.at(schema=schema)(name=node_name(reader))
+    if not rows:
+        raise UnknownLink(f"No node {reader} may read this one. See: mailroom link status")
+    [(link, waiting)] = rows
+    if not dry_run:
+        # Most of the rows go before the dispatch lock is had, for which deliveries wait; the rest behind it, so that no
+        # delivery that still knew the link leaves any. Whoever locks both locks the link behind the dispatch lock.
+        yield ROWS.at(schema=schema)(link=link)
+        yield clock.LOCK.at(schema=schema)()
+        yield LINK.at(schema=schema)(link=link)
+        yield ROWS.at(schema=schema)(link=link)
+        yield from auditing(schema, "link remove", [(None, reader, waiting)], actor, why)
+    return int(waiting)

@@ -1,0 +1,129 @@
+"""The reader's side: which nodes this one reads."""
+
+from mailroom import clock
+from mailroom.audit import auditing, check_actor
+from mailroom.errors import ConfigurationError, UnknownLink
+from mailroom.links.service import service_name
+from mailroom.links.start import noting_place
+from mailroom.names import node_name, schema_name
+from mailroom.schema.checks import checking
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.total import guarding_order, raising_stable, starting_origin
+
+BEFORE = Sql(
+    """
+SELECT o.reader, o.schema, o.link, n.name FROM {schema}.node AS n
+LEFT JOIN {schema}.origin AS o ON o.name = %(name)s::text
+""",
+    columns=("text", "text", "bigint", "text"),
+)
+ADD = Sql(
+    """
+INSERT INTO {schema}.origin AS o (name, service, schema, reader)
+VALUES (%(name)s::text, %(service)s::text, %(there)s::text, %(reader)s::text)
+ON CONFLICT (name) DO UPDATE SET service = excluded.service, schema = excluded.schema, reader = excluded.reader
+RETURNING o.xmax::text = '0'
+""",
+    columns=("boolean",),
+)
+
+
+def adding(
+    schema: str, source: str, *, service: str | None, reader: str | None, source_schema: str, actor: str,
+    why: str | None,
+) -> Operation[bool]:  # fmt: skip
+    """`Links.add` as an operation."""
+    check_actor(actor, why)
+    name, there = node_name(source), schema_name(source_schema)
+    if service is not None:
+        service_name(service)
+    if reader is not None:
+        node_name(reader)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from noting_place(schema)
+    [(was, was_there, link, own)] = yield BEFORE.at(schema=schema)(name=name)
+    # The name that the node has now, since links keep theirs when it is renamed.
+    known_as = reader or was or own
+    # What was received is noted by the rows of this link, and another one has rows of its own.
+    if link is not None and (known_as, there) != (was, was_there):
+        raise ConfigurationError(
+            f"{name} knows this node as {was}, in its schema {was_there}, and what came is noted by that link. To read "
+            f"another one: mailroom link remove {name} --source, then mailroom link add {name}"
+        )
+    yield from guarding_order(schema)
+    [(is_new,)] = yield ADD.at(schema=schema)(name=name, service=service, there=there, reader=known_as)
+    yield from starting_origin(schema, name)
+    yield from auditing(schema, "link add", [(None, name, 0)], actor, why)
+    return bool(is_new)
+
+
+HOLD = Sql(
+    "SELECT number, state FROM {schema}.origin WHERE name = %(name)s::text FOR UPDATE", columns=("bigint", "text")
+)
+
+
+def _holding(schema: str, source: str) -> Operation[tuple[int, str]]:
+    """Lock the source, behind the transaction that receives now: the next one sees what is changed."""
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield clock.LOCK.at(schema=schema)()
+    rows = yield HOLD.at(schema=schema)(name=node_name(source))
+    if not rows:
+        raise UnknownLink(f"This node reads no node {source}. See: mailroom link status")
+    [(number, state)] = rows
+    return number, state
+
+
+REMOVE = Sql(
+    """
+WITH receipts AS (DELETE FROM {schema}.receipt WHERE origin = %(number)s::bigint),
+known AS (DELETE FROM {schema}.known WHERE origin = %(number)s::bigint)
+DELETE FROM {schema}.origin WHERE number = %(number)s::bigint
+"""
+)
+
+
+def removing_source(schema: str, source: str, *, actor: str, why: str | None, dry_run: bool) -> Operation[None]:
+    """Read a node no longer, and forget what came from it. What is in inboxes stays there."""
+    check_actor(actor, why)
+    number, _ = yield from _holding(schema, source)
+    if not dry_run:
+        yield REMOVE.at(schema=schema)(number=number)
+        yield from raising_stable(schema)
+        yield from auditing(schema, "link remove", [(None, source, 0)], actor, why)
+
+
+STATE = Sql("UPDATE {schema}.origin SET state = %(state)s::text, why = %(why)s::text WHERE number = %(number)s::bigint")
+
+
+def excluding(schema: str, source: str, *, actor: str, why: str | None, dry_run: bool) -> Operation[bool]:
+    """`Links.exclude` as an operation.
+
+    Total inboxes no longer wait for it. Nodes may have received its messages up to different clocks: what this one
+    lacks stays away from its total inboxes, even if the source is included again.
+    """
+    check_actor(actor, why)
+    number, state = yield from _holding(schema, source)
+    if state == "excluded":
+        return False
+    if not dry_run:
+        told = f"excluded by {actor}" + ("" if why is None else f": {why}")
+        yield STATE.at(schema=schema)(number=number, state="excluded", why=told)
+        yield from raising_stable(schema)
+        yield from auditing(schema, "link exclude", [(None, source, 0)], actor, why)
+    return True
+
+
+def including(schema: str, source: str, *, actor: str, why: str | None) -> Operation[bool]:
+    """`Links.include` as an operation.
+
+    What it sent in the meantime and that stands before what total inboxes have given out goes to `dead_letter`.
+    """
+    check_actor(actor, why)
+    number, state = yield from _holding(schema, source)
+    if state != "excluded":
+        return False
+    yield STATE.at(schema=schema)(number=number, state="open", why=None)
+    yield from auditing(schema, "link include", [(None, source, 0)], actor, why)
+    return True

@@ -1,0 +1,164 @@
+"""The start of a node: before the first clock is given out, what a crash or a restore may have taken away.
+
+On a node without links only the clock is recovered. On one with links, what others have received may be missing here,
+and so may the clocks that were given out for it. The node's place tells: if it is not where and when it was noted, the
+clock jumps beyond all that a lost tail of history can have used, and each link is in doubt until its reader has found
+its own position here. Nobody else is asked, so a node starts while its readers are away.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from mailroom.clock import DURABLE, LOCK, recovering_clock
+from mailroom.links.identity import Place, jumped, start
+from mailroom.links.place import reading_place
+from mailroom.sql.operation import Operation, Sql
+
+# The lost time may have had starts of its own, with a jump each from where this start jumps too: so it is with a backup
+# from before the last restart. So the clock also goes to a number that grows by more clocks per second than a node
+# gives out. Where the server's time is wrong, this does nothing, or nothing that harms.
+PER_SECOND = 2**24
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+LAST = timedelta(days=500 * 365)
+
+NOTED = Sql(
+    """
+SELECT n.system_id, n.database_oid, n.timeline, n.started_at, n.life, n.clock_ceiling, c.last_value,
+       EXISTS (SELECT FROM {schema}.link) OR EXISTS (SELECT FROM {schema}.origin)
+FROM {schema}.node AS n, {schema}.clock AS c
+""",
+    columns=("bigint", "bigint", "bigint", "timestamptz", "uuid", "bigint", "bigint", "boolean"),
+)
+JUMP = Sql(
+    """
+WITH noted AS (
+    UPDATE {schema}.node
+    SET clock_ceiling = %(clock)s::bigint, life = gen_random_uuid(), system_id = %(system_id)s::bigint,
+        database_oid = %(database_oid)s::bigint, timeline = %(timeline)s::bigint,
+        started_at = %(started_at)s::timestamptz
+    RETURNING clock_ceiling)
+SELECT setval('{schema}.clock'::regclass, clock_ceiling) FROM noted
+""",
+    columns=("bigint",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A node's place as it was `noted` (None if never) and as it is `found`, and its `life`."""
+
+    noted: Place | None
+    found: Place
+    life: UUID
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is in another database or server than noted: no reader is let in before somebody says why."""
+        return self.noted is not None and not self.found.is_where(self.noted)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a dispatcher has started since the server did. Before that, `life` may be that of a lost history."""
+        return self.noted is not None and (self.noted.timeline, self.noted.started_at) == (
+            self.found.timeline,
+            self.found.started_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The clock after a start, whether it jumped, and whether the node was moved or is a copy."""
+
+    clock: int
+    jumped: bool = False
+    moved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    place: Place | None
+    life: UUID
+    ceiling: int
+    clock: int
+    is_linked: bool
+
+
+def _reading(schema: str) -> Operation[_Noted]:
+    [(*place, life, ceiling, clock, is_linked)] = yield NOTED.at(schema=schema)()
+    return _Noted(Place(*place) if None not in place else None, life, ceiling, clock, is_linked)
+
+
+def reading_home(schema: str) -> Operation[Home]:
+    """Return where the node was noted, and where it is."""
+    noted = yield from _reading(schema)
+    return Home(noted.place, (yield from reading_place()), noted.life)
+
+
+def starting(schema: str) -> Operation[Started]:
+    """Prepare the node's clock, in a READ COMMITTED transaction of its own, before a session gives out its first one.
+
+    At the place noted, and on a node without links, the clock becomes the largest that may have been given out. Else it
+    jumps, and the node gets a new life; that is durable once the transaction commits. While the node is in another
+    database or server than noted, it jumps at each start: of two databases of one server, nothing else tells the starts
+    apart. Raises `ClockOverflow` if there are no clocks left.
+    """
+    yield LOCK.at(schema=schema)()
+    noted = yield from _reading(schema)
+    if noted.is_linked:
+        decided = start(noted.place, (yield from reading_place()))
+        if decided.jumps or decided.moved:
+            clock = yield from _jumping(schema, noted, decided.note)
+            return Started(clock, jumped=True, moved=decided.moved)
+    return Started((yield from recovering_clock(schema)))
+
+
+def jumping(schema: str, *, is_here: bool) -> Operation[int]:
+    """Let the clock jump and give the node a new life, whatever is noted; return the clock.
+
+    `is_here` notes the database and server too, so that readers are let in; otherwise they stay as noted.
+    """
+    yield LOCK.at(schema=schema)()
+    noted = yield from _reading(schema)
+    found = yield from reading_place()
+    return (yield from _jumping(schema, noted, found if is_here else start(noted.place, found).note))
+
+
+def by_time(started_at: datetime) -> int:
+    """Return the lowest clock of a node whose server was started then and may have lost history."""
+    since = min(max(started_at - EPOCH, timedelta(0)), LAST)
+    return since // timedelta(microseconds=1) * PER_SECOND // 1_000_000
+
+
+def _jumping(schema: str, noted: _Noted, note: Place) -> Operation[int]:
+    yield DURABLE.at()()
+    [(clock,)] = yield JUMP.at(schema=schema)(
+        clock=max(jumped(noted.clock, noted.ceiling), by_time(note.started_at)),
+        system_id=note.system_id,
+        database_oid=note.database_oid,
+        timeline=note.timeline,
+        started_at=note.started_at,
+    )
+    return int(clock)
+
+
+# Only while nobody reads or is read: what was noted when the last link went says nothing.
+NOTE = Sql(
+    """
+UPDATE {schema}.node
+SET system_id = %(system_id)s::bigint, database_oid = %(database_oid)s::bigint, timeline = %(timeline)s::bigint,
+    started_at = %(started_at)s::timestamptz
+WHERE NOT EXISTS (SELECT FROM {schema}.link) AND NOT EXISTS (SELECT FROM {schema}.origin)
+"""
+)
+
+
+def noting_place(schema: str) -> Operation[None]:
+    """Note where the node is, before its first link or origin is inserted; if it has one, do nothing."""
+    place = yield from reading_place()
+    yield NOTE.at(schema=schema)(
+        system_id=place.system_id,
+        database_oid=place.database_oid,
+        timeline=place.timeline,
+        started_at=place.started_at,
+    )

@@ -1,0 +1,129 @@
+"""How the links of a node are doing, on either side."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from mailroom.schema.checks import checking
+from mailroom.sql.operation import Operation, Sql
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderState:
+    """A node that reads this one, as it stands here.
+
+    `state` is open, or cut: then nothing is stamped for it any more. `in_doubt`: the reader has not found its position
+    here since this node may last have lost something. `backlog` counts the messages that are stamped for it and not
+    acknowledged, those above `acked` up to `last`, and `lag_s` is the age in seconds of the oldest of them, 0 if there
+    is none. `topics` are those that it wants. `seen_at` is when a daemon of it last said hello or acknowledged
+    something, None if none ever did. What is acknowledged is kept for `keep_s` seconds more; with `max_rows` waiting
+    the link is cut.
+    """
+
+    name: str
+    state: str
+    in_doubt: bool
+    backlog: int
+    lag_s: float
+    acked: int
+    last: int
+    topics: tuple[str, ...]
+    seen_at: datetime | None
+    id: UUID | None
+    link: int
+    keep_s: float
+    max_rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """A node that this one reads, as it stands here.
+
+    `state` is open, stopped (for the reason `why`, which names what to do), or excluded by hand. `position` is the last
+    row of its link that was received, and `shown` the clock up to which everything of it is here. `received_at` is when
+    that was; None if nothing came yet. `topics` are those that inboxes here subscribe to there. `service` is the entry
+    of the service file that leads there; None if the environment does. `reader` is this node's name there.
+    """
+
+    name: str
+    state: str
+    why: str | None
+    position: int
+    shown: int
+    received_at: datetime | None
+    topics: tuple[str, ...]
+    reader: str
+    service: str | None
+    id: UUID | None
+    incarnation: int | None
+    link: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStates:
+    """The links of a node: the `readers` that may read it, and the `sources` that it reads, each by name."""
+
+    readers: tuple[ReaderState, ...]
+    sources: tuple[SourceState, ...]
+
+
+# Each probe walks one row of the primary key.
+READERS = Sql(
+    """
+SELECT l.name, l.state, l.matched IS DISTINCT FROM n.life,
+       greatest(coalesce(newest.seq, 0::bigint) - l.acked, 0::bigint),
+       greatest(extract(epoch FROM clock_timestamp() - oldest.stamped_at)::float8, 0::float8), l.acked,
+       coalesce(newest.seq, 0::bigint),
+       ARRAY(SELECT topic FROM {schema}.link_topic AS t WHERE t.link = l.number ORDER BY topic)::text[],
+       l.seen_at, l.reader_id, l.number, l.keep_s, l.max_rows
+FROM {schema}.link AS l CROSS JOIN {schema}.node AS n
+LEFT JOIN LATERAL (
+    SELECT seq FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY seq DESC LIMIT 1) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT stamped_at FROM {schema}.transit AS t WHERE t.link = l.number AND t.seq > l.acked
+    ORDER BY seq LIMIT 1) AS oldest ON true
+ORDER BY l.name
+""",
+    columns=(
+        *("text", "text", "boolean", "bigint", "float8", "bigint", "bigint", "text[]", "timestamptz", "uuid", "bigint"),
+        *("float8", "bigint"),
+    ),
+)
+SOURCES = Sql(
+    """
+SELECT o.name, o.state, o.why, coalesce(r.last, 0::bigint), greatest(o.shown, r.sent_clock), r.received_at,
+       ARRAY(SELECT DISTINCT topic FROM {schema}.subscription WHERE origin IN (o.name, '*') ORDER BY topic)::text[],
+       coalesce(o.reader, n.name), o.service, o.id, o.incarnation, o.link
+FROM {schema}.origin AS o CROSS JOIN {schema}.node AS n
+LEFT JOIN LATERAL (
+    SELECT last, sent_clock, received_at FROM {schema}.receipt WHERE origin = o.number
+    ORDER BY last DESC LIMIT 1) AS r ON true
+ORDER BY o.name
+""",
+    columns=(
+        *("text", "text", "text", "bigint", "bigint", "timestamptz", "text[]", "text", "text", "uuid", "bigint"),
+        "bigint",
+    ),
+)
+
+
+def reading_states(schema: str) -> Operation[LinkStates]:
+    """`Links.status` as an operation."""
+    yield from checking(schema)
+    readers = yield READERS.at(schema=schema)()
+    return LinkStates(
+        tuple(
+            ReaderState(name, state, in_doubt, backlog, lag_s or 0.0, acked, last, tuple(topics), *others)
+            for name, state, in_doubt, backlog, lag_s, acked, last, topics, *others in readers
+        ),
+        (yield from reading_sources(schema)),
+    )
+
+
+def reading_sources(schema: str) -> Operation[tuple[SourceState, ...]]:
+    """Return how the nodes that this one reads are doing, by name."""
+    rows = yield SOURCES.at(schema=schema)()
+    return tuple(
+        SourceState(name, state, why, position, shown, received_at, tuple(topics), *others)
+        for name, state, why, position, shown, received_at, topics, *others in rows
+    )

@@ -1,0 +1,155 @@
+"""What a reader has noted of its sources (the table `origin`), and which topics it wants of each."""
+
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from mailroom import clock
+from mailroom.links.hello import Greeting
+from mailroom.links.identity import Party, Pinned
+from mailroom.links.place import reading_place
+from mailroom.sql.operation import Operation, Sql
+from mailroom.total import HAS_JOINED
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A source of this node: a row of `origin`. `state` is open, stopped (for the reason `why`) or excluded."""
+
+    number: int
+    name: str
+    service: str | None
+    schema: str
+    reader: str | None
+    id: UUID | None
+    incarnation: int | None
+    system_id: int | None
+    timeline: int | None
+    link: int | None
+    shown: int
+    state: str
+    why: str | None
+
+    @property
+    def pinned(self) -> Pinned:
+        """What a hello compares."""
+        return Pinned(self.id, self.incarnation, self.system_id, self.timeline, self.link, self.number)
+
+
+ORIGINS = Sql(
+    """
+SELECT number, name, service, schema, reader, id, incarnation, system_id, timeline, link, shown, state, why
+FROM {schema}.origin WHERE %(number)s::bigint IS NULL OR number = %(number)s::bigint ORDER BY name
+""",
+    columns=(
+        *("bigint", "text", "text", "text", "text", "uuid", "bigint", "bigint", "bigint", "bigint", "bigint", "text"),
+        "text",
+    ),
+)
+
+
+def reading_origins(schema: str, number: int | None = None) -> Operation[list[Origin]]:
+    """Return the sources of this node by name, also those that are not read now; with `number` only that one."""
+    return [Origin(*row) for row in (yield ORIGINS.at(schema=schema)(number=number))]
+
+
+WANTED = Sql(
+    """
+SELECT DISTINCT s.topic FROM {schema}.subscription AS s JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
+WHERE o.name = %(origin)s::text AND {has_joined} ORDER BY s.topic
+""",
+    columns=("text",),
+    has_joined=HAS_JOINED,
+)
+
+
+def wanted_topics(schema: str, origin: str) -> Operation[list[str]]:
+    """Return the topics and patterns that inboxes of this node subscribe to at the source of that name.
+
+    Those of a total inbox only once the source has shown a clock as high as that of the inbox's subscription.
+    """
+    return [topic for (topic,) in (yield WANTED.at(schema=schema)(origin=origin))]
+
+
+SELF = Sql(
+    "SELECT id, name, pg_catalog.current_setting('server_encoding') FROM {schema}.node",
+    columns=("uuid", "text", "text"),
+)
+
+
+def introducing(schema: str, origin: Origin) -> Operation[Party]:
+    """Return what this node says of itself when it says hello to the source."""
+    [(id, name, encoding)] = yield SELF.at(schema=schema)()
+    place = yield from reading_place()
+    return Party(origin.reader or name, id, place, encoding=encoding)
+
+
+HELD = Sql("SELECT link FROM {schema}.origin WHERE number = %(number)s::bigint FOR UPDATE", columns=("bigint",))
+# The clock up to which everything has come stays known: `shown` takes it from the receipts.
+FORGET = Sql(
+    """
+WITH gone AS (DELETE FROM {schema}.receipt WHERE origin = %(number)s::bigint RETURNING sent_clock)
+UPDATE {schema}.origin SET shown = greatest(shown, (SELECT max(sent_clock) FROM gone))
+WHERE number = %(number)s::bigint
+"""
+)
+PIN = Sql(
+    """
+UPDATE {schema}.origin
+SET id = %(id)s::uuid, incarnation = %(incarnation)s::bigint,
+    system_id = %(system_id)s::bigint, timeline = %(timeline)s::bigint, link = %(link)s::bigint
+WHERE number = %(number)s::bigint
+"""
+)
+
+
+def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin]:
+    """Note who the source is, in a transaction that is durable when it commits; return the origin as it is now.
+
+    Nothing is written if nothing is new. With a new link the source counts from 1 again (the old one was removed there
+    and another one allowed), so the position starts over: the receipts of the old link go.
+    """
+    # It says of which history the receipts are, so while there are any, who brings them to a newer one notes it.
+    is_first = origin.incarnation is None or origin.link != greeting.link
+    new = replace(
+        origin,
+        id=greeting.id,
+        incarnation=greeting.incarnation if is_first else origin.incarnation,
+        system_id=greeting.place.system_id,
+        timeline=greeting.place.timeline,
+        link=greeting.link,
+    )
+    if new == origin:
+        return origin
+    # No batch is received meanwhile, whose receipt would be left over.
+    yield clock.LOCK.at(schema=schema)()
+    yield clock.DURABLE.at()()
+    held = yield HELD.at(schema=schema)(number=origin.number)
+    if held and held[0][0] not in (None, greeting.link):
+        yield FORGET.at(schema=schema)(number=origin.number)
+    yield PIN.at(schema=schema)(
+        number=origin.number, id=new.id, incarnation=new.incarnation, system_id=new.system_id,
+        timeline=new.timeline, link=new.link,
+    )  # fmt: skip
+    found = yield from reading_origins(schema, origin.number)
+    return found[0] if found else new
+
+
+STATE = Sql(
+    """
+UPDATE {schema}.origin SET state = %(state)s::text, why = %(why)s::text
+WHERE number = %(number)s::bigint AND state <> 'excluded'
+  AND (state <> %(state)s::text OR why IS DISTINCT FROM %(why)s::text)
+RETURNING true
+""",
+    columns=("boolean",),
+)
+
+
+def stopping(schema: str, number: int, why: str) -> Operation[bool]:
+    """Note that the source is not read, and why; return whether that is new. One that is excluded stays so."""
+    return bool((yield STATE.at(schema=schema)(number=number, state="stopped", why=why)))
+
+
+def opening(schema: str, number: int) -> Operation[bool]:
+    """Note that the source is read again; return whether that is new. One that is excluded stays so."""
+    return bool((yield STATE.at(schema=schema)(number=number, state="open", why=None)))

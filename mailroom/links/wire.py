@@ -1,0 +1,41 @@
+"""The wire: what crosses a link, as columns of arrays. Frozen per version: neither side needs the other's release.
+
+A new version gets a list of its own beside this one, and both sides use the highest that both have. All types are
+plain ones of every supported PostgreSQL, so a value has the same binary form on both sides, whatever their settings.
+"""
+
+# By name: the type on the wire, and how the source makes it and the target reads it. {c} is the column. A "char" and
+# jsonb cross as text: the binary form of both is their text, so it costs nothing, and needs no type of its own.
+COLUMNS: dict[str, tuple[str, str, str]] = {
+    "seq": ("bigint", "{c}", "{c}"),
+    "sent_clock": ("bigint", "{c}", "{c}"),
+    "stamped_at": ("timestamptz", "{c}", "{c}"),
+    "message_id": ("uuid", "{c}", "{c}"),
+    "topic": ("text", "{c}", "{c}"),
+    "key": ("text", "{c}", "{c}"),
+    "kind": ("text", "{c}::text", '{c}::"char"'),
+    "message_type": ("text", "{c}::text", '{c}::"char"'),
+    "event_type": ("text", "{c}::text", '{c}::"char"'),
+    "value": ("bytea", "{c}", "{c}"),
+    "value_json": ("text", "{c}::text", "{c}::jsonb"),
+    "headers": ("text", "{c}::text", "{c}::jsonb"),
+    "expires_at": ("timestamptz", "{c}", "{c}"),
+    "after_clock": ("bigint", "{c}", "{c}"),
+    "source": ("text", "{c}", "{c}"),
+    "sent_at": ("timestamptz", "{c}", "{c}"),
+}
+VERSION = 1
+TYPES = tuple(f"{kind}[]" for kind, _, _ in COLUMNS.values())
+
+# At the source, of rows that come by seq.
+GATHERED = ", ".join(f"pg_catalog.array_agg({sent.format(c=name)})" for name, (_, sent, _) in COLUMNS.items())
+# At the target: the parameters side by side, and the columns made of them. In a select list: as a table, each array
+# would be stored on its own first, which takes twice as long.
+SPREAD = ", ".join(f"pg_catalog.unnest(%({name})s::{kind}[]) AS {name}" for name, (kind, _, _) in COLUMNS.items())
+NAMES = ", ".join(COLUMNS)
+READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in COLUMNS.items())
+
+# A row of this kind is a mark: no message, it only shows a clock.
+MARK = "H"
+# No larger sent_clock is taken.
+MAX_SENT_CLOCK = 2**62

@@ -1,0 +1,168 @@
+"""The node itself: its name, and what only an operator can say of it: that it is a copy, was moved, or was put back."""
+
+from mailroom.audit import auditing, check_actor
+from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_restored
+from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
+from mailroom.schema import checking
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+
+__all__ = [
+    "NewId",
+    "new_node_id",
+    "new_node_id_async",
+    "node_moved",
+    "node_moved_async",
+    "node_restored",
+    "node_restored_async",
+    "rename_node",
+    "rename_node_async",
+]
+
+# In one statement with its old name, which FOR UPDATE makes the last one that was committed.
+RENAME = Sql(
+    """
+WITH before AS MATERIALIZED (SELECT name FROM {schema}.node FOR UPDATE)
+UPDATE {schema}.node AS n SET name = %(name)s::text FROM before RETURNING before.name
+""",
+    columns=("text",),
+)
+
+
+def rename_node(
+    connection: AnyConnection, name: str, *, actor: str, why: str | None = None, schema: str = DEFAULT_SCHEMA
+) -> str:
+    """Give the node another name, in the caller's transaction, and return the one it had.
+
+    A node's name is for people, and the name under which it reads other nodes (`mailroom link add`). Links that there
+    are keep theirs. `actor` says who acts, and `why` the reason; both go into the audit. Raises `InvalidName`,
+    `InvalidMessage` for an `actor` or `why` that cannot be stored, and `SchemaError`.
+    """
+    return run(connection, renaming_node(schema_name(schema), node_name(name), actor, why))
+
+
+async def rename_node_async(
+    connection: AnyAsyncConnection, name: str, *, actor: str, why: str | None = None, schema: str = DEFAULT_SCHEMA
+) -> str:
+    """`rename_node` on an async connection."""
+    return await run_async(connection, renaming_node(schema_name(schema), node_name(name), actor, why))
+
+
+def renaming_node(schema: str, name: str, actor: str, why: str | None) -> Operation[str]:
+    """`rename_node` as an operation."""
+    check_actor(actor, why)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    [(before,)] = yield RENAME.at(schema=schema)(name=name)
+    if before != name:
+        yield from auditing(schema, "rename node", [(None, None, 0)], actor, f"{before} to {name}" + _because(why))
+    return str(before)
+
+
+def _because(why: str | None) -> str:
+    return "" if why is None else f": {why}"
+
+
+def new_node_id(
+    connection: AnyConnection,
+    *,
+    actor: str,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> NewId:
+    """Make another node of a copy of a node that lives on, in the caller's transaction.
+
+    It gets an id of its own, reads nobody and is read by nobody: links, and what was stamped for their readers, are
+    those of the node that it was copied from. All else stays. With `dry_run` nothing changes, and the result says what
+    would be given up. `actor` says who acts, and `why` the reason; both go into the audit. Nothing is delivered before
+    the caller commits.
+    """
+    return run(connection, _checked(schema, saying_copied(schema_name(schema), actor=actor, why=why, dry_run=dry_run)))
+
+
+async def new_node_id_async(
+    connection: AnyAsyncConnection,
+    *,
+    actor: str,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> NewId:
+    """`new_node_id` on an async connection."""
+    return await run_async(
+        connection, _checked(schema, saying_copied(schema_name(schema), actor=actor, why=why, dry_run=dry_run))
+    )
+
+
+def node_moved(
+    connection: AnyConnection,
+    *,
+    actor: str,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> bool:
+    """Let readers in again after the node was moved to another database or server, and lives there only.
+
+    In the caller's transaction; its clock jumps ahead, and each reader compares anew. Returns False, and does nothing,
+    if the node is where it was. With `dry_run` it only returns which.
+    """
+    return run(connection, _checked(schema, saying_moved(schema_name(schema), actor=actor, why=why, dry_run=dry_run)))
+
+
+async def node_moved_async(
+    connection: AnyAsyncConnection,
+    *,
+    actor: str,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> bool:
+    """`node_moved` on an async connection."""
+    return await run_async(
+        connection, _checked(schema, saying_moved(schema_name(schema), actor=actor, why=why, dry_run=dry_run))
+    )
+
+
+def node_restored(
+    connection: AnyConnection,
+    *,
+    actor: str,
+    above: int = 0,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> int:
+    """Say that the node was put back to an earlier time, where Mailroom cannot know it; in the caller's transaction.
+
+    So it is with a snapshot of a running machine, a dump restored into the same database, and changes by hand. The
+    node takes a new incarnation, beyond `above` (one that its readers have seen), and each reader finds out what it has
+    that the node lost. Returns the incarnation; with `dry_run` nothing changes. Raises `MailroomError` for a node in
+    another database or server: `node_moved` comes first.
+    """
+    return run(
+        connection,
+        _checked(schema, saying_restored(schema_name(schema), above=above, actor=actor, why=why, dry_run=dry_run)),
+    )
+
+
+async def node_restored_async(
+    connection: AnyAsyncConnection,
+    *,
+    actor: str,
+    above: int = 0,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> int:
+    """`node_restored` on an async connection."""
+    return await run_async(
+        connection,
+        _checked(schema, saying_restored(schema_name(schema), above=above, actor=actor, why=why, dry_run=dry_run)),
+    )
+
+
+def _checked(schema: str, operation: Operation[T]) -> Operation[T]:
+    yield from checking(schema_name(schema))
+    return (yield from operation)
