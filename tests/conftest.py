@@ -180,6 +180,13 @@ def empty_dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[
         yield url
 
 
+@pytest.fixture
+def target_dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
+    """The URL of a second migrated database, for a node that reads the one in `dsn`."""
+    with _database(request, databases, migrated=True) as url:
+        yield url
+
+
 @contextmanager
 def _database(request: pytest.FixtureRequest, databases: Databases, *, migrated: bool) -> Iterator[str]:
     url = databases.create(migrated=migrated)

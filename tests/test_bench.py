@@ -1,10 +1,15 @@
 """The benchmarks: each completes and reports in the documented form. Tests do not measure speed."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +20,14 @@ from benchmarks.cli import FEWEST_MESSAGES, MEASUREMENTS
 from benchmarks.clients import rate_of
 from benchmarks.measure import Bar, Line, Measurement, Setup, measure
 from benchmarks.node import Node, fresh_node
+from benchmarks.processor import Meter, used_s
 from benchmarks.publish import sending
 from mailroom import codec
 from mailroom.cli.root import root
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parent.parent
 
 
 def _bench(*arguments: str) -> dict[str, Any]:
@@ -55,6 +63,59 @@ def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> 
         assert figure["value"] is None or figure["value"]["median"] > 0
         assert (figure["ratio"] is None) or figure["to"]
         assert figure["met"] in (None, True, False)
+
+
+def test_another_checkout_is_measured_beside_ours(dsn: str, tmp_path: Path) -> None:
+    for package in ("mailroom", "outbox", "inbox", "dispatcher", "alembic"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    slow = (
+        "def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:\n    for _ in range(20_000): pass\n"
+    )
+    codec_of_theirs = tmp_path / "mailroom" / "codec.py"
+    codec_of_theirs.write_text(re.sub(r"^def encode\(.*\n", slow, codec_of_theirs.read_text(), flags=re.M))
+    few = ("--runs", "1", "--messages", str(FEWEST_MESSAGES))
+    document = _bench("--dsn", dsn, "--only", "cost", "--against", str(tmp_path), *few)
+    figures = {figure["name"]: figure for figure in document["figures"]}
+    for line in MEASUREMENTS["cost"].lines:
+        ours, theirs, ratio = (
+            figures[name]["value"] for name in (line.name, f"{line.name}, before", f"{line.name} : before")
+        )
+        assert ratio["median"] == pytest.approx(ours["median"] / theirs["median"])
+    assert figures["send, client : before"]["value"]["median"] < 0.9
+    assert figures["INSERT, client : before"]["value"]["median"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "deliver"), "is for --only cost"),
+        ((), "is for --only cost"),
+        (("--only", "cost"), "is no checkout of Mailroom"),
+    ],
+)
+def test_against_is_refused_where_there_is_nothing_to_measure(
+    dsn: str, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = CliRunner().invoke(root, ["bench", "--dsn", dsn, "--against", str(tmp_path), *arguments])
+    assert result.exit_code != 0
+    assert message in result.output
+
+
+def test_processor_time_is_that_of_the_named_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            meter = Meter({"busy": busy.pid, "us": os.getpid()})
+            eventually(lambda: used_s(busy.pid) > 0.1)
+            before = used_s(busy.pid)
+            with meter.running():
+                eventually(lambda: used_s(busy.pid) - before > 0.2)
+            idle = used_s(os.getpid())
+        finally:
+            busy.kill()
+    each = meter.each_us(10)
+    assert each["busy"] >= 20_000
+    assert each["us"] * 10 / 1e6 < 0.2
+    assert idle == pytest.approx(time.process_time(), abs=0.2)
 
 
 def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect) -> None:

@@ -17,7 +17,7 @@ import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
-from dispatcher import Dispatcher, daemon, lane
+from dispatcher import Dispatcher, daemon, leading
 from inbox import AsyncInbox, Inbox, Worker
 from inbox.worker.unawaited import Unawaited
 from inbox.worker.wakeup import InboxListener
@@ -81,7 +81,15 @@ def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "session",
-    [settings.SESSION, settings.UNATTENDED, lane.LANE, lane.KEEPER, daemon.DRAIN, daemon.EXECUTOR, listening.SESSION],
+    [
+        settings.SESSION,
+        settings.UNATTENDED,
+        leading.LANE,
+        leading.KEEPER,
+        daemon.DRAIN,
+        daemon.EXECUTOR,
+        listening.SESSION,
+    ],
     ids=["command", "in flight", "lane", "keeper", "drain", "executor", "listener"],
 )
 async def test_session_of_ours_has_its_settings(dsn: str, session: dict[str, str]) -> None:
@@ -154,7 +162,7 @@ def clogged(node: Node, connect: Connect) -> Iterator[None]:
 async def test_queue_of_notifications_that_fills_up_is_warned_of(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lane, "WARN_AT", 1e-6)
+    monkeypatch.setattr(leading, "WARN_AT", 1e-6)
     async with running(Dispatcher(node.dsn)):
         await eventually_async(lambda: warnings_of(caplog, "mailroom.dispatcher"))
         [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher listener"))
@@ -169,13 +177,13 @@ async def test_queue_of_notifications_that_fills_up_is_warned_of(
 async def test_dispatcher_drops_its_own_listener_when_the_queue_fills_up_further(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(leading, "CHECK_INTERVAL_S", 0.1)
     async with running(Dispatcher(node.dsn, poll_interval_s=NEVER_S)):
         [listener] = await eventually_async(lambda: node.sessions("mailroom dispatcher listener"))
-        monkeypatch.setattr(lane, "WARN_AT", 1e-6)
-        monkeypatch.setattr(lane, "DROP_AT", 1e-6)
+        monkeypatch.setattr(leading, "WARN_AT", 1e-6)
+        monkeypatch.setattr(leading, "DROP_AT", 1e-6)
         await eventually_async(lambda: listener not in node.sessions("mailroom dispatcher listener"))
-        monkeypatch.setattr(lane, "DROP_AT", 1)
+        monkeypatch.setattr(leading, "DROP_AT", 1)
         await eventually_async(lambda: node.sessions("mailroom dispatcher listener"))
         node.send("shipping", key="k")
         await eventually_async(lambda: is_delivered(node, "k"))

@@ -74,9 +74,9 @@ def leader(node: Node) -> tuple[int, int, int] | None:
     return rows[0] if rows else None
 
 
-def both_lanes_lead(node: Node) -> bool:
-    """Tell whether the dispatcher and the executor of a daemon have their leases, so both have been connected."""
-    return bool(node.value("SELECT count(*) = 2 FROM mailroom.lease WHERE until > clock_timestamp()"))
+def all_lanes_lead(node: Node) -> bool:
+    """Tell whether all lanes of a daemon have their leases, so all have been connected."""
+    return bool(node.value("SELECT count(*) = 3 FROM mailroom.lease WHERE until > clock_timestamp()"))
 
 
 def is_delivered(node: Node, key: str) -> bool:
@@ -221,7 +221,7 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
         await eventually_async(lambda: leader(node) is not None, TAKE_OVER_S)
         standby = Dispatcher(node.dsn)
         async with running(standby):
-            await eventually_async(lambda: len(node.sessions()) == 10)
+            await eventually_async(lambda: len(node.sessions()) == 12)
             found = leader(node)
             assert found is not None
             assert found[0] == first.pid
@@ -448,7 +448,7 @@ def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
 def test_sigterm_ends_it_while_the_server_is_unreachable(node: Node, proxy: tuple[Proxy, str], fault: str) -> None:
     network, dsn = proxy
     with process(dsn, poll_interval_s=0.05) as started:
-        eventually(lambda: is_asleep(node) and both_lanes_lead(node), TAKE_OVER_S)
+        eventually(lambda: is_asleep(node) and all_lanes_lead(node), TAKE_OVER_S)
         network.black_hole() if fault == "black hole" else network.cut()
         started.send_signal(signal.SIGTERM)
         assert started.wait(STOP_S) == 0

@@ -44,7 +44,7 @@ async def running(lane: Lane) -> AsyncIterator[asyncio.Task[None]]:
 
 @contextlib.contextmanager
 def process(dsn: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a daemon with both lanes in a process of its own; killed at the end if it still runs."""
+    """Run a daemon with all its lanes in a process of its own; killed at the end if it still runs."""
     program = "import sys; from dispatcher.daemon import run; run(sys.argv[1], poll_interval_s=0.05)"
     with subprocess.Popen([sys.executable, "-c", program, dsn]) as started:
         try:
@@ -240,10 +240,10 @@ async def test_function_that_runs_long_does_not_hold_up_the_end(node: Node, conn
 # -- Ending -----------------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_a_daemon_with_both_lanes_and_gives_both_leases_up(node: Node) -> None:
+def test_sigterm_ends_a_daemon_with_all_lanes_and_gives_their_leases_up(node: Node) -> None:
     node.inbox("outcomes")
     with process(node.dsn) as started:
-        eventually(lambda: set(leaders(node)) == {"dispatcher", "executor"}, TAKE_OVER_S)
+        eventually(lambda: set(leaders(node)) == {"dispatcher", "executor", "links"}, TAKE_OVER_S)
         with node.connection.transaction():
             STORE.increment(node.connection, "n", notify="outcomes")
         eventually(lambda: node.delivered("key") == [("n",)])

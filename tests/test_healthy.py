@@ -18,9 +18,9 @@ from inbox.failure import recording, suspecting
 from mailroom.message import Message
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
+from tests.support.hot import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import wait_until_blocked
-from tests.test_plans import nodes
 
 WITHIN_S = 20.0
 

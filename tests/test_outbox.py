@@ -1,11 +1,13 @@
-"""The writer's side: what is sent, what is refused, and that Python and the table's CHECKs agree on it."""
+"""The writer's side: what is sent, what is refused, and that Python and the table's rules agree on it."""
 
 import json
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
-from typing import Any
+from functools import reduce
+from operator import and_, or_
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -18,10 +20,13 @@ from inbox import Inbox
 from mailroom import codec
 from mailroom.errors import EncodeError, InvalidMessage
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES
+from mailroom.outgoing import sending
 from mailroom.schema import create_inbox
+from mailroom.sql.runner import PlainCursor, run
 from mailroom.testing import deliver, sent
 from outbox import Outbox, Outgoing
 from tests.support.databases import Connect
+from tests.support.drivers import opened
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 OUTBOX = Outbox()
@@ -54,6 +59,48 @@ def test_message_without_a_key_gets_one_that_no_other_has(connect: Connect) -> N
     connection = connect()
     ids = {OUTBOX.send(connection, "t", 1) for _ in range(3)}
     assert {message.key for message in sent(connection, "t")} == {str(one) for one in ids}
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "Connection psycopg", "Connection pg8000"])
+def test_ids_of_many_are_random_ones_that_no_other_has(dsn: str, kind: str) -> None:
+    given_id = uuid.uuid4()
+    many = [Outgoing("t", nth) for nth in range(200)] + [Outgoing("t", 200, id=given_id)]
+    with opened(dsn, kind) as connection:
+        for _ in range(2):
+            OUTBOX.send_many(connection, many)
+        messages = sent(connection, "t")
+    ids = [message.id for message in messages]
+    assert [ids[200], ids[401]] == [given_id] * 2
+    assert len({*ids}) == 401
+    assert {(each.version, each.variant) for each in ids} == {(4, uuid.RFC_4122)}
+    # Each of the other bits is drawn: it is set in some and not in all, but for one chance in 2 ** 400.
+    numbers = [each.int for each in ids]
+    assert reduce(or_, numbers) ^ reduce(and_, numbers) == ~(0xF << 76 | 0b11 << 62) & (1 << 128) - 1
+    assert [message.key for message in messages] == [str(each) for each in ids]
+
+
+class Statements(PlainCursor):
+    """Keeps what is sent to the server."""
+
+    seen: ClassVar[list[bytes]] = []
+
+    def execute(self, query: Any, *arguments: Any, **named: Any) -> Any:
+        self.seen.append(query)
+        return super().execute(query, *arguments, **named)
+
+
+def test_insert_has_the_columns_that_are_set_and_is_the_same_object_each_time(connect: Connect) -> None:
+    """psycopg looks a prepared statement up by its text, whose hash Python keeps with the object."""
+    Statements.seen.clear()
+    rows = [Outgoing("t", 1, key="k").row(), Outgoing("t", 2, key="k").row(), Outgoing("t", 3, expires_at=NOON).row()]
+    for row in rows:
+        run(connect(), sending("mailroom", row), Statements)
+    first, second, third = Statements.seen
+    assert first is second
+    columns = "message_id, topic, key, kind, message_type, value"
+    places = '$1::uuid, $2::text, $3::text, $4::text::"char", $5::text::"char", $6::bytea'
+    assert first.decode() == f'INSERT INTO "mailroom".outbox ({columns}) VALUES ({places})'
+    assert f"({columns}, expires_at) VALUES" in third.decode()
 
 
 class Named(str, Enum):  # noqa: UP042
@@ -213,6 +260,36 @@ def test_table_refuses_the_same_in_plain_sql(connect: Connect, row: str) -> None
     with pytest.raises(errors.CheckViolation) as caught:
         connect().execute(f"INSERT INTO mailroom.outbox ({columns}) VALUES ({values})")
     assert caught.value.diag.constraint_name == constraint
+    said = caught.value.diag
+    assert (said.schema_name, said.table_name) == ("mailroom", "outbox")
+    assert constraint in (f"outbox_{said.column_name}", "outbox_one_value")
+    assert said.message_detail is None  # which would repeat the row
+
+
+def test_row_of_one_more_trigger_and_of_an_update_is_refused_too(connect: Connect) -> None:
+    connection = connect()
+    connection.execute(
+        "CREATE FUNCTION public.enrich() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN new.key := ''; RETURN new; END $$"
+    )
+    connection.execute(
+        "CREATE TRIGGER enrich BEFORE INSERT ON mailroom.outbox FOR EACH ROW EXECUTE FUNCTION public.enrich()"
+    )
+    with pytest.raises(errors.CheckViolation, match="outbox_key"), connection.transaction():
+        OUTBOX.send(connection, "t", 1, key="a")
+    connection.execute("DROP TRIGGER enrich ON mailroom.outbox")
+    OUTBOX.send(connection, "t", 1, key="a")
+    with pytest.raises(errors.CheckViolation, match="outbox_kind"):
+        connection.execute("UPDATE mailroom.outbox SET kind = 'X'")
+
+
+@pytest.mark.parametrize("row", BAD_ROWS)
+def test_row_of_a_session_that_fires_no_triggers_is_refused_too(connect: Connect, row: str) -> None:
+    """Such as those that logical replication applies: nothing behind the table checks them again."""
+    connection = connect()
+    connection.execute("SET session_replication_role = replica")
+    columns, values, constraint = BAD_ROWS[row]
+    with pytest.raises(errors.CheckViolation, match=constraint):
+        connection.execute(f"INSERT INTO mailroom.outbox ({columns}) VALUES ({values})")
 
 
 def test_position_is_not_for_writers_to_set(connect: Connect) -> None:

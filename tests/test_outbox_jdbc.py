@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dispatcher import janitor
 from dispatcher.janitor import Janitor
-from dispatcher.lane import KEEPER
+from dispatcher.leading import KEEPER
 from inbox import Inbox
 from mailroom import schema, settings
 from mailroom.testing import deliver

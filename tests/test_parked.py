@@ -14,7 +14,7 @@ import sqlalchemy
 
 from dispatcher.deliver import delivering
 from dispatcher.janitor import raising_floor
-from dispatcher.lane import KEEPER
+from dispatcher.leading import KEEPER
 from inbox import AsyncParked, Inbox, Park, Parked, Retry, Skip, parked
 from inbox.failure import Recorded
 from inbox.parked import Changed, Moved, moving_parked

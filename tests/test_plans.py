@@ -1,6 +1,6 @@
 """Plans: what an empty, just analyzed database makes of the hot statements must serve a full one too."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -12,7 +12,7 @@ from inbox.worker.in_flight import TAKE_OVER
 from mailroom.schema import create_inbox
 from mailroom.sql.operation import Sql
 from tests.support.databases import Connect
-from tests.support.hot import HOT, executed, main, prepared
+from tests.support.hot import HOT, executed, main, nodes, prepared
 
 # The others read what is small, or no more of it than asked.
 READ_LARGE_TABLES = (
@@ -25,12 +25,6 @@ READ_LARGE_TABLES = (
     "in-flight-entry",
 )
 WRITE_NO_LARGE_TABLE = ("reap-key-again", "in-flight-entry")
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from nodes(child)
 
 
 def generic_plan(connection: psycopg.Connection[Any], statement: Sql, names: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher import Dispatcher, Executor
-from dispatcher.lane import LANE, Lane
+from dispatcher.lane import Lane
+from dispatcher.leading import LANE
 from dispatcher.lease import Lease, reading_backend
 from dispatcher.portion import Portion
 from inbox import AsyncWorker, Worker

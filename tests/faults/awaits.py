@@ -10,8 +10,8 @@ from typing import Any
 
 # The asyncio part of the dispatcher (lane, keeper, listener) and of the worker (loop, in-flight entries, sleep).
 MODULES = (
-    "dispatcher.daemon", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell", "mailroom.session.listener",
-    "mailroom.session.disconnect",
+    "dispatcher.daemon", "dispatcher.leading", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell",
+    "mailroom.session.listener", "mailroom.session.disconnect",
     "inbox.worker.worker", "inbox.worker.loop", "inbox.worker.in_flight", "inbox.worker.wakeup",
 )  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -29,7 +29,7 @@ class Await:
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Await, ...]:
-    """Return all awaits, named like `await dispatcher.lane.Lane._keep #2`."""
+    """Return all awaits, named like `await dispatcher.leading.Leading._keep #2`."""
     return tuple(found for module in MODULES for found in _of_module(module))
 
 

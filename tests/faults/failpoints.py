@@ -78,7 +78,7 @@ class Failpoints:
         self._armed: Failpoint | None = None
         self._left = 0
         self._names: dict[str, str] = {}  # by the text of the rendered statement
-        self._cut_when_sent: set[int] = set()
+        self._when_sent: dict[int, str] = {}  # by connection: what is to happen once its next bytes are out
         self._lock = threading.Lock()
 
     def arm(self, failpoint: Failpoint | None) -> None:
@@ -118,8 +118,8 @@ class Failpoints:
                 time.sleep(0.004)  # about as long as the other session takes to get there
             case "cut":
                 _shut(connection)
-            case "cut when sent":
-                self._cut_when_sent.add(id(connection))
+            case "cut when sent" | "kill when sent":
+                self._when_sent[id(connection)] = armed.action
             case _:
                 _end_process(armed.action)
 
@@ -141,11 +141,9 @@ class Failpoints:
         return None
 
     def cutting(self, connection: psycopg.BaseConnection[Any], work: Any) -> Any:
-        """Return the driver's generator `work`, cut off between sending and the answer if that was asked for."""
-        if id(connection) not in self._cut_when_sent:
-            return work
-        self._cut_when_sent.discard(id(connection))
-        return _cut_once_sent(connection, work)
+        """Return the driver's generator `work`, ended between sending and the answer if that was asked for."""
+        action = self._when_sent.pop(id(connection), None)
+        return work if action is None else _ended_once_sent(connection, work, action)
 
     def _struck(self, name: str, when: str) -> Failpoint | None:
         armed = self._armed
@@ -213,9 +211,8 @@ class Failpoints:
         def posted(connection: psycopg.Connection[Any], one: Execute) -> None:
             self.at_step(connection, one, "before")
             post(connection, one)
-            if id(connection) in self._cut_when_sent:
-                self._cut_when_sent.discard(id(connection))
-                _shut(connection)
+            if (action := self._when_sent.pop(id(connection), None)) is not None:
+                _end_once_sent(connection, action)
             self.at_step(connection, one, "after")
 
         _replace(
@@ -322,7 +319,13 @@ def _shut(connection: psycopg.BaseConnection[Any]) -> None:
         pass  # it was lost already
 
 
-def _cut_once_sent(connection: psycopg.BaseConnection[Any], work: Any) -> Any:
+def _end_once_sent(connection: psycopg.BaseConnection[Any], action: str) -> None:
+    if action == "kill when sent":
+        _end_process("kill")
+    _shut(connection)
+
+
+def _ended_once_sent(connection: psycopg.BaseConnection[Any], work: Any, action: str) -> Any:
     value: Any = None
     trips = 0
     while True:
@@ -333,7 +336,7 @@ def _cut_once_sent(connection: psycopg.BaseConnection[Any], work: Any) -> Any:
         trips += 1
         if trips > 0 and (state == Wait.R or trips > 1):
             time.sleep(random.uniform(0, 0.004))  # the server may get as far as committing, or not
-            _shut(connection)
+            _end_once_sent(connection, action)
             trips = -1_000_000
         value = yield state
 

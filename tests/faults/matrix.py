@@ -31,7 +31,7 @@ MODULES = {
     "worker": ("inbox.", "mailroom.session.listener", "mailroom.session.disconnect"),
 }
 # Passed only while a process begins, or ends: it is made to.
-ENDING = ("dispatcher.lease.GIVE_UP", "await dispatcher.lane._end", "await dispatcher.lane.Lane._work")
+ENDING = ("dispatcher.lease.GIVE_UP", "await dispatcher.leading._end", "await dispatcher.leading.Leading._work")
 TAKING_OVER = ("dispatcher.lease.TERMINATE",)
 
 

@@ -197,9 +197,9 @@ def _ceiling_not_durable() -> None:
     habits=Habits(ceiling_step=20),
 )
 def _clock_not_recovered() -> None:
-    from dispatcher import deliver
+    from mailroom import clock
 
-    _rewrite(deliver.RECOVER, "greatest(c.last_value, n.clock_ceiling)", "greatest(c.last_value, 1)")
+    _rewrite(clock.RECOVER, "greatest(c.last_value, n.clock_ceiling)", "greatest(c.last_value, 1)")
 
 
 @_mutant("clocks are read off the wall")
@@ -336,13 +336,14 @@ def _cancelled_is_dead() -> None:
 
 @_mutant("housekeeping passes over nothing, and its errors end the daemon's session", "F41")
 def _housekeeping_errors_spread() -> None:
-    from dispatcher import housekeeping, lane
+    from dispatcher import housekeeping
+    from dispatcher import leading as lead
     from dispatcher.janitor import Janitor
 
     async def run(self: Any, leading: asyncio.Event) -> None:
         while True:
             await leading.wait()
-            async with lane.open_session(self._dsn, "dispatcher housekeeping", lane.KEEPER) as session:
+            async with lead.open_session(self._dsn, "dispatcher housekeeping", lead.KEEPER) as session:
                 while leading.is_set():
                     await self._janitor.run_once(session)
                     await asyncio.sleep(0.02)
@@ -350,5 +351,5 @@ def _housekeeping_errors_spread() -> None:
     _put(housekeeping.Housekeeping, "run", run)
     _put(Janitor, "_passing", lambda *_: contextlib.nullcontext())
     # As if it had not begun yet: then an error of its own ends it.
-    daemon: Any = lane.Lane
+    daemon: Any = lead.Leading
     daemon._has_begun = property(lambda _: False, lambda *_: None)

@@ -23,6 +23,7 @@ ROLES = {
     "reaper": "tests.faults.role_reaper",
     "worker": "tests.faults.role_worker",
     "dispatcher": "tests.faults.role_dispatcher",
+    "carrier": "tests.faults.role_carrier",
 }
 ENDED_BADLY, ORPHANED = 1, 3
 MOST_FAILURES = 3  # after which the pause grows no more
@@ -49,6 +50,11 @@ class Control:
         with self._lock:
             self._socket.sendall(json.dumps(fields).encode() + b"\n")
 
+    @property
+    def passes(self) -> dict[str, int]:
+        """How often each failpoint was passed."""
+        return dict(self._failpoints.passes)
+
     def obey(self) -> None:
         """Follow orders until the campaign is gone."""
         with self._socket.makefile("r") as lines:
@@ -62,7 +68,7 @@ class Control:
                 elif "stacks" in order:
                     self.report(stacks=[awaits.stack(each) for each in list(self._failpoints.coroutines)])
                 elif "passes" in order:
-                    self.report(passes=dict(self._failpoints.passes))
+                    self.report(passes=self.passes)
         os._exit(ORPHANED)
 
 

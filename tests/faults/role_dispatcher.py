@@ -2,7 +2,7 @@
 
 import asyncio
 
-from dispatcher import lane, lease
+from dispatcher import lane, leading, lease
 from dispatcher.daemon import Dispatcher, Executor, run_until_signalled
 from mailroom import clock
 from tests.faults.role import Control
@@ -17,6 +17,7 @@ def play(task: Task, control: Control) -> None:
         (lease, "LEASE_S", task.habits.lease_s),
         (lease, "RENEW_S", task.habits.lease_s / 3),
         (lane, "RENEW_S", task.habits.lease_s / 3),
+        (leading, "RENEW_S", task.habits.lease_s / 3),
         (clock, "CEILING_STEP", task.habits.ceiling_step),
     ):
         setattr(module, name, value)

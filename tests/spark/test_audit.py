@@ -538,7 +538,7 @@ def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> Non
     node_run.send(3, "sent")
     report = node_run.audit()
     assert [(found.name, found.wrong) for found in report.checks if not found.holds] == []
-    assert report.under_way == {"outbox": 3, "scheduled": 1, "inbox": 5, "parked": 1, "dead_letter": 6}
+    assert report.under_way == {"outbox": 3, "scheduled": 1, "inbox": 5, "parked": 1, "dead_letter": 6, "transit": 0}
     checked = {found.name: found.checked for found in report.checks}
     assert checked == {
         "files complete": 1, "batches complete": 4, "delivered once": 40, "drained is gone": 6, "clocks differ": 40,
@@ -555,6 +555,24 @@ def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> Non
     assert report.files["clocks"][1] < moments[0]
     first, last = report.files["delivered_at"]
     assert node_run.node.value("SELECT %s <= %s AND %s < now()", first, last, last)
+
+
+def test_message_that_went_to_another_node_only_is_not_lost(node_run: Run) -> None:
+    connection = node_run.node.connection
+    connection.execute("INSERT INTO mailroom.link (name) VALUES ('lyon')")
+    connection.execute("INSERT INTO mailroom.link_topic (topic, link) SELECT topic, number FROM mailroom.link, "
+                       "(VALUES ('numbers'), ('elsewhere')) AS t (topic)")  # fmt: skip
+    node_run.send(10)
+    node_run.send(20, "far", topic="elsewhere")
+    node_run.node.drain()
+    node_run.drain()
+    checks = ("batches complete", "copies agree", "values as sent")
+    assert node_run.wrong(*checks, "sent is there", "there is sent") == []
+    assert node_run.audit().under_way["transit"] == 30
+    connection.execute("DELETE FROM mailroom.transit WHERE seq <= 14")
+    assert node_run.wrong(*checks) == []
+    connection.execute("DELETE FROM mailroom.transit WHERE seq BETWEEN 16 AND 30")
+    assert [found.name for found in node_run.wrong(*checks)] == ["batches complete"]
 
 
 def test_lost_message_and_lost_file_are_found(node_run: Run) -> None:

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 
 from dispatcher.janitor import Janitor
-from dispatcher.lane import KEEPER
+from dispatcher.leading import KEEPER
 from mailroom import settings
 from mailroom.codec import decode
 from mailroom.embedded import Server

@@ -13,7 +13,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from dispatcher import drain
 from dispatcher.janitor import Janitor
-from dispatcher.lane import KEEPER
+from dispatcher.leading import KEEPER
 from mailroom import settings
 from mailroom.errors import ConfigurationError, InvalidName
 from mailroom.names import DEFAULT_SCHEMA

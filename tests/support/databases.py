@@ -11,7 +11,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
+from mailroom.links.restored import taking_new_id
 from mailroom.schema import migrate
+from mailroom.sql.runner import run
 from tests.support.waiting import eventually
 
 _TEMPLATE_LOCK = 1_146_310_228
@@ -46,7 +48,12 @@ class Databases:
         name = f"{self._prefix}{self._server.info.backend_pid}_{self._made}"
         template = self._template if migrated else "template0"
         self._server.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
-        return self._url(name)
+        url = self._url(name)
+        if migrated:
+            # A clone has the template's node id, and no two nodes may have one.
+            with psycopg.connect(url) as connection:
+                run(connection, taking_new_id("mailroom"))
+        return url
 
     def leaks(self, dsn: str) -> list[str]:
         """Describe the connections and prepared transactions that a test left open in its database."""

@@ -1,17 +1,19 @@
 """The hot statements: `make sql NAME=deliver` prints one for psql, to EXPLAIN it by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
+import psycopg
 
-from dispatcher.deliver import DELIVER
+from dispatcher.deliver import DELIVER, DELIVER_LINKED
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.executor.take import NEXT
 from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, Share
 from inbox.failure import RECORD
 from inbox.worker.in_flight import ADD
-from mailroom.outgoing import INSERT
+from mailroom.outgoing import INSERT, VALUES
 from mailroom.sql.operation import PARAMETER, Sql
 from mailroom.status import INBOXES
 
@@ -26,8 +28,9 @@ class Hot:
 
 
 HOT = {
-    "insert": Hot(INSERT),
+    "insert": Hot(INSERT, {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())}),
     "deliver": Hot(DELIVER, session=DELIVERY),
+    "deliver-with-links": Hot(DELIVER_LINKED, session=DELIVERY),
     "reap-key": Hot(REAP_KEY, session=PINNED),
     "reap-key-again": Hot(HAS_MORE, session=PINNED),
     "reap-any": Hot(REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
@@ -56,6 +59,34 @@ def prepared(
 def executed(values: list[str]) -> str:
     """Return the EXECUTE of `hot` with these values, written as in SQL."""
     return f"EXECUTE hot({', '.join(values)})" if values else "EXECUTE hot"
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return all nodes of a plan."""
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def explained(connection: psycopg.Connection[Any], deliver: Sql = DELIVER) -> list[dict[str, Any]]:
+    """Run a delivery as the dispatcher's session does, undo it, and return its plan with what it really did."""
+    prepare, parameters = prepared(deliver, {})
+    values = {"start": "0", "gaps": "'{}'", "writers": "'{}'", "rows": "1000", "bytes": "1000000"}
+    with connection.transaction(force_rollback=True):
+        for name, value in {**DELIVERY, "plan_cache_mode": "force_generic_plan"}.items():
+            connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+        connection.execute(prepare.encode())
+        execute = executed([values.get(each, "NULL") for each in parameters])
+        row = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {execute}".encode()).fetchone()
+        connection.execute("DEALLOCATE hot")
+    assert row is not None
+    return list(nodes(row[0][0]["Plan"]))
+
+
+def below(plan: list[dict[str, Any]], cte: str) -> list[dict[str, Any]]:
+    """Return the nodes of one CTE."""
+    [root] = [node for node in plan if node.get("Subplan Name") == f"CTE {cte}"]
+    return list(nodes(root))
 
 
 @click.command()

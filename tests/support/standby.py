@@ -46,6 +46,18 @@ class Standby:
         """Start it; it answers reading sessions."""
         self._run("pg_ctl", "-D", self._data, "-l", self._data.with_name("server.log"), "-w", "start")
 
+    def recover_to(self, restore_point: str, wal: Path) -> None:
+        """Start it as a server of its own that recovers to a point in time, by the WAL files in that directory."""
+        (self._data / "standby.signal").rename(self._data / "recovery.signal")
+        with (self._data.with_name("mailroom.conf")).open("a") as settings:
+            settings.write(
+                f"primary_conninfo = ''\nrestore_command = 'cp {wal}/%f %p'\n"
+                f"recovery_target_name = '{restore_point}'\nrecovery_target_action = promote\n"
+            )
+        with (self._data / "postgresql.auto.conf").open("a") as settings:
+            settings.write("primary_conninfo = ''\n")
+        self.start()
+
     def promote(self) -> None:
         """Make a primary of it."""
         self._run("pg_ctl", "-D", self._data, "-w", "promote")

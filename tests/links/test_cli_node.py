@@ -1,0 +1,89 @@
+"""`mailroom node new-id`, `moved` and `restored`: what only an operator can say of a node."""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from mailroom.links.start import noting_place
+from mailroom.node import (
+    new_node_id,
+    new_node_id_async,
+    node_moved,
+    node_moved_async,
+    node_restored,
+    node_restored_async,
+)
+from mailroom.sql.runner import run
+from tests.support.command import done, error_of, json_of, mailroom
+from tests.support.node import SCHEMA, Node
+
+ELSEWHERE = "UPDATE mailroom.node SET database_oid = database_oid - 1"
+
+
+@pytest.fixture
+def node(source: Node) -> Node:
+    """A node that another one may read."""
+    with source.connection.transaction():
+        run(source.connection, noting_place(SCHEMA))
+        source.connection.execute("INSERT INTO mailroom.link (name) VALUES ('south')")
+    return source
+
+
+def changed(node: Node) -> Any:
+    return node.rows("SELECT n, c.last_value FROM mailroom.node AS n, mailroom.clock AS c")
+
+
+def test_copy_gets_a_new_id_and_is_told_what_it_loses(node: Node) -> None:
+    id = str(node.value("SELECT id FROM mailroom.node"))
+    before = changed(node)
+    lost = "1 link of readers with 0 messages for them, and 0 sources"
+    assert done("node", "new-id", "--dry-run", dsn=node.dsn) == (
+        f"The node would get another id than {id}, and lose {lost}.\n"
+    )
+    assert changed(node) == before
+    told = done("node", "new-id", "--actor", "ada", "--why", "tests", dsn=node.dsn)
+    assert (
+        told == f"The node has the id {node.value('SELECT id FROM mailroom.node')} now; it was {id}. It lost {lost}.\n"
+    )
+    assert node.rows("SELECT actor, action, reason FROM mailroom.audit") == [("ada", "node new-id", "tests")]
+    found = json_of("node", "new-id", dsn=node.dsn)
+    assert (found["links"], found["id"]) == (0, str(node.value("SELECT id FROM mailroom.node")))
+
+
+def test_node_that_was_moved_lets_readers_in_again(node: Node) -> None:
+    assert done("node", "moved", dsn=node.dsn) == "The node is where it was, or has no links.\n"
+    node.connection.execute(ELSEWHERE)
+    before = changed(node)
+    assert done("node", "moved", "--dry-run", dsn=node.dsn) == (
+        "Readers would be let in here. Each compares what it has with this node.\n"
+    )
+    assert changed(node) == before
+    assert json_of("node", "moved", dsn=node.dsn) == {"schema": "mailroom", "moved": True, "dry_run": False}
+    assert json_of("node", "moved", dsn=node.dsn)["moved"] is False
+
+
+def test_restored_node_goes_on_as_another_incarnation(node: Node) -> None:
+    before = changed(node)
+    assert done("node", "restored", "--above", "3", "--dry-run", dsn=node.dsn) == (
+        "The node would go on as incarnation 4.\n"
+    )
+    assert changed(node) == before
+    assert done("node", "restored", "--actor", "ada", "--why", "snapshot", dsn=node.dsn) == (
+        "The node goes on as incarnation 2.\n"
+    )
+    assert json_of("node", "restored", "--above", "7", dsn=node.dsn)["incarnation"] == 8
+    node.connection.execute(ELSEWHERE)
+    assert "mailroom node moved" in error_of(mailroom("node", "restored", dsn=node.dsn))
+
+
+async def test_same_is_there_for_programs_on_both_kinds_of_connection(node: Node) -> None:
+
+    async with await psycopg.AsyncConnection.connect(node.dsn) as connection:
+        assert await node_restored_async(connection, actor="ada") == 2
+        assert not await node_moved_async(connection, actor="ada")
+        assert (await new_node_id_async(connection, actor="ada", dry_run=True)).links == 1
+    with psycopg.connect(node.dsn) as connection:
+        assert node_restored(connection, actor="ada") == 3
+        assert not node_moved(connection, actor="ada")
+        assert new_node_id(connection, actor="ada").links == 1

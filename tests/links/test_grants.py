@@ -1,0 +1,173 @@
+"""The grants of docs/links.md: a reader's login has what it needs at the source, and no more."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dispatcher.links.acknowledge import acknowledging
+from dispatcher.links.bounds import START, bounding
+from dispatcher.links.fetch import fetching
+from dispatcher.links.lane import Links
+from mailroom.links.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
+from mailroom.links.hello import asking_topics, greeting, matching
+from mailroom.links.target import introducing, reading_origins
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import run
+from tests.links.test_links import do, stamp
+from tests.support.node import SCHEMA, Node
+from tests.support.waiting import eventually_async
+from tests.test_docs import ROOT, blocks
+
+PAGE: Path = ROOT / "docs" / "links.md"
+
+
+class Login:
+    """A reader's login, in a transaction that is rolled back at the end, and the role with it: it is the server's."""
+
+    def __init__(self, connection: psycopg.Connection[Any], greet: Callable[[UUID], Operation[Any]]) -> None:
+        self.connection = connection
+        self._greet = greet
+        self.run_id = uuid4()
+        self.link = 0
+
+    def hello(self) -> None:
+        self.link = run(self.connection, self._greet(self.run_id)).link
+
+    def refused(self, statement: str) -> None:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), self.connection.transaction():
+            self.connection.execute(statement.encode())
+
+
+@pytest.fixture
+def login(source: Node, target: Node) -> Iterator[Login]:
+    """Login `lyon_reader` at the source, beside the reader `dijon`, for which a message waits too."""
+    do(source, "allow", "lyon")
+    do(source, "allow", "dijon")
+    do(target, "add", "paris", reader="lyon")
+    for (number,) in source.rows("SELECT number FROM mailroom.link"):
+        stamp(source, number, 1, 3)
+    source.connection.execute(
+        "INSERT INTO mailroom.link_topic (topic, link) SELECT 'theirs', number FROM mailroom.link WHERE name = 'dijon'"
+    )
+    [origin] = run(target.connection, reading_origins(SCHEMA))
+    party = run(target.connection, introducing(SCHEMA, origin))
+    with psycopg.connect(source.dsn) as connection:
+        connection.execute("CREATE ROLE lyon_reader")
+        yield Login(connection, lambda run_id: greeting(SCHEMA, "paris", party, origin.pinned, run_id))
+        connection.rollback()
+
+
+def grant(login: Login, *, apart: bool) -> None:
+    """Run the SQL of the page, with that which holds readers apart or without, and become the login."""
+    rights, policies = [block.text for block in blocks(PAGE) if block.language == "sql"]
+    login.connection.execute(rights.encode())
+    if apart:
+        login.connection.execute(policies.encode())
+    login.connection.execute("SET LOCAL ROLE lyon_reader")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_login_reads_its_link(login: Login, apart: bool) -> None:
+    grant(login, apart=apart)
+    login.hello()
+    connection, link, run_id = login.connection, login.link, login.run_id
+    assert run(connection, asking_topics(SCHEMA, link, run_id, ["order.#", "paid"]))
+    assert run(connection, asking_topics(SCHEMA, link, run_id, ["paid"]))
+    bounds = run(connection, bounding(SCHEMA, link, START, rows=10, max_bytes=1_000))
+    assert (bounds.verdict, bounds.last) == ("agrees", 3)
+    assert run(connection, fetching(SCHEMA, link, after=0, to=3)).size > 0
+    assert run(connection, matching(SCHEMA, link, run_id))
+    assert run(connection, acknowledging(SCHEMA, link, run_id, 3))
+    assert run(connection, claiming(SCHEMA, link, run_id, 3, 30))
+    assert run(connection, reading_extent(SCHEMA, link)) == (1, 3)
+    assert len(run(connection, reading_sent(SCHEMA, link, 0, 10))) == 3
+    ending = run(connection, reading_ending(SCHEMA, link, 2))
+    assert ending is not None
+    assert run(connection, finding_anchor(SCHEMA, link, [(2, ending.id, ending.stamped_at)])) == 2
+    assert run(connection, finding_anchor(SCHEMA, link, [(2, uuid4(), datetime.now(UTC))])) is None
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_login_changes_nothing_but_what_readers_write(login: Login, apart: bool) -> None:
+    grant(login, apart=apart)
+    for statement in (
+        "SELECT FROM mailroom.outbox",
+        "SELECT FROM mailroom.inbox",
+        "UPDATE mailroom.node SET name = 'x'",
+        "UPDATE mailroom.link SET name = 'x'",
+        "UPDATE mailroom.link SET state = 'open'",
+        "UPDATE mailroom.link SET keep_s = 0",
+        "INSERT INTO mailroom.link (name) VALUES ('x')",
+        "DELETE FROM mailroom.link",
+        "DELETE FROM mailroom.transit",
+        "UPDATE mailroom.transit SET seq = 0",
+        "INSERT INTO mailroom.transit (link) VALUES (1)",
+        "SELECT nextval('mailroom.clock')",
+    ):
+        login.refused(statement)
+
+
+def test_policies_hold_readers_apart(login: Login) -> None:
+    grant(login, apart=True)
+    login.hello()
+    connection, link = login.connection, login.link
+    [(theirs,)] = connection.execute("SELECT number FROM mailroom.link WHERE name = 'dijon'").fetchall()
+    assert connection.execute("SELECT DISTINCT link FROM mailroom.transit").fetchall() == [(link,)]
+    assert connection.execute("SELECT FROM mailroom.link_topic").fetchall() == []
+    assert connection.execute("UPDATE mailroom.link SET acked = 3 RETURNING name").fetchall() == [("lyon",)]
+    login.refused(f"INSERT INTO mailroom.link_topic (topic, link) VALUES ('mine', {theirs})")
+
+
+def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None:
+    grant(login, apart=True)
+    plan = login.connection.execute(
+        "EXPLAIN SELECT count(*) FROM mailroom.transit WHERE link = 1 AND seq > 2 AND seq <= 100"
+    ).fetchall()
+    conditions = [line for (line,) in plan if "Index Cond:" in line]
+    assert any("link = 1" in line and "seq > 2" in line for line in conditions), plan
+
+
+@pytest.fixture
+def login_dsn(source: Node) -> Iterator[str]:
+    """The source's database, as a login of its own that has what the page says, and is held apart from others."""
+    known = conninfo_to_dict(source.dsn)
+    role = "lyon_reader_" + str(known["dbname"])[-20:]
+    source.connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{known.get('password', '')}'".encode())
+    for block in blocks(PAGE):
+        if block.language == "sql":
+            source.connection.execute(block.text.replace("lyon_reader", role).encode())
+    yield make_conninfo(source.dsn, user=role)
+    source.connection.execute(f"DROP OWNED BY {role}".encode())
+    source.connection.execute(f"DROP ROLE {role}".encode())
+
+
+async def test_dispatcher_reads_with_this_login(
+    source: Node, target: Node, login_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(source, "allow", "lyon")
+    do(target, "add", "paris", reader="lyon")
+    target.inbox("invoices")
+    target.connection.execute(
+        "INSERT INTO mailroom.subscription (topic, inbox, origin) VALUES ('order', 'invoices', 'paris')"
+    )
+    monkeypatch.setenv("MAILROOM_DSN_PARIS", login_dsn)
+    lane = Links(target.dsn, poll_interval_s=0.1)
+    running = asyncio.create_task(lane.run())
+    try:
+        await eventually_async(lambda: source.rows("SELECT FROM mailroom.link_topic"))
+        source.send("order", {"order": 42}, key="k")
+        source.drain()
+        await eventually_async(lambda: target.delivered("inbox, key") == [("invoices", "k")])
+        await eventually_async(lambda: source.value("SELECT acked FROM mailroom.link") == 1)
+        [found] = do(target, "status").sources
+        assert (found.state, found.why, found.position) == ("open", None, 1)
+    finally:
+        lane.stop()
+        await running
