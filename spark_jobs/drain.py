@@ -10,7 +10,7 @@ import click
 import psycopg
 import pyarrow as pa
 
-from inbox.peek import finding
+from inbox.peek import finding_by_key
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
@@ -77,7 +77,7 @@ def drain(node: Node, inbox: str, directory: str, *, lane: int = 0, max_messages
 
 def _checking(schema: str, inbox: str) -> Operation[None]:
     yield from checking(schema)
-    yield from finding(schema, inbox)
+    yield from finding_by_key(schema, inbox)
 
 
 class _Sessions:

@@ -43,6 +43,8 @@ DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic
 # the inbox and in a file of a later epoch, it was merely drained meanwhile. A batch and its messages are committed
 # together, and so are a sender's rows and its messages: a snapshot has both or neither.
 #
+# What links carry is in `transit` too, until a while after its reader has it; then only their number is left (trimmed).
+#
 # A way to an inbox (`mailroom.routing`) has as `kind` the kinds that come by it. That of a pattern has in the place of
 # a source what its topics are LIKE, and in that of a count how many words they have.
 SNAPSHOT = Sql(
@@ -56,6 +58,12 @@ UNION ALL
 SELECT 'parked', {delivered} FROM {schema}.parked
 UNION ALL
 SELECT 'dead_letter', {dead_lettered} FROM {schema}.dead_letter
+UNION ALL
+SELECT 'transit', {not_delivered} FROM {schema}.transit WHERE kind <> 'H'
+UNION ALL
+SELECT 'trimmed', NULL::text, {no_message}, NULL::text, min(seq) - 1::bigint, NULL::integer, NULL::bigint, {no_time},
+       {no_content}
+FROM {schema}.transit GROUP BY link
 UNION ALL
 SELECT 'batch', NULL::text, {no_message}, pg_catalog.format('mailroom spark %s %s', name, batch),
        b.messages - coalesce(u.messages - u.moved, 0::bigint), NULL::integer, NULL::bigint, {no_time},

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from inbox.peek import finding
+from inbox.peek import finding_by_key
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
 from mailroom.sql.runner import run
@@ -118,7 +118,7 @@ class InboxReader(DataSourceReader):
         # The messages of one key are few, and are found by the key.
         number = self._number if self._chosen.key is None else 1
         with self._node.connect(f"read {self._inbox}") as connection:
-            run(connection, finding(self._node.schema, self._inbox))
+            run(connection, finding_by_key(self._node.schema, self._inbox))
             ends = run(connection, finding_ends(self._node.schema, self._inbox))
             if ends is None:
                 return [NOTHING]

@@ -6,7 +6,7 @@ Each operation runs in a transaction of its own.
 from dataclasses import dataclass
 
 from inbox.claim import PIN
-from inbox.peek import finding
+from inbox.peek import finding_by_key
 from inbox.worker.wakeup import PARTITION_KEY
 from mailroom import clock, locks
 from mailroom.errors import ConfigurationError
@@ -44,7 +44,7 @@ def entering(schema: str, inbox: str, above: int, first: int | None) -> Operatio
     Raises `UnknownInbox`, and `ConfigurationError` unless `first` (None: any) is the clock of the first message above
     `above`.
     """
-    yield from finding(schema, inbox)
+    yield from finding_by_key(schema, inbox)
     for statement in LOCK:
         yield statement.at(schema=schema, inbox=inbox, patience=str(PATIENCE_MS))()
     if first is not None and (yield from finding_lowest(schema, inbox, above)) != first:
