@@ -51,9 +51,11 @@ pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; witho
 	  || { apt-get -qq update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y pgbouncer; } >/dev/null \
 	  || echo "PgBouncer could not be installed: its tests are skipped"
 
+# TESTED=yes leaves out what `make test` has just run, as CI did.
+TESTED ?=
 .PHONY: test-all
 test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
-	$(BIN)/python -m pytest -n 2 --pg all --ignore tests/spark --ignore tests/wheel
+	$(BIN)/python -m pytest -n 2 --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
 
 .PHONY: jdbc
 jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-get can; without it they are skipped

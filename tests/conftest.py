@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="PostgreSQL to test on: 15 to 18, or all this machine has (default: the embedded wheel's, else the "
         f"highest installed). {_EXTERNAL} names a running server to use instead.",
     )
+    parser.addoption("--beyond-test", action="store_true", help="leave out what make test has run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +60,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     majors = metafunc.config.stash[_MAJORS]
     if "pg_major" in metafunc.fixturenames and len(majors) > 1:
         metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("beyond_test"):
+        return
+    default = find_binaries().major
+    tested = [
+        item
+        for item in items
+        if "slow" not in item.keywords
+        and (not isinstance(item, pytest.Function) or _major_of(item, default) == default)
+    ]
+    config.hook.pytest_deselected(items=tested)
+    items[:] = [item for item in items if item not in set(tested)]
+
+
+def _major_of(item: pytest.Function, default: int) -> int:
+    """Return the version that a test is to run on; one that needs no server counts as one of the default's."""
+    return int(item.callspec.params.get("pg_major", default)) if hasattr(item, "callspec") else default
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -168,8 +188,8 @@ def databases(pg_major: int | None, _databases_of: Callable[[int | None], Databa
 
 @pytest.fixture
 def dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator[str]:
-    """The URL of a database of the test's own, migrated."""
-    with _database(request, databases, migrated=True) as url:
+    """The URL of a database of the test's own, migrated. All further ones of the test have node ids of their own."""
+    with _database(request, databases, migrated=True, meets_others=False) as url:
         yield url
 
 
@@ -188,8 +208,10 @@ def target_dsn(request: pytest.FixtureRequest, databases: Databases) -> Iterator
 
 
 @contextmanager
-def _database(request: pytest.FixtureRequest, databases: Databases, *, migrated: bool) -> Iterator[str]:
-    url = databases.create(migrated=migrated)
+def _database(
+    request: pytest.FixtureRequest, databases: Databases, *, migrated: bool, meets_others: bool = True
+) -> Iterator[str]:
+    url = databases.create(migrated=migrated, meets_others=meets_others)
     try:
         yield url
         # The traceback of a failed test keeps its connections alive, so they say nothing.

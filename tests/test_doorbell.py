@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from types import GeneratorType
 from typing import Any, cast
@@ -21,7 +22,7 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, send
 from tests.support.waiting import eventually_async
 
-NEVER_S = 3_600.0  # a poll that no test lives to see
+NEVER_S = math.inf  # a poll that no test lives to see, and that no pause reaches by doubling
 SOON_S = 5.0  # for what waits for no other process
 OUTBOX = "'mailroom.outbox'::regclass"
 HOLD_AWAKE = f"SELECT pg_try_advisory_lock({locks.AWAKE}, {locks.key(OUTBOX)})"
