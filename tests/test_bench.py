@@ -50,7 +50,12 @@ def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
     return list(measure(measurement, Setup("", 1), len(runs)))
 
 
-@pytest.mark.parametrize("name", list(MEASUREMENTS))
+SLOW = ("cost", "waiting")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MEASUREMENTS]
+)
 def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> None:
     if missing := MEASUREMENTS[name].missing():
         pytest.skip(missing)
@@ -65,6 +70,7 @@ def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> 
         assert figure["met"] in (None, True, False)
 
 
+@pytest.mark.slow
 def test_another_checkout_is_measured_beside_ours(dsn: str, tmp_path: Path) -> None:
     for package in ("mailroom", "outbox", "inbox", "dispatcher", "alembic"):
         shutil.copytree(ROOT / package, tmp_path / package)
