@@ -28,11 +28,12 @@ class Place:
 
     `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked. `clock`
     is its clock in an inbox. `ahead` counts the messages before it: in an outbox all of them, in an inbox those of its
-    key, which are reaped first. The topic of an executable is its target and operation, such as store.put. If the key
-    is failing, `attempts`, `retry_at` and `reason` describe that; a parked key has no `retry_at`. For a dead letter
-    `reason` says why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of the
-    message from which it follows, if it follows from one. For `transit`, `link` is the name of the node that is to read
-    it and has not acknowledged it, `clock` its clock here, and `ahead` counts what is read before it.
+    key, which are reaped first, and in one of total order (`is_total`) all that stand before it. The topic of an
+    executable is its target and operation, such as store.put. If the key is failing, or the whole inbox of total order,
+    `attempts`, `retry_at` and `reason` describe that; what is parked has no `retry_at`. For a dead letter `reason` says
+    why it is one, and `inbox` which inbox skipped it. `id` is the message's, and `causation` that of the message from
+    which it follows, if it follows from one. For `transit`, `link` is the name of the node that is to read it and has
+    not acknowledged it, `clock` its clock here, and `ahead` counts what is read before it.
     """
 
     where: Where
@@ -49,6 +50,7 @@ class Place:
     id: UUID
     causation: UUID | None
     link: str | None = None
+    is_total: bool = False
 
 
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
@@ -57,46 +59,61 @@ class Place:
 # `transit` only what is not acknowledged is read, by its primary key.
 PLACES = """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
-       NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text
+       NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text, false
 FROM {schema}.outbox AS o WHERE {wanted}
 UNION ALL
 SELECT 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text), sent_at,
        sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, message_id, headers ->> 'causation'::text,
-       NULL
+       NULL, false
 FROM {schema}.outbox_executable AS o WHERE {wanted}
 UNION ALL
 SELECT 'scheduled', NULL, topic, key, sent_at, deliver_at, NULL, NULL, NULL, NULL, NULL, message_id,
-       headers ->> 'causation'::text, NULL
+       headers ->> 'causation'::text, NULL, false
 FROM {schema}.scheduled WHERE {wanted}
 UNION ALL
 SELECT CASE WHEN k.retry_at = 'infinity' THEN 'parked' ELSE 'inbox' END, h.inbox, topic, h.key, sent_at,
-       CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock, {before_in_key},
+       CASE WHEN k.retry_at = 'infinity' THEN k.parked_at ELSE delivered_at END, h.clock, {before_in_inbox},
        k.attempts::bigint, nullif(k.retry_at, 'infinity'), k.last_error, h.message_id, h.headers ->> 'causation'::text,
-       NULL
-FROM (SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.inbox WHERE {wanted}
+       NULL, coalesce(r."order" = 'total', false)
+FROM (SELECT message_id, inbox, key, clock, sent_clock, origin, topic, sent_at, delivered_at, headers
+      FROM {schema}.inbox WHERE {wanted}
       UNION ALL
-      SELECT message_id, inbox, key, clock, topic, sent_at, delivered_at, headers FROM {schema}.parked
-      WHERE {wanted}) AS h
+      SELECT message_id, inbox, key, clock, NULL, NULL, topic, sent_at, delivered_at, headers
+      FROM {schema}.parked WHERE {wanted}) AS h
+LEFT JOIN {schema}.inbox_registry AS r ON r.name = h.inbox
 LEFT JOIN {schema}.key_state AS k ON k.inbox = h.inbox AND k.key IN (h.key, '')
 UNION ALL
 SELECT 'dead_letter', inbox, topic, key, sent_at, failed_at, clock, NULL, attempts::bigint, NULL, reason, message_id,
-       headers ->> 'causation'::text, NULL
+       headers ->> 'causation'::text, NULL, false
 FROM {schema}.dead_letter WHERE {wanted}
 UNION ALL
 SELECT 'transit', NULL, topic, key, sent_at, stamped_at, sent_clock, seq - acked - 1::bigint, NULL, NULL, NULL,
-       message_id, headers ->> 'causation'::text, name
+       message_id, headers ->> 'causation'::text, name, false
 FROM {schema}.link JOIN {schema}.transit ON link = number AND seq > acked WHERE {wanted}
 """
-COLUMNS = (*("text",) * 4, *("timestamptz",) * 2, *("bigint",) * 3, "timestamptz", "text", "uuid", "text", "text")
+COLUMNS = (
+    *("text",) * 4,
+    *("timestamptz",) * 2,
+    *("bigint",) * 3,
+    "timestamptz",
+    "text",
+    "uuid",
+    "text",
+    "text",
+    "boolean",
+)
 TRACE = Sql(
     PLACES,
     columns=COLUMNS,
     wanted="message_id = ANY (%(ids)s::uuid[])",
     before_in_outbox="(SELECT count(*) FROM {schema}.outbox AS b WHERE b.position < o.position)",
     before_in_outbox_executable="(SELECT count(*) FROM {schema}.outbox_executable AS b WHERE b.position < o.position)",
-    before_in_key="(SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = h.inbox AND b.key = h.key "
-    "AND b.clock < h.clock) + (SELECT count(*) FROM {schema}.parked AS b WHERE b.inbox = h.inbox AND b.key = h.key "
-    "AND b.clock < h.clock)",
+    before_in_inbox="""CASE WHEN r."order" = 'total' THEN (
+           SELECT count(*) FROM {schema}.inbox AS b
+           WHERE b.inbox = h.inbox AND (b.sent_clock, b.origin) < (h.sent_clock, h.origin))
+       ELSE (SELECT count(*) FROM {schema}.inbox AS b WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock)
+            + (SELECT count(*) FROM {schema}.parked AS b
+               WHERE b.inbox = h.inbox AND b.key = h.key AND b.clock < h.clock) END""",
 )
 # What stands before each of many messages is not counted: that would read the tables once for each.
 CAUSED = Sql(
@@ -105,7 +122,7 @@ CAUSED = Sql(
     wanted="headers ->> 'causation'::text = ANY (%(causes)s::text[])",
     before_in_outbox="NULL::bigint",
     before_in_outbox_executable="NULL::bigint",
-    before_in_key="NULL::bigint",
+    before_in_inbox="NULL::bigint",
 )
 
 
@@ -170,7 +187,7 @@ def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Place]]
 
 
 def _places(rows: list[Row]) -> list[Place]:
-    return [Place(*(*row[:-2], _id(row[-2]), row[-1])) for row in rows]
+    return [Place(*(*row[:-3], _id(row[-3]), *row[-2:])) for row in rows]
 
 
 def _id(text: str | None) -> UUID | None:

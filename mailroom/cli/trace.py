@@ -57,7 +57,8 @@ def _described(place: Place) -> str:
     about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
     # Of what follows from it nobody has counted what stands before it.
     ahead = "" if place.ahead is None else f", {place.ahead:,} before it"
-    ahead_of_its_key = "" if place.ahead is None else f", {place.ahead:,} of its key before it"
+    ahead_in_inbox = ahead if place.is_total or place.ahead is None else f", {place.ahead:,} of its key before it"
+    what = "the inbox" if place.is_total else "its key"
     match place.where:
         case "outbox":
             return f"is in the outbox{ahead} {about}: the dispatcher has not taken it yet."
@@ -67,7 +68,7 @@ def _described(place: Place) -> str:
             return f"is scheduled for {shown(place.since)} {about}."
         case "parked":
             return (
-                f"is held in inbox {place.inbox} with clock {place.clock}{ahead_of_its_key} {about}; its key is parked "
+                f"is held in inbox {place.inbox} with clock {place.clock}{ahead_in_inbox} {about}; {what} is parked "
                 f"since {shown(place.since)}: {place.reason}."
             )
         case "transit":
@@ -75,8 +76,8 @@ def _described(place: Place) -> str:
         case "dead_letter":
             skipped = "" if place.inbox is None else f", skipped by inbox {place.inbox}"
             return f"is a dead letter since {shown(place.since)}{skipped} {about}: {place.reason}."
-    waits = f"; its key failed {place.attempts} times and waits until {shown(place.retry_at)}: {place.reason}"
+    waits = f"; {what} failed {place.attempts} times and waits until {shown(place.retry_at)}: {place.reason}"
     return (
-        f"is in inbox {place.inbox} with clock {place.clock} since {shown(place.since)}{ahead_of_its_key} "
+        f"is in inbox {place.inbox} with clock {place.clock} since {shown(place.since)}{ahead_in_inbox} "
         f"{about}{waits if place.retry_at else ''}."
     )

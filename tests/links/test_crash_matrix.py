@@ -211,6 +211,7 @@ def run_cases(ring: Ring, faults: Sequence[Fault]) -> None:
 
 @pytest.mark.timeout(300)
 def test_carrier_struck_at_any_statement_loses_nothing_and_brings_nothing_twice(ring: Ring) -> None:
+    """T-52: a batch is received whole or not at all, and read again from its beginning."""
     points = ring.points()
     assert {name for name, _ in points} >= STATEMENTS
     run_cases(ring, faults(points)[: 2 * SAMPLE])

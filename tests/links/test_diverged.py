@@ -4,7 +4,10 @@ import asyncio
 import random
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.deliver import releasing
+from dispatcher.deliver import Delivery, releasing
 from dispatcher.janitor import Janitor
 from dispatcher.leading import KEEPER
 from dispatcher.links import reconcile as reconciling
@@ -38,6 +41,7 @@ from mailroom.links.target import introducing, opening, pinning, reading_origins
 from mailroom.schema import create_inbox, migrate
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
+from outbox import Outbox
 from tests.support.databases import Databases
 from tests.support.node import SCHEMA, Node
 from tests.support.standby import Standby, standby_of
@@ -54,23 +58,27 @@ def transacted(node: Node, operation: Operation[T]) -> T:
 class Pair:
     """`target` reads `source` as its daemon does: each `turn` is one hello and what follows from it."""
 
-    def __init__(self, source: Node, target: Node, binaries: Binaries) -> None:
+    def __init__(
+        self, source: Node, target: Node, binaries: Binaries, name: str = "north", reader: str = "south"
+    ) -> None:
         self.source = source
         self.target = target
         self.programs = binaries.path
         self.run = uuid4()
+        self.name = name
+        self.reader = reader
 
     def link(self) -> None:
-        for node, insert in (
-            (self.source, "INSERT INTO mailroom.link (name) VALUES ('south')"),
-            (self.target, "INSERT INTO mailroom.origin (name, reader) VALUES ('north', 'south')"),
+        for node, insert, names in (
+            (self.source, "INSERT INTO mailroom.link (name) VALUES (%s)", [self.reader]),
+            (self.target, "INSERT INTO mailroom.origin (name, reader) VALUES (%s, %s)", [self.name, self.reader]),
         ):
             with node.connection.transaction():
                 run(node.connection, noting_place(SCHEMA))
-                node.connection.execute(insert.encode())
+                node.connection.execute(insert.encode(), names)
         self.target.inbox("billing")
         self.target.connection.execute(
-            "INSERT INTO mailroom.subscription (topic, inbox, origin) VALUES ('order.paid', 'billing', 'north')"
+            "INSERT INTO mailroom.subscription (topic, inbox, origin) VALUES ('order.paid', 'billing', %s)", [self.name]
         )
 
     def stamp(self, *keys: str, **fields: Any) -> list[UUID]:
@@ -90,16 +98,16 @@ class Pair:
             return await self._turn(target, source)
 
     async def _turn(self, target: psycopg.AsyncConnection, source: psycopg.AsyncConnection) -> str:
-        [origin] = await run_async(target, reading_origins(SCHEMA))
+        [origin] = [each for each in await run_async(target, reading_origins(SCHEMA)) if each.name == self.name]
         party = await run_async(target, introducing(SCHEMA, origin))
         try:
             async with source.transaction():
-                greeted = await run_async(source, greeting(SCHEMA, "north", party, origin.pinned, self.run))
+                greeted = await run_async(source, greeting(SCHEMA, self.name, party, origin.pinned, self.run))
         except LinkRefused as error:
             return str(error)
         async with target.transaction():
             origin = await run_async(target, pinning(SCHEMA, origin, greeted))
-        wanted = await run_async(target, wanted_topics(SCHEMA, "north"))
+        wanted = await run_async(target, wanted_topics(SCHEMA, self.name))
         async with source.transaction():
             await run_async(source, asking_topics(SCHEMA, greeted.link, self.run, wanted))
         position = await run_async(target, reading_position(SCHEMA, origin.number))
@@ -363,6 +371,7 @@ async def test_same_message_at_the_same_seq_behind_a_difference_is_no_common_row
 
 
 async def test_target_put_back_in_time_reads_again_what_the_source_still_has(pair: Pair) -> None:
+    """T-50, while the source keeps it."""
     await pair.turns()
     pair.stamp("a")
     await pair.turns()
@@ -378,6 +387,7 @@ async def test_target_put_back_in_time_reads_again_what_the_source_still_has(pai
 
 
 async def test_target_put_back_behind_what_the_source_keeps_stops_and_can_be_resumed(pair: Pair) -> None:
+    """T-50, when the source keeps it no more: a gap is told and never skipped."""
     await pair.turns()
     pair.stamp("a")
     await pair.turns()
@@ -516,6 +526,7 @@ async def test_reader_that_was_moved_is_let_in_once_the_source_says_so(pair: Pai
 
 
 async def test_old_primary_is_refused_by_its_timeline_until_it_is_said_to_be_the_source(pair: Pair) -> None:
+    """T-51."""
     await pair.turns()
     pair.target.connection.execute("UPDATE mailroom.origin SET timeline = timeline + 1")
     [told] = await pair.turns()
@@ -731,7 +742,7 @@ def copy(directory: Path, to: Path) -> None:
 async def test_directory_of_the_source_s_server_is_put_back(
     served: Pair, private_server: Server, server_home: Path
 ) -> None:
-    """Its place is the same but for the start, as after any copy of a disk."""
+    """T-49. Its place is the same but for the start, as after any copy of a disk."""
     data = private_server.directory / "data"
     served.source.send("order.paid", key="waiting")
     private_server.stop()
@@ -759,6 +770,7 @@ async def test_directory_of_the_source_s_server_is_put_back(
 async def test_standby_that_lagged_is_promoted_and_the_old_primary_comes_back(
     served: Pair, private_server: Server, server_home: Path, binaries: Binaries
 ) -> None:
+    """T-46 without a standby that the source waits for, T-48, T-51."""
     with standby_of(private_server, server_home / "standby", binaries) as standby:
         served.stamp("b")
         await served.turns()
@@ -770,9 +782,11 @@ async def test_standby_that_lagged_is_promoted_and_the_old_primary_comes_back(
         standby.start()
         standby.promote()
         move(served, standby.dsn)
+        before = clock_received(served)
         served.stamp("new")
         assert await served.turns() == ["claimed", "reconciled", "read"]
         assert served.received() == ["a", "b", "lost", "lost too", "new"]
+        assert clock_received(served) > before
         assert set(served.report().lost) == set(lost)
         private_server.start()
         move(served, private_server.dsn())
@@ -781,6 +795,100 @@ async def test_standby_that_lagged_is_promoted_and_the_old_primary_comes_back(
         assert "old primary" in told
         assert served.received()[-1] == "new"
         served.source.connection.close()
+
+
+@dataclass
+class Followed:
+    """A pair whose source waits for its standby, which has had all messages, and is away now.
+
+    Sessions at the source do not wait for it by themselves, and so the reader's does not.
+    """
+
+    pair: Pair
+    primary: Server
+    standby: Standby
+
+    def send(self, key: str) -> UUID:
+        """Send a message; its transaction does not wait for the standby."""
+        with self.pair.source.connection.transaction():
+            self.pair.source.connection.execute("SET LOCAL synchronous_commit = local")
+            return Outbox().send(self.pair.source.connection, "order.paid", None, key=key)
+
+    @contextmanager
+    def stamping(self) -> Iterator[Future[Delivery]]:
+        """Stamp what there is, in a session that waits for the standby while the block begins."""
+        dsn = self.pair.source.dsn
+
+        def stamp() -> Delivery:
+            with psycopg.connect(dsn, autocommit=True, application_name="stamping") as connection:
+                return Node(dsn, connection).deliver()
+
+        with ThreadPoolExecutor(1) as thread:
+            delivery = thread.submit(stamp)
+            waits = "SELECT pid FROM pg_stat_activity WHERE application_name = 'stamping' AND wait_event = 'SyncRep'"
+            eventually(lambda: self.pair.source.rows(waits))
+            yield delivery
+
+    async def fail_over(self) -> list[str]:
+        """Give up the primary, stamp a message at the standby, and do turns."""
+        self.pair.source.connection.close()
+        self.primary.stop()
+        self.standby.start()
+        self.standby.promote()
+        move(self.pair, self.standby.dsn)
+        self.pair.stamp("new")
+        return await self.pair.turns()
+
+
+@pytest.fixture
+async def followed(
+    served: Pair, private_server: Server, server_home: Path, binaries: Binaries
+) -> AsyncIterator[Followed]:
+    with standby_of(private_server, server_home / "standby", binaries) as standby:
+        connection = served.source.connection
+        served.source.allow_clocks(2**50)
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        connection.execute("SELECT pg_reload_conf()")
+        eventually(lambda: served.source.rows("SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"))
+        connection.execute("ALTER DATABASE mailroom SET synchronous_commit = local")
+        served.source.send("order.paid", key="waiting")
+        standby.stop()
+        yield Followed(served, private_server, standby)
+        served.source.connection.close()
+
+
+async def test_nobody_reads_what_the_standby_that_the_source_waits_for_has_not(followed: Followed) -> None:
+    """T-46 with it: nothing that was read is lost."""
+    pair = followed.pair
+    with followed.stamping() as delivery:
+        assert await pair.turns() == ["read"]
+        assert pair.received() == ["a"]
+        assert await followed.fail_over() == ["read"]
+        with pytest.raises(psycopg.OperationalError):
+            delivery.result()
+    assert pair.received() == ["a", "waiting", "new"]
+    assert (pair.incarnation(), pair.report().lost) == (1, ())
+
+
+async def test_wait_for_the_standby_is_cancelled_and_what_was_read_then_is_reported(followed: Followed) -> None:
+    """T-47. The cancelled commit counts at the old primary only; one of its messages is stamped again at the new."""
+    pair = followed.pair
+    lost = followed.send("lost")
+    with followed.stamping() as delivery:
+        pair.source.rows("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'stamping'")
+        assert delivery.result().taken == 2
+    assert await pair.turns() == ["read"]
+    assert pair.received() == ["a", "waiting", "lost"]
+    before = clock_received(pair)
+    assert await followed.fail_over() == ["claimed", "reconciled", "read"]
+    assert pair.received() == ["a", "waiting", "lost", "new"]
+    assert clock_received(pair) > before
+    assert pair.report().lost == (lost,)
+
+
+def clock_received(pair: Pair) -> int:
+    """Return the highest clock of the source that came with a message."""
+    return int(pair.target.value("SELECT max(sent_clock) FROM mailroom.inbox"))
 
 
 async def test_standby_that_had_everything_is_promoted(
@@ -799,15 +907,39 @@ async def test_standby_that_had_everything_is_promoted(
         served.source.connection.close()
 
 
+async def test_dump_of_the_source_becomes_another_server_while_messages_come(served: Pair, empty_dsn: str) -> None:
+    """T-53, T-48. The dump was made before the last ones."""
+    served.source.send("order.paid", key="waiting")
+    dump = served.backup(served.source)
+    [lost] = served.stamp("lost")
+    assert await served.turns() == ["read"]
+    before = clock_received(served)
+    move(served, empty_dsn)
+    served.source.connection.execute("CREATE SCHEMA mailroom")  # of what is put back nothing is here
+    served.restore(served.source, dump, anew=False)
+    served.stamp("new")
+    [told] = await served.turns()
+    assert "mailroom node moved" in told
+    assert served.received() == ["a", "waiting", "lost"]
+    assert transacted(served.source, saying_moved(SCHEMA, actor="ada"))
+    assert await served.turns() == ["claimed", "reconciled", "read"]
+    assert served.received() == ["a", "waiting", "lost", "new"]
+    assert clock_received(served) > before
+    assert served.report().lost == (lost,)
+    served.source.connection.close()
+
+
 async def test_source_is_recovered_to_a_point_in_time(
     served: Pair, private_server: Server, server_home: Path, binaries: Binaries
 ) -> None:
+    """T-48."""
     recovered = Standby(private_server, server_home / "recovered", binaries)
     served.stamp("b")
     served.source.send("order.paid", key="waiting")
     served.source.connection.execute("SELECT pg_create_restore_point('here')")
     [lost] = served.stamp("lost")
     assert await served.turns() == ["read"]
+    before = clock_received(served)
     private_server.stop()
     recovered.recover_to("here", private_server.directory / "data" / "pg_wal")
     try:
@@ -816,6 +948,7 @@ async def test_source_is_recovered_to_a_point_in_time(
         served.stamp("new")
         assert await served.turns() == ["claimed", "reconciled", "read"]
         assert served.received() == ["a", "b", "waiting", "lost", "new"]
+        assert clock_received(served) > before
         assert served.report().lost == (lost,)
         served.source.connection.close()
     finally:

@@ -396,6 +396,7 @@ def copied(server: Server, directory: Path, binaries: Binaries) -> Server:
 
 
 def test_directory_that_is_put_back_is_another_start(served: Server, server_home: Path) -> None:
+    """T-48, T-49."""
     served.stop()
     subprocess.run(["cp", "-a", served.directory / "data", server_home / "backup"], check=True)
     served.start()
@@ -423,6 +424,7 @@ def restored(served: Server, binaries: Binaries) -> str:
 
 
 def test_dump_restored_into_another_database_is_elsewhere(served: Server, restored: str) -> None:
+    """T-48, T-53."""
     given_out = last_clock(served.dsn())
     clock, jumped, home = again(restored, "second")
     assert (jumped, home.is_elsewhere) == (True, True)

@@ -29,6 +29,7 @@ from mailroom.testing import work
 from mailroom.trace import trace
 from outbox import Outbox, Outgoing
 from tests.interleavings.sessions import sessions
+from tests.support.command import done
 from tests.support.databases import Connect
 from tests.support.hot import nodes
 from tests.support.node import SCHEMA, Node
@@ -278,6 +279,24 @@ def test_attempts_count_to_the_end_and_park_the_inbox(ledger: Node) -> None:
     [found_there] = trace(ledger.connection, message.id)
     assert (found_there.where, found_there.reason) == ("parked", "ValueError: no")
     assert (status(ledger.connection).inboxes[0].parked_keys, status(ledger.connection).inboxes[0].backlog) == (1, 10)
+
+
+def test_trace_counts_all_that_stand_before_a_message_whatever_their_keys(ledger: Node) -> None:
+    low, high = sorted([uuid4(), uuid4()])
+    place(ledger, (1, 30, low), (2, 20, high), (3, 20, low), (4, 10, high), stable=30)
+    ids = [message.id for message in INBOX.peek(ledger.connection)]
+    found = [each for id in ids for each in trace(ledger.connection, id)]
+    assert [(each.clock, each.ahead, each.is_total) for each in found] == [
+        (4, 0, True), (3, 1, True), (2, 2, True), (1, 3, True)
+    ]  # fmt: skip
+    assert ", 3 before it (topic" in done("trace", str(ids[3]), dsn=ledger.dsn)
+    assert fail_first(ledger) == "retry"
+    assert "; the inbox failed 1 times" in done("trace", str(ids[0]), dsn=ledger.dsn)
+    for _ in range(2):
+        fail_first(ledger)
+    text = done("trace", str(ids[3]), dsn=ledger.dsn)
+    assert ", 3 before it (topic" in text
+    assert "; the inbox is parked" in text
 
 
 def test_parked_inbox_is_replayed_in_its_order_and_attempts_count_anew(ledger: Node) -> None:

@@ -853,6 +853,9 @@ def test_what_cannot_be_drained_is_told(node: Node, directory: str) -> None:
     where = SparkNode(dsn=node.dsn)
     with pytest.raises(UnknownInbox, match="There is no inbox 'billing'"):
         drain(where, "billing", directory)
+    node.inbox("ledger", order="total")
+    with pytest.raises(ConfigurationError, match="'ledger' has total order"):
+        drain(where, "ledger", directory)
     with pytest.raises(ConfigurationError, match=r"names no directory\. Give a path, or a URI"):
         drain(where, INBOX, "zz://nowhere")
     with pytest.raises(ConfigurationError, match="A lane is a number from 0 to 999, not 1000"):

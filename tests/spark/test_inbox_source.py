@@ -56,6 +56,15 @@ def numbers(batches: Iterator[pa.RecordBatch]) -> list[Any]:
     return [codec.decode(value) for batch in batches for value in batch.column("value").to_pylist()]
 
 
+def test_inbox_in_total_order_is_refused_in_spark(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
+    node.inbox("ledger", order="total")
+    node.send("ledger", 1)
+    node.drain()
+    with pytest.raises(PySparkException, match="has total order"):
+        spark.read.format("inbox").options(inbox="ledger", dsn=spark_dsn).load().collect()
+    assert node.delivered("inbox") == [("ledger",)]
+
+
 def test_columns_are_those_of_the_message(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
     until = datetime(9998, 12, 31, 23, 59, 59, 999_999, UTC)
     headers = {"user": "Zoë", "tenant": 'a, "b"'}

@@ -550,3 +550,16 @@ def test_a_pooler_is_refused(reader: InboxStreamReader, node: Node, monkeypatch:
 def test_an_unknown_inbox_is_told(spark_dsn: str, node: Node) -> None:
     with pytest.raises(UnknownInbox, match="mailroom inbox create nowhere"):
         InboxStreamReader(SparkNode(dsn=spark_dsn), "nowhere", None, 10).initialOffset()
+
+
+def test_inbox_in_total_order_is_refused_in_spark(
+    spark: "SparkSession", spark_dsn: str, node: Node, tmp_path: Path
+) -> None:
+    node.inbox("ledger", order="total")
+    node.send("ledger", 1)
+    node.drain()
+    stream = spark.readStream.format("inbox").options(inbox="ledger", dsn=spark_dsn).load()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(StreamingQueryException, match="has total order"):
+        writer.start().processAllAvailable()
+    assert node.delivered("inbox") == [("ledger",)]
