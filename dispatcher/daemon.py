@@ -7,7 +7,7 @@ Each lane has a lease and connections of its own, so that one lane never holds u
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -100,9 +100,13 @@ class Dispatcher(Lane):
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
         return [self._housekeeping.run(leading)]
 
+    def watch(self, inboxes: Iterable[str]) -> None:
+        """Have the janitor look at these inboxes soon: they got messages, also from another lane."""
+        self._janitor.watch(inboxes)
+
     def _count(self, delivery: Delivery) -> None:
         self.totals.add(delivery)
-        self._janitor.watch(delivery.inboxes)
+        self.watch(delivery.inboxes)
 
 
 @dataclass(slots=True)
@@ -142,15 +146,16 @@ class Executor(Lane):
         return Work(executor.execute, executor.drain)
 
 
-def run(
-    dsn: str,
-    schema: str = DEFAULT_SCHEMA,
-    *,
-    poll_interval_s: float = POLL_INTERVAL_S,
-    lanes: Sequence[Callable[..., Leading]] = (Dispatcher, Executor, Links),
-) -> None:
-    """Run a daemon with these lanes until SIGTERM or SIGINT. It ends within 10 s, even if the database is gone."""
-    asyncio.run(run_until_signalled([lane(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]))
+def run(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+    """Run a daemon with all lanes until SIGTERM or SIGINT. It ends within 10 s, even if the database is gone."""
+    asyncio.run(run_until_signalled(all_lanes(dsn, schema, poll_interval_s=poll_interval_s)))
+
+
+def all_lanes(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> list[Leading]:
+    """Return the lanes of a daemon. The janitor of the one that delivers also looks after what other nodes fill."""
+    dispatcher = Dispatcher(dsn, schema, poll_interval_s=poll_interval_s)
+    executor = Executor(dsn, schema, poll_interval_s=poll_interval_s)
+    return [dispatcher, executor, Links(dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher.watch)]
 
 
 async def run_until_signalled(lanes: Sequence[Leading]) -> None:

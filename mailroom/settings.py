@@ -13,6 +13,7 @@ from psycopg import conninfo, pq
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session.connect_times import USUAL_S, ConnectTimes
 from mailroom.session.pooler import BACKEND, AsyncPooledConnection, PooledConnection, refuses_options
+from mailroom.session.service_file import service_entry
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -93,20 +94,22 @@ def place(text: str) -> str:
 def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, pooled: bool = False) -> str:
     """Return `text` completed for a session that Mailroom opens: application name, timeouts and the given settings.
 
-    Through a pooler the settings are left out: see `mailroom.session.pooler`.
+    Options that it has stay, and other defaults do not take the place of what it gives, be it by an entry of a service
+    file. Through a pooler the settings are left out: see `mailroom.session.pooler`.
     """
-    known = conninfo.conninfo_to_dict(text)
+    given = conninfo.conninfo_to_dict(text)
+    known = service_entry(str(given.get("service") or "")) | given
     options = [str(known.get("options") or "")]
     if not pooled:
         options += [f"-c {name}={value}" for name, value in {**settings, **PEER}.items()]
     client = CLIENT | {"connect_timeout": str(CONNECT_TIMES.allowed_s(text))}
-    given = {name for name in client if name in known or os.environ.get(ENVIRONMENT.get(name, ""))}
+    kept = {name for name in client if name in known or os.environ.get(ENVIRONMENT.get(name, ""))}
     return conninfo.make_conninfo(
         text,
         application_name=f"mailroom {role}"[:63],
         options=" ".join(options).strip() or None,
         client_encoding="UTF8",  # no other encoding can represent every key
-        **{name: value for name, value in client.items() if name not in given},
+        **{name: value for name, value in client.items() if name not in kept},
     )
 
 

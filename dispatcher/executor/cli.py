@@ -1,5 +1,6 @@
 """`mailroom executor`."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -45,7 +46,8 @@ def run(call: Call, poll_interval_s: float) -> None:
     """
     dsn = call.dsn()
     log_to_stderr()
-    daemon.run(dsn, call.schema, poll_interval_s=poll_interval_s, lanes=[daemon.Executor])
+    lane = daemon.Executor(dsn, call.schema, poll_interval_s=poll_interval_s)
+    asyncio.run(daemon.run_until_signalled([lane]))
 
 
 @executor.command()

@@ -7,7 +7,7 @@ leads (`dispatcher.leading`); with origins one more, to make durable what was re
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 
 import psycopg
@@ -81,7 +81,8 @@ class _Running:
 class Links(Leading):
     """The lane that receives what other nodes have stamped for this one; see `Leading`.
 
-    `poll_interval_s` is the longest a message waits at its source if every notification is lost.
+    `poll_interval_s` is the longest a message waits at its source if every notification is lost. `on_filled` is called
+    with the inboxes that got messages.
     """
 
     role = "links"
@@ -95,8 +96,10 @@ class Links(Leading):
         *,
         poll_interval_s: float = POLL_INTERVAL_S,
         room: Room | None = None,
+        on_filled: Callable[[list[str]], None] | None = None,
     ) -> None:
         super().__init__(dsn, schema)
+        self._on_filled = on_filled
         self._poll_interval_s = poll_interval_s
         self._room = room or Room()
         self._running: dict[int, _Running] = {}
@@ -131,6 +134,8 @@ class Links(Leading):
 
     def _received(self, reception: Reception) -> None:
         self.totals.add(reception)
+        if self._on_filled is not None:
+            self._on_filled(reception.inboxes)
         if reception.marks:
             self._follow_now()  # an inbox that has joined may want its topics now
         elif self._has_total:

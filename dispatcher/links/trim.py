@@ -23,8 +23,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 ROWS = 10_000  # of transit at once
 RECEIPTS = 100  # at once; each may have thousands of ids
-# What a target keeps of its receipts, in seconds: a day more than sources keep rows by default.
-KEPT_S = 3 * 86_400.0
+BEYOND_S = 86_400.0  # how long a target keeps its receipts beyond the time for which their source keeps its rows
 
 LINKS = Sql(
     """
@@ -85,12 +84,12 @@ class Kept:
 
 ORIGINS = Sql(
     """
-SELECT o.number, o.name, r.last, EXISTS (SELECT FROM {schema}.known WHERE origin = o.number)
+SELECT o.number, o.name, r.last, o.keep_s, EXISTS (SELECT FROM {schema}.known WHERE origin = o.number)
 FROM {schema}.origin AS o, LATERAL (
     SELECT last FROM {schema}.receipt WHERE origin = o.number ORDER BY last DESC LIMIT 1) AS r
 ORDER BY o.number
 """,
-    columns=("bigint", "text", "bigint", "boolean"),
+    columns=("bigint", "text", "bigint", "float8", "boolean"),
 )
 # Of those that are too old the newest one stays, without its ids.
 RECEIPT = Sql(
@@ -126,11 +125,15 @@ SELECT coalesce((SELECT last FROM old), %(start)s::bigint), (SELECT count(*) FRO
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A source at the target: its name, the newest receipt, and whether messages of a lost history are known."""
+    """A source at the target: its name, the newest receipt, and whether messages of a lost history are known.
+
+    `keep_s` is for how many seconds the source keeps what was acknowledged.
+    """
 
     number: int
     name: str
     newest: int
+    keep_s: float
     has_known: bool
 
 
@@ -141,11 +144,11 @@ class Trim:
     crash of the server may bring back what an asynchronous commit had deleted.
     """
 
-    def __init__(self, schema: str, rows: int = ROWS, receipts: int = RECEIPTS, kept_s: float = KEPT_S) -> None:
+    def __init__(self, schema: str, rows: int = ROWS, receipts: int = RECEIPTS, beyond_s: float = BEYOND_S) -> None:
         self._schema = schema
         self._rows = rows
         self._receipts = receipts
-        self._kept_s = kept_s
+        self._beyond_s = beyond_s
         self._session: object = None
         self._rows_up_to: dict[int, int] = {}
         self._receipts_from: dict[int, int] = {}
@@ -200,7 +203,8 @@ class Trim:
         if start > origin.newest:  # they were cut: the source's history had parted
             start = 0
         [(last, gone)] = yield RECEIPT.at(schema=self._schema)(
-            origin=origin.number, start=start, rows=self._receipts, keep_s=self._kept_s, has_known=origin.has_known
-        )
+            origin=origin.number, start=start, rows=self._receipts, keep_s=origin.keep_s + self._beyond_s,
+            has_known=origin.has_known,
+        )  # fmt: skip
         self._receipts_from[origin.number] = last
         return bool(gone >= self._receipts - 1)

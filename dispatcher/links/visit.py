@@ -129,7 +129,7 @@ class Visit:
         if self._origin.incarnation is not None and greeted.incarnation > self._origin.incarnation:
             await self._reconcile(greeted)
             return False
-        position = await receiving.run(reading_position(schema, self._origin.number))
+        position = await self._position()
         if claims:
             await self._claim(greeted, position)
         await self._source.listen(self._link)
@@ -142,7 +142,7 @@ class Visit:
         while not self._notes.stopping:
             try:
                 await self._tell()
-                bounds = await self._look(position)
+                bounds, position = await self._look(position)
                 if bounds.verdict == "diverged":
                     return True
                 self._notes.is_behind = bounds.more
@@ -190,17 +190,20 @@ class Visit:
                 raise LinkTaken("another daemon has said hello to the source since, and has the link now")
             self._acked = durable.seq
 
+    async def _position(self) -> Position:
+        return await self._target.receiving.run(reading_position(self._target.schema, self._origin.number))
+
     async def _ask_for_mark(self, position: Position) -> None:
         clock = self._notes.wanted_clock
         if clock > position.sent_clock:
             await self._source.ask(asking_mark(self._source.schema, self._link, self._notes.run, clock))
 
-    async def _look(self, position: Position) -> Bounds:
-        """Find the next batch, and whether both sides have had one past."""
-        portion = self._notes.portion
-        rows, max_bytes = portion.of(ROWS), portion.of(self._target.room.share)
-        looking = bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
-        bounds = await self._source.ask(looking)
+    async def _look(self, position: Position) -> tuple[Bounds, Position]:
+        """Find the next batch, and whether both sides have had one past; return also behind which row it begins."""
+        bounds = await self._bounds(position)
+        while bounds.verdict != "agrees" and (newest := await self._position()) != position:
+            position = newest  # another daemon has received since, and what it acknowledged may be trimmed
+            bounds = await self._bounds(position)
         if bounds.verdict == "gap":
             raise Stopped(_gap(self._origin.name, position.seq, bounds.missing))
         if bounds.verdict == "agrees" and time.monotonic() - self._matched_at >= MATCH_S:
@@ -209,7 +212,14 @@ class Visit:
                 await self._target.receiving.transaction(opening(self._target.schema, self._origin.number))
                 self._origin = replace(self._origin, state="open")
             self._matched_at = time.monotonic()
-        return bounds
+        return bounds, position
+
+    async def _bounds(self, position: Position) -> Bounds:
+        portion = self._notes.portion
+        rows, max_bytes = portion.of(ROWS), portion.of(self._target.room.share)
+        return await self._source.ask(
+            bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
+        )
 
     async def _bring(self, position: Position, last: int) -> Position | None:
         """Bring over the rows up to `last`; return the new position, None if the origin is not open any more."""
@@ -220,7 +230,7 @@ class Visit:
         if reception.outcome == "closed":
             return None
         if reception.position is None:  # another daemon has received since
-            return await self._target.receiving.run(reading_position(self._target.schema, self._origin.number))
+            return await self._position()
         self._notes.received = Received(self, reception.position.seq)
         self._target.on_received(reception)
         return reception.position

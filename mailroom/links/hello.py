@@ -29,7 +29,8 @@ class Greeting:
 
     `link` is the number of the link. `place` is where the source is, and `life` one stretch of its history in which
     nothing was lost. The link is `in_doubt` until the reader has found its position there in this life (`matching`).
-    `taken_from` is the run that had the link before, if another one had.
+    What was acknowledged is kept there for `keep_s` seconds. `taken_from` is the run that had the link before, if
+    another one had.
     """
 
     link: int
@@ -42,6 +43,7 @@ class Greeting:
     claim_seq: int | None
     claim_clock: int | None
     wanted_clock: int
+    keep_s: float
     taken_from: UUID | None
 
 
@@ -50,12 +52,12 @@ HAS_LINKS = Sql("SELECT pg_catalog.to_regclass('{schema}.link') IS NOT NULL", co
 LINK = Sql(
     """
 SELECT number, reader_id, reader_system_id, reader_database_oid, reader_origin, run, acked, matched, claim_seq,
-       claim_clock, wanted_clock, state
+       claim_clock, wanted_clock, keep_s, state
 FROM {schema}.link WHERE name = %(name)s::text FOR NO KEY UPDATE
 """,
     columns=(
         *("bigint", "uuid", "bigint", "bigint", "bigint", "uuid", "bigint", "uuid", "bigint", "bigint", "bigint"),
-        "text",
+        *("float8", "text"),
     ),
 )
 NODE = Sql(
@@ -106,6 +108,7 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             claim_seq,
             claim_clock,
             wanted_clock,
+            keep_s,
             state,
         )
     ] = rows
@@ -140,7 +143,7 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
     )  # fmt: skip
     return Greeting(
         link, id, incarnation, place, life, matched != life, acked, claim_seq,
-        claim_clock, wanted_clock, before if before not in (None, run) else None,
+        claim_clock, wanted_clock, keep_s, before if before not in (None, run) else None,
     )  # fmt: skip
 
 

@@ -13,7 +13,10 @@ from mailroom.total import HAS_JOINED
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A source of this node: a row of `origin`. `state` is open, stopped (for the reason `why`) or excluded."""
+    """A source of this node: a row of `origin`. `state` is open, stopped (for the reason `why`) or excluded.
+
+    What was acknowledged is kept there for `keep_s` seconds.
+    """
 
     number: int
     name: str
@@ -26,6 +29,7 @@ class Origin:
     timeline: int | None
     link: int | None
     shown: int
+    keep_s: float
     state: str
     why: str | None
 
@@ -37,12 +41,13 @@ class Origin:
 
 ORIGINS = Sql(
     """
-SELECT number, name, service, schema, reader, id, incarnation, system_id, timeline, link, shown, state, why
+SELECT number, name, service, schema, reader, id, incarnation, system_id, timeline, link, shown, keep_s,
+       state, why
 FROM {schema}.origin WHERE %(number)s::bigint IS NULL OR number = %(number)s::bigint ORDER BY name
 """,
     columns=(
-        *("bigint", "text", "text", "text", "text", "uuid", "bigint", "bigint", "bigint", "bigint", "bigint", "text"),
-        "text",
+        *("bigint", "text", "text", "text", "text", "uuid", "bigint", "bigint", "bigint", "bigint", "bigint"),
+        *("float8", "text", "text"),
     ),
 )
 
@@ -96,7 +101,8 @@ PIN = Sql(
     """
 UPDATE {schema}.origin
 SET id = %(id)s::uuid, incarnation = %(incarnation)s::bigint,
-    system_id = %(system_id)s::bigint, timeline = %(timeline)s::bigint, link = %(link)s::bigint
+    system_id = %(system_id)s::bigint, timeline = %(timeline)s::bigint, link = %(link)s::bigint,
+    keep_s = %(keep_s)s::float8
 WHERE number = %(number)s::bigint
 """
 )
@@ -117,6 +123,7 @@ def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin
         system_id=greeting.place.system_id,
         timeline=greeting.place.timeline,
         link=greeting.link,
+        keep_s=greeting.keep_s,
     )
     if new == origin:
         return origin
@@ -128,7 +135,7 @@ def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin
         yield FORGET.at(schema=schema)(number=origin.number)
     yield PIN.at(schema=schema)(
         number=origin.number, id=new.id, incarnation=new.incarnation, system_id=new.system_id,
-        timeline=new.timeline, link=new.link,
+        timeline=new.timeline, link=new.link, keep_s=new.keep_s,
     )  # fmt: skip
     found = yield from reading_origins(schema, origin.number)
     return found[0] if found else new

@@ -8,9 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# The asyncio part of the dispatcher (lane, keeper, listener) and of the worker (loop, in-flight entries, sleep).
+# The asyncio part of the dispatcher (lane, keeper, listener), of the lane that reads other nodes, and of the worker
+# (loop, in-flight entries, sleep).
 MODULES = (
     "dispatcher.daemon", "dispatcher.leading", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell",
+    "dispatcher.links.lane", "dispatcher.links.reading", "dispatcher.links.visit", "dispatcher.links.source",
+    "dispatcher.links.receiving", "dispatcher.links.receiver", "dispatcher.links.reconcile",
     "mailroom.session.listener", "mailroom.session.disconnect",
     "inbox.worker.worker", "inbox.worker.loop", "inbox.worker.in_flight", "inbox.worker.wakeup",
 )  # fmt: skip

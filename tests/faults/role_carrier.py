@@ -78,7 +78,7 @@ class _Carrying:
         self._receiver = Receiver(sessions.receiving, SCHEMA)
         # Nothing is kept for longer than it must be, and a portion is not all there is.
         self._source_trim = Trim(SCHEMA, rows=ROWS - 1)
-        self._target_trim = Trim(SCHEMA, receipts=3, kept_s=0.0)
+        self._target_trim = Trim(SCHEMA, receipts=3, beyond_s=0.0)
 
     async def run(self) -> None:
         """Go on until nothing was stamped and nothing received."""
@@ -109,6 +109,8 @@ class _Carrying:
         position = await run_async(receiving, reading_position(SCHEMA, origin))
         bounds = await run_async(asking, bounding(SCHEMA, link, position, rows=ROWS))
         if bounds.verdict != "agrees":
+            if await run_async(receiving, reading_position(SCHEMA, origin)) != position:
+                return await self._receive(link, origin)  # another carrier has received since
             raise RuntimeError(f"{bounds} at {position}: no fault of this matrix loses history")
         await run_async(asking, matching(SCHEMA, link, self._at.run))
         async with receiving.transaction():

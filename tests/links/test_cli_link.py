@@ -144,6 +144,15 @@ def test_source_is_resumed_where_it_stopped_or_at_a_row(source: Node, target: No
     assert "Rows 5 to 9 never came." in done("link", "report", "north", dsn=target.dsn)
 
 
+def test_total_inboxes_that_stand_for_lost_history_are_resumed_without_a_source(target: Node) -> None:
+    assert link(target, "resume") == "No inbox of total order stood for lost history.\n"
+    target.connection.execute("UPDATE mailroom.node SET incarnation = 2")
+    assert link(target, "resume", "--why", "looked through") == "The inboxes of total order go on.\n"
+    assert target.value("SELECT resumed FROM mailroom.node") == 2
+    assert link_json(target, "resume") == {"resumed": False}
+    assert audited(target) == [("resume order", None, 0, "ada", "looked through")]
+
+
 def test_report_lists_what_the_source_has_lost(source: Node, target: Node) -> None:
     meet(source, target)
     number = target.value("SELECT number FROM mailroom.origin")
@@ -181,6 +190,8 @@ def test_link_that_is_not_there_is_told_in_one_line(source: Node, command: str) 
         ("add", "north", "--as", "a b"),
         ("add", "north", "--source-schema", "Shop"),
         ("resume", "north", "--at", "-1"),
+        ("resume", "--at", "1"),
+        ("resume", "--dry-run"),
     ],
 )
 def test_wrong_usage_is_told_and_no_secret_with_it(source: Node, arguments: tuple[str, ...]) -> None:

@@ -108,6 +108,14 @@ def test_first_hello_is_noted_on_both_sides(meeting: Meeting) -> None:
     assert (pinned.system_id, pinned.timeline) == (found.place.system_id, found.place.timeline)
 
 
+def test_hello_notes_how_long_the_source_keeps_its_rows(meeting: Meeting) -> None:
+    meeting.hello()
+    assert meeting.origin.keep_s == 172_800
+    meeting.source.connection.execute("UPDATE mailroom.link SET keep_s = 3600")
+    meeting.hello()
+    assert meeting.origin.keep_s == 3_600
+
+
 def test_second_hello_writes_nothing_at_the_target(meeting: Meeting) -> None:
     meeting.hello()
     before = meeting.target.value("SELECT xmin::text FROM mailroom.origin")

@@ -7,6 +7,8 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from types import GeneratorType
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -14,6 +16,8 @@ import sqlalchemy
 from psycopg.conninfo import make_conninfo
 
 from dispatcher import Dispatcher
+from dispatcher.daemon import all_lanes
+from dispatcher.janitor import Janitor
 from dispatcher.links import lane, reading, visit
 from dispatcher.links import source as at_source
 from dispatcher.links.lane import Links
@@ -22,7 +26,7 @@ from dispatcher.links.source import Source
 from mailroom.embedded import Server
 from mailroom.links.start import noting_place
 from mailroom.schema import create_inbox, migrate
-from mailroom.sql.operation import Operation
+from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
 from mailroom.status import links_status
 from tests.support.command import done
@@ -216,23 +220,6 @@ async def test_what_an_earlier_visit_received_is_not_acknowledged_by_a_later_one
         assert pair.source.value("SELECT acked FROM mailroom.link") == 0
 
 
-async def test_row_that_is_stamped_while_the_reader_falls_asleep_is_found(
-    pair: Linked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fall_asleep = Source.fall_asleep
-    stamped: list[str] = []
-
-    async def stamping_meanwhile(source: Source) -> None:
-        if wanted(pair.source) and not stamped:
-            stamped.append("k")
-            pair.put({"key": "k"})  # seen by no look so far; nobody rings, since nobody sleeps yet
-        await fall_asleep(source)
-
-    monkeypatch.setattr(Source, "fall_asleep", stamping_meanwhile)
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await arrive(pair.target, "k")
-
-
 async def test_position_that_the_source_does_not_know_is_acknowledged_after_hello(pair: Linked) -> None:
     pair.put({"key": "a"})
     pair.take()
@@ -279,6 +266,19 @@ async def test_status_shows_what_the_lane_does_with_each_origin(pair: Linked) ->
         text = await asyncio.to_thread(done, "dispatcher", "status", dsn=pair.target.dsn, exit_code=1)
         assert "links: " in text
         assert "  north: reading\n" in text
+
+
+async def test_janitor_learns_which_inboxes_are_filled_from_elsewhere(
+    pair: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among many inboxes their turn for a floor comes late."""
+    watched: set[str] = set()
+    monkeypatch.setattr(Janitor, "watch", lambda _, inboxes: watched.update(inboxes))
+    [links] = [lane for lane in all_lanes(pair.target.dsn, poll_interval_s=NEVER_S) if isinstance(lane, Links)]
+    pair.inbox("idle", "order.shipped")
+    pair.put({"key": "a"})
+    async with running(links):
+        await eventually_async(lambda: watched == {"shipping"}, WITHIN_S)
 
 
 async def test_total_inbox_is_given_a_mark_of_an_idle_source(source: Node, target: Node, pair_of_total: Linked) -> None:
@@ -436,6 +436,38 @@ async def test_history_that_has_parted_without_a_restart_stops_the_link(pair: Li
     assert keys(pair.target) == ["a", "b"]
 
 
+async def test_refusal_that_is_noted_is_opened_by_no_hello_alone(pair: Linked) -> None:
+    pair.source.connection.execute("UPDATE mailroom.link SET matched = (SELECT life FROM mailroom.node)")
+    pair.put({"key": "a"}, {"key": "b"})
+    pair.take()
+    pair.source.connection.execute("DELETE FROM mailroom.transit WHERE seq = 2")
+    for statement in NOTE_HELLOS:
+        pair.source.connection.execute(statement)
+    for statement in NOTE_STATES:
+        pair.target.connection.execute(statement)
+    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+        await eventually_async(lambda: state(pair.target)[0] == "stopped", WITHIN_S)
+        before = pair.source.value("SELECT count(*) FROM hello")
+        await eventually_async(lambda: pair.source.value("SELECT count(*) FROM hello") >= before + 3, WITHIN_S)
+    assert pair.target.rows("SELECT DISTINCT state FROM noted") == [("stopped",)]
+
+
+# Every hello that the source has accepted, and every state that was ever noted of it.
+NOTING = """
+CREATE FUNCTION noting() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.{table}; RETURN NULL; END'
+"""
+NOTE_HELLOS = (
+    "CREATE TABLE hello ()",
+    NOTING.format(table="hello DEFAULT VALUES"),
+    "CREATE TRIGGER noting AFTER UPDATE OF run ON mailroom.link FOR EACH ROW EXECUTE FUNCTION noting()",
+)
+NOTE_STATES = (
+    "CREATE TABLE noted (state text)",
+    NOTING.format(table="noted VALUES (new.state)"),
+    "CREATE TRIGGER noting AFTER UPDATE OF state ON mailroom.origin FOR EACH ROW EXECUTE FUNCTION noting()",
+)
+
+
 async def test_source_that_is_in_doubt_and_has_lost_rows_is_claimed_reconciled_and_read_on(pair: Linked) -> None:
     pair.put({"key": "a"}, {"key": "b"})
     pair.take()
@@ -546,6 +578,38 @@ async def test_one_source_that_is_dead_and_one_that_hangs_hold_up_none_of_the_ot
             databases.drop(dsn)
 
 
+async def test_source_that_freezes_in_a_fetch_holds_up_none_of_the_others(
+    pair: Linked, proxy: Proxy, databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the others waits for its batch: neither the session that receives for all, nor its turns."""
+    ask, frozen = Source.ask, asyncio.Event()
+
+    async def freezing(source: Source, operation: Operation[T], within_s: float | None = None) -> T:
+        if not frozen.is_set() and cast("GeneratorType[Any, Any, Any]", operation).gi_code.co_name == "fetching":
+            proxy.black_hole()
+            frozen.set()
+        return await ask(source, operation, within_s)
+
+    monkeypatch.setattr(Source, "ask", freezing)
+    dsn = databases.create(migrated=True)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            east = Node(dsn, connection)
+            connection.execute("UPDATE mailroom.node SET id = gen_random_uuid()")
+            monkeypatch.setenv("MAILROOM_DSN_EAST", dsn)
+            link(east, pair.target, "east").inbox("shipping", TOPIC)
+            async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+                await asks(pair.source, TOPIC)
+                await asks(east, TOPIC)
+                await asyncio.to_thread(send, pair.source, "frozen")
+                await asyncio.wait_for(frozen.wait(), WITHIN_S)
+                for nth in range(1, 4):
+                    await asyncio.to_thread(send, east, f"{nth}")
+                    await arrive(pair.target, *(f"{each}" for each in range(1, nth + 1)))
+    finally:
+        databases.drop(dsn)
+
+
 def migrated(server: Server) -> str:
     """Return the URL of a node on a server of the test's own."""
     engine = sqlalchemy.create_engine(server.dsn().replace("postgresql:", "postgresql+psycopg:"))
@@ -637,6 +701,20 @@ async def test_zombie_with_an_old_position_takes_nothing_twice(pair: Linked) -> 
         await arrive(pair.target, "a", "b")
         await eventually_async(lambda: zombie.totals.received == 1)
     assert pair.receipts("first, last") == [(1, 1), (2, 2)]
+
+
+async def test_zombie_whose_old_position_is_trimmed_stops_nothing(pair: Linked) -> None:
+    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)) as zombie:
+        await asks(pair.source, TOPIC)
+        for statement in NOTE_STATES:
+            pair.target.connection.execute(statement)
+        pair.put({"key": "a"}, {"key": "b"})
+        pair.take()  # as another daemon does, which acknowledges both
+        pair.trim(2)
+        pair.put({"key": "c"})
+        zombie.look()
+        await arrive(pair.target, "a", "b", "c")
+    assert pair.target.rows("SELECT state FROM noted") == []
 
 
 async def test_daemon_whose_link_another_has_taken_tells_nothing_there_and_greets_again(

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from mailroom import settings
 from mailroom.errors import ConfigurationError
 from mailroom.links.service import source_dsn, variable
 
@@ -40,6 +41,21 @@ def test_service_is_an_entry_of_libpq_s_file(dsn: str, tmp_path: Path, monkeypat
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     with psycopg.connect(source_dsn("paris", "head office", {})) as connection:
         assert connection.info.dbname == conninfo_to_dict(dsn)["dbname"]
+
+
+def test_session_keeps_what_the_entry_says_beside_our_own_settings(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the role to take on: without it a session might do more, or less, than it is meant to."""
+    values = conninfo_to_dict(dsn) | {"options": "-c role=pg_monitor -c jit=on", "keepalives_idle": "77"}
+    entries = "\n".join(f"{name}={value}" for name, value in values.items())
+    (tmp_path / "services").write_text(f"[head office]\n{entries}\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    with settings.connect(source_dsn("paris", "head office", {}), "links") as connection:
+        assert connection.execute("SELECT current_user::text, current_setting('jit')").fetchone() == (
+            "pg_monitor", "off",
+        )  # fmt: skip
+        assert connection.info.get_parameters()["keepalives_idle"] == "77"
 
 
 @pytest.mark.parametrize("service", ["", "a]", "a\n", "host=h", "postgresql://h/db"])

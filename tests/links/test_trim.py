@@ -198,6 +198,19 @@ def test_of_the_receipts_that_are_too_old_the_newest_stays_without_its_ids(link:
     assert receipts(link) == [(6, 0), (9, 3)]
 
 
+def test_receipts_stay_a_day_longer_than_the_source_keeps_its_rows(link: Linked) -> None:
+    """If the source is put back as far as it keeps rows, they tell what only the target has."""
+    put(link, 6)
+    receive(link, 2, 4, 6)
+    link.target.connection.execute(OLD_RECEIPTS, [4])
+    link.target.connection.execute("UPDATE mailroom.origin SET keep_s = 3.1 * 86400")
+    trim_receipts(link, Trim(SCHEMA))
+    assert receipts(link) == [(2, 2), (4, 2), (6, 2)]
+    link.target.connection.execute("UPDATE mailroom.origin SET keep_s = 2.9 * 86400")
+    trim_receipts(link, Trim(SCHEMA))
+    assert receipts(link) == [(4, 0), (6, 2)]
+
+
 def test_newest_receipt_of_an_origin_stays_however_old_it_is(link: Linked) -> None:
     """It is the position."""
     put(link, 6)
