@@ -129,12 +129,13 @@ spark-soak: $(SPARK_STAMP) ## Kill drivers, tasks, executors, sessions and the s
 	$(BIN)/python -m tests.spark.campaign --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
 .PHONY: links-soak
-links-soak: $(STAMP) ## Kill daemons and servers, and cut connections, of three nodes that read each other, for SOAK_S=1800
+links-soak: $(STAMP) ## Break two nodes, and then three, that read each other, for SOAK_S=1800
 	$(BIN)/python -m tests.faults.links --seconds $(SOAK_S) $(if $(SEED),--seed $(SEED))
 
 .PHONY: fault-mutants
 fault-mutants: $(STAMP) ## Break rules of Mailroom in the processes of a campaign: its checker has to notice each
 	$(FAULTS) --mutants
+	$(BIN)/python -m tests.faults.links --mutants
 
 RUNS ?= 1000000
 .PHONY: fuzz

@@ -8,4 +8,6 @@ processes and demands that the checker notices.
 From the outside in: `__main__` (options, verdict), `campaign` (rounds), `stage` (server, network, processes), `matrix`
 (failpoint x action) and `kinds` (faults from outside), `role` and `role_*` (what the processes do), `failpoints` and
 `awaits` (where they can be stopped), `mutants`, `report`.
+
+`python -m tests.faults.links` is a campaign of its own with the same means: several nodes that read each other.
 """

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from tests.faults.invariants import Violation
 
-STEADY = ("dispatcher:", "worker:")
+STEADY = ("dispatcher:", "linked:", "worker:")
 # Not let in at the start; or killed by a message of which whoever handles it dies.
 START = re.compile(r"^\w+: ConnectionFailed|^worker: killed$")
 

@@ -24,6 +24,7 @@ ROLES = {
     "worker": "tests.faults.role_worker",
     "dispatcher": "tests.faults.role_dispatcher",
     "carrier": "tests.faults.role_carrier",
+    "linked": "tests.faults.role_linked",
 }
 ENDED_BADLY, ORPHANED = 1, 3
 MOST_FAILURES = 3  # after which the pause grows no more

@@ -6,20 +6,25 @@ from dispatcher import lane, leading, lease
 from dispatcher.daemon import Dispatcher, Executor, run_until_signalled
 from mailroom import clock
 from tests.faults.role import Control
-from tests.faults.task import Task
+from tests.faults.task import Habits, Task
 
 ROWS = 500
 
 
 def play(task: Task, control: Control) -> None:
     """Deliver and execute until told to stop."""
-    for module, name, value in (
-        (lease, "LEASE_S", task.habits.lease_s),
-        (lease, "RENEW_S", task.habits.lease_s / 3),
-        (lane, "RENEW_S", task.habits.lease_s / 3),
-        (leading, "RENEW_S", task.habits.lease_s / 3),
-        (clock, "CEILING_STEP", task.habits.ceiling_step),
-    ):
-        setattr(module, name, value)
+    shorten(task.habits)
     lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS) for make in (Dispatcher, Executor)]
     asyncio.run(run_until_signalled(lanes))
+
+
+def shorten(habits: Habits) -> None:
+    """Shorten the product's bounds to these."""
+    for module, name, value in (
+        (lease, "LEASE_S", habits.lease_s),
+        (lease, "RENEW_S", habits.lease_s / 3),
+        (lane, "RENEW_S", habits.lease_s / 3),
+        (leading, "RENEW_S", habits.lease_s / 3),
+        (clock, "CEILING_STEP", habits.ceiling_step),
+    ):
+        setattr(module, name, value)

@@ -15,6 +15,7 @@ class Habits:
     ceiling_step: int = 5_000  # clocks; raised while we look, and not once in a campaign
     failing: float = 0.004  # the share of sound messages whose handler fails
     mutant: str = ""  # which rule is broken
+    link_mutant: str = ""  # and which of links
 
 
 USUAL = Habits()

@@ -1,0 +1,202 @@
+"""A node of the ring: its server, its ledgers, the networks before it and its daemons."""
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import psycopg
+import sqlalchemy
+
+from inbox import Inbox
+from mailroom import schema
+from mailroom.links import Links
+from mailroom.node import rename_node
+from mailroom.schema import create_inbox
+from tests.faults.actors import Actor
+from tests.faults.host import Host
+from tests.faults.links.checks import ORDER, PLAIN, RING, TOTAL, Handled, Ledger, Sent
+from tests.faults.network import Network
+
+DAEMONS = 2  # per node
+# A crash loses all that nothing has made durable: nobody writes it in the background. What was written is kept by the
+# kernel, since only processes are killed, so fsync would make no difference but in time.
+SETTINGS = {
+    "shared_buffers": "64MB", "fsync": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB",
+}  # fmt: skip
+KEEP_S = 0.0  # what was acknowledged may go at once
+LOST = (psycopg.OperationalError, psycopg.InterfaceError)
+
+# No constraints: a ledger that refused a duplicate would hide it. `turn` rises in the order in which things are
+# handled, along a key and in a total inbox, since each transaction draws it while it has them locked.
+LEDGERS = """
+CREATE SCHEMA ring;
+CREATE SEQUENCE ring.turn;
+CREATE TABLE ring.sent (id uuid NOT NULL, topic text NOT NULL, key text NOT NULL, nth bigint NOT NULL, cause uuid);
+CREATE TABLE ring.handled (
+    inbox text NOT NULL, id uuid NOT NULL, origin uuid NOT NULL, key text NOT NULL, clock bigint NOT NULL,
+    sent_clock bigint NOT NULL, turn bigint NOT NULL DEFAULT nextval('ring.turn'));
+"""
+WAITING = """
+SELECT (SELECT count(*) FROM mailroom.outbox) + (SELECT count(*) FROM mailroom.inbox) + (
+    SELECT coalesce(sum((SELECT max(seq) FROM mailroom.transit AS t WHERE t.link = l.number) - acked), 0)
+    FROM mailroom.link AS l), (SELECT last_value FROM ring.turn)
+"""
+TOLD = "SELECT acked FROM mailroom.link WHERE name = %s"
+READ = """
+SELECT coalesce((SELECT max(last) FROM mailroom.receipt AS r WHERE r.origin = o.number), 0)
+FROM mailroom.origin AS o WHERE o.name = %s
+"""
+STAMPED = """
+SELECT coalesce((SELECT max(seq) FROM mailroom.transit AS t WHERE t.link = l.number), 0)
+FROM mailroom.link AS l WHERE l.name = %s
+"""
+LEADING = "SELECT role, pid FROM mailroom.lease WHERE until > clock_timestamp() AND role IN ('dispatcher', 'links')"
+
+
+class RingNode:
+    """One node. `networks[i]` is what lies between its server and all daemons number i."""
+
+    def __init__(self, home: Path, name: str, seed: int) -> None:
+        self.name = name
+        self.host = Host(home / name, settings=SETTINGS)
+        self.networks: list[Network] = []
+        self.daemons: list[Actor] = []
+        self.inboxes = {name: Inbox(name) for name in (PLAIN, TOTAL)}
+        self.others: Sequence[RingNode] = ()
+        self.id = UUID(int=0)
+        self.server = threading.Lock()  # held by who takes it down, until it is up again
+        self._seed = seed
+
+    def start(self) -> None:
+        """Start the server and make the node."""
+        self.host.start()
+        engine = sqlalchemy.create_engine(
+            self.host.dsn.replace("postgresql:", "postgresql+psycopg:", 1), poolclass=sqlalchemy.NullPool
+        )
+        with engine.begin() as migrating:
+            schema.migrate(migrating)
+        server = urlsplit(self.host.dsn)
+        for nth in range(DAEMONS):
+            seed = self._seed + nth
+            self.networks.append(Network(server.hostname or "127.0.0.1", server.port or 5432, seed))
+        with self.host.session() as session, session.transaction():
+            rename_node(session, self.name, actor="campaign")
+            session.execute(LEDGERS)
+            [(self.id,)] = session.execute("SELECT id FROM mailroom.node").fetchall()
+
+    def dsn(self, nth: int) -> str:
+        """Return the way that daemons number `nth` take to it."""
+        return self.networks[nth].dsn(self.host.dsn)
+
+    def link(self, source: "RingNode", others: Sequence["RingNode"]) -> None:
+        """Let all others read this node, and read them: messages of the ring from `source` only."""
+        self.others = others
+        with self.host.session() as session, session.transaction():
+            for other in others:
+                Links().allow(session, other.name, actor="campaign", keep_s=KEEP_S)
+                Links().add(session, other.name, actor="campaign")
+            create_inbox(session, PLAIN, [RING], origin=source.name)
+            create_inbox(session, TOTAL, [ORDER], origin="*", order="total")
+
+    def is_linked(self, readers: int) -> bool:
+        """Return whether all readers have asked for what they want."""
+        with self.host.session() as session:
+            found = session.execute("SELECT topic, count(*) FROM mailroom.link_topic GROUP BY topic").fetchall()
+        return dict(found) == {RING: 1, ORDER: readers}
+
+    def close(self) -> None:
+        """End all of it."""
+        for daemon in self.daemons:
+            daemon.end()
+        for network in self.networks:
+            network.close()
+        self.host.close()
+
+    def waiting(self) -> tuple[int, int]:
+        """Count what is to be handled here or is not acknowledged elsewhere; and return the last turn."""
+        with self.host.session() as session:
+            [(rows, turn)] = session.execute(WAITING).fetchall()
+        return int(rows), int(turn)
+
+    def leaders(self) -> Mapping[str, Actor]:
+        """Return which daemon leads in which role, as far as one does."""
+        with self.host.session() as session:
+            pids = dict(session.execute(LEADING).fetchall())
+        return {role: each for role, pid in pids.items() for each in self.daemons if each.pid == pid}
+
+    def clock(self) -> int:
+        """Return the clock, which each delivery and each reception moves."""
+        with self.host.session() as session:
+            [(clock,)] = session.execute("SELECT last_value FROM mailroom.clock").fetchall()
+        return int(clock)
+
+    def known_elsewhere(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Return up to where the other nodes were told that this one has received, and what they have of it.
+
+        By their names; without those whose servers are down.
+        """
+        told: dict[str, int] = {}
+        read: dict[str, int] = {}
+        for other in self.others:
+            with contextlib.suppress(*LOST), other.host.session() as session:
+                for query, found in ((TOLD, told), (READ, read)):
+                    [(seq,)] = session.execute(query, [self.name]).fetchall()
+                    found[other.name] = int(seq)
+        return told, read
+
+    def forgotten(self, told: Mapping[str, int], read: Mapping[str, int]) -> list[str]:
+        """Return what this node has lost though others may rely on it; to be asked when it has crashed."""
+        found = []
+        with self.host.session() as session:
+            for name, seq in told.items():
+                [(has,)] = session.execute(READ, [name]).fetchall()
+                if has < seq:
+                    found.append(f"{self.name}: received from {name} up to {has} only, which was told {seq}")
+            for name, seq in read.items():
+                [(has,)] = session.execute(STAMPED, [name]).fetchall()
+                if has < seq:
+                    found.append(f"{self.name}: stamped for {name} up to {has} only, which has {seq}")
+        return found
+
+    def take_ledger(self) -> Ledger:
+        """Return what was noted since the last time, and forget it."""
+        with self.host.session() as session, session.transaction():
+            sent = session.execute("DELETE FROM ring.sent RETURNING topic, id, key, nth, cause").fetchall()
+            handled = session.execute(
+                "WITH gone AS (DELETE FROM ring.handled RETURNING *) "
+                "SELECT inbox, id, origin, key, clock, sent_clock FROM gone ORDER BY turn"
+            ).fetchall()
+        return Ledger(
+            self.id,
+            [Sent(id, topic, key, nth, cause) for topic, id, key, nth, cause in sent],
+            [Handled(*row) for row in handled],
+        )
+
+    def trouble(self) -> list[str]:
+        """Return what stands in the node's tables though no fault explains it."""
+        with self.host.session() as session:
+            dead = session.execute("SELECT stage, reason, count(*) FROM mailroom.dead_letter GROUP BY 1, 2").fetchall()
+            state = session.execute("SELECT name, state, why FROM mailroom.origin WHERE state <> 'open'").fetchall()
+            links = session.execute("SELECT name, state FROM mailroom.link WHERE state <> 'open'").fetchall()
+            lost = session.execute("SELECT incarnation FROM mailroom.node WHERE incarnation <> 1").fetchall()
+        found = [("dead letters", dead), ("origins", state), ("links", links), ("a crash lost history", lost)]
+        return [f"{self.name}: {what}: {rows[:5]}" for what, rows in found if rows]
+
+    def situation(self) -> str:
+        """Return what there is to know about a node that waits."""
+        tables = {
+            "waiting": "SELECT inbox, count(*), min(sent_clock) FROM mailroom.inbox GROUP BY inbox",
+            "outbox": "SELECT count(*) FROM mailroom.outbox",
+            "stable": "SELECT inbox, max(clock) FROM mailroom.stable GROUP BY inbox",
+            "origins": "SELECT o.name, o.state, o.why, o.shown, (SELECT (max(last), max(sent_clock)) "
+            "FROM mailroom.receipt WHERE origin = o.number) FROM mailroom.origin AS o",
+            "links": "SELECT name, state, acked, wanted_clock, (SELECT (max(seq), max(sent_clock)) "
+            "FROM mailroom.transit WHERE link = l.number) FROM mailroom.link AS l",
+            "leases": "SELECT role, pid, state, until > clock_timestamp(), counts FROM mailroom.lease",
+        }
+        with self.host.session() as session:
+            rows = {name: session.execute(query.encode()).fetchall() for name, query in tables.items()}
+        return "\n  ".join([f"{self.name}:", *(f"{name}: {found}" for name, found in rows.items())])
