@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _major_of(item: pytest.Function, default: int) -> int:
     """Return the version that a test is to run on; one that needs no server counts as one of the default's."""
-    return int(item.callspec.params.get("pg_major", default)) if hasattr(item, "callspec") else default
+    return default if not hasattr(item, "callspec") else cast(int, item.callspec.params.get("pg_major", default))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
