@@ -95,7 +95,7 @@ class Dispatcher(Lane):
             connection, self._schema, rows=self._rows, max_bytes=self._max_bytes, portion=self._portion,
             progress=self._count,
         )  # fmt: skip
-        return Work(deliverer.deliver, deliverer.drain)
+        return Work(deliverer.deliver, deliverer.drain, deliverer.drain_rest)
 
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
         return [self._housekeeping.run(leading)]
@@ -143,7 +143,7 @@ class Executor(Lane):
         executor = BatchExecutor(
             connection, self._schema, rows=self._rows, portion=self._portion, progress=self.totals.add
         )
-        return Work(executor.execute, executor.drain)
+        return Work(executor.execute, executor.drain, executor.drain)
 
 
 def run(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:

@@ -9,21 +9,20 @@ from datetime import datetime
 from typing import Any
 
 from dispatcher.floor import FIRST, START, Start
+from dispatcher.plain import DELIVER_PLAIN
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.links.marks import IS_WANTED
 from mailroom.message import MESSAGE
 from mailroom.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.sql.operation import Operation, Sql
-from mailroom.total import HAS_TOTAL, raising_stable
+from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable
 
 # A batch is sorted and joined in memory. A plan that was made for an empty outbox must not scan a full one. Planning
 # costs as much as delivering ten messages, and without force_generic_plan PostgreSQL plans each delivery anew.
 SESSION = {"work_mem": "64MB", "enable_seqscan": "off", "enable_bitmapscan": "off", "synchronous_commit": "off"}
 SESSION |= {"plan_cache_mode": "force_generic_plan"}
 
-PARTITION_KEY = locks.key("partition")
-PARTITION_CHANNEL = locks.channel("partition")
 TRANSIT = "'{schema}.transit'::regclass"
 TRANSIT_KEY = locks.key(TRANSIT)
 LINK_CHANNEL = locks.link_channel(TRANSIT, "link")
@@ -104,13 +103,13 @@ woken AS MATERIALIZED (
     SELECT pg_catalog.count(pg_notify(channel, ''))
     FROM (SELECT {partition_channel}, {partition_key} FROM touched{link_bells}) AS w (channel, key)
     WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, key))
-SELECT taken, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), outcomes.scheduled, outcomes.expired,
+SELECT taken, rows, outcomes.scheduled, outcomes.expired,
        unrouted, dead, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
-       (SELECT count FROM woken), coalesce(more, false),
-       (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched),
+       (SELECT count FROM woken), coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
        (SELECT running FROM start), {has_total}, has_links{of_links}
-FROM outcomes, stamp
+FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
+                       FROM touched) AS t (rows, inboxes)
 """
 COLUMNS = (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", "boolean", "boolean")
 PARTS: dict[str, Any] = {
@@ -212,6 +211,11 @@ class Delivery:
     carried: int = 0
     is_mark_wanted: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every message went to an inbox, and nothing else happened to any."""
+        return not (self.has_links or self.scheduled or self.expired or self.unrouted or self.dead)
+
 
 def delivering(
     schema: str,
@@ -221,19 +225,22 @@ def delivering(
     max_bytes: int,
     now: datetime | None = None,
     has_links: bool = False,
+    is_plain: bool = True,
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
-    `has_links`, as the delivery before has found it, only saves time.
+    `has_links` and `is_plain`, as the delivery before has found them, only save time.
     """
     yield LOCK.at(schema=schema)()
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now}
-    if not has_links:
+    if is_plain and not has_links:
+        [(*row, is_plain)] = yield DELIVER_PLAIN.at(schema=schema)(**values)
+    if not is_plain and not has_links:
         [row] = yield DELIVER.at(schema=schema)(**values)
-        delivery = Delivery(*row)
-    if has_links or delivery.has_links:
+        has_links = row[-1]
+    if has_links:
         [row] = yield DELIVER_LINKED.at(schema=schema)(**values)
-        delivery = Delivery(*row)
+    delivery = Delivery(*row)
     if delivery.has_total and delivery.clock is not None:
         yield from raising_stable(schema, delivery.inboxes)
     return delivery
@@ -283,3 +290,21 @@ def reading_oldest(schema: str) -> Operation[int | None]:
     """Return the position of the oldest message, None if there is none."""
     [(position,)] = yield OLDEST.at(schema=schema)()
     return None if position is None else int(position)
+
+
+# Whether a delivery could do anything: it would take a row that this snapshot has, or a link's reader asks for a mark.
+LOOK = Sql(
+    """
+WITH {start}
+SELECT EXISTS (SELECT FROM {schema}.outbox WHERE position > (SELECT position FROM start))
+       OR EXISTS (SELECT FROM {schema}.link)
+""",
+    columns=("boolean",),
+    start=START,
+)
+
+
+def looking(schema: str, start: Start = FIRST) -> Operation[bool]:
+    """Return whether a delivery from `start` on, with the same snapshot, might find something to do."""
+    [(found,)] = yield LOOK.at(schema=schema)(**start.values())
+    return bool(found)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import psycopg
 
-from dispatcher.deliver import Delivery, delivering, reading_oldest
+from dispatcher.deliver import Delivery, delivering, looking, reading_oldest
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
 from dispatcher.refusal import Refused, dead_lettering, finding_refused, reason_of
@@ -54,6 +54,7 @@ class Deliverer:
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
         self._has_links = False
+        self._is_plain = True
 
     async def drain(self, now: datetime | None = None) -> int:
         """Deliver until a batch is not full; return how many messages were taken."""
@@ -63,6 +64,11 @@ class Deliverer:
             taken += delivery.taken
             if not delivery.more:
                 return taken
+
+    async def drain_rest(self) -> int:
+        """Drain if a look finds something: on the way to sleep it seldom does, and an empty delivery costs far more."""
+        is_rest = not self._recovered or await run_async(self._connection, looking(self._schema, self._floor.above()))
+        return await self.drain() if is_rest else 0
 
     async def deliver(self, now: datetime | None = None) -> Delivery:
         """Deliver one batch. Only the messages that the database refuses go to `dead_letter`."""
@@ -99,6 +105,7 @@ class Deliverer:
                         max_bytes=max_bytes,
                         now=now,
                         has_links=self._has_links,
+                        is_plain=self._is_plain,
                     )
                 )
             except psycopg.Error as error:
@@ -122,7 +129,7 @@ class Deliverer:
                     # failure: a subscription can become visible just before the partition of its inbox does.
                     rows = max(1, rows // 2)
                 continue
-            self._has_links = delivery.has_links
+            self._has_links, self._is_plain = delivery.has_links, delivery.is_plain
             if delivery.ceiling is not None:
                 await self._transaction(raising_ceiling(self._schema, delivery.ceiling))
                 continue

@@ -55,17 +55,20 @@ class Doorbell:
         goes_on: Callable[[], bool],
         *,
         first: Callable[[], Awaitable[int]] | None = None,
+        rest: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         """Stay awake as long as messages come, then sleep until the doorbell rings or the poll is due.
 
         The message that woke us is delivered first. `first`, if given, delivers one batch only, so that "awake" is
-        taken before a whole backlog is drained, and writers beside it stop ringing.
+        taken before a whole backlog is drained, and writers beside it stop ringing. `rest`, if given, drains on the way
+        to sleep: it may look first, by a statement of its own, and be done if that sees nothing.
 
         The order makes sure that no writer is missed: (1) release "awake" and wait for the answer; (2) in a new
         statement read the writers, then drain; (3) until each of them has ended, drain with a backoff, and once more
         after the last one; (4) sleep. A writer locks the outbox before it checks "awake", and holds that lock until
         its rows are visible. So one that saw us awake is among the writers of (2), or the drain takes its rows.
         """
+        rest = rest or drain
         taken = await (first or drain)()
         await self._take()
         while taken >= BUSY and goes_on():
@@ -76,13 +79,13 @@ class Doorbell:
         ring = self._listener.next_ring()
         await self._release()
         writers = await run_async(self._connection, reading_writers(self._schema, self._table))
-        await drain()
+        await rest()
         pause_s = FIRST_PAUSE_S
         while writers and goes_on():
             if await heard(ring, pause_s):
                 return  # others write: stay awake, and do all of this again before the next sleep
             writers = remaining(writers, await run_async(self._connection, reading_writers(self._schema, self._table)))
-            await drain()
+            await rest()
             pause_s = min(2 * pause_s, self._poll_interval_s)
         if goes_on():
             await heard(ring, self._poll_interval_s if held else min(UNSURE_POLL_S, self._poll_interval_s))

@@ -120,12 +120,17 @@ class Floor:
 
     def start(self) -> Start:
         """Return where the next scan starts."""
+        above = self.above()
+        if self._monotonic() - self._scanned < FULL_SCAN_S:
+            return above
+        self._scanned = self._monotonic()
+        return Start(0, tuple((0, writer) for _, writer in above.gaps))
+
+    def above(self) -> Start:
+        """Return where a look starts, which takes nothing and so leaves the scan of each minute to the next batch."""
         gaps = [(gap.low, writer) for gap in self._gaps for writer in gap.writers]
         gaps += [(self._start, id) for id in self._writers.values() if id is not None]
-        if self._monotonic() - self._scanned < FULL_SCAN_S:
-            return Start(self._start, tuple(gaps))
-        self._scanned = self._monotonic()
-        return Start(0, tuple((0, writer) for _, writer in gaps))
+        return Start(self._start, tuple(gaps))
 
     def raising(self, schema: str, batch: Scanned) -> Operation[None]:
         """Take one step, after `batch` has committed."""

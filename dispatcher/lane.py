@@ -22,10 +22,14 @@ POLL_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a lane over one connection: `batch` does one batch; `drain` does all, and returns how much."""
+    """The work of a lane over one connection: `batch` does one batch; `drain` does all, and returns how much.
+
+    `rest` is `drain` where there is mostly nothing left.
+    """
 
     batch: Callable[[], Awaitable[Scanned]]
     drain: Callable[[], Awaitable[int]]
+    rest: Callable[[], Awaitable[int]]
 
 
 class Lane(Leading):
@@ -79,9 +83,15 @@ class Lane(Leading):
         async def drain() -> int:
             return await self._unless_held_up(work.drain)
 
+        async def rest() -> int:
+            return await self._unless_held_up(work.rest)
+
+        def goes_on() -> bool:
+            return self._leading.is_set() and not self._stopping.is_set()
+
         while not self._stopping.is_set():
             if self._leading.is_set():
-                await doorbell.serve(drain, lambda: self._leading.is_set() and not self._stopping.is_set(), first=first)
+                await doorbell.serve(drain, goes_on, first=first, rest=rest)
             else:
                 # Stand by; the keeper takes the lease when it expires.
                 await self._pause(RENEW_S / 4)

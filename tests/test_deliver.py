@@ -318,6 +318,18 @@ def test_batch_takes_the_oldest_messages_up_to_its_rows(node: Node) -> None:
     assert (delivery.taken, delivery.more) == (1, False)
 
 
+@pytest.mark.parametrize("kind", ["M", "C", "R", "E"])
+def test_what_no_inbox_gets_goes_elsewhere_also_among_plain_messages(node: Node, kind: str) -> None:
+    node.inbox("shipping")
+    node.allow_clocks()
+    for key, topic, each in [("a", "shipping", "M"), ("b", "nobody", kind), ("c", "shipping", "C")]:
+        node.send(topic, key=key, kind=each)
+    delivery = node.deliver()
+    assert (delivery.taken, delivery.delivered, delivery.dead + delivery.unrouted) == (3, 2, 1)
+    assert [key for key, _, _ in node.dead()] == (["b"] if kind != "E" else [])
+    assert node.delivered("key, clock") == [("a", 1), ("c", 3)]
+
+
 def test_batch_takes_the_oldest_messages_up_to_its_bytes_and_at_least_one(node: Node) -> None:
     node.inbox("shipping")
     node.allow_clocks()

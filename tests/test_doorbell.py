@@ -158,11 +158,17 @@ class Steps:
         self.passed("after drain")
         return taken
 
+    async def rest(self) -> int:
+        self.passed("before drain")
+        taken = await self._deliverer.drain_rest()
+        self.passed("after drain")
+        return taken
+
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         async def serve() -> None:
             while self._going_on:
-                await self.doorbell.serve(self.drain, lambda: self._going_on)
+                await self.doorbell.serve(self.drain, lambda: self._going_on, rest=self.rest)
 
         task = asyncio.create_task(serve())
         try:

@@ -1,7 +1,7 @@
 """The floor: it never passes a position that may still appear, whatever writers do."""
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import psycopg
@@ -374,3 +374,66 @@ def test_nothing_is_stuck_below_the_floor_whatever_fourteen_writers_do(node: Nod
     place = {key: nth for nth, key in enumerate(delivered)}
     assert all([place[key] for key in keys] == sorted(place[key] for key in keys) for keys in committed)
     assert len(floor_seen) > 3, "the floor hardly ever rose, so this run says little"
+
+
+# -- The look on the way to sleep -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def dispatcher(node: Node) -> AsyncIterator[psycopg.AsyncConnection]:
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        yield connection
+
+
+async def test_drain_of_the_rest_does_not_deliver_if_nothing_is_left(
+    node: Node, dispatcher: psycopg.AsyncConnection
+) -> None:
+    deliveries: list[Delivery] = []
+    deliverer = Deliverer(dispatcher, SCHEMA, progress=deliveries.append)
+    assert await deliverer.drain_rest() == 0
+    assert len(deliveries) == 1, "the first one recovers the clock"
+    assert await deliverer.drain_rest() == 0
+    assert len(deliveries) == 1
+    node.send("shipping")
+    assert await deliverer.drain_rest() == 1
+
+
+async def test_look_finds_what_a_long_transaction_has_left_below_the_floor(
+    node: Node, dispatcher: psycopg.AsyncConnection, connect: Connect
+) -> None:
+    bulk, deliverer = connect(), Deliverer(dispatcher, SCHEMA)
+    send(bulk, "shipping")
+    for _ in range(4):
+        node.send("shipping")
+        await deliverer.deliver()
+    assert await deliverer.drain_rest() == 0
+    bulk.commit()
+    assert await deliverer.drain_rest() == 1
+
+
+async def test_look_leaves_the_full_scan_to_the_next_delivery(node: Node, dispatcher: psycopg.AsyncConnection) -> None:
+    now = 0.0
+    deliverer = Deliverer(dispatcher, SCHEMA, monotonic=lambda: now)
+    for _ in range(4):
+        node.send("shipping")
+        await deliverer.deliver()
+    node.connection.execute(
+        "INSERT INTO mailroom.outbox (position, topic, value_json) OVERRIDING SYSTEM VALUE VALUES (1, 'shipping', '1')"
+    )
+    now += FULL_SCAN_S
+    await deliverer.drain_rest()
+    assert node.waiting() != []
+    assert (await deliverer.deliver()).taken == 1
+
+
+async def test_look_does_not_pass_over_a_reader_that_asks_for_a_mark(
+    node: Node, dispatcher: psycopg.AsyncConnection
+) -> None:
+    deliveries: list[Delivery] = []
+    deliverer = Deliverer(dispatcher, SCHEMA, progress=deliveries.append)
+    node.allow_clocks()
+    await deliverer.deliver()
+    node.connection.execute("INSERT INTO mailroom.link (name, wanted_clock) VALUES ('lyon', 700)")
+    await deliverer.drain_rest()
+    assert [delivery.is_mark_wanted for delivery in deliveries] == [False, True]
+    assert node.value("SELECT kind::text FROM mailroom.transit") == "H"

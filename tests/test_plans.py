@@ -21,10 +21,12 @@ READ_LARGE_TABLES = (
     "reap-key-again",
     "reap-any",
     "reap-any-of-one",
+    "deliver-plain",
     "deliver",
+    "look",
     "in-flight-entry",
 )
-WRITE_NO_LARGE_TABLE = ("reap-key-again", "in-flight-entry")
+WRITE_NO_LARGE_TABLE = ("reap-key-again", "in-flight-entry", "look")
 
 
 def generic_plan(connection: psycopg.Connection[Any], statement: Sql, names: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from dispatcher.deliver import PARTITION_CHANNEL, PARTITION_KEY
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.links.bounds import Position
 from dispatcher.links.fetch import Batch
@@ -19,7 +18,7 @@ from mailroom.links.wire import MARK, MAX_SENT_CLOCK, READ, SPREAD
 from mailroom.message import MESSAGE
 from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
-from mailroom.total import LATE, TOTAL, raising_stable
+from mailroom.total import LATE, PARTITION_CHANNEL, PARTITION_KEY, TOTAL, raising_stable
 
 # The planner takes an array for ten rows, and would compare each message with each topic.
 SESSION = DELIVERY | {"enable_nestloop": "off"}

@@ -204,12 +204,13 @@ def _clock_not_recovered() -> None:
 
 @_mutant("clocks are read off the wall")
 def _wall_clock() -> None:
-    from dispatcher import deliver
+    from dispatcher import deliver, plain
 
-    _rewrite(
-        deliver.DELIVER, "SELECT greatest(last_value, after_clock) FROM {schema}.clock",
-        "SELECT (1000 * extract(epoch FROM clock_timestamp()))::bigint FROM {schema}.clock",
-    )  # fmt: skip
+    for statement in (deliver.DELIVER, plain.DELIVER_PLAIN):
+        _rewrite(
+            statement, "SELECT greatest(last_value, after_clock) FROM {schema}.clock",
+            "SELECT (1000 * extract(epoch FROM clock_timestamp()))::bigint FROM {schema}.clock",
+        )  # fmt: skip
 
 
 @_mutant(

@@ -7,9 +7,10 @@ from typing import Any
 import click
 import psycopg
 
-from dispatcher.deliver import DELIVER, DELIVER_LINKED
+from dispatcher.deliver import DELIVER, DELIVER_LINKED, LOOK
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.executor.take import NEXT
+from dispatcher.plain import DELIVER_PLAIN
 from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, Share
 from inbox.failure import RECORD
 from inbox.worker.in_flight import ADD
@@ -29,8 +30,10 @@ class Hot:
 
 HOT = {
     "insert": Hot(INSERT, {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())}),
+    "deliver-plain": Hot(DELIVER_PLAIN, session=DELIVERY),
     "deliver": Hot(DELIVER, session=DELIVERY),
     "deliver-with-links": Hot(DELIVER_LINKED, session=DELIVERY),
+    "look": Hot(LOOK, session=DELIVERY),
     "reap-key": Hot(REAP_KEY, session=PINNED),
     "reap-key-again": Hot(HAS_MORE, session=PINNED),
     "reap-any": Hot(REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
