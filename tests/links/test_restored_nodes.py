@@ -180,7 +180,7 @@ def nodes(databases: Databases, binaries: Binaries) -> Iterator[dict[str, Node]]
         yield found
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.timeout(300)
 async def test_messages_come_once_in_order_and_behind_their_causes_whoever_is_put_back(
     nodes: dict[str, Node], binaries: Binaries, seed: int
