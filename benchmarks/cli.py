@@ -17,6 +17,7 @@ from mailroom.errors import ConfigurationError
 from . import (
     bulk,
     cost,
+    dead_source,
     deliver,
     doorbell,
     drain,
@@ -31,6 +32,8 @@ from . import (
     inboxes,
     latency,
     links,
+    links_latency,
+    links_rate,
     mail,
     memory,
     patterns,
@@ -40,7 +43,9 @@ from . import (
     refused,
     report,
     requests,
+    ring,
     spark,
+    take_over,
     waiting,
     watched,
 )
@@ -55,6 +60,11 @@ MODULES = (
     deliver,
     patterns,
     links,
+    links_rate,
+    links_latency,
+    ring,
+    dead_source,
+    take_over,
     reap,
     flow,
     handlers,
@@ -81,7 +91,7 @@ FEWEST_MESSAGES = 300
 
 
 def _help() -> str:
-    return "\n".join(f"  {name:<10} {measurement.about}" for name, measurement in MEASUREMENTS.items())
+    return "\n".join(f"  {name:<14} {measurement.about}" for name, measurement in MEASUREMENTS.items())
 
 
 @click.command(

@@ -42,30 +42,37 @@ def recording(count: Count, handled: "Any", failing: frozenset[str]) -> Handler:
     return handle
 
 
-def _write(node: Node, messages: int, committed: "Any") -> None:
+def _write(node: Node, topic: str, messages: int, committed: "Any") -> None:
     outbox = Outbox(node.schema)
     ready = list(outgoing(messages))
     with node.connect() as connection:
         start = time.monotonic()
         for nth, message in enumerate(ready):
             time.sleep(max(0.0, start + nth / PER_SECOND - time.monotonic()))
-            outbox.send(connection, INBOX, message.value, key=message.key)
+            outbox.send(connection, topic, message.value, key=message.key)
             committed[nth] = time.monotonic()
             connection.commit()
 
 
 def waits_ms(setup: Setup, at_most: int = AT_MOST, failing: frozenset[str] = frozenset()) -> list[float]:
     """Return the latency of each message of the healthy keys, in the order of sending."""
-    messages = min(at_most, setup.messages) + WARM_UP
-    healthy = [nth for nth in range(messages) if key(nth) not in failing]
-    committed, handled = RawArray(c_double, messages), RawArray(c_double, messages)
     with fresh_node(setup.dsn) as node, Pipeline(node) as pipeline:
         pipeline.dispatch()
-        pipeline.work(1, recording, handled, failing)
-        writer = PROCESSES.Process(target=_write, args=(node, messages, committed), daemon=True)
-        writer.start()
-        pipeline.wait_handled(len(healthy))
-        writer.join()
+        return waits_between_ms(node, pipeline, min(at_most, setup.messages), failing=failing)
+
+
+def waits_between_ms(
+    sender: Node, pipeline: Pipeline, count: int, *, topic: str = INBOX, failing: frozenset[str] = frozenset()
+) -> list[float]:
+    """Send messages at one node, and have them handled in a pipeline that runs, which may be another node's."""
+    messages = count + WARM_UP
+    healthy = [nth for nth in range(messages) if key(nth) not in failing]
+    committed, handled = RawArray(c_double, messages), RawArray(c_double, messages)
+    pipeline.work(1, recording, handled, failing)
+    writer = PROCESSES.Process(target=_write, args=(sender, topic, messages, committed), daemon=True)
+    writer.start()
+    pipeline.wait_handled(len(healthy))
+    writer.join()
     return [(handled[nth] - committed[nth]) * 1_000 for nth in healthy if nth >= WARM_UP]
 
 

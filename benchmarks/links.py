@@ -27,7 +27,7 @@ from mailroom.sql.runner import run
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node, fresh_node
 from .processor import missing, used_s
-from .workload import INBOX, KEY, KEYS, VALUE
+from .workload import INBOX
 
 STAYS, LEAVES = "bench.stays", "bench.leaves"
 WARM_UP = 1_000
@@ -38,16 +38,6 @@ def _allow_link(node: Node) -> None:
         f"INSERT INTO {node.schema}.link (name) VALUES ('reader')",
         f"INSERT INTO {node.schema}.link_topic (topic, link) SELECT '{LEAVES}', number FROM {node.schema}.link",
     )
-
-
-def _send(node: Node, topic: str, messages: int) -> None:
-    with node.connect() as connection:
-        connection.execute("SET LOCAL mailroom.notify = off")
-        connection.execute(
-            f"INSERT INTO {node.outbox} (topic, key, value) SELECT '{topic}', {KEY}, %(value)s::bytea "
-            "FROM generate_series(0, %(messages)s - 1) AS nth".encode(),
-            {"keys": KEYS, "value": VALUE, "messages": messages},
-        )
 
 
 @contextmanager
@@ -79,7 +69,7 @@ def _deliver_us(setup: Setup, topic: str, *, linked: bool) -> float:
         node.execute(f"UPDATE {node.schema}.node SET clock_ceiling = 1000000000", "ANALYZE")
         with _session(node, SESSION) as session:
             for messages in (WARM_UP, setup.messages):
-                _send(node, topic, messages)
+                node.send(messages, topic=topic)
                 [before] = _processor_us([session.info.backend_pid])
                 _deliver(node, session, messages)
                 [after] = _processor_us([session.info.backend_pid])
@@ -118,7 +108,7 @@ def _read_us(setup: Setup) -> list[float]:
         with _session(source, SESSION) as at_source, _session(target, RECEIVING) as at_target:
             processes = [at_source.info.backend_pid, at_target.info.backend_pid, os.getpid()]
             for messages in (WARM_UP, setup.messages):
-                _send(source, LEAVES, messages)
+                source.send(messages, topic=LEAVES)
                 _deliver(source, at_source, messages)
                 before = _processor_us(processes)
                 _read(source, at_source, target, at_target)

@@ -12,6 +12,7 @@ from sqlalchemy.pool import NullPool
 import dispatcher
 from mailroom import locks, settings
 from mailroom import schema as node_schema
+from mailroom.schema.inboxes import Order
 
 from .workload import INBOX, KEY, KEYS, VALUE
 
@@ -59,12 +60,12 @@ class Node:
             statement = f"SELECT NOT EXISTS (SELECT FROM {self.outbox}) AND NOT EXISTS (SELECT FROM {self.partition})"
             return connection.execute(statement.encode()).fetchone() == (True,)
 
-    def send(self, messages: int, keys: int = KEYS) -> None:
+    def send(self, messages: int, keys: int = KEYS, topic: str = INBOX) -> None:
         """Commit messages into the outbox by one statement, without ringing the doorbell."""
         with self.connect() as connection:
             connection.execute("SET LOCAL mailroom.notify = off")
             connection.execute(
-                f"INSERT INTO {self.outbox} (topic, key, value) SELECT '{INBOX}', {KEY}, %(value)s::bytea "
+                f"INSERT INTO {self.outbox} (topic, key, value) SELECT '{topic}', {KEY}, %(value)s::bytea "
                 "FROM generate_series(0, %(messages)s - 1) AS nth".encode(),
                 {"keys": keys, "value": VALUE, "messages": messages},
             )
@@ -85,7 +86,7 @@ class Node:
 
 
 @contextmanager
-def fresh_node(dsn: str) -> Iterator[Node]:
+def fresh_node(dsn: str, order: Order = "key") -> Iterator[Node]:
     """Create a node under a name of its own, after a checkpoint, and drop it with all its data afterwards."""
     node = Node(dsn, f"bench_{secrets.token_hex(6)}")
     # A checkpoint, so that every run, of the product and of the floor, starts with the same amount of WAL to write.
@@ -94,7 +95,9 @@ def fresh_node(dsn: str) -> Iterator[Node]:
     try:
         with engine.begin() as connection:
             node_schema.migrate(connection, node.schema)
-            node_schema.create_inbox(connection, INBOX, schema=node.schema, max_attempts=MAX_ATTEMPTS, backoff_max_s=60)
+            node_schema.create_inbox(
+                connection, INBOX, schema=node.schema, max_attempts=MAX_ATTEMPTS, backoff_max_s=60, order=order
+            )
         yield node
     finally:
         node.execute(f"DROP SCHEMA IF EXISTS {node.schema} CASCADE")

@@ -1,7 +1,8 @@
 """A node's own processes, as a service runs them: a dispatcher daemon, workers, and a publisher that feeds them."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from ctypes import c_longlong
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import psycopg
 from dispatcher import daemon
 from inbox import Message, Worker
 from mailroom.errors import MailroomError
+from mailroom.links.service import variable
 from outbox import Outbox
 
 from .clients import PROCESSES
@@ -91,9 +93,12 @@ class Pipeline:
         """Messages handled by all workers."""
         return sum(count.value for count in self._counts)
 
-    def dispatch(self) -> None:
-        """Start a dispatcher daemon; return when all three of its lanes lead."""
-        self.dispatcher = self._start(daemon.run, self.node.dsn, self.node.schema)
+    def dispatch(self, sources: Mapping[str, str] | None = None) -> None:
+        """Start a dispatcher daemon; return when all three of its lanes lead.
+
+        `sources` are the connection strings of the nodes that it reads, by their names.
+        """
+        self.dispatcher = self._start(_dispatch, self.node, dict(sources or {}))
         with self.node.connect(autocommit=True) as connection:
             leases = f"SELECT count(*) FROM {self.node.schema}.lease WHERE until > clock_timestamp()".encode()
             self.wait(lambda: connection.execute(leases).fetchone() == (3,))
@@ -111,13 +116,13 @@ class Pipeline:
             self._counts.append(count)
             self.workers.append(self._start(_work, self.node, batch, handling, count, *arguments))
 
-    def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None) -> None:
+    def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None, topic: str = INBOX) -> None:
         """Start a process that sends messages by COPY in batches of 1,000; return when it begins.
 
         It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap.
         """
         began = Count()
-        self._start(_publish, self.node, messages, keys, ahead, self._counts, began)
+        self._start(_publish, self.node, messages, keys, topic, ahead, self._counts, began)
         self.wait(lambda: began.value > 0)
 
     def wait(self, done: Callable[[], bool]) -> float:
@@ -161,13 +166,21 @@ def _end(process: BaseProcess) -> None:
         process.join()
 
 
+def _dispatch(node: Node, sources: Mapping[str, str]) -> None:
+    # In the process of its own, so that no other one has the passwords in its environment.
+    os.environ.update({variable(name): dsn for name, dsn in sources.items()})
+    daemon.run(node.dsn, node.schema)
+
+
 def _work(node: Node, batch: int, handling: Callable[..., Handler], *arguments: object) -> None:
     Worker(node.dsn, INBOX, handling(*arguments), schema=node.schema, batch=batch).run()
 
 
-def _publish(node: Node, messages: int, keys: int, ahead: int | None, handled: list[Count], began: Count) -> None:
+def _publish(
+    node: Node, messages: int, keys: int, topic: str, ahead: int | None, handled: list[Count], began: Count
+) -> None:
     outbox = Outbox(node.schema)
-    ready = outgoing(messages, keys)
+    ready = outgoing(messages, keys, topic)
     with node.connect() as connection:
         began.add(1)
         for sent in range(0, messages, BATCH):

@@ -38,8 +38,8 @@ def number(value: Mapping[str, Any]) -> int:
 VALUE = codec.encode(value(0))  # messages written by SQL all have the same value
 
 
-def outgoing(count: int, keys: int = KEYS) -> Iterator[Outgoing]:
+def outgoing(count: int, keys: int = KEYS, topic: str = INBOX) -> Iterator[Outgoing]:
     """Yield `count` messages to send, each with its value and key."""
     note = value(0)
     for nth in range(count):
-        yield Outgoing(INBOX, {**note, "nth": nth + 2**32}, key=key(nth, keys))
+        yield Outgoing(topic, {**note, "nth": nth + 2**32}, key=key(nth, keys))

@@ -23,11 +23,13 @@ from mailroom.total import LATE, PARTITION_CHANNEL, PARTITION_KEY, TOTAL, raisin
 # The planner takes an array for ten rows, and would compare each message with each topic.
 SESSION = DELIVERY | {"enable_nestloop": "off"}
 
-# What the source sent, for RECEIVE and for the search of what is refused. {spread} are the arrays; `nth` counts from 1.
-ROWS = """came AS MATERIALIZED (
-    SELECT {read}, reason, nth
-    FROM (SELECT {spread}, pg_catalog.unnest(%(reasons)s::text[]) AS reason,
-                 pg_catalog.generate_series(1::bigint, %(rows)s::bigint) AS nth) AS r)"""
+# What the source sent that is taken. {spread} are the arrays; `nth` counts from 1.
+ROWS = """(
+        SELECT {read}, reason, clock, nth
+        FROM (SELECT {spread}, pg_catalog.unnest(%(reasons)s::text[]) AS reason,
+                     pg_catalog.unnest((SELECT clocks FROM numbered)) AS clock,
+                     pg_catalog.generate_series(1::bigint, %(rows)s::bigint) AS nth) AS r
+        WHERE nth <= (SELECT taken FROM batch))"""
 
 # Why a message without an inbox has none. A pattern gets no commands and no replies.
 REASON = """CASE WHEN receivers > 1
@@ -53,10 +55,11 @@ WAY = """(
         FROM route LEFT JOIN total USING (inbox))"""
 GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END"
 
-# The steps, in order: `source` (who sent it, unless that was stopped), `newest` (the position here), `came` (its rows),
-# `batch` (how many rows are taken: those before a clock that is too high), `numbered` (each row's clock by Lamport's
-# rule; a mark is no event and gets none, but what comes behind it is later), `stamp` (whether it goes on), `route` and
-# `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where DELIVER joins: see SESSION.
+# The steps, in order: `source` (who sent it, unless that was stopped), `newest` (the position here), `came` (the clocks
+# of its rows), `batch` (how many are taken: those before a clock that is too high), `numbered` (the rows' clocks by
+# Lamport's rule; a mark is no event and gets none, but what comes behind it is later), `stamp` (whether it goes on),
+# `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where DELIVER joins: see
+# SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an array beside theirs.
 #
 # An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
 # is kept as a dead letter, but not if a total inbox wants it: the caller is told, and takes it back.
@@ -68,18 +71,22 @@ source AS MATERIALIZED (
 newest AS MATERIALIZED (
     SELECT last, last_id, stamped_at FROM {schema}.receipt WHERE origin = %(origin)s::bigint
     ORDER BY last DESC LIMIT 1),
-{rows},
+came AS MATERIALIZED (
+    SELECT pg_catalog.unnest(%(seq)s::bigint[]) AS seq, pg_catalog.unnest(%(sent_clock)s::bigint[]) AS sent_clock,
+           pg_catalog.unnest(%(kind)s::text[]) AS kind,
+           pg_catalog.generate_series(1::bigint, %(rows)s::bigint) AS nth),
 batch AS MATERIALIZED (
     SELECT least(%(most)s::bigint, max(nth), min(nth) FILTER (WHERE sent_clock > {max_sent_clock}) - 1) AS taken,
            bool_and(seq = %(at_seq)s::bigint + nth) AS runs_on
     FROM came),
 numbered AS MATERIALIZED (
-    SELECT n.*, events + greatest((SELECT last_value FROM {schema}.clock), max(shown) OVER received) AS clock
-    FROM (SELECT r.*, sent_clock - events + (kind <> '{mark}')::integer AS shown
-          FROM (SELECT came.*, count(*) FILTER (WHERE kind <> '{mark}') OVER received AS events FROM came
-                WHERE nth <= (SELECT taken FROM batch)
-                WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS r) AS n
-    WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)),
+    SELECT max(clock) AS top, pg_catalog.array_agg(clock ORDER BY nth) AS clocks
+    FROM (SELECT nth, events + greatest((SELECT last_value FROM {schema}.clock), max(shown) OVER received) AS clock
+          FROM (SELECT nth, events, sent_clock - events + (kind <> '{mark}')::integer AS shown
+                FROM (SELECT came.*, count(*) FILTER (WHERE kind <> '{mark}') OVER received AS events FROM came
+                      WHERE nth <= (SELECT taken FROM batch)
+                      WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS r) AS s
+          WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS n),
 stamp AS MATERIALIZED (
     SELECT top, CASE WHEN NOT EXISTS (SELECT FROM source) THEN 'closed'
                      WHEN (SELECT (last, last_id, stamped_at) FROM newest) IS DISTINCT FROM
@@ -89,7 +96,7 @@ stamp AS MATERIALIZED (
                      WHEN taken = 0 THEN 'clock'
                      WHEN top > (SELECT clock_ceiling FROM {schema}.node) THEN 'ceiling'
                      ELSE 'taken' END AS outcome
-    FROM batch LEFT JOIN (SELECT max(clock) AS top FROM numbered) AS t ON true),
+    FROM batch, numbered),
 {route},
 {total},
 {reach},
@@ -110,7 +117,7 @@ stamped AS MATERIALIZED (
                  coalesce(expires_at <= (SELECT now FROM moment), false) AS is_expired,
                  coalesce(sent_clock > {gets_since}, false) AS is_wanted,
                  coalesce(sent_clock > {total_since}, false) AS is_total_wanted
-          FROM numbered AS n LEFT JOIN reach USING (topic)
+          FROM {rows} AS n LEFT JOIN reach USING (topic)
           WHERE (SELECT outcome = 'taken' FROM stamp)) AS w),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
@@ -169,7 +176,7 @@ FROM stamp, outcomes
     max_sent_clock=MAX_SENT_CLOCK,
     route=ORIGIN_ROUTE,
     source="source",
-    sent="came",
+    sent="(SELECT pg_catalog.unnest(%(topic)s::text[]) AS topic) AS came",
     total=TOTAL,
     way=WAY,
     gets=GETS,
