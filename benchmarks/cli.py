@@ -37,6 +37,7 @@ from . import (
     mail,
     memory,
     patterns,
+    peers,
     poison,
     publish,
     reap,
@@ -69,6 +70,7 @@ MODULES = (
     flow,
     handlers,
     latency,
+    peers,
     requests,
     mail,
     poison,
@@ -141,7 +143,7 @@ def bench(call: Call, only: Sequence[str], runs: int, messages: int, against: Pa
     with _terminated_like_interrupted(), _database(call) as dsn:
         with settings.connect(dsn, "bench") as connection:
             postgres = connection.info.parameter_status("server_version") or "unknown"
-        figures = _measured(chosen, Setup(dsn, messages), runs)
+        figures = _measured([_with_peers(each, dsn) for each in chosen], Setup(dsn, messages), runs)
     if call.json:
         document(report.document(figures, postgres=postgres, runs=runs, messages=messages))
         return
@@ -161,6 +163,13 @@ def _chosen(only: Sequence[str]) -> list[Measurement]:
         elif not only or name in only:
             chosen.append(measurement)
     return chosen
+
+
+def _with_peers(measurement: Measurement, dsn: str) -> Measurement:
+    absent = measurement.absent(dsn)
+    for peer, how_to_get in absent.items():
+        note(f"{peer} is left out. {how_to_get}")
+    return measurement.without(absent)
 
 
 def _measured(chosen: Sequence[Measurement], setup: Setup, runs: int) -> list[Figure]:

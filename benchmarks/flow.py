@@ -9,20 +9,24 @@ import time
 
 from . import floors
 from .measure import Bar, Line, Measurement, Setup, Values
-from .node import fresh_node
+from .node import Node, fresh_node
 from .pipeline import Pipeline
+
+
+def flow_rate(node: Node, messages: int) -> float:
+    """Return the rate of the whole path."""
+    with Pipeline(node) as pipeline:
+        pipeline.dispatch()
+        pipeline.work(2)
+        pipeline.publish(messages)
+        start = time.monotonic()
+        return messages / (pipeline.wait_drained(messages) - start)
 
 
 def _run(setup: Setup) -> Values:
     with fresh_node(setup.dsn) as node:
         floor = floors.sorted_insert_rate(node, setup.messages)
-        with Pipeline(node) as pipeline:
-            pipeline.dispatch()
-            pipeline.work(2)
-            pipeline.publish(setup.messages)
-            start = time.monotonic()
-            flow = setup.messages / (pipeline.wait_drained(setup.messages) - start)
-    return {"sorted INSERT..SELECT": floor, "end to end": flow}
+        return {"sorted INSERT..SELECT": floor, "end to end": flow_rate(node, setup.messages)}
 
 
 MEASUREMENT = Measurement(

@@ -1,42 +1,88 @@
-"""Growth: deliver and reap over more and more keys, from a hundredth of `--messages` to ten times as many.
+"""Growth: what a message costs to deliver and to reap over more and more keys, and with more and more waiting.
 
-There are `--messages` messages, or one per key if that is more. One Worker reaps them in batches of up to 1,000. The
-rates are divided by those with the fewest keys. By default it goes from 10^3 to 10^6 keys.
+Each step sends `--messages` over a thousandth as many keys, a hundredth, a tenth and as many; the last one sends ten
+times as many messages, all of which wait in the outbox, then in the inbox, where a Worker handles a tenth of them. The
+cost is the processor time of the client and of its sessions on the server, compared with the fewest keys. With
+`--messages 1000000` it goes from 10^3 to 10^6 keys and to 10^7 waiting messages.
 """
 
-from .deliver import deliver_rate
-from .measure import Line, Measurement, Setup, Values
-from .node import fresh_node
-from .pipeline import Pipeline, reap_rate
+import asyncio
+import os
+from dataclasses import dataclass
 
-# Keys as shares of `--messages`: by default 1,000, 10,000, 100,000 and 1,000,000.
-STEPS = {"messages / 100 keys": 0.01, "messages / 10 keys": 0.1, "as many keys": 1, "10 x as many keys": 10}
+from dispatcher.daemon import DRAIN
+from dispatcher.deliverer import Deliverer
+from mailroom import settings
+
+from . import processor
+from .measure import Bar, Line, Measurement, Setup, Values
+from .node import Node, fresh_node
+from .pipeline import Pipeline
+from .processor import Meter, spent_us
+
+BAR = Bar(ratio_at_most=1.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Its name, its keys as a share of `--messages`, and how many times as many messages wait."""
+
+    name: str
+    keys: float
+    times: int = 1
+
+
+STEPS = (
+    Step("messages / 1,000 keys", 0.001),
+    Step("messages / 100 keys", 0.01),
+    Step("messages / 10 keys", 0.1),
+    Step("as many keys", 1),
+    Step("as many keys, 10 x waiting", 1, 10),
+)
+
+
+async def _deliver_us(node: Node) -> float:
+    """Deliver all that is in the outbox; return the cost of a message."""
+    async with await settings.connect_async(node.dsn, "dispatcher", DRAIN) as connection:
+        meter = Meter({"backend": connection.info.backend_pid, "client": os.getpid()})
+        with meter.running():
+            taken = await Deliverer(connection, node.schema).drain()
+    return sum(meter.each_us(taken).values())
+
+
+def _reap_us(node: Node, messages: int) -> float:
+    """Let a Worker handle so many messages; return the cost of a message, NaN if there are too few."""
+    with Pipeline(node) as pipeline:
+        pipeline.work(1)
+        pipeline.wait_handled(1)
+        used, before = pipeline.used_s("mailroom worker"), pipeline.handled
+        counted = pipeline.wait_handled(messages).handled - before
+        return spent_us(used, pipeline.used_s("mailroom worker"), counted)
 
 
 def _run(setup: Setup) -> Values:
     values: dict[str, float] = {}
-    for name, share in STEPS.items():
-        keys = max(1, int(share * setup.messages))
-        messages = max(keys, setup.messages)
-        with fresh_node(setup.dsn) as node, Pipeline(node) as pipeline:
-            values[f"deliver, {name}"] = deliver_rate(node, messages, keys)
-            pipeline.work(1)
-            values[f"reap, {name}"] = reap_rate(pipeline, messages)
+    for step in STEPS:
+        with fresh_node(setup.dsn) as node:
+            node.send(step.times * setup.messages, max(1, int(step.keys * setup.messages)))
+            values[f"deliver, {step.name}"] = asyncio.run(_deliver_us(node))
+            values[f"reap, {step.name}"] = _reap_us(node, setup.messages)
     return values
 
 
-_FIRST, *_MORE = STEPS
+_FIRST, *_MORE = (step.name for step in STEPS)
 
 MEASUREMENT = Measurement(
     "growth",
-    "deliver and reap over more and more keys",
+    "what a message costs with more keys, and more messages",
     tuple(
         line
-        for step in ("deliver", "reap")
+        for what in ("deliver", "reap")
         for line in (
-            Line(f"{step}, {_FIRST}"),
-            *(Line(f"{step}, {name}", baseline=f"{step}, {_FIRST}") for name in _MORE),
+            Line(f"{what}, {_FIRST}", "us"),
+            *(Line(f"{what}, {name}", "us", f"{what}, {_FIRST}", BAR) for name in _MORE),
         )
     ),
     _run,
+    processor.missing,
 )

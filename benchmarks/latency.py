@@ -7,6 +7,7 @@ begun by then. The first half second is not counted.
 
 import logging
 import time
+from collections.abc import Iterator
 from ctypes import c_double
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, cast
@@ -42,13 +43,20 @@ def recording(count: Count, handled: "Any", failing: frozenset[str]) -> Handler:
     return handle
 
 
+def scheduled(messages: int) -> Iterator[int]:
+    """Yield the number of each message when it is time to send it."""
+    start = time.monotonic()
+    for nth in range(messages):
+        time.sleep(max(0.0, start + nth / PER_SECOND - time.monotonic()))
+        yield nth
+
+
 def _write(node: Node, topic: str, messages: int, committed: "Any") -> None:
     outbox = Outbox(node.schema)
     ready = list(outgoing(messages))
     with node.connect() as connection:
-        start = time.monotonic()
-        for nth, message in enumerate(ready):
-            time.sleep(max(0.0, start + nth / PER_SECOND - time.monotonic()))
+        for nth in scheduled(messages):
+            message = ready[nth]
             outbox.send(connection, topic, message.value, key=message.key)
             committed[nth] = time.monotonic()
             connection.commit()

@@ -1,7 +1,7 @@
 """Measurements, and how their runs become a median, a spread and a result."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import isnan, nan
 from statistics import median
 from typing import TypeAlias
@@ -38,12 +38,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure of a measurement; `baseline` names the figure of the same run that it is divided by."""
+    """One figure of a measurement; `baseline` names the figure of the same run that it is divided by.
+
+    `peer` names the other program whose figure it is, if it is not ours.
+    """
 
     name: str
     unit: str = "messages/s"
     baseline: str | None = None
     bar: Bar | None = None
+    peer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,18 @@ class Measurement:
     lines: tuple[Line, ...]
     run: Callable[[Setup], Values]
     missing: Callable[[], str | None] = lambda: None  # says what this machine lacks for it, and how to get that
+    absent: Callable[[str], Mapping[str, str]] = lambda _dsn: {}  # peers that are not installed, and how to get them
+
+    def without(self, peers: Collection[str]) -> "Measurement":
+        """Return it without the lines of these peers; what was divided by such a line stands alone."""
+        left_out = {line.name for line in self.lines if line.peer in peers}
+        lines = (line for line in self.lines if line.name not in left_out)
+        return replace(
+            self,
+            lines=tuple(
+                replace(line, baseline=None, bar=None) if line.baseline in left_out else line for line in lines
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)

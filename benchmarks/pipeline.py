@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ctypes import c_longlong
 from dataclasses import dataclass
 from math import nan
@@ -22,6 +22,7 @@ from outbox import Outbox
 from .clients import PROCESSES
 from .floors import BATCH
 from .node import Node
+from .processor import used_s
 from .workload import INBOX, KEYS, outgoing
 
 Handler: TypeAlias = Callable[[Message, psycopg.Connection[Any]], None]
@@ -98,7 +99,7 @@ class Pipeline:
 
         `sources` are the connection strings of the nodes that it reads, by their names.
         """
-        self.dispatcher = self._start(_dispatch, self.node, dict(sources or {}))
+        self.dispatcher = self.start(_dispatch, self.node, dict(sources or {}))
         with self.node.connect(autocommit=True) as connection:
             leases = f"SELECT count(*) FROM {self.node.schema}.lease WHERE until > clock_timestamp()".encode()
             self.wait(lambda: connection.execute(leases).fetchone() == (3,))
@@ -112,9 +113,7 @@ class Pipeline:
     ) -> None:
         """Start worker processes with the handler that `handling(count, *arguments)` returns; do not wait for them."""
         for _ in range(workers):
-            count = Count()
-            self._counts.append(count)
-            self.workers.append(self._start(_work, self.node, batch, handling, count, *arguments))
+            self.workers.append(self.start(_work, self.node, batch, handling, self.counted(), *arguments))
 
     def publish(self, messages: int, keys: int = KEYS, ahead: int | None = None, topic: str = INBOX) -> None:
         """Start a process that sends messages by COPY in batches of 1,000; return when it begins.
@@ -122,7 +121,7 @@ class Pipeline:
         It stays at most `ahead` messages ahead of the workers, so that it publishes as long as they reap.
         """
         began = Count()
-        self._start(_publish, self.node, messages, keys, topic, ahead, self._counts, began)
+        self.start(_publish, self.node, messages, keys, topic, ahead, self._counts, began)
         self.wait(lambda: began.value > 0)
 
     def wait(self, done: Callable[[], bool]) -> float:
@@ -150,7 +149,31 @@ class Pipeline:
         self.wait_handled(messages)
         return self.wait(self.node.is_drained)
 
-    def _start(self, target: Callable[..., object], *arguments: object) -> BaseProcess:
+    def used_s(self, *roles: str) -> dict[int, float]:
+        """Return the seconds of processor time of these processes and of the server's for the sessions of these roles.
+
+        They are given by process id.
+        """
+        with self.node.connect(autocommit=True) as connection:
+            rows = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                "AND application_name ^@ ANY (%s::text[])",
+                [list(roles)],
+            ).fetchall()
+        used: dict[int, float] = {}
+        for pid in [*(each.pid for each in self._processes if each.pid), *(pid for (pid,) in rows)]:
+            with suppress(OSError):  # it has just ended
+                used[pid] = used_s(pid)
+        return used
+
+    def counted(self) -> Count:
+        """Return a new counter, which `handled` counts too."""
+        count = Count()
+        self._counts.append(count)
+        return count
+
+    def start(self, target: Callable[..., object], *arguments: object) -> BaseProcess:
+        """Start a process."""
         process = PROCESSES.Process(target=target, args=arguments, daemon=True)
         process.start()
         self._processes.append(process)

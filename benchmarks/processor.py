@@ -5,8 +5,9 @@ On a shared machine it says more than the clock on the wall: what others do dela
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import nan
 
 _OF_A_PROCESS = 2  # CPUCLOCK_SCHED of Linux, which also counts what has run since the last tick
 
@@ -19,6 +20,15 @@ def missing() -> str | None:
 def used_s(pid: int) -> float:
     """Return the seconds of processor time that a process has used. Raises `OSError` if it is not on this machine."""
     return time.clock_gettime(~pid << 3 | _OF_A_PROCESS)
+
+
+def spent_us(before: Mapping[int, float], after: Mapping[int, float], count: int) -> float:
+    """Return the microseconds per message between two readings of many processes, given in seconds by process id.
+
+    What has begun in between counts, what has ended does not. NaN without messages.
+    """
+    spent_s = sum(used - before.get(pid, 0.0) for pid, used in after.items())
+    return spent_s / count * 1e6 if count else nan
 
 
 class Meter:

@@ -8,19 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import workload
+from benchmarks import peer_pgq, peer_pgqueuer, workload
 from benchmarks.cli import FEWEST_MESSAGES, MEASUREMENTS
 from benchmarks.clients import rate_of
 from benchmarks.measure import Bar, Line, Measurement, Setup, measure
 from benchmarks.node import Node, fresh_node
-from benchmarks.processor import Meter, used_s
+from benchmarks.processor import Meter, spent_us, used_s
 from benchmarks.publish import sending
 from mailroom import codec
 from mailroom.cli.root import root
@@ -61,7 +61,8 @@ def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> 
         pytest.skip(missing)
     run = _bench_apart if name == "spark" else _bench
     document = run("--dsn", dsn, "--only", name, "--runs", "1", "--messages", str(FEWEST_MESSAGES))
-    assert [figure["name"] for figure in document["figures"]] == [line.name for line in MEASUREMENTS[name].lines]
+    measured = MEASUREMENTS[name].without(MEASUREMENTS[name].absent(dsn))
+    assert [figure["name"] for figure in document["figures"]] == [line.name for line in measured.lines]
     assert (document["runs"], document["messages"]) == (1, FEWEST_MESSAGES)
     for figure in document["figures"]:
         assert figure["measurement"] == name
@@ -122,6 +123,11 @@ def test_processor_time_is_that_of_the_named_process() -> None:
     assert each["busy"] >= 20_000
     assert each["us"] * 10 / 1e6 < 0.2
     assert idle == pytest.approx(time.process_time(), abs=0.2)
+
+
+def test_the_cost_of_many_processes_counts_those_that_have_begun_in_between() -> None:
+    assert spent_us({1: 1.0, 2: 5.0}, {1: 1.5, 3: 0.25}, 1_000) == pytest.approx(750)
+    assert isnan(spent_us({}, {}, 0))
 
 
 def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect) -> None:
@@ -194,6 +200,36 @@ def test_a_client_that_cannot_begin_fails_the_measurement(dsn: str) -> None:
     nobody = Node("postgresql://localhost:1/nowhere", "nowhere")
     with pytest.raises(Exception, match="Cannot connect"):
         rate_of(2, sending, nobody, 1)
+
+
+def test_without_a_peer_its_lines_are_left_out_and_what_is_beside_it_stands_alone() -> None:
+    lines = (
+        Line("theirs", peer="a peer"),
+        Line("ours", baseline="theirs", bar=Bar(ratio_at_least=1)),
+        Line("another's", peer="another"),
+        Line("ours again", baseline="another's", bar=Bar(ratio_at_least=1)),
+    )
+    left = Measurement("made up", "for the test", lines, lambda _setup: {}).without({"a peer"})
+    assert left.lines == (Line("ours"), *lines[2:])
+
+
+def test_what_to_install_is_said_for_each_absent_peer(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_pgqueuer, "find_spec", lambda _name: None)
+    monkeypatch.setattr(peer_pgq, "EXTENSION", "no_such_extension")
+    few = ("--runs", "1", "--messages", str(FEWEST_MESSAGES))
+    result = CliRunner().invoke(root, ["bench", "--dsn", dsn, "--only", "peers", *few, "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)["figures"]
+    assert {figure["name"].split(",")[0] for figure in figures} == {"Mailroom"}
+    assert {figure["to"] for figure in figures} == {None}
+    assert re.search(r"PgQ is left out\. .*apt-get install postgresql-\d+-pgq3", result.stderr)
+    assert "PgQueuer is left out. Run: pip install 'pg-mailroom[peers]'" in result.stderr
+
+
+def test_events_for_pgq_have_the_size_of_our_values() -> None:
+    rows = list(peer_pgq.events(3))
+    assert {len(data) for _, data, _ in rows} == {workload.VALUE_BYTES}
+    assert [json.loads(data)["nth"] - 2**32 for _, data, _ in rows] == [0, 1, 2]
 
 
 def test_an_unknown_measurement_is_refused() -> None:
