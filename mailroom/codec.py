@@ -164,9 +164,17 @@ def _check(items: Iterable[Any], depth: int, plain: frozenset[type]) -> None:
             if kind is int:
                 if MIN_INT <= item <= MAX_INT:
                     continue
-            elif kind is float and item == item:
+            elif kind is float:
+                if item == item:
+                    continue
+            # What most containers are, and what `_check_container` would find: a call of it is saved.
+            elif depth < MAX_DEPTH and kind is list:
+                _check(item, depth + 1, plain)
                 continue
-            if kind is dict or kind is list or isinstance(item, (dict, list)):
+            elif depth < MAX_DEPTH and kind is dict and plain is _PLAIN and _KEYS.issuperset(map(type, item)):
+                _check(item.values(), depth + 1, plain)
+                continue
+            if isinstance(item, (dict, list)):
                 _check_container(item, depth + 1, plain)
             else:
                 _check_leaf(item, kind, depth)

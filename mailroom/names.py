@@ -109,10 +109,14 @@ def shown(text: object) -> str:
 
 def key_text(key: Key) -> str:
     """Return the text that a key is stored as. Raises `InvalidMessage` if it is not a valid key."""
-    if isinstance(key, bool) or not isinstance(key, str | int | UUID):
+    if isinstance(key, str):
+        text = str.__str__(key)  # for a subclass (a text enum), the value itself, as the codec does
+    elif isinstance(key, UUID):
+        text = str(key)
+    elif isinstance(key, int) and not isinstance(key, bool):
+        text = _digits(key)
+    else:
         raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
-    # For a subclass (a text enum), the value itself, as the codec does.
-    text = str.__str__(key) if isinstance(key, str) else str(key) if isinstance(key, UUID) else _digits(key)
     size = len(utf8(text, "key"))
     if not 1 <= size <= MAX_KEY_BYTES:
         raise InvalidMessage(
