@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 
 import psycopg
@@ -39,7 +39,7 @@ def nodes(private_server: Server) -> Iterator[dict[str, Node]]:
 
 
 @contextlib.asynccontextmanager
-async def running(daemons: list[Leading]) -> AsyncIterator[None]:
+async def running(daemons: Sequence[Leading]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(each.run()) for each in daemons]
     try:
         yield

@@ -2,7 +2,7 @@
 
 from alembic import op
 
-revision = "0123"
+revision = "0120"
 down_revision = "0119"
 branch_labels = None
 depends_on = None
