@@ -8,9 +8,10 @@ NAME = "pg_service.conf"
 
 
 def service_entry(service: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what libpq reads of this entry, or of PGSERVICE's; nothing if there is none, which libpq says itself.
+    """Return what libpq reads of this entry, or of PGSERVICE's if the name is empty.
 
-    Only the file of libpq's own installation is not known here: give PGSYSCONFDIR if an entry stands there.
+    That is nothing if there is no such entry, which libpq says itself. Only the file of libpq's own installation is not
+    known here: give PGSYSCONFDIR if an entry stands there.
     """
     name = service or environment.get("PGSERVICE")
     if not name:
