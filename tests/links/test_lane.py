@@ -139,7 +139,7 @@ async def test_message_arrives_when_the_source_rings(pair: Linked) -> None:
         for nth in range(1, 4):
             await asyncio.to_thread(send, pair.source, f"{nth}")
             await arrive(pair.target, *(f"{each}" for each in range(1, nth + 1)))
-        assert (links.totals.received, links.totals.delivered) == (3, 3)
+        await eventually_async(lambda: (links.totals.received, links.totals.delivered) == (3, 3))
 
 
 async def test_what_was_stamped_before_it_started_arrives(pair: Linked) -> None:
