@@ -232,7 +232,7 @@ async def test_session_that_has_ceased_to_listen_is_replaced(node: Node, monkeyp
 async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "ANSWER_S", 0.1)
+    monkeypatch.setattr(listening, "ANSWER_S", 1.0)
     monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
     with proxied(node.dsn) as (network, dsn):
         async with ringing(InboxListener(dsn, SCHEMA, "shipping")):

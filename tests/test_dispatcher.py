@@ -151,7 +151,7 @@ async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
 ) -> None:
     network, dsn = proxy
     monkeypatch.setattr(listening, "HEARTBEAT_S", 0.1)
-    monkeypatch.setattr(listening, "ANSWER_S", 0.1)
+    monkeypatch.setattr(listening, "ANSWER_S", 1.0)
     async with running(Dispatcher(dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         network.black_hole(only=b"dispatcher listener")

@@ -119,7 +119,9 @@ def run_pytest(directory: Path, dsn: str | None, source: str) -> subprocess.Comp
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
     lines = "".join(f"{name} = {module}\n" for name, module in points.items())
     (info / "entry_points.txt").write_text(f"[pytest11]\n{lines}")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAILROOM_", "PG"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAILROOM_", "PG", "PYTEST_"))
+    }
     environment |= {"PYTHONPATH": f"{ROOT}:{directory}"} | ({} if dsn is None else {"MAILROOM_DSN": dsn})
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", "-q", str(directory)]
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=100)
