@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
@@ -34,7 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="PostgreSQL to test on: 15 to 18, or all this machine has (default: the embedded wheel's, else the "
         f"highest installed). {_EXTERNAL} names a running server to use instead.",
     )
-    parser.addoption("--beyond-test", action="store_true", help="leave out what make test has run")
+    parser.addoption(
+        "--beyond-test",
+        action="store_true",
+        help="only what make test leaves out: slow tests, and the others on other versions",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +63,8 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     majors = metafunc.config.stash[_MAJORS]
     if "pg_major" in metafunc.fixturenames and len(majors) > 1:
+        if metafunc.definition.get_closest_marker("one_version"):
+            majors = [find_binaries().major]
         metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
 
 
@@ -66,19 +72,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("beyond_test"):
         return
     default = find_binaries().major
-    tested = [
-        item
-        for item in items
-        if "slow" not in item.keywords
-        and (not isinstance(item, pytest.Function) or _major_of(item, default) == default)
-    ]
-    config.hook.pytest_deselected(items=tested)
-    items[:] = [item for item in items if item not in set(tested)]
+    left_out = {item for item in items if ("slow" in item.keywords) != (_major_of(item, default) == default)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _major_of(item: pytest.Function, default: int) -> int:
+def _major_of(item: pytest.Item, default: int) -> int:
     """Return the version that a test is to run on; one that needs no server counts as one of the default's."""
-    return default if not hasattr(item, "callspec") else cast(int, item.callspec.params.get("pg_major", default))
+    callspec = getattr(item, "callspec", None)
+    return default if callspec is None else int(callspec.params.get("pg_major", default))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -27,6 +27,8 @@ from mailroom.cli.root import root
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.one_version
+
 ROOT = Path(__file__).parent.parent
 
 

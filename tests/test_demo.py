@@ -18,6 +18,8 @@ from mailroom.errors import ConfigurationError
 from mailroom.schema import create_inbox
 from tests.support.databases import Connect
 
+pytestmark = pytest.mark.one_version
+
 EXACT = "every flight exactly once"
 ORDER = "each aircraft in the order sent"
 CLOCKS = "clocks rise along each key"

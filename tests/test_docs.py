@@ -46,6 +46,8 @@ from tests.cli_reference import PAGE as CLI_PAGE
 from tests.cli_reference import reference
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.one_version
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
