@@ -189,6 +189,8 @@ def test_late_reply_stays_until_the_janitor_drops_it(node: Node) -> None:
         with answering(node):
             eventually(lambda: replies_left(node) == 1, WITHIN_S)
             assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
+        # Only now it is certain that nobody takes it: what took the other reply has seen this one, too.
+        assert replies_left(node) == 1
     node.connection.execute("UPDATE mailroom.inbox SET delivered_at = delivered_at - interval '1 hour'")
 
     async def sweep() -> None:
