@@ -5,7 +5,7 @@ So whatever follows from a message has its saga, user and trace, although no han
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -155,8 +155,9 @@ class _Within:
     def _made(self, outer: _Carrier) -> _Carrier:
         raise NotImplementedError
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> object:
         self._token = _carrier.set(self._made(_carrier.get()))
+        return None
 
     def __exit__(self, *_: object) -> None:
         _carrier.reset(self._token)
@@ -165,16 +166,25 @@ class _Within:
 class handling(_Within):  # noqa: N801  # used as contextlib's are
     """Send inside this context what follows from the message, and nothing that was carried outside of it.
 
-    That a handler begins with its message alone is the same in a worker's thread, in its task and in a test.
+    That a handler begins with its message alone is the same in a worker's thread, in its task and in a test. Without a
+    message nothing is carried. One context may serve many messages in turn: it gives the function that turns to each.
     """
 
     __slots__ = ("_cause",)
 
-    def __init__(self, message: Cause) -> None:
+    def __init__(self, message: Cause | None = None) -> None:
         self._cause = message
 
+    def __enter__(self) -> Callable[[Cause], None]:
+        super().__enter__()
+        return self._turn_to
+
+    def _turn_to(self, message: Cause) -> None:
+        self._cause = message
+        _carrier.set(self._made(_carrier.get()))
+
     def _made(self, outer: _Carrier) -> _Carrier:
-        return _Carrier(NONE, _InHand(self._cause))
+        return _Carrier(NONE, None if self._cause is None else _InHand(self._cause))
 
 
 class answering(_Within):  # noqa: N801

@@ -125,8 +125,8 @@ class World:
             self.connection.commit()
             return
         try:
-            for message in batch.messages:
-                with batch.handling(message, self.connection):
+            with batch.handling() as messages:
+                for message in messages:
                     handlers(message, self.connection)
             run(self.connection, batch.ending(SCHEMA, inbox.name))
             with PlainCursor(self.connection) as cursor:

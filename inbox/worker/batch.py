@@ -9,7 +9,7 @@ messages of the batch are tried one at a time.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -20,11 +20,11 @@ from inbox.due import healing
 from inbox.exceptions import Unavailable
 from inbox.failure import Recorded, last_clocks, recording, suspecting
 from inbox.total import healing_total
-from inbox.worker.hold import ENDED, mark, why_over
+from inbox.worker.hold import ENDED, Hold
 from mailroom import carry
 from mailroom.message import Message
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import driver_of, is_closed, is_well
+from mailroom.sql.runner import is_closed, is_well
 from mailroom.sql.sqlstate import ABORTED, BLAMES, NO_CURSOR, NOT_YOURS, Meaning, meaning, sqlstate
 
 FORGIVEN = 2  # transient errors in a row that are not counted as attempts at the message being handled
@@ -60,9 +60,10 @@ class Batch:
 
     `due` asks for messages of a failing key instead of any keys, `size` is the greatest number of messages. `claimed`
     is the result of the claim, at the monotonic time `claimed_at`. `message` is the one to blame if the batch fails
-    now, None if that would be unknown. `is_transient`: the handler raised an error of the batch's own connection.
-    `open`: handlers have started, so the batch may fail because of them. `ends`: all handlers have returned.
-    `forgiven`: whether the failure is not counted, None until decided. `recorded`: the recorded outcome.
+    now, None if that would be unknown. `hold`: the transaction of the claim. `is_transient`: the handler raised an
+    error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `ends`:
+    all handlers have returned. `forgiven`: whether the failure is not counted, None until decided. `recorded`: the
+    recorded outcome.
     """
 
     due: bool = False
@@ -70,8 +71,7 @@ class Batch:
     claimed: Claimed | None = None
     claimed_at: float = 0.0
     message: Message | None = None
-    driver: object = None
-    mark: object = None
+    hold: Hold | None = None
     is_transient: bool = False
     open: bool = False
     ends: bool = False
@@ -81,9 +81,7 @@ class Batch:
     def take(self, claimed: Claimed, connection: object) -> None:
         """Take the result of a claim on this connection."""
         self.claimed, self.claimed_at = claimed, time.monotonic()
-        # Read now: once a session has lost its connection, it no longer gives the driver's.
-        self.driver = driver_of(connection) if claimed.messages else None
-        self.mark = mark(self.driver)
+        self.hold = Hold(connection) if claimed.messages else None
 
     @property
     def messages(self) -> list[Message]:
@@ -101,14 +99,15 @@ class Batch:
         return self.due and len(self.messages) <= 1
 
     @contextlib.contextmanager
-    def handling(self, message: Message, connection: object) -> Iterator[None]:
-        """Call the handler inside this context: it decides what an exception means and whom to blame."""
-        self.message, self.open = message, True
+    def handling(self) -> Iterator[Iterator[Message]]:
+        """Call the handler inside this context for each message that it gives.
+
+        The context decides what an exception means and whom to blame.
+        """
+        self.open = True
         try:
-            with carry.handling(message):
-                yield
-            if why := why_over(connection, self.driver, self.mark):
-                raise HandlerFailed(why)
+            with carry.handling() as turn_to:
+                yield self._turns(turn_to)
         except psycopg.Rollback as error:
             # psycopg's transaction context would roll back silently, and the batch would look successful.
             raise HandlerFailed("the handler raised psycopg.Rollback") from error
@@ -127,17 +126,30 @@ class Batch:
             raise
         finally:
             if len(self.messages) == 1:
-                self.message = message
+                self.message = self.messages[0]
+
+    def _turns(self, turn_to: Callable[[Message], None]) -> Iterator[Message]:
+        """Give each message; when the next one is asked for, the handler of the last one has returned."""
+        for message in self.messages:
+            self.message = message
+            turn_to(message)
+            yield message
+            self._check_held()
+
+    def _check_held(self) -> None:
+        if self.hold is not None and (why := self.hold.why_over()):
+            raise HandlerFailed(why)
 
     def _is_of_this_session(self, error: Exception) -> bool:
         """Return whether the batch's own connection was lost or its transaction must be retried.
 
         The same error on a connection that the handler opened itself is a failure of the message.
         """
-        closed = is_closed(self.driver)
+        driver = None if self.hold is None else self.hold.driver
+        closed = is_closed(driver)
         if closed is None:
             closed = getattr(error, "connection_invalidated", False)
-        return closed or (meaning(error) is Meaning.AGAIN and not is_well(self.driver))
+        return closed or (meaning(error) is Meaning.AGAIN and not is_well(driver))
 
     def ending(self, schema: str, inbox: str) -> Operation[None]:
         """Run what comes between the last handler and the COMMIT; an error here may be the fault of any message."""
@@ -155,7 +167,7 @@ class Batch:
         try:
             yield
         except Exception as error:
-            if sqlstate(error) == NO_CURSOR:  # `why_over` missed it, for example behind a pooler
+            if sqlstate(error) == NO_CURSOR:  # `Hold` missed it, for example behind a pooler
                 raise HandlerFailed(ENDED) from error
             raise
 

@@ -13,8 +13,10 @@ failed; finding that out takes no round trip.
 
 from typing import Any
 
+from psycopg.pq import TransactionStatus
+
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import is_aborted, reported
+from mailroom.sql.runner import driver_of, reading_reported, reading_status
 
 ABORTED = "the handler returned, but a statement had failed in its transaction"
 ENDED = (
@@ -26,23 +28,30 @@ RELEASE = Sql("CLOSE mailroom_batch")
 COMMIT = f"{RELEASE.template}; COMMIT"  # one simple query, so that it takes one round trip, like COMMIT alone
 
 
-def mark(driver: object) -> object:
-    """Return a value that stays the same on a driver's connection until the transaction of its claim ends."""
-    return reported(driver, "default_transaction_read_only")
+class Hold:
+    """The transaction that a claim just made on this connection.
 
-
-def why_over(connection: Any, driver: object, claimed: object) -> str:
-    """Return why the transaction of a claim cannot be committed, "" if it can; `claimed` is the mark after the claim.
-
-    This only reads the driver's state. Behind a pooler that withholds the server's reports the driver cannot know; then
+    It only reads the driver's state. Behind a pooler that withholds the server's reports the driver cannot know; then
     closing the cursor fails.
     """
-    in_transaction = getattr(connection, "in_transaction", None)
-    if in_transaction is not None and not in_transaction():
-        return ENDED  # a SQLAlchemy session has returned its connection to the pool, where another loop may use it
-    if is_aborted(driver):
-        return ABORTED
-    return ENDED if mark(driver) != claimed else ""
+
+    __slots__ = ("_claimed", "_in_transaction", "_mark", "_status", "driver")
+
+    def __init__(self, connection: Any) -> None:
+        # Read now: once a session has lost its connection, it no longer gives the driver's.
+        self.driver = driver_of(connection)
+        self._in_transaction = getattr(connection, "in_transaction", None)
+        self._status = reading_status(self.driver)
+        self._mark = reading_reported(self.driver, "default_transaction_read_only")
+        self._claimed = self._mark()
+
+    def why_over(self) -> str:
+        """Return why the transaction cannot be committed, "" if it can. Cheap, since it is asked after each message."""
+        if self._in_transaction is not None and not self._in_transaction():
+            return ENDED  # a SQLAlchemy session has returned its connection to the pool, where another loop may use it
+        if self._status() == TransactionStatus.INERROR:
+            return ABORTED  # its COMMIT would roll back and report success
+        return ENDED if self._mark() != self._claimed else ""
 
 
 def releasing() -> Operation[None]:

@@ -264,8 +264,8 @@ class Worker(_Service):
                     return
                 self._in_flight.add(entry, batch.messages)
                 try:
-                    for message in batch.messages:
-                        with batch.handling(message, connection):
+                    with batch.handling() as messages:
+                        for message in messages:
                             self._handler(message, connection)
                     run(connection, batch.ending(self.schema, self.name))
                     with batch.committing():
@@ -346,8 +346,8 @@ class AsyncWorker(_Service):
                     return
                 await self._in_flight.run_in_thread(self._in_flight.add, entry, batch.messages)
                 try:
-                    for message in batch.messages:
-                        with batch.handling(message, connection):
+                    with batch.handling() as messages:
+                        for message in messages:
                             await self._handler(message, connection)
                     await run_async(connection, batch.ending(self.schema, self.name))
                     with batch.committing():

@@ -138,13 +138,18 @@ def driver_of(connection: object) -> object:
     return found.connection.driver_connection if isinstance(found, Connection) else None
 
 
-def reported(driver: Any, name: str) -> object:
-    """Return the last value that the server reported of a setting, without a round trip; None if it reports none."""
+def reading_reported(driver: Any, name: str) -> Callable[[], object]:
+    """Return what reads the last value that the server reported of a setting; it takes no round trip.
+
+    It returns None if the server reports none, or the driver does not tell.
+    """
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return partial(driver.pgconn.parameter_status, name.encode())
     if (info := getattr(driver, "info", None)) is not None:
-        return info.parameter_status(name)  # psycopg, psycopg2
+        return partial(info.parameter_status, name)  # psycopg2
     if (settings := getattr(driver, "get_settings", None)) is not None:
-        return getattr(settings(), name, None)  # asyncpg
-    return getattr(driver, "parameter_statuses", {}).get(name)  # pg8000
+        return lambda: getattr(settings(), name, None)  # asyncpg
+    return partial(getattr(driver, "parameter_statuses", {}).get, name)  # pg8000
 
 
 def is_closed(driver: Any) -> bool | None:
@@ -160,12 +165,14 @@ def is_well(driver: object) -> bool:
     return _status(driver) == TransactionStatus.INTRANS
 
 
-def is_aborted(driver: object) -> bool:
-    """Return whether a statement failed in the transaction of a driver's connection; false if it does not know.
+def reading_status(driver: Any) -> Callable[[], int | None]:
+    """Return what reads the `TransactionStatus` of a driver's connection, as a plain number; None if it does not know.
 
-    The COMMIT of such a transaction rolls back and reports success.
+    It is for those who read it for each message: building the enumeration's member is what costs most of it.
     """
-    return _status(driver) == TransactionStatus.INERROR
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return partial(getattr, driver.pgconn, "transaction_status")
+    return partial(_status, driver)
 
 
 def _status(driver: object) -> int | None:

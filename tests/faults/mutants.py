@@ -164,9 +164,9 @@ def _ack_before_handling() -> None:
                 return
             self._transactions.commit(connection)
         with self._transactions.begin() as connection:
-            batch.driver, batch.mark = connection, hold.mark(connection)
-            for message in batch.messages:
-                with batch.handling(message, connection):
+            batch.hold = hold.Hold(connection)
+            with batch.handling() as messages:
+                for message in messages:
                     self._handler(message, connection)
             batch.ends = True
 

@@ -257,7 +257,7 @@ def test_end_that_is_not_reported_is_found_before_anything_is_committed(
     node: Node, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A pooler may withhold the server's reports; then all are tried alone to find the handler."""
-    monkeypatch.setattr(hold, "reported", lambda *_: "off")
+    monkeypatch.setattr(hold, "reading_reported", lambda *_: lambda: "off")
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
     deliver(node, *KEYS)
     handle = end_by("ROLLBACK AND CHAIN")
