@@ -5,11 +5,13 @@ from inbox.handlers import AsyncHandlers, Handlers
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.parked import AsyncParked, Attempt, Changed, Parked, ParkedKey
 from inbox.requests import AsyncPending, AsyncRequests, NoReply, Pending, Refused, Requests
+from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler
 from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.errors import NoHandler
 from mailroom.message import Message
 
 __all__ = [
+    "AsyncBatchHandler",
     "AsyncHandlers",
     "AsyncInbox",
     "AsyncParked",
@@ -17,6 +19,7 @@ __all__ = [
     "AsyncRequests",
     "AsyncWorker",
     "Attempt",
+    "BatchHandler",
     "Changed",
     "Handlers",
     "Inbox",

@@ -10,12 +10,14 @@ from mailroom.message import Message
 
 # The result is None and not object: a coroutine is an object too, and a type checker should reject an `async def` here.
 Handler: TypeAlias = Callable[[Message, Any], None]
-Returning: TypeAlias = Callable[[Message, Any], object]
 AsyncHandler: TypeAlias = Callable[[Message, Any], Awaitable[object]]
 OnError: TypeAlias = Callable[[Message | None, Exception], None]
 AsyncOnError: TypeAlias = Callable[[Message | None, Exception], object]  # an awaitable result is awaited
 
 C = TypeVar("C", bound=AsyncOnError)
+G = TypeVar("G")  # what a handler is given: a message, or all of a batch
+
+CALL = "handler(message, connection)"
 
 MOST = 10_000
 
@@ -24,17 +26,19 @@ class NotAwaited(ConfigurationError):
     """A handler of a `Worker` returned an awaitable, so it has not done its work. No message is to blame."""
 
 
-def synchronous(handler: Returning, instead: str = "AsyncWorker") -> Returning:
+def synchronous(
+    handler: Callable[[G, Any], object], instead: str = "AsyncWorker", call: str = CALL
+) -> Callable[[G, Any], object]:
     """Return a checked sync handler, or raise `ConfigurationError`; calling it may raise `NotAwaited`.
 
-    `instead` names who takes an async one.
+    `instead` names who takes an async one, `call` shows how the handler is called.
     """
-    _check_call(handler, "handler(message, connection)")
+    _check_call(handler, call)
     if _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError(f"This handler is async: use {instead} for it.")
 
-    def handle(message: Message, connection: Any) -> object:
-        result = handler(message, connection)
+    def handle(given: G, connection: Any) -> object:
+        result = handler(given, connection)
         if result is not None and inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
@@ -44,9 +48,11 @@ def synchronous(handler: Returning, instead: str = "AsyncWorker") -> Returning:
     return handle
 
 
-def asynchronous(handler: AsyncHandler, instead: str = "Worker") -> AsyncHandler:
+def asynchronous(
+    handler: Callable[[G, Any], Awaitable[object]], instead: str = "Worker", call: str = CALL
+) -> Callable[[G, Any], Awaitable[object]]:
     """Return `handler` if it is async, else raise `ConfigurationError`; `instead` names who takes a sync one."""
-    _check_call(handler, "handler(message, connection)")
+    _check_call(handler, call)
     if not _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError(
             f"This handler is not async: define it with `async def`, or use {instead}. If it returns an awaitable, as "

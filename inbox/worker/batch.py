@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -99,15 +100,15 @@ class Batch:
         return self.due and len(self.messages) <= 1
 
     @contextlib.contextmanager
-    def handling(self) -> Iterator[Iterator[Message]]:
-        """Call the handler inside this context for each message that it gives.
+    def handling(self, *, whole: bool = False) -> Iterator[Iterator[Any]]:
+        """Call the handler inside this context with each message that it gives; with the list of all if `whole`.
 
         The context decides what an exception means and whom to blame.
         """
         self.open = True
         try:
             with carry.handling() as turn_to:
-                yield self._turns(turn_to)
+                yield self._all() if whole else self._turns(turn_to)
         except psycopg.Rollback as error:
             # psycopg's transaction context would roll back silently, and the batch would look successful.
             raise HandlerFailed("the handler raised psycopg.Rollback") from error
@@ -135,6 +136,10 @@ class Batch:
             turn_to(message)
             yield message
             self._check_held()
+
+    def _all(self) -> Iterator[list[Message]]:
+        yield self.messages.copy()
+        self._check_held()
 
     def _check_held(self) -> None:
         if self.hold is not None and (why := self.hold.why_over()):
@@ -187,7 +192,7 @@ def cancellations() -> int:
 
 def is_transient(error: Exception, batch: Batch) -> bool:
     """Return whether the error is the fault of the database or of our connection, and not of a message."""
-    if batch.message is not None and not batch.ends:
+    if batch.open and not batch.ends:
         return batch.is_transient
     return meaning(error) not in BLAMES
 

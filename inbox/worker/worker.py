@@ -5,9 +5,10 @@ import contextlib
 import inspect
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 import psycopg
 
@@ -19,6 +20,7 @@ from inbox.peek import finding
 from inbox.worker import arguments
 from inbox.worker.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
 from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations
+from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.loop import Due, Loop
 from inbox.worker.signals import stopping
@@ -193,6 +195,8 @@ def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatch
 class Worker(_Service):
     """Reap an inbox and call `handler(message, connection)` for each message, in clock order within each key.
 
+    A `BatchHandler` is called once per batch instead.
+
     A batch of up to `batch` messages is one transaction, and what the handler does on `connection` is part of it: the
     messages are consumed if and only if it commits. `parallel` batches run at once, each in a thread of its own, never
     two on one key. What the handler returns is ignored. SIGTERM lets the worker finish its batches.
@@ -232,7 +236,10 @@ class Worker(_Service):
         check_schema(handler, schema)
         self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
-        self._handler = arguments.synchronous(handler)
+        self._whole = isinstance(handler, BatchHandler)
+        self._handler: Callable[[Any, Any], object] = (
+            handler.whole if isinstance(handler, BatchHandler) else arguments.synchronous(handler)
+        )
         self._on_error = arguments.callback(on_error)
         self._transactions: Transactions
         self._threads: ThreadPoolExecutor
@@ -264,9 +271,9 @@ class Worker(_Service):
                     return
                 self._in_flight.add(entry, batch.messages)
                 try:
-                    with batch.handling() as messages:
-                        for message in messages:
-                            self._handler(message, connection)
+                    with batch.handling(whole=self._whole) as turns:
+                        for given in turns:  # a message, or all of them
+                            self._handler(given, connection)
                     run(connection, batch.ending(self.schema, self.name))
                     with batch.committing():
                         self._transactions.commit(connection)
@@ -318,7 +325,10 @@ class AsyncWorker(_Service):
         check_schema(handler, schema)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)
-        self._handler = arguments.asynchronous(handler)
+        self._whole = isinstance(handler, AsyncBatchHandler)
+        self._handler: Callable[[Any, Any], Awaitable[object]] = (
+            handler.whole if isinstance(handler, AsyncBatchHandler) else arguments.asynchronous(handler)
+        )
         self._on_error = arguments.async_callback(on_error)
         self._transactions: AsyncTransactions
 
@@ -346,9 +356,9 @@ class AsyncWorker(_Service):
                     return
                 await self._in_flight.run_in_thread(self._in_flight.add, entry, batch.messages)
                 try:
-                    with batch.handling() as messages:
-                        for message in messages:
-                            await self._handler(message, connection)
+                    with batch.handling(whole=self._whole) as turns:
+                        for given in turns:
+                            await self._handler(given, connection)
                     await run_async(connection, batch.ending(self.schema, self.name))
                     with batch.committing():
                         await self._transactions.commit(connection)
