@@ -143,6 +143,7 @@ DUE_IN_S = (
 # Both start at the healthy floor: everything that waits below it belongs to failing keys (`dispatcher.healthy_floor`),
 # so the cost does not depend on those either. Where nobody maintains that floor, the walk skips them, many at a time.
 # Failing keys that are due are looked up by their own index (`due`) and get at most half of the room.
+# OFFSET 0 keeps the sort below the look for a failure, which is then made for no more heads than are wanted.
 # FOR UPDATE is inside LATERAL so that heads are looked up one by one and no more of them are locked than are wanted.
 # A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
 # statement's own snapshot may be older than the record; the key would then be tried at once instead of after its
@@ -174,7 +175,7 @@ wanted AS MATERIALIZED (
            (SELECT count(*) FROM oldest) = {window} AS is_full FROM head),
 near AS MATERIALIZED (
     SELECT l.key, l.clock, h.rows
-    FROM (SELECT * FROM head WHERE {healthy} ORDER BY clock) AS h, LATERAL (
+    FROM (SELECT * FROM (SELECT * FROM head ORDER BY clock OFFSET 0) AS head WHERE {healthy}) AS h, LATERAL (
         SELECT key, clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
@@ -254,7 +255,8 @@ class Share:
             "per_key": str(self.per_key),
             "total": str(self.total),
             "share": str(min(self.per_key, 10)),
-            "window": str(min(4_000, max(400, 2 * self.total))),
+            # The window is read for each claim, so that of a small one is small; a larger one meets fewer failing keys.
+            "window": str(min(4_000, max(100, min(400, 4 * self.total), 2 * self.total))),
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
             "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
         }

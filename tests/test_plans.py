@@ -7,12 +7,14 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from inbox.claim import PINNED
+from inbox.claim import PIN, PINNED
 from inbox.worker.in_flight import TAKE_OVER
 from mailroom.schema import create_inbox
 from mailroom.sql.operation import Sql
 from tests.support.databases import Connect
 from tests.support.hot import HOT, executed, main, nodes, prepared
+from tests.support.node import Node
+from tests.support.working import deliver
 
 # The others read what is small, or no more of it than asked.
 READ_LARGE_TABLES = (
@@ -60,6 +62,25 @@ def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect
                 if below["Node Type"] != "ModifyTable")
     ]  # fmt: skip
     assert joins == []
+
+
+def test_claim_looks_for_failures_of_no_more_keys_than_it_takes(dsn: str, connect: Connect) -> None:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    deliver(node, *(f"k{nth}" for nth in range(60)))
+    hot = HOT["reap-any-of-one"]
+    with node.connection.transaction(force_rollback=True):
+        node.connection.execute(PIN.at().sql.encode())
+        prepare, parameters = prepared(hot.sql, hot.names)
+        node.connection.execute(prepare.encode())
+        execute = executed(["''"] * len(parameters))
+        [(plan,)] = node.rows(f"EXPLAIN (ANALYZE, FORMAT json) {execute}")
+        node.connection.execute("DEALLOCATE hot")
+    looks = [
+        below for below in nodes(plan[0]["Plan"]) if below.get("Alias") == "s" and below["Node Type"] == "Index Scan"
+    ]
+    assert looks
+    assert sum(look["Actual Loops"] for look in looks) <= 3
 
 
 def test_entries_of_dead_workers_are_looked_up_one_by_one(connect: Connect) -> None:
