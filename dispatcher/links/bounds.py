@@ -91,7 +91,10 @@ FROM ahead
 def bounding(
     schema: str, link: int, position: Position, *, rows: int = ROWS, max_bytes: int = MAX_BYTES
 ) -> Operation[Bounds]:
-    """Find the end of the next batch at the source: up to `rows` rows and `max_bytes`, at least one row."""
+    """Find the end of the next batch at the source: up to `rows` rows and `max_bytes`, at least one row.
+
+    With no rows it only holds the position against the source's history.
+    """
     [(last, more, first, is_there, is_same, newest, size)] = yield BOUNDS.at(schema=schema)(
         link=link,
         seq=position.seq,
@@ -108,3 +111,14 @@ def bounding(
     if missing:
         return Bounds(None, False, "gap", missing, newest)
     return Bounds(last, bool(more), "agrees", 0, newest or 0, size)
+
+
+def bounding_ahead(schema: str, link: int, after: int, *, rows: int, max_bytes: int) -> Operation[Bounds | None]:
+    """Find the end of the batch behind row `after`, which the target is about to receive; None if there is none.
+
+    Nothing is held against the position yet, which is not known: that is done before the batch is received.
+    """
+    [(last, more, first, _, _, newest, size)] = yield BOUNDS.at(schema=schema)(
+        link=link, seq=after, last_id=None, stamped_at=None, rows=rows, bytes=max_bytes
+    )
+    return Bounds(last, bool(more), "agrees", 0, newest or 0, size) if first == after + 1 else None

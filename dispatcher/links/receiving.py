@@ -54,7 +54,8 @@ class Receiving:
 class Room:
     """How much may be in memory: every origin has a share of its own, so that none waits for the batch of another.
 
-    Only a message that is larger than the share may wait: one such at a time is in memory.
+    An origin has two batches in memory: one that is received, and the next one, which is fetched meanwhile. Only a
+    message that is larger than the share may wait: one such at a time is in memory.
     """
 
     def __init__(self, total_bytes: int = TOTAL_BYTES, batch_bytes: int = BATCH_BYTES) -> None:
@@ -66,7 +67,7 @@ class Room:
     @property
     def share(self) -> int:
         """The bytes that a batch of one origin may have now."""
-        return max(1, min(self._batch_bytes, self._total_bytes // max(1, self.origins)))
+        return max(1, min(self._batch_bytes, self._total_bytes // max(1, 2 * self.origins)))
 
     @contextlib.asynccontextmanager
     async def taken(self, size: int) -> AsyncIterator[None]:

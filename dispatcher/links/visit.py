@@ -5,9 +5,10 @@ source is durable here before.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
@@ -15,8 +16,8 @@ import psycopg
 
 from dispatcher.leading import open_session
 from dispatcher.links.acknowledge import acknowledging
-from dispatcher.links.bounds import ROWS, Bounds, Position, bounding, reading_position
-from dispatcher.links.fetch import fetching
+from dispatcher.links.bounds import ROWS, Bounds, Position, bounding, bounding_ahead, reading_position
+from dispatcher.links.fetch import Batch, fetching
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.reconcile import reconcile
@@ -49,6 +50,15 @@ class Received:
 
     visit: "Visit"
     seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The batch behind row `after`, fetched while the rows up to there were received."""
+
+    after: int
+    bounds: Bounds
+    batch: Batch
 
 
 @dataclass(slots=True)
@@ -112,6 +122,7 @@ class Visit:
         self._acked = 0
         self._asked: Sequence[str] | None = None
         self._matched_at = float("-inf")
+        self._ahead: _Ahead | None = None
 
     async def run(self, *, claims: bool) -> bool:
         """Read until told to stop, or until the source is to be greeted again; return whether it has diverged.
@@ -148,7 +159,7 @@ class Visit:
                 self._notes.is_behind = bounds.more
                 if bounds.last is not None:
                     async with self._target.room.taken(bounds.size):
-                        after = await self._bring(position, bounds.last)
+                        after = await self._bring(position, bounds, bounds.last)
                     if after is None:
                         await self._notes.pause(AGAIN_PAUSE_S)
                         return False
@@ -215,25 +226,67 @@ class Visit:
         return bounds, position
 
     async def _bounds(self, position: Position) -> Bounds:
-        portion = self._notes.portion
-        rows, max_bytes = portion.of(ROWS), portion.of(self._target.room.share)
-        return await self._source.ask(
-            bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
-        )
+        if self._ahead is not None and self._ahead.after != position.seq:
+            self._ahead = None
+        rows, max_bytes = self._most()
+        if self._ahead is not None:
+            rows = 0  # they are here; whether the source still has the history behind them is to be asked
+        look = bounding(self._source.schema, self._link, position, rows=rows, max_bytes=max_bytes)
+        bounds = await self._source.ask(look)
+        if self._ahead is not None and bounds.verdict == "agrees":
+            return self._ahead.bounds
+        self._ahead = None
+        return bounds
 
-    async def _bring(self, position: Position, last: int) -> Position | None:
+    def _most(self) -> tuple[int, int]:
+        """Return how many rows and bytes a batch may have."""
+        return self._notes.portion.of(ROWS), self._notes.portion.of(self._target.room.share)
+
+    async def _bring(self, position: Position, bounds: Bounds, last: int) -> Position | None:
         """Bring over the rows up to `last`; return the new position, None if the origin is not open any more."""
-        with self._notes.portion.tried():
-            fetch = fetching(self._source.schema, self._link, after=position.seq, to=last)
-            batch = await self._source.ask(fetch, FETCH_S)
-            reception = await self._target.receiving.receive(self._origin.number, batch, position)
-        if reception.outcome == "closed":
-            return None
-        if reception.position is None:  # another daemon has received since
-            return await self._position()
-        self._notes.received = Received(self, reception.position.seq)
-        self._target.on_received(reception)
-        return reception.position
+        ahead, self._ahead = self._ahead, None
+        async with contextlib.AsyncExitStack() as beside:
+            with self._notes.portion.tried():
+                batch = await self._fetch(position.seq, last) if ahead is None else ahead.batch
+                if bounds.more:
+                    await beside.enter_async_context(self._looking_ahead(last))
+                reception = await self._target.receiving.receive(self._origin.number, batch, position)
+            if reception.outcome == "closed":
+                return None
+            if reception.position is None:  # another daemon has received since
+                return await self._position()
+            self._notes.received = Received(self, reception.position.seq)
+            self._target.on_received(reception)
+            return reception.position
+
+    async def _fetch(self, after: int, last: int) -> Batch:
+        fetch = fetching(self._source.schema, self._link, after=after, to=last)
+        return await self._source.ask(fetch, FETCH_S)
+
+    @contextlib.asynccontextmanager
+    async def _looking_ahead(self, after: int) -> AsyncIterator[None]:
+        """Fetch the next batch while this block receives the rows up to `after`: the two servers work at once.
+
+        Nothing else in the block may use the source's session; behind it the session is free again.
+        """
+        looking = asyncio.create_task(self._look_ahead(after))
+        try:
+            yield
+            await looking
+        finally:
+            if not looking.done():
+                looking.cancel()
+                await asyncio.wait([looking])
+
+    async def _look_ahead(self, after: int) -> None:
+        rows, max_bytes = self._most()
+        looking = bounding_ahead(self._source.schema, self._link, after, rows=rows, max_bytes=max_bytes)
+        # Whatever fails here fails again at the next step over this session, and is dealt with there.
+        with contextlib.suppress(SourceFailed):
+            bounds = await self._source.ask(looking)
+            # A message larger than the share takes its turn in the room (`Room`), and so is not fetched ahead.
+            if bounds is not None and bounds.last is not None and bounds.size <= self._target.room.share:
+                self._ahead = _Ahead(after, bounds, await self._fetch(after, bounds.last))
 
     async def _sleep(self) -> None:
         self._notes.is_asleep = True

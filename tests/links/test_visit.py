@@ -1,16 +1,18 @@
 """A visit to a source, step by step: what a reader does before it sleeps, with nobody who would wake it by chance."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import GeneratorType
 from typing import Any, cast
 
 import psycopg
 import pytest
 
-from dispatcher.links.receive import SESSION
+from dispatcher.links.bounds import Position
+from dispatcher.links.fetch import Batch
+from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
-from dispatcher.links.source import Source, open_source
+from dispatcher.links.source import Source, SourceFailed, open_source
 from dispatcher.links.visit import Notes, Target, Visit
 from mailroom import settings
 from mailroom.links.start import noting_place
@@ -46,10 +48,13 @@ class Steps(Source):
         self._notes = notes
         self.names: list[str] = []
         self.act: Callable[[int], Awaitable[None]] = _nothing
+        self.at: Mapping[str, Callable[[], Awaitable[None]]] = {}
 
     async def _passed(self, name: str) -> None:
         self.names.append(name)
         await self.act(len(self.names) - 1)
+        if name in self.at:
+            await self.at[name]()
 
     async def ask(self, operation: Operation[T], within_s: float | None = None) -> T:
         name = cast("GeneratorType[Any, Any, Any]", operation).gi_code.co_name
@@ -73,10 +78,19 @@ async def _nothing(nth: int) -> None:
     pass
 
 
-async def visit(pair: Linked, act: Callable[[int], Awaitable[None]] = _nothing) -> list[str]:
-    """Visit the source until nothing would wake the reader; return the steps. `act` is called at each, by its number.
+async def visit(
+    pair: Linked,
+    act: Callable[[int], Awaitable[None]] = _nothing,
+    *,
+    at: Mapping[str, Callable[[], Awaitable[None]]] | None = None,
+    room: Room | None = None,
+    on_received: Callable[[Reception], None] = lambda _: None,
+    diverges: bool = False,
+) -> list[str]:
+    """Visit the source until nothing would wake the reader; return the steps.
 
-    Nobody else tells the reader anything: neither the lane, nor what is made durable.
+    `act` is called at each, by its number, and what `at` has at each of this name. Nobody else tells the reader
+    anything: neither the lane, nor what is made durable.
     """
     options = " ".join(f"-c {name}={value}" for name, value in (settings.UNATTENDED | SESSION).items())
     async with (
@@ -87,9 +101,9 @@ async def visit(pair: Linked, act: Callable[[int], Awaitable[None]] = _nothing) 
         [origin] = await receiving.run(reading_origins(SCHEMA))
         notes = Notes([TOPIC])
         steps = Steps(source, notes)
-        steps.act = act
-        target = Target(pair.target.dsn, SCHEMA, receiving, Room(), NEVER_S, lambda _: None)
-        assert not await Visit(steps, target, origin, notes, lambda: None).run(claims=False)
+        steps.act, steps.at = act, at or {}
+        target = Target(pair.target.dsn, SCHEMA, receiving, room or Room(), NEVER_S, on_received)
+        assert await Visit(steps, target, origin, notes, lambda: None).run(claims=False) == diverges
         return steps.names
 
 
@@ -122,3 +136,87 @@ async def test_row_that_is_stamped_while_the_reader_falls_asleep_is_found(pair: 
 
     passed = await visit(pair, stamp)
     assert pair.target.delivered("key") == [("k",)], f"stamped at step {at} of {passed}"
+
+
+# -- The next batch is fetched while one is received ------------------------------------------------------------------
+
+ROWS_EACH = 4
+ROOM = Room(10_000, 5_000)  # a batch has four rows
+
+
+def put(pair: Linked, rows: int) -> None:
+    pair.put(*({"key": f"{nth}", "value": bytes(1_000)} for nth in range(rows)))
+
+
+async def test_next_batch_is_fetched_while_one_is_received(pair: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(pair, 3 * ROWS_EACH)
+    received: list[int] = []
+    fetched = 0
+    receive, next_is_here = Receiving.receive, asyncio.Event()
+
+    async def fetch() -> None:
+        nonlocal fetched
+        fetched += 1
+        if fetched == 2:
+            next_is_here.set()
+
+    async def receive_late(receiving: Receiving, origin: int, batch: Batch, position: Position) -> Reception:
+        await asyncio.wait_for(next_is_here.wait(), 10)
+        return await receive(receiving, origin, batch, position)
+
+    monkeypatch.setattr(Receiving, "receive", receive_late)
+    passed = await visit(
+        pair, at={"after fetching": fetch}, room=ROOM, on_received=lambda reception: received.append(reception.rows)
+    )
+    assert received == [ROWS_EACH] * 3
+    assert fetched == 3
+    assert passed.count("after bounding_ahead") == 2
+    assert pair.target.delivered("key") == [(f"{nth}",) for nth in range(3 * ROWS_EACH)]
+
+
+async def test_what_was_received_is_dealt_with_before_the_next_batch_is_here(pair: Linked) -> None:
+    put(pair, 2 * ROWS_EACH)
+    dealt = asyncio.Event()
+
+    async def wait() -> None:
+        await asyncio.wait_for(dealt.wait(), 10)
+
+    await visit(pair, at={"before bounding_ahead": wait}, room=ROOM, on_received=lambda _: dealt.set())
+    assert len(pair.target.delivered("key")) == 2 * ROWS_EACH
+
+
+async def test_batch_fetched_ahead_is_dropped_if_the_source_has_another_history_by_then(pair: Linked) -> None:
+    put(pair, 2 * ROWS_EACH)
+    fetched = 0
+
+    async def restore() -> None:
+        nonlocal fetched
+        fetched += 1
+        if fetched == 2:
+            pair.source.connection.execute(
+                "UPDATE mailroom.transit SET message_id = gen_random_uuid() WHERE seq = %s", [ROWS_EACH]
+            )
+
+    await visit(pair, at={"after fetching": restore}, room=ROOM, diverges=True)
+    assert fetched == 2
+    assert len(pair.target.delivered("key")) == ROWS_EACH
+
+
+async def test_look_ahead_that_fails_is_made_again_as_a_look(pair: Linked) -> None:
+    put(pair, 2 * ROWS_EACH)
+
+    async def fail() -> None:
+        raise SourceFailed(psycopg.errors.QueryCanceled())
+
+    passed = await visit(pair, at={"before bounding_ahead": fail}, room=ROOM)
+    assert passed.count("after fetching") == 2
+    assert pair.target.delivered("key") == [(f"{nth}",) for nth in range(2 * ROWS_EACH)]
+
+
+async def test_message_larger_than_a_batch_is_not_fetched_ahead(pair: Linked) -> None:
+    """It takes its turn, so that one such at a time is in memory."""
+    put(pair, ROWS_EACH)
+    pair.put({"key": "large", "value": bytes(20_000)})
+    passed = await visit(pair, room=ROOM)
+    assert passed[passed.index("after bounding_ahead") + 1] != "before fetching"
+    assert pair.target.delivered("key")[-1] == ("large",)
