@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 SPARK_STAMP := $(VENV)/.installed-spark
 CODE := mailroom outbox inbox dispatcher spark_jobs benchmarks examples tests alembic
 
+# Test processes at once: they wait for their servers and for each other most of the time, so two cores have room for four.
+JOBS ?= 4
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -37,7 +40,7 @@ pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbo
 
 .PHONY: test
 test: $(STAMP) ## The tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m 'not slow' --ignore tests/spark --ignore tests/wheel
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --ignore tests/spark --ignore tests/wheel
 
 .PHONY: test-wheel
 test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with each extra in environments of its own
@@ -55,7 +58,7 @@ pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; witho
 TESTED ?=
 .PHONY: test-all
 test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
-	$(BIN)/python -m pytest -n 2 --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
+	$(BIN)/python -m pytest -n $(JOBS) --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
 
 .PHONY: jdbc
 jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-get can; without it they are skipped
