@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,7 +15,9 @@ from dispatcher import deliverer
 from dispatcher.deliver import SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from dispatcher.floor import Start
+from dispatcher.leading import LANE
 from mailroom.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling, stamp
+from mailroom.settings import connect_async
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox import Outbox
@@ -38,6 +41,29 @@ async def lane(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
         for name, value in SESSION.items():
             await connection.execute(f"SET {name} = '{value}'".encode())
         yield connection
+
+
+# -- What it costs ----------------------------------------------------------------------------------------------------
+
+
+async def test_empty_delivery_takes_no_memory_anew(dsn: str) -> None:
+    """The C library of the server keeps what the statement before has freed (`settings.FIRST`)."""
+    async with await connect_async(dsn, "dispatcher", LANE) as connection:
+        lane = Deliverer(connection, SCHEMA)
+        for _ in range(20):
+            await lane.deliver()
+        before = page_faults(connection.info.backend_pid)
+        for _ in range(20):
+            await lane.deliver()
+        assert page_faults(connection.info.backend_pid) - before < 20 * 10
+
+
+def page_faults(pid: int) -> int:
+    """Return how often a process was given a page of memory."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists():
+        pytest.skip("only Linux tells a server's page faults, and only of its own processes")
+    return int(stat.read_text().rpartition(")")[2].split()[7])
 
 
 # -- Who gets it ------------------------------------------------------------------------------------------------------

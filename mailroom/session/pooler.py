@@ -16,7 +16,6 @@ from psycopg.rows import TupleRow
 
 # The wording of PgBouncer, any version, and of the Amazon RDS proxy.
 REFUSAL = re.compile(r"unsupported startup parameter|support command-line options")
-BACKEND = "SELECT pg_backend_pid()"
 
 
 def refuses_options(error: psycopg.OperationalError) -> bool:
