@@ -5,14 +5,14 @@ the last ones.
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from psycopg import conninfo
 
 from .linked import FAR, link, received, wait_asked
 from .measure import Bar, Line, Measurement, Setup, Values
-from .node import Node, fresh_node
+from .node import fresh_node
 from .pipeline import Mark, Pipeline, rate_between
 
 SOURCES = 10
@@ -25,37 +25,35 @@ def _dead() -> Iterator[str]:
         yield conninfo.make_conninfo(host="127.0.0.1", port=server.getsockname()[1])
 
 
-def _rate(target: Node, sources: Mapping[str, Node], addresses: Mapping[str, str], each: int) -> float:
-    before = received(target)
-    for source in sources.values():
-        source.send(each, topic=FAR)
-        source.deliver()
+def _rate(setup: Setup, dead: str | None = None) -> float:
+    """Return the rate of nine sources beside a tenth, which is at `dead` once all have been greeted.
 
-    def come() -> int:
-        return received(target) - before
-
-    with Pipeline(target) as pipeline:
-        pipeline.dispatch(addresses)
-        began = Mark(pipeline.wait(lambda: come() > 0), come())
-        ended = pipeline.wait(lambda: come() == each * len(sources))
-    return rate_between(began, Mark(ended, each * len(sources)))
-
-
-def _run(setup: Setup) -> Values:
+    On nodes of its own: a reader that has received much is slower.
+    """
     names = [f"source{nth}" for nth in range(SOURCES)]
     with ExitStack() as running:
         sources = {name: running.enter_context(fresh_node(setup.dsn)) for name in names}
         target = running.enter_context(fresh_node(setup.dsn))
         link(sources, "target", target)
-        alive = dict.fromkeys(names, setup.dsn)
+        addresses = dict.fromkeys(names, setup.dsn)
         with Pipeline(target) as pipeline:
-            pipeline.dispatch(alive)
+            pipeline.dispatch(addresses)
             wait_asked(pipeline, sources)
         others = {name: sources[name] for name in names[1:]}
         each = setup.messages // len(others)
-        with_all = _rate(target, others, alive, each)
-        dead = alive | {names[0]: running.enter_context(_dead())}
-        return {"ten alive": with_all, "one dead": _rate(target, others, dead, each)}
+        for source in others.values():
+            source.send(each, topic=FAR)
+            source.deliver()
+        with Pipeline(target) as pipeline:
+            pipeline.dispatch(addresses if dead is None else addresses | {names[0]: dead})
+            began = Mark(pipeline.wait(lambda: received(target) > 0), received(target))
+            ended = pipeline.wait(lambda: received(target) == each * len(others))
+        return rate_between(began, Mark(ended, each * len(others)))
+
+
+def _run(setup: Setup) -> Values:
+    with _dead() as dead:
+        return {"ten alive": _rate(setup), "one dead": _rate(setup, dead)}
 
 
 MEASUREMENT = Measurement(
