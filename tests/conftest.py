@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -47,6 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker_input is not None:
         config.stash[_RUN_DIRECTORY] = Path(worker_input["run_directory"])
         return
+    # Shells have jobs in the background ignore Ctrl-C, and whatever these start would ignore it, too.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run = ExitStack()
     config.stash[_RUN_DIRECTORY] = run.enter_context(run_directory())
     # Cleanups run after xdist has ended its workers, also after Ctrl-C.
