@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 SPARK_STAMP := $(VENV)/.installed-spark
 CODE := mailroom outbox inbox dispatcher spark_jobs benchmarks examples tests alembic
 
-# Test processes at once: they wait for their servers and for each other most of the time, so two cores have room for four.
-JOBS ?= 4
+# Test processes at once: they wait for their servers and for each other much of the time, so two cores have room for three.
+JOBS ?= 3
 
 .DEFAULT_GOAL := help
 

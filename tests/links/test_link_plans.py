@@ -23,9 +23,10 @@ from tests.support.node import Node
 
 GROW = ("transit", "receipt", "stable")
 ROWS = 10  # behind the position
-# Pages that a statement meets more: the index is a level higher, its last pages are not full, and an invalidated
-# catalog is read anew (some 30 pages). A probe that walks what was trimmed reads thousands.
+# Pages that a statement meets more: the index is a level higher, its last pages are not full, and catalogs may be read
+# anew. A probe that walks what was trimmed reads hundreds.
 MORE_PAGES = 50
+TIMES = 3
 
 
 @pytest.fixture
@@ -84,7 +85,14 @@ def held(*nodes: Node) -> Iterator[None]:
 
 
 def explained(node: Node, sql: Sql, session: Mapping[str, str], **values: object) -> list[dict[str, Any]]:
-    """Run a statement as the daemon's session does, undo it, and return the nodes of its plan."""
+    """Run a statement as the daemon's session does, undo it, and return the nodes of its plan.
+
+    That with the fewest pages of some times: other tests on this server have its sessions read their catalogs anew.
+    """
+    return min((explained_once(node, sql, session, **values) for _ in range(TIMES)), key=pages)
+
+
+def explained_once(node: Node, sql: Sql, session: Mapping[str, str], **values: object) -> list[dict[str, Any]]:
     prepare, parameters = prepared(sql, {})
     given = ["NULL" if values.get(name) is None else f"'{values[name]}'" for name in parameters]
     with node.connection.transaction(force_rollback=True):
