@@ -17,7 +17,7 @@ from mailroom.clock import WARN_CLOCK, raising_ceiling
 from mailroom.links.marks import marking
 from mailroom.links.start import starting
 from mailroom.sql.operation import Operation, T
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -163,8 +163,7 @@ class Deliverer:
         return await self._transaction(dead_lettering(self._schema, refused))
 
     async def _transaction(self, operation: Operation[T]) -> T:
-        async with self._connection.transaction():
-            return await run_async(self._connection, operation)
+        return await run_in_transaction(self._connection, operation)
 
 
 def _dead(count: int) -> Delivery:

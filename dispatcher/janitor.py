@@ -31,7 +31,7 @@ from mailroom.links.diverged import finding_claims, renewing
 from mailroom.names import shown
 from mailroom.schema import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
 from outbox.bulk import ABANDONED_AFTER_S, BulkLost, advancing, listing_left
 
@@ -123,8 +123,7 @@ class Janitor:
             for each in left:
                 with self._passing(connection, f"the batch {shown(each.name)}"):
                     if not each.waits:
-                        async with connection.transaction():
-                            await run_async(connection, advancing(self._schema, each.name))
+                        await run_in_transaction(connection, advancing(self._schema, each.name))
                     going_on += 1
         return going_on
 
@@ -148,8 +147,7 @@ class Janitor:
             if oldest is not None and (lags or oldest != before):
                 self._watched[inbox] = oldest
             if lags:
-                async with connection.transaction():
-                    await run_async(connection, raising_floor(self._schema, inbox))
+                await run_in_transaction(connection, raising_floor(self._schema, inbox))
             if is_total:
                 await run_async(connection, raising_sent_floor(self._schema, inbox))
         except psycopg.errors.LockNotAvailable:
@@ -161,9 +159,8 @@ class Janitor:
         if not await run_async(connection, healthy_floor.lagging(self._schema, inbox)):
             return False
         for _ in range(STEPS):
-            async with connection.transaction():
-                if not await run_async(connection, healthy_floor.raising(self._schema, inbox)):
-                    return False
+            if not await run_in_transaction(connection, healthy_floor.raising(self._schema, inbox)):
+                return False
         return True
 
     async def _sweep(self, connection: psycopg.AsyncConnection, failing: Iterable[str]) -> bool:
@@ -205,8 +202,7 @@ class Janitor:
         for link in links:
             with self._passing(connection, f"rows for {link.name}"):
                 if link.is_full:
-                    async with connection.transaction():
-                        await run_async(connection, self._trim.cutting_full(link))
+                    await run_in_transaction(connection, self._trim.cutting_full(link))
                 more += await run_async(connection, self._trim.trimming_rows(link))
         for origin in origins:
             with self._passing(connection, f"receipts of {origin.name}"):
@@ -216,8 +212,7 @@ class Janitor:
     async def _answer_claims(self, connection: psycopg.AsyncConnection) -> None:
         if not await run_async(connection, finding_claims(self._schema)):
             return
-        async with connection.transaction():
-            renewed = await run_async(connection, renewing(self._schema))
+        renewed = await run_in_transaction(connection, renewing(self._schema))
         if renewed is None:
             return
         for claim in renewed.claims:

@@ -19,6 +19,8 @@ from mailroom import locks, settings
 from mailroom.errors import ConfigurationError
 from mailroom.session.listener import Listener
 from mailroom.session.pooler import is_pooled, refuses_options
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run_async, run_in_transaction
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
@@ -112,6 +114,20 @@ async def test_settings_of_a_pooled_session_last_for_its_transactions_only(poole
 
 
 # -- Sending, delivering, reaping -------------------------------------------------------------------------------------
+
+
+async def test_settings_of_a_pooled_session_hold_in_a_transaction_of_its_own(pooled: str) -> None:
+    def reading() -> Operation[Any]:
+        return (yield Sql("SELECT current_setting('search_path')", columns=("text",)).at()())
+
+    def reading_late() -> Operation[Any]:
+        yield Sql("SELECT %(nth)s::bigint").at()(nth=1)
+        return (yield from reading())
+
+    async with await settings.connect_async(pooled, "test") as connection:
+        assert await run_in_transaction(connection, reading()) == [("pg_catalog,pg_temp",)]
+        assert await run_in_transaction(connection, reading_late()) == [("pg_catalog,pg_temp",)]
+        assert await run_async(connection, reading()) != [("pg_catalog,pg_temp",)]
 
 
 def test_operations_work_through_a_pooler(node: Node, pooled: str) -> None:

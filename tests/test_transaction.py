@@ -11,20 +11,24 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from psycopg.adapt import Loader
-from psycopg.pq import Format
+from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import dict_row
 from psycopg.types.string import StrDumper
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from inbox import AsyncInbox, Inbox
+from mailroom import settings
 from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, UnsupportedConnection
 from mailroom.schema import create_inbox
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run_in_transaction
 from mailroom.testing import deliver, deliver_async, sent, sent_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.proxy import proxied
+from tests.support.waiting import eventually_async
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 LATER = datetime(2026, 7, 1, 12, 30, 15, 123456, UTC)
@@ -392,3 +396,69 @@ def test_async_connection_is_refused_by_the_sync_outbox(dsn: str) -> None:
                 OUTBOX.send(cast(Any, connection), "t", 1)
 
     asyncio.run(check())
+
+
+# -- Transactions of our own ------------------------------------------------------------------------------------------
+
+XACT = Sql("SELECT pg_current_xact_id()::text", columns=("text",))
+DIVIDE = Sql("SELECT (1 / %(by)s::bigint)::text, pg_current_xact_id()::text", columns=("text", "text"))
+
+
+def dividing(*by: int) -> Operation[set[str]]:
+    """Return the transactions in which these statements ran."""
+    found = set()
+    for each in by:
+        [(_, xact)] = yield DIVIDE.at()(by=each)
+        found.add(xact)
+    return found
+
+
+def beginning(*by: int) -> Operation[set[str]]:
+    [(xact,)] = yield XACT.at()()
+    return {xact} | (yield from dividing(*by))
+
+
+@pytest.mark.parametrize("operation", [dividing, beginning])
+async def test_operation_runs_in_a_transaction_of_its_own(
+    dsn: str, operation: Callable[..., Operation[set[str]]]
+) -> None:
+    async with await settings.connect_async(dsn, "test") as connection:
+        xacts = [await run_in_transaction(connection, operation(1, 1)) for _ in range(2)]
+        assert [len(each) for each in xacts] == [1, 1]
+        assert xacts[0] != xacts[1]
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await run_in_transaction(connection, operation(1, 0))
+        assert connection.info.transaction_status == TransactionStatus.IDLE
+        committed = "SELECT pg_xact_status(%s::xid8)"
+        [xact] = xacts[0]
+        assert await (await connection.execute(committed, [xact])).fetchone() == ("committed",)
+
+
+async def test_operation_that_is_cancelled_is_rolled_back(dsn: str) -> None:
+    def waiting() -> Operation[None]:
+        yield XACT.at()()
+        yield Sql("SELECT pg_sleep(60)").at()()
+
+    async with await settings.connect_async(dsn, "test") as connection:
+        task = asyncio.create_task(run_in_transaction(connection, waiting()))
+        await eventually_async(lambda: connection.info.transaction_status == TransactionStatus.ACTIVE)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert connection.info.transaction_status == TransactionStatus.IDLE
+
+
+async def test_begin_goes_with_the_first_statement(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = 0
+    wait = psycopg.AsyncConnection.wait
+
+    async def counting(connection: psycopg.AsyncConnection, *arguments: Any, **options: Any) -> Any:
+        nonlocal trips
+        trips += 1
+        return await wait(connection, *arguments, **options)
+
+    async with await settings.connect_async(dsn, "test") as connection:
+        await run_in_transaction(connection, beginning(1))
+        monkeypatch.setattr(psycopg.AsyncConnection, "wait", counting)
+        await run_in_transaction(connection, beginning(1))
+        assert trips == 3  # with COMMIT

@@ -11,7 +11,7 @@ from dispatcher.executor.user_code import clearing_session
 from dispatcher.floor import Floor
 from dispatcher.portion import Portion
 from mailroom.session.pooler import is_pooled
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 
 
 class BatchExecutor:
@@ -60,19 +60,18 @@ class BatchExecutor:
         rows, max_bytes = self._portion.of(self._rows_next), self._portion.of(self._max_bytes)
         try:
             with self._portion.tried():
-                async with self._connection.transaction():
-                    execution = await run_async(
-                        self._connection,
-                        executing(
-                            self._schema,
-                            start=start,
-                            rows=rows,
-                            max_bytes=max_bytes,
-                            own_session=self._own_session,
-                            bound_s=self._bound_s,
-                            monotonic=self._monotonic,
-                        ),
-                    )
+                execution = await run_in_transaction(
+                    self._connection,
+                    executing(
+                        self._schema,
+                        start=start,
+                        rows=rows,
+                        max_bytes=max_bytes,
+                        own_session=self._own_session,
+                        bound_s=self._bound_s,
+                        monotonic=self._monotonic,
+                    ),
+                )
         except psycopg.Error:
             self._floor = Floor("outbox_executable", self._monotonic)
             raise

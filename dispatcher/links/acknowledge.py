@@ -6,7 +6,7 @@ import psycopg
 
 from mailroom.clock import DURABLE
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 
 # A record of its own, since a commit without one would not wait. Its commit is durable only behind all before it.
 FLUSH = Sql("SELECT pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", columns=("boolean",))
@@ -43,6 +43,5 @@ async def acknowledge(
 
     Both are autocommit connections. Return whether the link is still this run's: if not, the source was told nothing.
     """
-    async with target.transaction():
-        await run_async(target, making_durable())
+    await run_in_transaction(target, making_durable())
     return await run_async(source, acknowledging(schema, link, run, seq))

@@ -25,7 +25,7 @@ from mailroom.links.marks import wanting_marks
 from mailroom.links.target import Origin, reading_origins, wanted_topics
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session.listener import heard
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_in_transaction
 from mailroom.total import having_total
 
 FOLLOW_S = 2.0  # between two looks at the origins and at what this node subscribes to
@@ -223,8 +223,7 @@ class Links(Leading):
                 if session is None:
                     opening = open_session(self._dsn, "links receipts", settings.UNATTENDED | SESSION)
                     session = await stack.enter_async_context(opening)
-                async with session.transaction():
-                    await run_async(session, making_durable())
+                await run_in_transaction(session, making_durable())
                 for each, what in received:
                     each.durable = what
                     each.rung.set()

@@ -17,7 +17,7 @@ from mailroom.errors import MailroomError
 from mailroom.links.start import starting
 from mailroom.links.wire import MAX_SENT_CLOCK
 from mailroom.sql.operation import Operation, T
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
 
 log = logging.getLogger("mailroom.dispatcher")
@@ -59,13 +59,11 @@ class Receiver:
         most, failures = batch.rows, 0
         while True:
             try:
-                async with self._connection.transaction():
-                    reception = await run_async(
-                        self._connection,
-                        receiving(self._schema, origin, batch, position, most=most, reasons=reasons, now=now),
+                reception = await self._transaction(
+                    _unless_barred(
+                        receiving(self._schema, origin, batch, position, most=most, reasons=reasons, now=now)
                     )
-                    if reception.barred is not None:
-                        raise _Barred(reception.barred)
+                )
             except _Barred as barred:
                 if barred.nth == 1:
                     raise LinkStopped(_barred(position.seq + 1, reasons[0])) from None
@@ -102,8 +100,14 @@ class Receiver:
             log.error("%d messages of another node moved to dead_letter: %s", count, reason)
 
     async def _transaction(self, operation: Operation[T]) -> T:
-        async with self._connection.transaction():
-            return await run_async(self._connection, operation)
+        return await run_in_transaction(self._connection, operation)
+
+
+def _unless_barred(receiving: Operation[Reception]) -> Operation[Reception]:
+    reception = yield from receiving
+    if reception.barred is not None:
+        raise _Barred(reception.barred)
+    return reception
 
 
 def _barred(seq: int, reason: str | None) -> str:

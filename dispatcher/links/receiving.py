@@ -15,7 +15,7 @@ from dispatcher.links.fetch import Batch
 from dispatcher.links.receive import Reception
 from dispatcher.links.receiver import Receiver
 from mailroom.sql.operation import Operation, T
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 
 # What all batches in memory may have together, and one of them, in bytes.
 TOTAL_BYTES = 64 * 1024 * 1024
@@ -42,8 +42,8 @@ class Receiving:
 
     async def transaction(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction."""
-        async with self._turn, self._connection.transaction():
-            return await run_async(self._connection, operation)
+        async with self._turn:
+            return await run_in_transaction(self._connection, operation)
 
     async def receive(self, origin: int, batch: Batch, position: Position) -> Reception:
         """Receive a batch; see `Receiver`."""

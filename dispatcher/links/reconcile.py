@@ -22,7 +22,7 @@ from mailroom.links.diverged import (
     rewinding,
 )
 from mailroom.links.target import stopping
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 
 ENDS = 1_000  # receipts compared at once
 ROWS = 10_000  # messages compared at once
@@ -72,8 +72,7 @@ async def reconcile(
             ending = await run_async(source, reading_ending(source_schema, link, last))
             if ending is None:  # trimmed since
                 continue
-        async with target.transaction():
-            known = await run_async(target, rewinding(schema, origin, seen, incarnation, ending))
+        known = await run_in_transaction(target, rewinding(schema, origin, seen, incarnation, ending))
         if known is not None:
             return Reconciled(last, known)
     return None
@@ -124,6 +123,5 @@ class _Ends:
             f"{unknown[-1]}, received before, it is not known whether it still has them: say behind which row to go "
             f"on: mailroom link resume {seen.name} --at ROW"
         )
-        async with self.target.transaction():
-            await run_async(self.target, stopping(self.schema, self.origin, why))
+        await run_in_transaction(self.target, stopping(self.schema, self.origin, why))
         return Reconciled(last, 0, unknown, why)

@@ -16,7 +16,7 @@ from mailroom.session.disconnect import answered_within
 from mailroom.session.listener import LISTEN
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Operation, T
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 
 # A batch is found by the primary key; a plan that was made while `transit` was empty must not scan it.
 SESSION = settings.UNATTENDED | {
@@ -54,12 +54,7 @@ class Source:
 
     async def transaction(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction."""
-
-        async def work() -> T:
-            async with self.connection.transaction():
-                return await run_async(self.connection, operation)
-
-        return await self.answer(work())
+        return await self.answer(run_in_transaction(self.connection, operation))
 
     async def answer(self, work: Coroutine[Any, Any, T], within_s: float | None = None) -> T:
         """Return the result of `work`, which waits for this session; it is disconnected after `within_s` seconds."""

@@ -11,7 +11,7 @@ from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema.checks import reading_revision
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, run_in_transaction
 from mailroom.sql.sqlstate import primary_message, sqlstate
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ async def migrate_async(
     operation = migrating(schema_name(schema), revision, discard)
     if not isinstance(connection, str):
         return await run_async(connection, operation)
-    async with await settings.connect_async(settings.dsn(connection), "migrate") as session, session.transaction():
-        return await run_async(session, operation)
+    async with await settings.connect_async(settings.dsn(connection), "migrate") as session:
+        return await run_in_transaction(session, operation)
 
 
 # Of two concurrent migrations of one node, the second one waits and then finds nothing to do.

@@ -67,6 +67,13 @@ def lone_statement(connection: psycopg.AsyncConnection) -> contextlib.AbstractAs
     return connection.transaction() if is_pooled(connection) else contextlib.nullcontext()
 
 
+def beginning(connection: psycopg.AsyncConnection) -> bytes:
+    """Return what begins a transaction on an autocommit session, with its settings if they need one."""
+    if isinstance(connection, AsyncPooledConnection) and connection.settings:
+        return b"BEGIN; " + _setting(connection.settings).as_bytes(connection)
+    return b"BEGIN"
+
+
 def _setting(settings: Mapping[str, str]) -> sql.Composed:
     each = (sql.SQL("set_config({}, {}, true)").format(name, value) for name, value in settings.items())
     return sql.SQL("SELECT {}").format(sql.SQL(", ").join(each))

@@ -11,7 +11,7 @@ idle in a transaction. A process paused at that moment would keep its locks for 
 
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 from uuid import UUID
@@ -25,6 +25,7 @@ from psycopg.types import array
 
 from mailroom.errors import NotInTransaction, UnsupportedConnection
 from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
+from mailroom.session.pooler import beginning
 from mailroom.sql.operation import Execute, Fill, Operation, Step, Undecoded
 
 if TYPE_CHECKING:
@@ -110,6 +111,32 @@ async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> 
         perform = partial(_async_psycopg_step, connection)
     else:
         perform = partial(_async_sqlalchemy_step, await _async_sqlalchemy_connection(connection))
+    return await _performing(perform, operation)
+
+
+async def run_in_transaction(connection: "psycopg.AsyncConnection[Any]", operation: Operation[T]) -> T:
+    """Run `operation` on an autocommit connection of ours, in a transaction of its own; return its result.
+
+    BEGIN goes with the first statement in one round trip.
+    """
+    perform: Callable[[Step], Awaitable[list[Any]]] = partial(_beginning_step, connection)
+
+    async def perform_next(step: Step) -> list[Any]:
+        nonlocal perform
+        performing, perform = perform, partial(_async_psycopg_step, connection)
+        return await performing(step)
+
+    try:
+        result = await _performing(perform_next, operation)
+        await connection.commit()
+    except BaseException:
+        with suppress(psycopg.Error):  # the session is lost, and with it the transaction
+            await connection.rollback()
+        raise
+    return result
+
+
+async def _performing(perform: Callable[[Step], Awaitable[list[Any]]], operation: Operation[T]) -> T:
     resume: Callable[[Any], Step] = operation.send
     given: Any = None
     while True:
@@ -342,6 +369,18 @@ async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: St
         case _:
             _refuse_lone_statements(connection.autocommit, connection.pgconn.transaction_status)
     return []
+
+
+async def _beginning_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Any]:
+    """Begin a transaction and do its first step, in one round trip if that is a statement without values."""
+    cursor = AsyncPlainCursor(connection)
+    if not isinstance(step, Execute) or step.values:
+        await cursor.execute(beginning(connection))
+        return await _async_psycopg_step(connection, step)
+    await cursor.execute(beginning(connection) + b"; " + step.statement.numbered[0])
+    while cursor.nextset():
+        pass
+    return await cursor.fetchall() if step.statement.columns else []
 
 
 def _refuse_lone_statements(autocommit: bool, status: int | None = None) -> None:

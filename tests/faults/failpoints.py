@@ -195,6 +195,7 @@ class Failpoints:
 
     def _wrap_runner(self) -> None:
         step, async_step, post = transaction._psycopg_step, transaction._async_psycopg_step, unawaited.send
+        beginning_step = transaction._beginning_step
 
         def wrapped(connection: psycopg.Connection[Any], one: Step) -> list[Any]:
             self.at_step(connection, one, "before")
@@ -208,6 +209,16 @@ class Failpoints:
             self.at_step(connection, one, "after")
             return rows
 
+        async def beginning_wrapped(connection: psycopg.AsyncConnection[Any], one: Step) -> list[Any]:
+            # With values it sends BEGIN, and then comes by as any other step.
+            together = isinstance(one, Execute) and not one.values
+            for name in ("BEGIN", self._step_name(one)) if together else ("BEGIN",):
+                self.at(connection, name or "?", "before")
+            rows = await beginning_step(connection, one)
+            for name in ("BEGIN", self._step_name(one)) if together else ("BEGIN",):
+                self.at(connection, name or "?", "after")
+            return rows
+
         def posted(connection: psycopg.Connection[Any], one: Execute) -> None:
             self.at_step(connection, one, "before")
             post(connection, one)
@@ -218,6 +229,7 @@ class Failpoints:
         _replace(
             (transaction, "_psycopg_step", wrapped),
             (transaction, "_async_psycopg_step", async_wrapped),
+            (transaction, "_beginning_step", beginning_wrapped),
             (unawaited, "send", posted),
         )
 

@@ -27,7 +27,7 @@ from mailroom.embedded import Server
 from mailroom.links.start import noting_place
 from mailroom.schema import create_inbox, migrate
 from mailroom.sql.operation import Operation, T
-from mailroom.sql.runner import run, run_async
+from mailroom.sql.runner import run, run_in_transaction
 from mailroom.status import links_status
 from tests.support.command import done
 from tests.support.databases import Databases
@@ -181,9 +181,9 @@ async def test_nothing_is_acknowledged_before_it_is_durable(pair: Linked, monkey
     async def held_up(connection: psycopg.AsyncConnection, operation: Operation[None]) -> None:
         begun.set()
         await allowed.wait()
-        await run_async(connection, operation)
+        await run_in_transaction(connection, operation)
 
-    monkeypatch.setattr(lane, "run_async", held_up)
+    monkeypatch.setattr(lane, "run_in_transaction", held_up)
     async with running(Links(pair.target.dsn, poll_interval_s=0.05)) as links:
         await asks(pair.source, TOPIC)
         pair.put({"key": "a"})
