@@ -4,8 +4,8 @@ One transaction at a time works on a key, because a claim locks the key's head r
 anything of the key. Rows are never updated, so a concurrent delete only makes a head disappear.
 """
 
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.schema import BY_CLOCK
@@ -66,6 +66,9 @@ healed AS (
 # 1e9999 takes a few bytes. `fitting` measures in order and stops at the first message that does not fit, so SIZE is
 # here and not in `picked`, which is materialized as a whole before.
 SIZE = "coalesce(bytes, octet_length(value_json::text))"
+LIGHT = f"""
+        CASE WHEN value_json IS NULL THEN bytes WHEN pg_catalog.pg_column_size(value_json) < 2000
+             THEN octet_length(value_json::text) ELSE {2 * MAX_BYTES} END"""
 PICKED = "ctid AS place, clock, octet_length(value) AS bytes, value_json"
 FITTING = f"""fitting AS MATERIALIZED (
     SELECT place FROM picked WHERE clock < coalesce((
@@ -152,27 +155,19 @@ WALK = f"""
         SELECT key, clock, ({HEALTHY % "i.key"})::integer AS found FROM (
             SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
             WHERE key %s AND clock > (SELECT healthy FROM bound) ORDER BY key, clock LIMIT 1) AS i OFFSET 0"""
-REAP_ANY = Sql(
-    """
+TEXT = """
 WITH RECURSIVE bound AS MATERIALIZED (
     SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {schema}.inbox_registry WHERE name = '{inbox}'),
-due AS MATERIALIZED (
-    SELECT l.key, l.clock FROM (
-        SELECT key FROM {schema}.key_state
-        WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
-        SELECT key, clock FROM {schema}.inbox_{inbox} AS i
-        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
-                                           WHERE key = d.key AND clock > (SELECT floor FROM bound))
-        FOR UPDATE SKIP LOCKED) AS l
-    LIMIT {due}),
-oldest AS MATERIALIZED (
+{due_heads}oldest AS MATERIALIZED (
     SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > (SELECT healthy FROM bound)
     ORDER BY {by_clock} LIMIT {window}),
 head AS MATERIALIZED (SELECT key, min(clock) AS clock, count(*) AS rows FROM oldest GROUP BY key),
 wanted AS MATERIALIZED (
-    SELECT least({keys}, ceil({total}::numeric / avg(least(rows, {share}))))::bigint
-           - (SELECT count(*) FROM due) AS keys,
-           (SELECT count(*) FROM oldest) = {window} AS is_full FROM head),
+    SELECT least({keys}, ceil({total}::float8 / CASE WHEN is_full THEN greatest(rows, %(depth)s::float8)
+                                                     ELSE rows END))::bigint{but_due} AS keys,
+           is_full
+    FROM (SELECT avg(least(rows, {share}))::float8 AS rows, coalesce(sum(rows)::bigint, 0) = {window} AS is_full
+          FROM head) AS h),
 near AS MATERIALIZED (
     SELECT l.key, l.clock, h.rows
     FROM (SELECT * FROM (SELECT * FROM head ORDER BY clock OFFSET 0) AS head WHERE {healthy}) AS h, LATERAL (
@@ -180,21 +175,9 @@ near AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
 missing AS MATERIALIZED (
-    SELECT CASE WHEN is_full THEN keys - (SELECT count(*) FROM near) ELSE 0 END AS keys FROM wanted),
-walk (key, clock, is_healthy, found, step) AS (
-    (SELECT n.key, n.clock, n.found = 1, n.found, 1 FROM missing AS m, LATERAL ({walk_from}) AS n
-     WHERE m.keys > 0)
-    UNION ALL
-    SELECT n.key, n.clock, n.found = 1, w.found + n.found, w.step + 1 FROM walk AS w, LATERAL ({walk_on}) AS n
-    WHERE w.found < (SELECT keys FROM missing) AND w.step < {max_steps}),
-far AS MATERIALIZED (
-    SELECT l.key, l.clock FROM (
-        SELECT * FROM walk WHERE is_healthy AND key NOT IN (SELECT key FROM near)) AS h, LATERAL (
-        SELECT key, clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
-        FOR UPDATE SKIP LOCKED) AS l),
+    SELECT CASE WHEN is_full THEN keys - (SELECT count(*) FROM near) ELSE 0 END AS keys FROM wanted),{far_heads}
 locked AS MATERIALIZED (
-    SELECT key, clock, true AS is_due FROM due
-    UNION ALL SELECT key, clock, false FROM near UNION ALL SELECT key, clock, false FROM far),
+    SELECT key, clock, false AS is_due FROM near{more_heads}),
 failing AS MATERIALIZED (SELECT key, retry_at FROM {schema}.failing_keys('{inbox}', ARRAY(SELECT key FROM locked))),
 granted AS MATERIALIZED (
     SELECT key, clock FROM locked AS l
@@ -206,36 +189,100 @@ picked AS MATERIALIZED (
         WHERE key = h.key AND clock >= h.clock ORDER BY clock
         LIMIT (SELECT least({per_key}, ceil({total}::float8 / count(*)::float8))::bigint FROM granted)) AS i
     ORDER BY i.clock LIMIT {total}),
+plain AS MATERIALIZED (
+    SELECT keys <= 0
+           AND ({due} = 0 OR NOT EXISTS (SELECT FROM {schema}.key_state
+                                         WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp())))
+           AND (SELECT coalesce(sum({light}), 0) <= {max_bytes} FROM picked) AS is_plain
+    FROM missing),
 {fitting},
 gone AS (
-    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
-{healed}
-SELECT {selected}, NULL::boolean, NULL::text AS cursor, NULL::float8 AS due_in_s, NULL::boolean FROM gone
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){healed}
+SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::float8 AS due_in_s,
+       NULL::boolean
+FROM gone
 UNION ALL
-SELECT {nulls}, (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
-                        OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near)
-                        OR EXISTS (SELECT FROM due) FROM wanted),
+SELECT {nulls}, (SELECT is_plain FROM plain),
+       (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
+               OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near){or_due} FROM wanted),
+       {reached},
+       (SELECT count(*) FROM granted WHERE (SELECT is_full FROM wanted)),
+       {due_in_s}, {unpinned} OR ({held} AND {schema}.hold_batch())
+ORDER BY clock
+"""
+EXTRA = ("boolean", "boolean", "text", "bigint", "float8", "boolean")  # they have values in the last row only
+PARTS: dict[str, Any] = {
+    "by_clock": BY_CLOCK,
+    "healthy": HEALTHY % "head.key",
+    "picked": PICKED,
+    "light": LIGHT,
+    "max_bytes": MAX_BYTES,
+    "selected": SELECTED,
+    "nulls": NULLS,
+    "due_in_s": DUE_IN_S.format(""),
+    "unpinned": UNPINNED,
+}
+# A plain claim needs no keys beyond the window, none that is due, and cannot be too large. It goes by a plan that is
+# half as large, and starting the plan is most of what a small claim costs. If it turns out not to be plain, it takes
+# nothing, and `REAP_ANY` follows. A key that it takes has no row of `key_state`, so none has to be healed.
+REAP_PLAIN = Sql(
+    TEXT,
+    (*COLUMNS, *EXTRA),
+    due_heads="",
+    but_due="",
+    far_heads="",
+    more_heads="",
+    fitting="fitting AS MATERIALIZED (SELECT place FROM picked WHERE (SELECT is_plain FROM plain))",
+    healed="",
+    or_due="",
+    reached="%(cursor)s::text",
+    **PARTS,
+)
+REAP_ANY = Sql(
+    TEXT,
+    (*COLUMNS, *EXTRA),
+    due_heads="""due AS MATERIALIZED (
+    SELECT l.key, l.clock FROM (
+        SELECT key FROM {schema}.key_state
+        WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
+        SELECT key, clock FROM {schema}.inbox_{inbox} AS i
+        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
+                                           WHERE key = d.key AND clock > (SELECT floor FROM bound))
+        FOR UPDATE SKIP LOCKED) AS l
+    LIMIT {due}),
+""",
+    but_due=" - (SELECT count(*) FROM due)",
+    far_heads="""
+walk (key, clock, is_healthy, found, step) AS (
+    (SELECT n.key, n.clock, n.found = 1, n.found, 1 FROM missing AS m, LATERAL ({walk_from}) AS n
+     WHERE m.keys > 0)
+    UNION ALL
+    SELECT n.key, n.clock, n.found = 1, w.found + n.found, w.step + 1 FROM walk AS w, LATERAL ({walk_on}) AS n
+    WHERE w.found < (SELECT keys FROM missing) AND w.step < {max_steps}),
+far AS MATERIALIZED (
+    SELECT l.key, l.clock FROM (
+        SELECT * FROM walk WHERE is_healthy AND key NOT IN (SELECT key FROM near)) AS h, LATERAL (
+        SELECT key, clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
+        FOR UPDATE SKIP LOCKED) AS l),""",
+    walk_from=WALK % ">= %(cursor)s::text",
+    walk_on=WALK % "> w.key",
+    more_heads="""
+    UNION ALL SELECT key, clock, true FROM due UNION ALL SELECT key, clock, false FROM far""",
+    fitting=FITTING % SIZE,
+    healed=f",{HEALED}",
+    or_due=" OR EXISTS (SELECT FROM due)",
+    reached="""
        (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text
                     WHEN coalesce(max(walk.found), 0) < m.keys AND coalesce(max(walk.step), 0) < {max_steps} THEN ''
                     ELSE max(walk.key) || chr(1) END
-        FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys),
-       {due_in_s}, {unpinned} OR ({held} AND {schema}.hold_batch())
-ORDER BY clock
-""",
-    columns=(*COLUMNS, "boolean", "text", "float8", "boolean"),
-    by_clock=BY_CLOCK,
-    healthy=HEALTHY % "head.key",
-    walk_from=WALK % ">= %(cursor)s::text",
-    walk_on=WALK % "> w.key",
+        FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys)""",
     max_steps=MAX_STEPS,
-    picked=PICKED,
-    fitting=FITTING % SIZE,
-    healed=HEALED,
-    selected=SELECTED,
-    nulls=NULLS,
-    due_in_s=DUE_IN_S.format(""),
-    unpinned=UNPINNED,
+    **PARTS,
 )
+
+
+DEEP_ENOUGH = 2  # messages of one key, for a smaller window
+DEEP = 10  # messages of one key; more of them in one claim save nothing worth mentioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,15 +295,20 @@ class Share:
     due_too: bool = True  # also take failing keys that are due; a worker takes those in transactions of their own
     hold: bool = False  # have the server refuse a COMMIT by anybody but the worker (`inbox.worker.hold`)
 
-    def names(self) -> dict[str, str]:
-        """Return the statement's literals: from parameters the planner would not know how few rows to expect."""
+    def names(self, depth: float = 1.0) -> dict[str, str]:
+        """Return the statement's literals: from parameters the planner would not know how few rows to expect.
+
+        `depth` is that of the `Course`: the window is smaller where few keys are wanted.
+        """
+        most = 4 if depth < DEEP_ENOUGH else 2
         return {
             "keys": str(self.keys),
             "per_key": str(self.per_key),
             "total": str(self.total),
-            "share": str(min(self.per_key, 10)),
-            # The window is read for each claim, so that of a small one is small; a larger one meets fewer failing keys.
-            "window": str(min(4_000, max(100, min(400, 4 * self.total), 2 * self.total))),
+            "share": str(min(self.per_key, DEEP)),
+            # The window is read for each claim, so that of a small one is small. A larger one has more keys that nobody
+            # else has locked.
+            "window": str(min(4_000, max(100, min(400, most * self.total), 2 * self.total))),
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
             "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
         }
@@ -278,27 +330,66 @@ class Claimed:
     is_total: bool = False
 
 
-def reaping_any(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[Claimed, str]]:
-    """Take messages of keys that nobody works on, the longest waiting first; return them and the next cursor.
+STEEP, GENTLE = 0.25, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a claim leaves for the next one of the same inbox; only speed and fairness depend on it.
+
+    `cursor` is where the next walk over keys starts. `depth` is how many messages each of the oldest keys seems to
+    have, if more wait than a claim looks at: then as many of fewer keys are taken, whose rows are near each other. No
+    claim sees whether keys have more, so each one that was full asks for more of each (by `step`), and one that was not
+    has found how many they have. `is_plain`: `REAP_PLAIN` will probably do.
+    """
+
+    cursor: str = ""
+    depth: float = 1.0
+    step: float = STEEP
+    is_plain: bool = True
+
+    def after(self, cursor: str, is_plain: bool, taken: int, total: int, keys: int) -> "Course":
+        """Return the course after a claim of `total` messages that took so many from so many keys.
+
+        `keys` is 0 if no more messages waited than it looked at.
+        """
+        if keys and taken >= total:
+            return Course(cursor, min(DEEP, self.depth * (1 + self.step)), min(STEEP, 2 * self.step), is_plain)
+        if keys:
+            return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain)
+        return replace(self, cursor=cursor, is_plain=is_plain)
+
+
+def reaping_any(schema: str, inbox: str, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
+    """Take messages of keys that nobody works on, the longest waiting first; return them and the next course.
 
     The result is empty only if no message could be claimed: a walk that found none continues until it has been round.
     """
-    taken, (*_, left, reached, due_in_s, _) = yield from reaping_rows(schema, inbox, share, cursor)
-    return Claimed([Message(*row[:-4]) for row in taken], due_in_s, not (taken and left)), reached
+    taken, left, due_in_s, course = yield from reaping_rows(schema, inbox, share, course)
+    return Claimed([Message(*row[: -len(EXTRA)]) for row in taken], due_in_s, not left), course
 
 
-def reaping_rows(schema: str, inbox: str, share: Share, cursor: str) -> Operation[tuple[list[Row], Row]]:
-    """Like `reaping_any`, but return raw rows: the columns of `SELECTED` and four more; and, separately, the last row.
+def reaping_rows(
+    schema: str, inbox: str, share: Share, course: Course
+) -> Operation[tuple[list[Row], bool, float | None, Course]]:
+    """Like `reaping_any`, but return raw rows, each of the columns of `SELECTED` and of empty ones (`EXTRA`).
 
-    The four extra columns have values in the last row only: whether more messages could be claimed, the next cursor,
-    in how many seconds the next failing key is due, and one without meaning, which restores the settings.
+    Behind them: whether more messages could be claimed, in how many seconds the next failing key is due, and the next
+    course.
     """
     yield IN_TRANSACTION
-    first, turned = cursor, False
+    first, turned = course.cursor, False
     while True:
-        claim = REAP_ANY.at(schema=schema, inbox=inbox, **share.names())(cursor=cursor)
-        taken, last = yield from _pinned(claim)
-        reached = last[-3]
-        if taken or reached == cursor or (turned and not "" < reached < first):
-            return taken, last
-        cursor, turned = reached, turned or not reached
+        statement = REAP_PLAIN if course.is_plain else REAP_ANY
+        claim = statement.at(schema=schema, inbox=inbox, **share.names(course.depth))
+        taken, (*_, is_plain, left, reached, keys, due_in_s, _) = yield from _pinned(
+            claim(cursor=course.cursor, depth=course.depth)
+        )
+        if course.is_plain and not is_plain:
+            course = replace(course, is_plain=False)
+            continue
+        before = course.cursor
+        course = course.after(reached, is_plain, len(taken), share.total, keys)
+        if taken or reached == before or (turned and not "" < reached < first):
+            return taken, bool(taken and left), due_in_s, course
+        course, turned = replace(course, is_plain=False), turned or not reached

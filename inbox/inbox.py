@@ -1,6 +1,6 @@
 """`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
-from inbox.claim import Claimed, Share, reaping_any, reaping_key
+from inbox.claim import Claimed, Course, Share, reaping_any, reaping_key
 from inbox.due import reaping_due
 from inbox.peek import counting, finding, peeking
 from inbox.total import reaping_total, reaping_total_due
@@ -19,7 +19,7 @@ class _Named:
         self.name = inbox_name(name)
         self.schema = schema_name(schema)
         self._is_total: bool | None = None  # None: not yet looked up
-        self._cursor = ""  # where the next walk over keys starts; only fairness depends on it
+        self._course = Course()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
@@ -46,7 +46,7 @@ class _Named:
         """Do what `reap_any` does, as an operation, within the bounds of `share`."""
         if (yield from self._looked_up()):
             return (yield from reaping_total(self.schema, self.name, share))
-        claimed, self._cursor = yield from reaping_any(self.schema, self.name, share, self._cursor)
+        claimed, self._course = yield from reaping_any(self.schema, self.name, share, self._course)
         return claimed
 
     def claiming_due(self, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:

@@ -368,7 +368,7 @@ def node(dsn: str, connect: Connect) -> Node:
 @pytest.fixture
 def small_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound claims to 10,000 bytes for the test."""
-    for name in ("REAP_KEY", "REAP_ANY"):
+    for name in ("REAP_KEY", "REAP_PLAIN", "REAP_ANY"):
         claim: Sql = getattr(inbox.claim, name)
         bounded = claim.template.replace(str(inbox.claim.MAX_BYTES), "10000")
         assert bounded != claim.template
@@ -446,7 +446,9 @@ def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: N
     connection = connect()
     connection.execute(inbox.claim.PIN.at().sql)
     claim = inbox.claim.REAP_ANY.at(schema="mailroom", inbox="shipping", **inbox.claim.Share(100, 10, 100).names()).sql
-    [(plan,)] = connection.execute(f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": ""}).fetchall()
+    [(plan,)] = connection.execute(
+        f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0}
+    ).fetchall()
     [measured] = [step for step in nodes(plan[0]["Plan"]) if step["Node Type"] == "WindowAgg"]
     assert measured["Actual Rows"] == 3
     connection.rollback()

@@ -76,9 +76,10 @@ def tried(node: Node, limit: int = 1) -> list[tuple[str, int]]:
 
 CLAIM = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(100, 100, 100, due_too=False).names()).sql
 CLAIM_OF_ONE = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 1).names()).sql
+PLAIN_CLAIM = claim.REAP_PLAIN.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 1).names()).sql
 LOCK_HEAD = due.LOCK_HEAD.at(schema=SCHEMA, inbox="shipping").sql
 TAKE_HEAD = due.TAKE_HEAD.at(schema=SCHEMA, inbox="shipping", held=due.HELD).sql
-VALUES = {"cursor": "''", "key": "'k1'", "clock": "1", "limit": "100"}
+VALUES = {"cursor": "''", "depth": "1", "key": "'k1'", "clock": "1", "limit": "100"}
 
 
 def rows_read(connection: psycopg.Connection[Any], statement: str) -> int:
@@ -121,7 +122,7 @@ def test_claim_reads_no_rows_of_failing_keys(many_failing: Node) -> None:
     node = many_failing
     while raise_floor(node, 10_000) < 50_001:
         pass
-    statements = (CLAIM, CLAIM_OF_ONE, LOCK_HEAD, TAKE_HEAD)
+    statements = (CLAIM, CLAIM_OF_ONE, PLAIN_CLAIM, LOCK_HEAD, TAKE_HEAD)
     assert max(rows_read(node.connection, statement) for statement in statements) < 20
     assert claimed(node) == [("healthy", 50_002)]
     assert max(rows_read(node.connection, statement) for statement in statements) < 20

@@ -10,10 +10,11 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from inbox import Inbox, Message
+from inbox import Inbox, Message, claim
 from inbox.claim import Share
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName
 from mailroom.schema import create_inbox
+from mailroom.sql.operation import Sql, Statement
 from mailroom.sql.runner import run
 from mailroom.testing import deliver
 from outbox import Outbox, Outgoing
@@ -448,3 +449,91 @@ def test_limit_that_is_no_count_is_refused(connect: Connect, filler: psycopg.Con
 def test_inbox_name_outside_the_alphabet_is_refused(name: Any) -> None:
     with pytest.raises(InvalidName):
         Inbox(name)
+
+
+# -- What a claim learns for the next one -----------------------------------------------------------------------------
+
+
+def test_claims_of_a_backlog_take_more_messages_of_fewer_keys(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(f"k{n:02}", step) for step in range(20) for n in range(60)])
+    connection, inbox = connect(), Inbox("shipping")
+    share = Share(20, 20, 20)
+    claims = [run(connection, inbox.claiming(share)).messages for _ in range(70)]
+    assert {len(messages) for messages in claims[:30]} == {20}
+    assert len(keys(claims[0])) > 10
+    assert len(keys(claims[20])) == 2
+    assert sum(map(len, claims)) == 60 * 20
+    for key in keys(claims[0]):
+        assert [each.value for messages in claims for each in messages if each.key == key] == list(range(20))
+
+
+def test_claims_take_of_many_keys_again_once_these_have_few_messages(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(f"k{n:02}", step) for step in range(10) for n in range(60)])
+    connection, inbox = connect(), Inbox("shipping")
+    share = Share(20, 20, 20)
+    while run(connection, inbox.claiming(share)).messages:
+        pass
+    fill(filler, [(f"one{n}", n) for n in range(200)])
+    sizes = [len(run(connection, inbox.claiming(share)).messages) for _ in range(5)]
+    assert sizes[0] < 10
+    assert min(sizes[1:]) >= 19
+
+
+@pytest.fixture
+def run_claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the statements of claims that were run so far."""
+    ran: list[str] = []
+    name_of = {id(claim.REAP_PLAIN): "plain", id(claim.REAP_ANY): "any"}
+    render = Sql.at
+
+    def at(sql: Sql, **names: str) -> Statement:
+        ran.extend([name_of[id(sql)]] if id(sql) in name_of else [])
+        return render(sql, **names)
+
+    monkeypatch.setattr(Sql, "at", at)
+    return ran
+
+
+def test_claim_that_finds_its_keys_in_the_window_needs_the_plain_statement_only(
+    connect: Connect, filler: psycopg.Connection[Any], run_claims: list[str]
+) -> None:
+    fill(filler, [(f"k{n}", n) for n in range(200)])
+    connection, inbox = connect(), Inbox("shipping")
+    while inbox.reap_any(connection, max_keys=50, per_key=1):
+        pass
+    assert run_claims == ["plain"] * 5
+
+
+def test_claim_that_has_to_look_further_is_not_plain_until_it_has_no_need_to(
+    connect: Connect, filler: psycopg.Connection[Any], run_claims: list[str]
+) -> None:
+    fill(filler, [("held", n) for n in range(DEEP)])
+    fill(filler, [(f"k{n}", n) for n in range(40)])
+    holder, connection, inbox = connect(), connect(), Inbox("shipping")
+    Inbox("shipping").reap(holder, "held", limit=1)
+    for _ in range(3):
+        assert inbox.reap_any(connection, max_keys=10, per_key=1)
+        connection.commit()
+    assert run_claims == ["plain", "any", "any", "any"]
+    holder.rollback()
+    assert keys(inbox.reap_any(connection, max_keys=1, per_key=1)) == {"held"}
+    assert keys(inbox.reap_any(connection, max_keys=1, per_key=1)) == {"held"}
+    assert run_claims[4:] == ["any", "plain"]
+
+
+def test_claim_of_keys_that_are_due_is_not_plain(
+    connect: Connect, filler: psycopg.Connection[Any], run_claims: list[str]
+) -> None:
+    fill(filler, [("bad", 1), ("good", 2)])
+    fail(filler, "bad")
+    connection, inbox = connect(), Inbox("shipping")
+    assert keys(inbox.reap_any(connection, max_keys=1)) == {"good"}
+    assert run_claims == ["plain"]
+    connection.rollback()
+    due(filler)
+    assert keys(inbox.reap_any(connection)) == {"bad", "good"}
+    assert run_claims == ["plain", "plain", "any"]

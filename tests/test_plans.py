@@ -21,6 +21,8 @@ READ_LARGE_TABLES = (
     "insert",
     "reap-key",
     "reap-key-again",
+    "reap-plain",
+    "reap-plain-of-one",
     "reap-any",
     "reap-any-of-one",
     "deliver-plain",
@@ -64,16 +66,17 @@ def test_hot_statement_reads_large_tables_by_their_indexes_only(connect: Connect
     assert joins == []
 
 
-def test_claim_looks_for_failures_of_no_more_keys_than_it_takes(dsn: str, connect: Connect) -> None:
+@pytest.mark.parametrize("name", ["reap-plain-of-one", "reap-any-of-one"])
+def test_claim_looks_for_failures_of_no_more_keys_than_it_takes(dsn: str, connect: Connect, name: str) -> None:
     node = Node(dsn, connect(autocommit=True))
     node.inbox("shipping")
     deliver(node, *(f"k{nth}" for nth in range(60)))
-    hot = HOT["reap-any-of-one"]
+    hot = HOT[name]
     with node.connection.transaction(force_rollback=True):
         node.connection.execute(PIN.at().sql.encode())
         prepare, parameters = prepared(hot.sql, hot.names)
         node.connection.execute(prepare.encode())
-        execute = executed(["''"] * len(parameters))
+        execute = executed(["'1'"] * len(parameters))
         [(plan,)] = node.rows(f"EXPLAIN (ANALYZE, FORMAT json) {execute}")
         node.connection.execute("DEALLOCATE hot")
     looks = [

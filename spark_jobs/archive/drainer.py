@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg
 
-from inbox.claim import MAX_BYTES, Share, reaping_rows
+from inbox.claim import MAX_BYTES, Course, Share, reaping_rows
 from mailroom.clock import DURABLE
 from mailroom.errors import MailroomError
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -129,7 +129,7 @@ class Drainer:
         self._folder.make()
         self._max_messages = max_messages
         self._keys = FEWEST_KEYS
-        self._cursor = ""
+        self._course = Course()
         self._swept = False
         self._written: str | None = None  # the file of the attempt before, if that came as far as its COMMIT
 
@@ -204,10 +204,10 @@ class Drainer:
         while not is_all and file.messages < self._max_messages and file.value_bytes < EPOCH_BYTES:
             total = min(CLAIM, self._max_messages - file.messages)
             wanted = Share(self._keys, total, total)
-            taken, (*_, left, self._cursor, _, _) = run(
-                connection, reaping_rows(self._schema, self._inbox, wanted, self._cursor), RawCursor
+            taken, left, _, self._course = run(
+                connection, reaping_rows(self._schema, self._inbox, wanted, self._course), RawCursor
             )
-            is_all = not (taken and left)
+            is_all = not left
             size = file.add(taken)
             # A claim that its bytes cut short is larger: a value has at most half of them. More keys would not fill it.
             if len(taken) < total // 2 and size < MAX_BYTES // 2:

@@ -78,11 +78,10 @@ def _skip_locked_in_key() -> None:
     from inbox import claim
 
     head = "AS i WHERE i.key = h.key AND i.clock = h.clock\n        FOR UPDATE SKIP LOCKED) AS l"
-    _rewrite(claim.REAP_ANY, head, "AS i WHERE i.key = h.key AND i.clock = h.clock) AS l")
-    _rewrite(
-        claim.REAP_ANY, "/ count(*)::float8))::bigint FROM granted)) AS i",
-        "/ count(*)::float8))::bigint FROM granted) FOR UPDATE SKIP LOCKED) AS i",
-    )  # fmt: skip
+    limit = "/ count(*)::float8))::bigint FROM granted)"
+    for sql in (claim.REAP_PLAIN, claim.REAP_ANY):
+        _rewrite(sql, head, "AS i WHERE i.key = h.key AND i.clock = h.clock) AS l")
+        _rewrite(sql, f"{limit}) AS i", f"{limit} FOR UPDATE SKIP LOCKED) AS i")
 
 
 @_mutant("no fence: whoever believes that it leads delivers, without the dispatch lock")
@@ -178,7 +177,7 @@ def _batch_not_held() -> None:
     from inbox import claim, due
     from inbox.worker import transactions
 
-    for sql in (claim.REAP_ANY, due.TAKE_HEAD):
+    for sql in (claim.REAP_PLAIN, claim.REAP_ANY, due.TAKE_HEAD):
         _rewrite(sql, "{schema}.hold_batch()", "true")
     _put(transactions, "COMMIT", "COMMIT")
 
@@ -264,8 +263,8 @@ def _returning_unsorted() -> None:
         return _shuffled(messages)
 
     def any_(*arguments: Any) -> Operation[Any]:
-        claimed, cursor = yield from reaping_any(*arguments)
-        return replace(claimed, messages=_shuffled(claimed.messages)), cursor
+        claimed, course = yield from reaping_any(*arguments)
+        return replace(claimed, messages=_shuffled(claimed.messages)), course
 
     _put(inbox, "reaping_key", key)
     _put(inbox, "reaping_any", any_)

@@ -11,7 +11,7 @@ from dispatcher.deliver import DELIVER, DELIVER_LINKED, LOOK
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.executor.take import NEXT
 from dispatcher.plain import DELIVER_PLAIN
-from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, Share
+from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, REAP_PLAIN, Share
 from inbox.failure import RECORD
 from inbox.worker.in_flight import ADD
 from mailroom.outgoing import INSERT, VALUES
@@ -36,6 +36,8 @@ HOT = {
     "look": Hot(LOOK, session=DELIVERY),
     "reap-key": Hot(REAP_KEY, session=PINNED),
     "reap-key-again": Hot(HAS_MORE, session=PINNED),
+    "reap-plain": Hot(REAP_PLAIN, Share(100, 10, 1_000).names(), PINNED),
+    "reap-plain-of-one": Hot(REAP_PLAIN, Share(1, 1, 1).names(), PINNED),
     "reap-any": Hot(REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
     "reap-any-of-one": Hot(REAP_ANY, Share(1, 1, 1).names(), PINNED),
     "in-flight-entry": Hot(ADD, session=PINNED),

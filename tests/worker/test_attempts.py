@@ -148,9 +148,9 @@ def test_claim_that_began_before_the_record_leaves_the_key_out(
     failing_batch, late, observer = connect(), connect(), connect(autocommit=True)
     [message, _] = Inbox("shipping").reap_any(failing_batch)
     gate = claim.HEALTHY % "head.key"
-    slow = claim.REAP_ANY.template.replace(gate, f"pg_advisory_xact_lock(7) IS NOT NULL AND {gate}")
-    assert slow != claim.REAP_ANY.template
-    monkeypatch.setattr(claim, "REAP_ANY", Sql(slow, claim.REAP_ANY.columns))
+    slow = claim.REAP_PLAIN.template.replace(gate, f"pg_advisory_xact_lock(7) IS NOT NULL AND {gate}")
+    assert slow != claim.REAP_PLAIN.template
+    monkeypatch.setattr(claim, "REAP_PLAIN", Sql(slow, claim.REAP_PLAIN.columns))
     observer.execute("SELECT pg_advisory_lock(7)")
     with ThreadPoolExecutor(1) as thread:
         claimed = thread.submit(Inbox("shipping").reap_any, late)
