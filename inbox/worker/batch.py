@@ -99,6 +99,11 @@ class Batch:
         """Whether this is a single message of a failing key, whose failure repeats no other message."""
         return self.due and len(self.messages) <= 1
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether its loop goes on with another batch at once, unless the worker stops."""
+        return not self.due and self.claimed is not None and bool(self.messages) and not self.claimed.is_all
+
     @contextlib.contextmanager
     def handling(self, *, whole: bool = False) -> Iterator[Iterator[Any]]:
         """Call the handler inside this context with each message that it gives; with the list of all if `whole`.

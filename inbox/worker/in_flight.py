@@ -22,6 +22,7 @@ import psycopg
 
 from inbox.claim import PINNED
 from inbox.failure import Recorded, last_clocks, recording_failure, suspecting
+from inbox.worker.batch import Batch
 from inbox.worker.life import SESSION, Lives
 from inbox.worker.unawaited import Unanswered, Unawaited
 from mailroom import settings
@@ -107,6 +108,7 @@ class InFlight:
         self._watcher = Unawaited(dsn, f"worker watch {inbox}", session | SESSION)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()
+        self._left: set[UUID] = set()  # of batches that have ended
         self._without_until = 0.0
         self._lives = Lives(schema, inbox, monotonic)
         self._closing = threading.Event()
@@ -123,6 +125,7 @@ class InFlight:
         keys = last_clocks(messages)
         entry.written = True
         self._mine.add(entry.id)
+        self._left.discard(entry.id)
         try:
             self._sender.send(
                 ADD.at(**self._names)(
@@ -147,6 +150,18 @@ class InFlight:
                 self._sender.send(removing)  # on a new session, since the old one is closed
             entry.written = False
             self._mine.discard(entry.id)
+            self._left.discard(entry.id)
+
+    def _leave(self, entry: Entry) -> bool:
+        """Leave the entry of a committed batch for the next one of its loop to overwrite, or for `close` to remove.
+
+        If the process dies before that, it blames nothing: its messages are gone. Return false if the entry has no
+        life: it could be found while the process goes on.
+        """
+        if self._lives.mine is None:
+            return False
+        self._left.add(entry.id)
+        return True
 
     def replace(self, entry: Entry, operation: Operation[T]) -> T:
         """Run an operation and remove the batch's entry in one transaction, before the batch is rolled back."""
@@ -161,8 +176,11 @@ class InFlight:
         yield REMOVE.at(**self._names)(id=entry.id)
 
     @contextlib.contextmanager
-    def removing(self, entry: Entry) -> Iterator[None]:
-        """Remove the entry when the batch has ended, except by an exception that ends the process."""
+    def removing(self, entry: Entry, batch: Batch) -> Iterator[None]:
+        """Remove the entry when the batch has ended, except by an exception that ends the process.
+
+        It is left if the next batch follows at once.
+        """
         try:
             yield
         except Exception:
@@ -171,13 +189,15 @@ class InFlight:
             with contextlib.suppress(psycopg.Error):
                 self.remove(entry)
             raise
+        if batch.is_followed and self._leave(entry):
+            return
         # The batch was committed, so nothing is to be retried. If the server is too slow to remove the entry, raising
         # would make the loop pause after each batch; the next batch overwrites the entry.
         with contextlib.suppress(psycopg.OperationalError):
             self.remove(entry)
 
     @contextlib.asynccontextmanager
-    async def removing_async(self, entry: Entry) -> AsyncIterator[None]:
+    async def removing_async(self, entry: Entry, batch: Batch) -> AsyncIterator[None]:
         """Do what `removing` does, for async handlers."""
         try:
             yield
@@ -185,6 +205,8 @@ class InFlight:
             with contextlib.suppress(psycopg.Error):
                 await self.run_in_thread(self.remove, entry)
             raise
+        if batch.is_followed and self._leave(entry):
+            return
         with contextlib.suppress(psycopg.OperationalError):
             await self.run_in_thread(self.remove, entry)
 
@@ -237,6 +259,9 @@ class InFlight:
         self._closing.set()
         self._threads.shutdown(wait=False)
         try:
+            for left in self._left:
+                with contextlib.suppress(psycopg.OperationalError):
+                    self._sender.send(REMOVE.at(**self._names)(id=left))
             self._sender.close()
         finally:
             self._watcher.close()

@@ -264,7 +264,7 @@ class Worker(_Service):
         await in_thread(self._threads, self._batch_of, batch, entry)
 
     def _batch_of(self, batch: Batch, entry: Entry) -> None:
-        with self._in_flight.removing(entry):
+        with self._in_flight.removing(entry, batch):
             with self._transactions.begin(failing=batch.due) as connection:
                 run(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
@@ -349,7 +349,7 @@ class AsyncWorker(_Service):
 
     async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
-        async with self._in_flight.removing_async(entry):
+        async with self._in_flight.removing_async(entry, batch):
             async with self._transactions.begin(failing=batch.due) as connection:
                 await run_async(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -15,8 +16,10 @@ from psycopg.pq import TransactionStatus
 from inbox import AsyncWorker, Inbox, Message, Skip, Worker
 from inbox.worker import in_flight, loop
 from inbox.worker.in_flight import DIED, REMOVE, Entry, InFlight
+from inbox.worker.life import Lives
+from inbox.worker.unawaited import Unawaited
 from mailroom.session import backoff, listener
-from mailroom.sql.operation import Operation
+from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -92,6 +95,64 @@ def test_entry_of_a_batch_exists_only_while_it_is_handled(
         eventually(lambda: failing_keys(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
     assert keys == [[(["k"],)]]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what was sent of entries so far."""
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)
+    sent: list[str] = []
+    send = Unawaited.send
+
+    def sending(session: Unawaited, step: Execute) -> None:
+        sent.append(step.statement.sql.split()[0])
+        send(session, step)
+
+    monkeypatch.setattr(Unawaited, "send", sending)
+    return sent
+
+
+def reap(node: Node, *keys: str, stop_at: str = "") -> None:
+    """Deliver a message of each key; handle them two by two, up to the batch with `stop_at`."""
+    deliver(node, *keys)
+
+    def handle(message: Message, connection: Any) -> None:
+        write_ledger(message, connection)
+        if message.key in (stop_at, keys[-1]):
+            worker.stop()
+
+    worker = Worker(node.dsn, "shipping", handle, batch=2, poll_interval_s=NEVER_S)
+    worker.run()
+    assert node.rows("SELECT FROM mailroom.worker") == []
+
+
+def test_entry_is_overwritten_and_not_removed_amid_a_backlog(node: Node, sent: list[str]) -> None:
+    reap(node, *"abcdef")
+    assert sent == ["INSERT", "INSERT", "INSERT", "DELETE"]
+
+
+def test_entry_of_a_batch_that_came_while_its_loop_slept_is_removed(node: Node, sent: list[str]) -> None:
+    node.inbox("shipping")
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
+        for keys in ("a", "ab", "abc"):
+            deliver(node, keys[-1])
+            eventually(partial(lambda expected: ledger_keys(node) == expected, list(keys)), WITHIN_S)
+            eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
+
+
+def test_worker_that_stops_amid_a_backlog_leaves_no_entry(node: Node, sent: list[str]) -> None:
+    reap(node, *"abcdef", stop_at="c")
+    assert ledger_keys(node) == list("abcd")
+    assert sent == ["INSERT", "INSERT", "DELETE"]
+
+
+def test_entry_without_a_life_is_removed_after_each_batch(
+    node: Node, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a pooler nobody knows whether its process goes on."""
+    monkeypatch.setattr(Lives, "mine", None)
+    reap(node, *"abcdef")
+    assert sent == ["INSERT", "DELETE"] * 3
 
 
 def test_entry_of_a_batch_that_was_rolled_back_is_gone_while_its_loop_pauses(
