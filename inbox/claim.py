@@ -146,6 +146,7 @@ DUE_IN_S = (
 # Both start at the healthy floor: everything that waits below it belongs to failing keys (`dispatcher.healthy_floor`),
 # so the cost does not depend on those either. Where nobody maintains that floor, the walk skips them, many at a time.
 # Failing keys that are due are looked up by their own index (`due`) and get at most half of the room.
+# Where more waits than the window has, keys may have more than their rows in it: see `Course`.
 # OFFSET 0 keeps the sort below the look for a failure, which is then made for no more heads than are wanted.
 # FOR UPDATE is inside LATERAL so that heads are looked up one by one and no more of them are locked than are wanted.
 # A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
@@ -282,7 +283,7 @@ far AS MATERIALIZED (
 
 
 DEEP_ENOUGH = 2  # messages of one key, for a smaller window
-DEEP = 10  # messages of one key; more of them in one claim save nothing worth mentioning
+DEEP = 10  # messages of one key; with more of them in one claim a message costs hardly less
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +296,11 @@ class Share:
     due_too: bool = True  # also take failing keys that are due; a worker takes those in transactions of their own
     hold: bool = False  # have the server refuse a COMMIT by anybody but the worker (`inbox.worker.hold`)
 
+    @property
+    def deep(self) -> int:
+        """How many messages of one key are as good as more of them."""
+        return min(self.per_key, DEEP)
+
     def names(self, depth: float = 1.0) -> dict[str, str]:
         """Return the statement's literals: from parameters the planner would not know how few rows to expect.
 
@@ -305,7 +311,7 @@ class Share:
             "keys": str(self.keys),
             "per_key": str(self.per_key),
             "total": str(self.total),
-            "share": str(min(self.per_key, DEEP)),
+            "share": str(self.deep),
             # The window is read for each claim, so that of a small one is small. A larger one has more keys that nobody
             # else has locked.
             "window": str(min(4_000, max(100, min(400, most * self.total), 2 * self.total))),
@@ -330,7 +336,7 @@ class Claimed:
     is_total: bool = False
 
 
-STEEP, GENTLE = 0.25, 0.02
+STEEP, GENTLE = 0.25, 0.02  # steps of `Course`: a batch that asks for too much of each key lacks as large a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,13 +354,14 @@ class Course:
     step: float = STEEP
     is_plain: bool = True
 
-    def after(self, cursor: str, is_plain: bool, taken: int, total: int, keys: int) -> "Course":
-        """Return the course after a claim of `total` messages that took so many from so many keys.
+    def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int) -> "Course":
+        """Return the course after a claim within `share` that took so many messages from so many keys.
 
         `keys` is 0 if no more messages waited than it looked at.
         """
-        if keys and taken >= total:
-            return Course(cursor, min(DEEP, self.depth * (1 + self.step)), min(STEEP, 2 * self.step), is_plain)
+        if keys and taken >= share.total:
+            depth = min(share.deep, self.depth * (1 + self.step))
+            return Course(cursor, depth, min(STEEP, 2 * self.step), is_plain)
         if keys:
             return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain)
         return replace(self, cursor=cursor, is_plain=is_plain)
@@ -383,13 +390,13 @@ def reaping_rows(
         statement = REAP_PLAIN if course.is_plain else REAP_ANY
         claim = statement.at(schema=schema, inbox=inbox, **share.names(course.depth))
         taken, (*_, is_plain, left, reached, keys, due_in_s, _) = yield from _pinned(
-            claim(cursor=course.cursor, depth=course.depth)
+            claim(cursor=course.cursor, depth=min(course.depth, share.deep))
         )
         if course.is_plain and not is_plain:
             course = replace(course, is_plain=False)
             continue
         before = course.cursor
-        course = course.after(reached, is_plain, len(taken), share.total, keys)
+        course = course.after(reached, is_plain, share, len(taken), keys)
         if taken or reached == before or (turned and not "" < reached < first):
             return taken, bool(taken and left), due_in_s, course
         course, turned = replace(course, is_plain=False), turned or not reached

@@ -483,6 +483,17 @@ def test_claims_take_of_many_keys_again_once_these_have_few_messages(
     assert min(sizes[1:]) >= 19
 
 
+def test_claims_take_of_as_many_keys_as_before_if_they_may_take_one_message_of_each(
+    connect: Connect, filler: psycopg.Connection[Any]
+) -> None:
+    fill(filler, [(f"k{n:02}", step) for step in range(20) for n in range(60)])
+    connection, inbox = connect(), Inbox("shipping")
+    assert [len(inbox.reap_any(connection, max_keys=20, per_key=1)) for _ in range(30)] == [20] * 30
+    for _ in range(10):
+        inbox.reap_any(connection, max_keys=4, per_key=5)
+    assert len(inbox.reap_any(connection, max_keys=20, per_key=1)) == 20
+
+
 @pytest.fixture
 def run_claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the statements of claims that were run so far."""

@@ -36,16 +36,16 @@ run(sys.argv[1], poll_interval_s=1)
 STOPS = """
 import os, signal
 from dispatcher import deliverer
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_in_transaction
 
-async def stopping(connection, operation):
-    result = await run_async(connection, operation)
+def stopping(operation):
+    result = yield from operation
     if operation.__name__ == "delivering" and result.taken:
-        deliverer.run_async = run_async
+        deliverer.run_in_transaction = run_in_transaction
         os.kill(os.getpid(), signal.SIGSTOP)
     return result
 
-deliverer.run_async = stopping
+deliverer.run_in_transaction = lambda connection, operation: run_in_transaction(connection, stopping(operation))
 """
 
 
