@@ -39,7 +39,8 @@ OLDEST_FITTING = """
 # of `batch`), `route` and `link_route` (which inboxes get a topic, which links carry it), `reach` (how many of both),
 # `stamped` (each message's clock and outcome; numbered by position before the join, so that a message has one clock
 # however many inboxes get it).
-# Inserting in key order is 1.5 times as fast as in the order taken. No clock above the ceiling is given out: then
+# Inserting in key order is 1.5 times as fast as in the order taken. The inbox comes second: most rows have the same,
+# and comparing it first would cost a delivery of 10,000 rows 6 % more. No clock above the ceiling is given out: then
 # nothing is taken, and the result says how high the ceiling must be.
 TEXT = """
 WITH {start},
@@ -77,7 +78,7 @@ delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT inbox, clock, clock, origin, {message} FROM stamped JOIN route USING (topic)
     WHERE outcome = 'delivered' AND {gets}
-    ORDER BY inbox, key, clock
+    ORDER BY key, inbox, clock
     RETURNING inbox),{carry}
 scheduled AS (
     INSERT INTO {schema}.scheduled (deliver_at, position, {message})

@@ -51,7 +51,7 @@ delivered AS (
           WHERE position > (SELECT position FROM start) AND position <= (SELECT last FROM stamp)) AS o
          JOIN route USING (topic)
     WHERE {gets}
-    ORDER BY inbox, key, clock
+    ORDER BY key, inbox, clock
     RETURNING inbox),
 touched AS MATERIALIZED (
     SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
