@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID, uuid4
 
+from mailroom.session.acting import CURRENT, LOGIN, if_acting
 from mailroom.sql.operation import Operation, Sql
 
 LEASE_S = 3.0
@@ -38,17 +39,19 @@ RETURNING epoch
 # middle of a delivery. In this database only: in a copy restored beside it, the lease names a session of the original's
 # leader. The conditions are the server's own; where they fail, `idle_in_transaction_session_timeout` ends the session,
 # and the new leader polls meanwhile.
-TERMINATE = Sql(
-    """
+ENDING = """
 SELECT pg_terminate_backend(a.pid)
-FROM pg_stat_activity AS a JOIN pg_roles AS r ON r.oid = a.usesysid,
-     (SELECT rolsuper AS is_super FROM pg_roles WHERE rolname = current_user) AS me
-WHERE a.pid = %(backend_pid)s::bigint AND a.backend_start = %(backend_from)s::timestamptz
-  AND a.datname = current_database()
+FROM {acting}, LATERAL pg_stat_get_activity({pid}) AS a JOIN pg_roles AS r ON r.oid = a.usesysid
+     JOIN pg_database AS d ON d.oid = a.datid,
+     (SELECT rolsuper AS is_super FROM pg_roles WHERE rolname = {me}) AS me
+WHERE a.backend_start = %(backend_from)s::timestamptz AND d.datname = current_database()
   AND (is_super OR NOT r.rolsuper AND (pg_has_role(a.usesysid, 'USAGE')
                                        OR pg_has_role('pg_signal_backend'::name, 'USAGE')))
-""",
-    columns=("boolean",),
+"""
+BACKEND_PID = if_acting("%(backend_pid)s::integer")
+TERMINATE = (
+    Sql(ENDING, ("boolean",), acting=LOGIN, me="session_user", pid=BACKEND_PID),
+    Sql(ENDING, ("boolean",), acting=CURRENT, me="current_user", pid=BACKEND_PID),
 )
 GIVE_UP = Sql(
     """
@@ -95,7 +98,9 @@ class Lease:
         )
         self.epoch = rows[0][0] if rows else None
         if rows and before and before[0][1:] != (backend.pid, backend.since):
-            yield TERMINATE.at()(backend_pid=before[0][1], backend_from=before[0][2])
+            for terminate in TERMINATE:
+                if (yield terminate.at()(backend_pid=before[0][1], backend_from=before[0][2])):
+                    break
         return bool(rows)
 
     def giving_up(self) -> Operation[None]:
@@ -104,8 +109,10 @@ class Lease:
 
 
 BACKEND = Sql(
-    "SELECT pid::bigint, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()",
+    "SELECT a.pid::bigint, a.backend_start FROM {login}, LATERAL pg_stat_get_activity({own_pid}) AS a",
     columns=("bigint", "timestamptz"),
+    login=LOGIN,
+    own_pid=if_acting("pg_backend_pid()"),
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher import Dispatcher
 from dispatcher.lease import Lease, reading_backend
@@ -70,6 +70,26 @@ def plain(node: Node) -> Iterator[str]:
     finally:
         eventually(lambda: not node.value("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", name))
         node.connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+
+
+@pytest.fixture
+def app(node: Node) -> Iterator[str]:
+    """The DSN of a role whose sessions all act as another one, which owns the rights and not the login's."""
+    app, owner = (f"mailroom_test_{secrets.token_hex(8)}" for _ in range(2))
+    password = secrets.token_hex(8)
+    grants = "; ".join(
+        f"GRANT ALL ON {what} {SCHEMA} TO {owner}"
+        for what in ("SCHEMA", "ALL TABLES IN SCHEMA", "ALL SEQUENCES IN SCHEMA")
+    )
+    node.connection.execute(
+        f"CREATE ROLE {owner} NOLOGIN; CREATE ROLE {app} LOGIN NOINHERIT PASSWORD '{password}' IN ROLE {owner}; "
+        f"ALTER ROLE {app} SET role = {owner}; {grants}".encode()
+    )
+    try:
+        yield make_conninfo(node.dsn, user=app, password=password)
+    finally:
+        eventually(lambda: not node.value("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", app))
+        node.connection.execute(f"DROP ROLE {app}; DROP OWNED BY {owner}; DROP ROLE {owner}".encode())
 
 
 @contextlib.contextmanager
@@ -144,6 +164,49 @@ def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(
             # In clock order: nothing twice, nothing out of the order in which it was sent.
             assert delivered(node) == keys
             assert node.waiting() == []
+
+
+def test_session_that_acts_as_another_role_knows_itself_and_ends_its_predecessor(node: Node, app: str) -> None:
+    first, second = Lease(SCHEMA), Lease(SCHEMA)
+    with psycopg.connect(app, autocommit=True) as one, psycopg.connect(app, autocommit=True) as other:
+        backend = run(one, reading_backend())
+        assert backend.pid == one.info.backend_pid
+        assert backend.since == node.value("SELECT backend_start FROM pg_stat_activity WHERE pid = %s", backend.pid)
+        run(one, first.taking(backend, "awake", {}))
+        node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+        assert run(other, second.taking(run(other, reading_backend()), "awake", {}))
+        eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", backend.pid))
+        assert other.execute("SELECT current_user <> session_user").fetchone() == (True,)
+
+
+def test_predecessor_that_only_the_current_role_may_end_is_ended(node: Node, app: str) -> None:
+    """As where the dispatcher before logged in as the owner itself."""
+    owner = node.value("SELECT pg_get_userbyid(roleid) FROM pg_auth_members WHERE member = %s::regrole", _user(app))
+    first, second = Lease(SCHEMA), Lease(SCHEMA)
+    node.connection.execute(f"ALTER ROLE {owner} LOGIN PASSWORD 'weak'".encode())
+    with psycopg.connect(make_conninfo(app, user=owner, password="weak"), autocommit=True) as one:
+        backend = run(one, reading_backend())
+        run(one, first.taking(backend, "awake", {}))
+        node.connection.execute("UPDATE mailroom.lease SET until = clock_timestamp() - interval '1 ms'")
+        with psycopg.connect(app, autocommit=True) as other:
+            assert run(other, second.taking(run(other, reading_backend()), "awake", {}))
+        eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", backend.pid))
+
+
+async def test_dispatcher_whose_login_acts_as_another_role_delivers(node: Node, app: str) -> None:
+    dispatcher = Dispatcher(app, poll_interval_s=0.2)
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        send(node, *"abc")
+        await eventually_async(lambda: delivered(node) == ["a", "b", "c"] or task.done())
+        assert not task.done()
+    finally:
+        dispatcher.stop()
+        await asyncio.wait_for(task, WITHIN_S)
+
+
+def _user(dsn: str) -> str:
+    return str(conninfo_to_dict(dsn)["user"])
 
 
 def test_take_over_from_a_session_that_may_not_be_ended_is_no_error(node: Node, plain: str) -> None:

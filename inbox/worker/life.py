@@ -15,6 +15,7 @@ import psycopg
 from psycopg.errors import InsufficientPrivilege
 
 from mailroom import locks
+from mailroom.session.acting import CURRENT, LOGIN, if_acting
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import run
@@ -56,7 +57,11 @@ WHERE w.inbox = '{inbox}' AND w.life = ANY (%(lives)s::integer[])
 """,
     columns=("integer", "text", "bigint", "bigint"),
 )
-TERMINATE = Sql("SELECT pg_terminate_backend(%(pid)s::integer)", columns=("boolean",))
+PID = if_acting("%(pid)s::integer")
+TERMINATE, TERMINATE_AS_CURRENT = (
+    Sql("SELECT pg_terminate_backend({pid}) FROM {acting}", ("boolean",), acting=acting, pid=PID)
+    for acting in (LOGIN, CURRENT)
+)
 
 
 class Lives:
@@ -134,4 +139,7 @@ class Lives:
         return rows
 
     def _terminating(self, backend: int) -> Operation[None]:
-        yield TERMINATE.at()(pid=backend)
+        try:
+            yield TERMINATE.at()(pid=backend)
+        except InsufficientPrivilege:
+            yield TERMINATE_AS_CURRENT.at()(pid=backend)

@@ -1,6 +1,7 @@
 """Life: a busy worker is not taken for dead, whatever happens to its connections; a paused one is."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import pytest
 
 from inbox import Inbox, Message, Worker
@@ -207,6 +209,34 @@ def test_paused_worker_of_another_role_is_left_alone_and_logged_once(
     assert node.delivered() == failing_keys(node) == []
     [line] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "blocks its keys" in line.getMessage()
+
+
+def test_paused_worker_is_ended_by_one_whose_login_acts_as_another_role(
+    node: Node, mine: InFlight, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
+    deliver(node, "k")
+    owner, app = (f"mailroom_test_{token_hex(8)}" for _ in range(2))
+    node.connection.execute(
+        f"CREATE ROLE {owner}; CREATE ROLE {app} LOGIN NOINHERIT PASSWORD 'weak' IN ROLE {owner}; "
+        f"ALTER ROLE {app} SET role = {owner}; GRANT USAGE ON SCHEMA mailroom TO {owner}; "
+        f"GRANT ALL ON ALL TABLES IN SCHEMA mailroom TO {owner}"
+    )
+    parts = urlsplit(node.dsn)
+    dsn = urlunsplit(parts._replace(netloc=f"{app}:weak@{parts.hostname}:{parts.port}"))
+    try:
+        with contextlib.closing(psycopg.connect(dsn)) as batch:
+            write(node, mine, Inbox("shipping").reap_any(batch))
+            fall_silent(node, mine)
+            others = InFlight(dsn, "mailroom", "shipping", clock)
+            check_for(others, clock, DEAD_S + PAUSED_S)
+            eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE pid = %s", batch.info.backend_pid))
+            others.take_over()
+            others.close()
+        eventually(lambda: node.rows("SELECT FROM pg_stat_activity WHERE usename = %s", app) == [])
+    finally:
+        node.connection.execute(f"DROP ROLE {app}; DROP OWNED BY {owner}; DROP ROLE {owner}")
+    assert failing_keys(node) == [("k", 1)]
 
 
 # -- Processes --------------------------------------------------------------------------------------------------------
