@@ -1,9 +1,9 @@
 """Claims of a total inbox: one queue, by (sent_clock, origin), which one transaction at a time works on.
 
-Where other inboxes lock the head of a key, this locks the inbox: by an advisory lock of the transaction, which is in
-nobody else's way, neither the dispatcher's nor the janitor's, and works behind a transaction pooler. A claim takes it
-first and reads in a later statement: so that sees all that the last holder has done. It takes the lowest messages up to
-the newest row of `stable` (`mailroom.total`); nothing that stands before those can come any more.
+Where other inboxes lock the head of a key, this locks the head of the inbox, its lowest message: so that takes the
+rights of its consumers, and is in nobody else's way, neither the dispatcher's nor the janitor's. A claim locks it first
+and reads in a later statement: so that sees all that the last holder has done. It takes the lowest messages up to the
+newest row of `stable` (`mailroom.total`); nothing that stands before those can come any more.
 
 What a key is in other inboxes, here the whole inbox is: its failures and attempts are recorded under the key '', which
 no message has. Parked, it keeps its messages where they are, since there is nobody in whose way they could be. Where
@@ -12,25 +12,12 @@ no message has. Parked, it keeps its messages where they are, since there is nob
 
 from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share
 from inbox.due import ANSWERED, NOW, answering_skipped
-from mailroom import locks
 from mailroom.answer import ASKS, MAY_ANSWER
 from mailroom.message import COLUMNS, MESSAGE, SELECTED, Message
 from mailroom.schema import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 WHOLE = ""  # the key under which a total inbox fails
-
-# The time is read too, since whoever does not get the lock has no later statement.
-LOCK = Sql(
-    """
-SELECT pg_try_advisory_xact_lock({total_lock}, {partition_key}), (
-    SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
-    WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity')
-""",
-    columns=("boolean", "float8"),
-    total_lock=locks.TOTAL,
-    partition_key=locks.key("'{schema}.inbox_{inbox}'::regclass"),
-)
 
 # `sent_floor` only saves the way over dead rows: nothing stands at or below it (`dispatcher.total_floor`).
 BOUND = """bound AS MATERIALIZED (
@@ -40,6 +27,28 @@ BOUND = """bound AS MATERIALIZED (
 LOWEST = f"""FROM {{schema}}.inbox_{{inbox}}
         WHERE {BY_SENT} > (SELECT low FROM bound) AND {BY_SENT} <= (SELECT top FROM bound)
         ORDER BY {BY_SENT}, origin"""
+# Whether the head is there, and is locked now. It is selected first and locked then, never LIMIT 1 FOR UPDATE, which
+# would lock the second message where another transaction works on the first. One that was deleted since the snapshot
+# counts as locked by others: those that did it go on. Whoever does not get the lock has no later statement: so the time
+# is read too, and the plans are unpinned.
+LOCK = Sql(
+    """
+WITH {bound},
+head AS MATERIALIZED (SELECT clock {lowest} LIMIT 1),
+mine AS MATERIALIZED (
+    SELECT FROM head, LATERAL (
+        SELECT FROM {schema}.inbox_{inbox} AS i WHERE {by_clock} = head.clock FOR UPDATE SKIP LOCKED) AS i)
+SELECT EXISTS (SELECT FROM head), EXISTS (SELECT FROM mine), (
+    SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+    WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
+    CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
+""",
+    columns=("boolean", "boolean", "float8", "boolean"),
+    bound=BOUND,
+    lowest=LOWEST,
+    by_clock=BY_CLOCK,
+    unpinned=UNPINNED,
+)
 # A claim that takes the message that failed, and all that are suspected, ends the failure. The message may be gone: it
 # was recorded after somebody had consumed it.
 IS_PAST = f"""(s.clock IN (SELECT clock FROM gone)
@@ -84,10 +93,10 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     """
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
-    [(is_mine, due_in_s)] = yield LOCK.at(**names)()
+    yield PIN.at()()
+    [(_, is_mine, due_in_s, _)] = yield LOCK.at(**names)()
     if not is_mine:
         return Claimed([], due_in_s, is_all=True, is_total=True)
-    yield PIN.at()()
     held = "EXISTS (SELECT FROM gone)" if share.hold else "false"
     due = str(int(share.due_too))
     *taken, last = yield REAP.at(**names, rows=str(share.total), held=held, due=due)()
@@ -99,7 +108,7 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
 
 # As in `inbox.due`: one message at a time, and one that has used up its attempts ends here. Parking leaves it in its
 # place, but as another version of its row: a claim with an older snapshot, at REPEATABLE READ, gets 40001 and not the
-# message. A row of `key_state` is stale if nothing that it suspects is left.
+# message.
 TAKE = Sql(
     """
 WITH failing AS MATERIALIZED (
@@ -127,10 +136,8 @@ dead AS (
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
     DELETE FROM {schema}.key_state AS s
-    WHERE s.inbox = '{inbox}' AND s.key = '' AND EXISTS (SELECT FROM failing) AND CASE
-        WHEN EXISTS (SELECT FROM head) THEN (SELECT outcome FROM last) = 'skip'
-             AND s.suspect_to <= (SELECT sent_clock FROM gone) AND {is_past}
-        ELSE NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE {by_sent} <= s.suspect_to) END)
+    WHERE s.inbox = '{inbox}' AND s.key = '' AND EXISTS (SELECT FROM failing)
+      AND (SELECT outcome FROM last) = 'skip' AND s.suspect_to <= (SELECT sent_clock FROM gone) AND {is_past})
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
        (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}),
        (SELECT {may_answer} FROM last WHERE outcome = 'skip' AND {asks}), NULL::float8, NULL::boolean
@@ -150,12 +157,21 @@ ORDER BY sent_clock, origin
     message=MESSAGE,
     answered=ANSWERED,
     is_past=IS_PAST,
-    by_sent=BY_SENT,
     asks=ASKS,
     may_answer=MAY_ANSWER,
     selected=SELECTED,
     nulls=NULLS,
     unpinned=UNPINNED,
+)
+# A row of `key_state` is stale if nothing that it suspects is left.
+HEAL_GONE = Sql(
+    """
+DELETE FROM {schema}.key_state AS s
+WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at <= {now}
+  AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE {by_sent} <= s.suspect_to)
+""",
+    now=NOW,
+    by_sent=BY_SENT,
 )
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome = 'skip')"
 
@@ -167,10 +183,12 @@ def reaping_total_due(schema: str, inbox: str, *, hold: bool = False) -> Operati
     """
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
-    [(is_mine, due_in_s)] = yield LOCK.at(**names)()
+    yield PIN.at()()
+    [(is_there, is_mine, due_in_s, _)] = yield LOCK.at(**names)()
+    if not is_there:
+        yield HEAL_GONE.at(**names)()
     if not is_mine:
         return Claimed([], due_in_s, is_all=True, is_total=True)
-    yield PIN.at()()
     *taken, last = yield TAKE.at(**names, held=HELD if hold else "false")()
     due_in_s = last[-2]
     if not taken:

@@ -12,7 +12,6 @@ moves the clock of the node, and never past a ceiling that is durable.
 from collections.abc import Iterable
 from itertools import accumulate
 
-from mailroom import locks
 from mailroom.errors import MailroomError
 from mailroom.sql.operation import Operation, Sql
 
@@ -73,16 +72,10 @@ def _fitting(clock: int) -> int:
 
 CEILING_STEP = 1_000_000
 
-OUTBOX_KEY = locks.key("'{schema}.outbox'::regclass")
-
 # One deliverer at a time. So clocks rise in commit order, and a statement that begins after this one sees everything
-# that the previous deliverer committed.
-LOCK = Sql(
-    "SELECT pg_advisory_xact_lock({dispatch_lock}, {outbox_key}) IS NULL",
-    columns=("boolean",),
-    dispatch_lock=locks.DISPATCH,
-    outbox_key=OUTBOX_KEY,
-)
+# that the previous deliverer committed. It is a lock on a table, which takes a right at the node: an advisory lock
+# could be held by every role that may connect.
+LOCK = Sql("SELECT {schema}.take_dispatch_turn() IS NULL", columns=("boolean",))
 
 CEILING = Sql(
     """

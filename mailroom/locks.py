@@ -6,14 +6,14 @@ a lock. DDL, LEDGER and ALIVE belong to no table. The channel of a table is `mai
 """
 
 AWAKE = 1835100524  # on an outbox: held by a dispatcher's session while it is awake. Its trigger repeats the number.
-DISPATCH = 1835100525  # on an outbox: held by the one transaction that delivers
+# On an outbox: what programs of before 0124 hold while they deliver. The functions `take_..._turn` repeat the number.
+DISPATCH = 1835100525
 DDL = 1835100526  # on a schema's name: held while an inbox is created or a migration runs
 # On an inbox's partition: shared by the sessions of the workers that sleep. On `transit`: by those of the readers of
 # links that sleep.
 ASLEEP = 1835100527
 STREAM = 1835100528  # on an inbox's partition: held by the driver of the one Spark stream that reads it
 LEDGER = 1835100529  # on the name of a Spark stream that writes: held while one of its batches is entered
-TOTAL = 1835100531  # on the partition of a total inbox: held by the one transaction that reaps it
 ALIVE = 1835100530  # on a random number of a worker process: held by its session as long as the process is alive
 
 

@@ -521,8 +521,9 @@ def catalog(connect: Connect) -> psycopg.Connection[TupleRow]:
     return connection
 
 
-# Called for each INSERT, where pinning it takes as long as all of the rest. They name the schema of all they call.
-QUALIFIED = {"doorbell", "check_message"}
+# Called for each INSERT or batch, where pinning it takes as long as all of the rest. They name the schema of all that
+# they call.
+QUALIFIED = {"doorbell", "check_message", "take_dispatch_turn", "take_execute_turn"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(

@@ -23,7 +23,8 @@ from inbox import AsyncWorker, Worker
 from inbox.worker import transactions
 from inbox.worker.life import Lives
 from inbox.worker.unawaited import Unanswered, Unawaited
-from mailroom import locks, settings
+from mailroom import settings
+from mailroom.clock import LOCK
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
 from mailroom.session.connect_times import ConnectTimes
@@ -172,11 +173,10 @@ async def test_delivery_that_another_holds_up_is_waited_for_over_the_same_sessio
     node: Node, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Dispatcher, "session", LANE | {"lock_timeout": "50ms"})
-    outbox = locks.key("'mailroom.outbox'::regclass")
     async with running(Dispatcher(node.dsn)):
         before = await eventually_async(lambda: lanes_session(node), WITHIN_S)
         stranger = connect()
-        stranger.execute(f"SELECT pg_advisory_xact_lock({locks.DISPATCH}, {outbox})".encode())
+        stranger.execute(LOCK.at(schema=SCHEMA).sql.encode())
         node.send("shipping", key="k")
         await eventually_async(lambda: held_up(caplog, "a batch") > 1, WITHIN_S)
         stranger.rollback()

@@ -8,10 +8,8 @@ import psycopg
 from dispatcher.executor.fold import Taken
 from dispatcher.executor.rules import FAULT
 from dispatcher.floor import START, Start
-from mailroom import locks
 from mailroom.sql.operation import Operation, Sql
 
-EXECUTABLE_KEY = locks.key("'{schema}.outbox_executable'::regclass")
 # UTC, whatever the server's zone: in others year 1 has times that Python cannot hold. The other two, since psycopg
 # writes arrays as text: under other settings their nulls and bytes would be read differently.
 OWN = (
@@ -19,10 +17,8 @@ OWN = (
     "set_config('standard_conforming_strings', 'on', true)"
 )
 LOCK = Sql(
-    "SELECT pg_advisory_xact_lock({dispatch_lock}, {executable_key}) IS NULL, {own}",
+    "SELECT {schema}.take_execute_turn() IS NULL, {own}",
     columns=("boolean", "text", "text", "text"),
-    dispatch_lock=locks.DISPATCH,
-    executable_key=EXECUTABLE_KEY,
     own=OWN,
 )
 

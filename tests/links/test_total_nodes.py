@@ -292,9 +292,8 @@ def test_subscribing_waits_for_a_delivery_under_way_and_holds_the_next_one_up(pa
     with psycopg.connect(pair.target.dsn) as joining:
         subscribe(joining, "ledger", "other", origin="north")
         found = pair.target.value(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND granted "
+            "SELECT count(*) FROM pg_locks WHERE relation = 'mailroom.dispatch_turn'::regclass AND granted "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-            locks.DISPATCH,
         )
         assert found == 1
 

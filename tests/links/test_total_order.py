@@ -163,6 +163,20 @@ def test_one_transaction_at_a_time_has_the_inbox_and_nobody_waits(ledger: Node) 
         first.commit()
 
 
+@pytest.mark.parametrize("is_held", [True, False], ids=["held by another", "nothing there"])
+def test_claim_that_gets_nothing_leaves_the_caller_s_settings(ledger: Node, connect: Connect, is_held: bool) -> None:
+    if is_held:
+        fill(ledger)
+        assert INBOX.reap_any(connect())
+    connection = connect()
+    connection.execute("SET LOCAL enable_bitmapscan = off")
+    for _ in range(2):
+        assert INBOX.reap_any(connection) == []
+        names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "jit")
+        shown = [connection.execute(f"SHOW {name}".encode()).fetchall() for name in names]
+        assert shown == [[("on",)], [("off",)], [("on",)], [("on",)]]
+
+
 def test_rolled_back_savepoint_gives_the_inbox_back(ledger: Node) -> None:
     fill(ledger)
     with sessions(ledger.dsn, ledger.connection, "first", "second") as opened:
