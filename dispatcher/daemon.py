@@ -24,6 +24,7 @@ from dispatcher.lane import POLL_INTERVAL_S, Lane, Work
 from dispatcher.leading import LANE, Leading, open_session
 from dispatcher.links.lane import Links
 from dispatcher.portion import Portion
+from dispatcher.waits import told
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
@@ -203,7 +204,7 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
             progress(delivery)
 
     try:
-        async with open_session(settings.dsn(dsn), "dispatcher", DRAIN) as connection:
+        async with told(settings.dsn(dsn)), open_session(settings.dsn(dsn), "dispatcher", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
             deliverer = Deliverer(connection, schema, progress=count)
             while await run_async(connection, releasing(schema, now=now)):
@@ -232,7 +233,7 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
             progress(execution)
 
     try:
-        async with open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
+        async with told(settings.dsn(dsn)), open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
             await run_async(connection, node.checking(schema))
             executor = BatchExecutor(connection, schema, progress=count)
             while True:

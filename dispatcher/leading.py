@@ -20,6 +20,7 @@ import psycopg
 from dispatcher.deliver import SESSION
 from dispatcher.lease import RENEW_S, Lease, reading_backend
 from dispatcher.notifications import CHECK_INTERVAL_S, DROP_AT, WARN_AT, reading_queue_usage
+from dispatcher.waits import telling
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
@@ -189,6 +190,7 @@ class Leading(ABC):
                 if time.monotonic() - checked >= CHECK_INTERVAL_S:
                     checked = time.monotonic()
                     await self._check_queue(keeper, duty)
+                await telling(self._dsn).look(keeper)
             except psycopg.Error as error:
                 # The lease may expire meanwhile, but dropping the sessions would lose the batch under way at once.
                 if not self._is_held_up(error, "the lease"):

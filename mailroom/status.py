@@ -12,6 +12,7 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
 from mailroom.total import Waiting
 from mailroom.total import waiting as waiting_totals
+from mailroom.waits import Wait, reading_waits
 
 __all__ = [
     "DispatcherStatus",
@@ -25,6 +26,8 @@ __all__ = [
     "outbox_backlog",
     "status",
 ]
+
+SHOWN_S = 0.1  # a shorter wait for a lock is that of any busy server
 
 Role: TypeAlias = Literal["dispatcher", "executor", "links"]
 
@@ -104,6 +107,7 @@ class Status:
     `executable_lag_s` are the same for the outbox of executables. `clock` is the last clock given out, and
     `clock_ceiling` the highest that may be given out before the ceiling is raised. `dispatcher` and `executor` are None
     if there has never been one. `links` are the nodes that read messages of this one, `sources` those that it reads.
+    `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it.
     """
 
     schema: str
@@ -121,6 +125,7 @@ class Status:
     inboxes: tuple[InboxStatus, ...]
     links: tuple[LinkStatus, ...] = ()
     sources: tuple[SourceState, ...] = ()
+    waits: tuple[Wait, ...] = ()
 
 
 def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
@@ -287,6 +292,7 @@ def reading_status(schema: str) -> Operation[Status]:
             for name, state, on_the_way, backlog, lag_s in links
         ),
         (yield from reading_sources(schema)),
+        tuple((yield from reading_waits(at_least_s=SHOWN_S))),
     )  # fmt: skip
 
 

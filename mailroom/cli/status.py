@@ -28,6 +28,8 @@ def status(call: Call) -> None:
     for longer than their inbox keeps them (mailroom inbox create --keep-s). Held are messages of an inbox of total
     order that may not be reaped yet, since the node they are held for may still send earlier ones.
 
+    If a session of Mailroom waits for a lock, one line says for which, and who has it.
+
     Last, for each node that reads messages of this one: those on the way to it (committed, not yet stamped) and in its
     backlog (stamped, not yet acknowledged), with the age of the oldest.
 
@@ -88,6 +90,7 @@ def _show(found: Status) -> None:
             * bool(found.bulk_backlog)
         ),
         ("Executables", _waiting(found.executable_backlog, found.executable_lag_s)),
+        *(("Waits", str(wait)) for wait in found.waits),
         ("Dead", f"{found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}"),
     ]
     if not found.inboxes:
