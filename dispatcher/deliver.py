@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from dispatcher.floor import FIRST, START, Start
+from dispatcher.partitions import PARTITIONS
 from dispatcher.plain import DELIVER_PLAIN
 from mailroom import locks
 from mailroom.clock import LOCK
@@ -51,13 +52,15 @@ batch AS MATERIALIZED (
     FROM ({oldest_fitting}) AS o),
 stamp AS MATERIALIZED (
     SELECT last, more, base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin,
-           coalesce(%(now)s::timestamptz, clock_timestamp()) AS now, EXISTS (SELECT FROM {schema}.link) AS has_links
+           coalesce(%(now)s::timestamptz, clock_timestamp()) AS now, EXISTS (SELECT FROM {schema}.link) AS has_links,
+           EXISTS (SELECT FROM {schema}.fan_out) AS waits,
+           (SELECT count(*) FROM {schema}.inbox_registry) > {partitions} AS has_many
     FROM batch, {schema}.node AS n,
          LATERAL (SELECT greatest(last_value, after_clock) FROM {schema}.clock) AS c (base)),
 taken AS (
     DELETE FROM {schema}.outbox
     WHERE position > (SELECT position FROM start) AND position <= (
-        SELECT CASE WHEN fits{guard} THEN last END FROM stamp)
+        SELECT CASE WHEN fits AND NOT waits{guard} THEN last END FROM stamp)
     RETURNING position, deliver_at, {message}),
 {route},{link_route}
 reach AS MATERIALIZED (
@@ -73,11 +76,11 @@ stamped AS MATERIALIZED (
                 WHEN kind = 'E' THEN 'unrouted'
                 ELSE 'dead' END AS outcome
     FROM (SELECT t.*, base + row_number() OVER (ORDER BY position) AS clock, origin, now FROM taken t, stamp) AS n
-    LEFT JOIN reach USING (topic)),
+    LEFT JOIN reach USING (topic)),{widen}
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT inbox, clock, clock, origin, {message} FROM stamped JOIN route USING (topic)
-    WHERE outcome = 'delivered' AND {gets}
+    WHERE outcome = 'delivered' AND {gets}{narrow}
     ORDER BY key, inbox, clock
     RETURNING inbox),{carry}
 scheduled AS (
@@ -108,11 +111,11 @@ SELECT taken, rows, outcomes.scheduled, outcomes.expired,
        unrouted, dead, outcomes.last, setval('{schema}.clock'::regclass, clock), CASE WHEN NOT fits THEN top END,
        (SELECT count FROM woken), coalesce(more, false), inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start), {has_total}, has_links{of_links}
+       (SELECT running FROM start), {has_total}, has_links, has_many, {held}{of_links}
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)
 """
-COLUMNS = (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", "boolean", "boolean")
+COLUMNS = (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", *("boolean",) * 4)
 PARTS: dict[str, Any] = {
     "start": START,
     "route": ROUTE,
@@ -124,14 +127,19 @@ PARTS: dict[str, Any] = {
     "asleep_lock": locks.ASLEEP,
     "partition_key": PARTITION_KEY,
     "has_total": HAS_TOTAL,
+    "partitions": PARTITIONS,
 }
 
-# Parts for links cost a small delivery a quarter of its time even if they find nothing. So a node without links does
-# without them. That rests on the snapshot of the delivery itself: if there is a link in it, nothing is taken.
+# Parts for links cost a small delivery a quarter of its time even if they find nothing. So a node without links, and
+# with no more inboxes than one transaction may meet, does without them. That rests on the snapshot of the delivery
+# itself: if there is a link in it, nothing is taken.
 DELIVER = Sql(
     TEXT,
     COLUMNS,
-    guard=" AND NOT has_links",
+    guard=" AND NOT has_links AND NOT has_many",
+    widen="",
+    narrow="",
+    held="waits",
     link_route="",
     links_of_topic="",
     ways="route",
@@ -160,10 +168,35 @@ carried AS (
     RETURNING link),
 departed AS MATERIALIZED (
     SELECT link, count(*) AS rows, set_config('synchronous_commit', 'on', true) FROM carried GROUP BY link),"""
-DELIVER_LINKED = Sql(
+# What is for more inboxes than one transaction may meet is not inserted but fanned out: see `dispatcher.fan_out`.
+WIDEN = (
+    """
+width AS MATERIALIZED (
+    SELECT has_many AND (
+        SELECT pg_catalog.count(DISTINCT inbox)
+        FROM (SELECT DISTINCT topic, kind FROM stamped WHERE outcome = 'delivered') AS s JOIN route USING (topic)
+        WHERE {gets}) > {partitions} AS is_wide
+    FROM stamp),
+fanned AS (
+    INSERT INTO {schema}.fan_out (clock, sent_clock, origin, {message})
+    SELECT clock, clock, origin, {message} FROM stamped
+    WHERE outcome = 'delivered' AND (SELECT is_wide FROM width) ORDER BY clock
+    RETURNING 1),
+fanned_way AS (
+    INSERT INTO {schema}.fan_out_way (inbox, topic, messages_after, events_after, others_after)
+    SELECT inbox, topic, 0, CASE WHEN subscribed THEN 0 END, CASE WHEN named THEN 0 END FROM route
+    WHERE (SELECT is_wide FROM width) AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
+    ORDER BY inbox, topic),""".replace("{gets}", GETS)
+    .replace("{partitions}", PARTITIONS)
+    .replace("{message}", MESSAGE)
+)
+DELIVER_FULL = Sql(
     TEXT,
     (*COLUMNS, "bigint", "boolean"),
     guard="",
+    widen=WIDEN,
+    narrow=" AND NOT (SELECT is_wide FROM width)",
+    held="waits OR EXISTS (SELECT FROM fanned)",
     link_route=f"\n{LINK_ROUTE},",
     links_of_topic=""",
            pg_catalog.array_agg(link) FILTER (WHERE link IS NOT NULL) AS links,
@@ -189,8 +222,10 @@ class Delivery:
     `last` is the largest position taken, `clock` the last clock given out. If `ceiling` is set, nothing was taken: the
     clock's ceiling must first be raised to at least that. `more`: the batch was full. `inboxes` are those that got a
     message. `woken` counts the inboxes and links whose sleepers were rung for. `drawn` and `running` are for the floor.
-    `has_total`: the node has total inboxes. `has_links`: it has links, if only such as were cut. `is_mark_wanted`: a
-    reader asks for a mark (`mailroom.links.marks`).
+    `has_total`: the node has total inboxes. `has_links`: it has links, if only such as were cut. `has_many`: it has
+    more inboxes than one transaction may meet. `waits`: some messages wait to be fanned out, of this delivery or of one
+    before, and then it took nothing (`dispatcher.fan_out`). `is_mark_wanted`: a reader asks for a mark
+    (`mailroom.links.marks`).
     """
 
     taken: int
@@ -209,13 +244,16 @@ class Delivery:
     running: list[str] = field(default_factory=list)
     has_total: bool = False
     has_links: bool = False
+    has_many: bool = False
+    waits: bool = False
     carried: int = 0
     is_mark_wanted: bool = False
 
     @property
     def is_plain(self) -> bool:
-        """Whether every message went to an inbox, and nothing else happened to any."""
-        return not (self.has_links or self.scheduled or self.expired or self.unrouted or self.dead)
+        """Whether every message went to an inbox, and nothing else happened to any: so may the next ones."""
+        is_wide = self.has_many and self.more  # such a batch may meet many inboxes
+        return not (self.has_links or is_wide or self.scheduled or self.expired or self.unrouted or self.dead)
 
 
 def delivering(
@@ -226,23 +264,28 @@ def delivering(
     max_bytes: int,
     now: datetime | None = None,
     has_links: bool = False,
+    has_many: bool = False,
     is_plain: bool = True,
+    partitions: int | None = None,
 ) -> Operation[Delivery]:
     """Deliver up to `rows` messages and `max_bytes` of values (at least one message) from `start` on.
 
-    `has_links` and `is_plain`, as the delivery before has found them, only save time.
+    It meets at most so many `partitions`, None for what the server has room for: what is for more inboxes `waits`, and
+    is to be fanned out. `has_links`, `has_many` and `is_plain`, as the delivery before has found them, only save time.
     """
     yield LOCK.at(schema=schema)()
-    values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now}
+    values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
         [(*row, is_plain)] = yield DELIVER_PLAIN.at(schema=schema)(**values)
-    if not is_plain and not has_links:
+    is_full = has_links or (has_many and not is_plain)
+    if not is_plain and not is_full:
         [row] = yield DELIVER.at(schema=schema)(**values)
-        has_links = row[-1]
-    if has_links:
-        [row] = yield DELIVER_LINKED.at(schema=schema)(**values)
+        *_, has_links, has_many, waits = row
+        is_full = (has_links or has_many) and not waits
+    if is_full:
+        [row] = yield DELIVER_FULL.at(schema=schema)(**values)
     delivery = Delivery(*row)
-    if delivery.has_total and delivery.clock is not None:
+    if delivery.has_total and delivery.clock is not None and not delivery.waits:
         yield from raising_stable(schema, delivery.inboxes)
     return delivery
 
@@ -293,12 +336,13 @@ def reading_oldest(schema: str) -> Operation[int | None]:
     return None if position is None else int(position)
 
 
-# Whether a delivery could do anything: it would take a row that this snapshot has, or a link's reader asks for a mark.
+# Whether a delivery could do anything: it would take a row that this snapshot has, fan out what was left, or a link's
+# reader asks for a mark.
 LOOK = Sql(
     """
 WITH {start}
 SELECT EXISTS (SELECT FROM {schema}.outbox WHERE position > (SELECT position FROM start))
-       OR EXISTS (SELECT FROM {schema}.link)
+       OR EXISTS (SELECT FROM {schema}.link) OR EXISTS (SELECT FROM {schema}.fan_out)
 """,
     columns=("boolean",),
     start=START,

@@ -10,6 +10,7 @@ from datetime import datetime
 import psycopg
 
 from dispatcher.deliver import Delivery, delivering, looking, reading_oldest
+from dispatcher.fan_out import FannedOut, fan_out
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
 from dispatcher.refusal import Refused, dead_lettering, finding_refused, reason_of
@@ -30,7 +31,8 @@ class Deliverer:
     """Delivers over an autocommit connection of its own, one transaction per batch.
 
     `rows` and `max_bytes` limit a full batch (at least one message); `portion` says how much of it to try. `progress`
-    is called with each delivery. `monotonic` is the clock of the `Floor`.
+    is called with each delivery. `monotonic` is the clock of the `Floor`. A transaction meets at most so many
+    `partitions`, None for what the server has room for.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Deliverer:
         portion: Portion | None = None,
         progress: Callable[[Delivery], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        partitions: int | None = None,
     ) -> None:
         self._connection = connection
         self._schema = schema
@@ -53,7 +56,8 @@ class Deliverer:
         self._monotonic = monotonic
         self._floor = Floor("outbox", monotonic)
         self._recovered = False
-        self._has_links = False
+        self._partitions = partitions
+        self._has_links = self._has_many = False
         self._is_plain = True
 
     async def drain(self, now: datetime | None = None) -> int:
@@ -92,7 +96,7 @@ class Deliverer:
         return delivery
 
     async def _deliver(self, most: int, max_bytes: int, now: datetime | None) -> Delivery:
-        rows, failures, dead = most, 0, 0
+        rows, failures, dead, fanned = most, 0, 0, FannedOut()
         while True:
             alone = failures > 1 and rows == 1
             start = await self._before_oldest() if alone else self._floor.start()
@@ -105,7 +109,9 @@ class Deliverer:
                         max_bytes=max_bytes,
                         now=now,
                         has_links=self._has_links,
+                        has_many=self._has_many,
                         is_plain=self._is_plain,
+                        partitions=self._partitions,
                     )
                 )
             except psycopg.Error as error:
@@ -130,6 +136,12 @@ class Deliverer:
                     rows = max(1, rows // 2)
                 continue
             self._has_links, self._is_plain = delivery.has_links, delivery.is_plain
+            self._has_many = delivery.has_many
+            if delivery.waits:
+                done = await fan_out(self._connection, self._schema, self._partitions)
+                fanned = fanned.plus(done)
+                if not delivery.taken:
+                    continue  # that was of a delivery before, which did not get that far
             if delivery.ceiling is not None:
                 await self._transaction(raising_ceiling(self._schema, delivery.ceiling))
                 continue
@@ -139,7 +151,10 @@ class Deliverer:
             return replace(
                 delivery,
                 taken=delivery.taken + dead,
-                dead=delivery.dead + dead,
+                delivered=delivery.delivered + fanned.copies,
+                dead=delivery.dead + dead + fanned.dead,
+                woken=delivery.woken + fanned.woken,
+                inboxes=[*delivery.inboxes, *fanned.inboxes],
                 more=delivery.more or rows < most,
             )
 

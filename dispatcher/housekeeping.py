@@ -10,6 +10,7 @@ import psycopg
 
 from dispatcher.janitor import Janitor
 from dispatcher.leading import KEEPER, open_session
+from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
 
@@ -44,5 +45,6 @@ class Housekeeping:
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if pause_s >= 1:  # earlier, the lane has usually lost its connections too, and logs that
-                    log.warning("housekeeping failed (%s), trying again", type(error).__name__)
+                    reason = settings.refusal(error) or type(error).__name__
+                    log.warning("housekeeping failed (%s), trying again", reason)
                 await asyncio.sleep(pause_s)

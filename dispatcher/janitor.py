@@ -30,6 +30,7 @@ from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.links.diverged import finding_claims, renewing
 from mailroom.names import shown
 from mailroom.schema import BY_CLOCK
+from mailroom.settings import refusal
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async, run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
@@ -233,7 +234,8 @@ class Janitor:
             if meaning(error, connection) in (Meaning.LOST, Meaning.READ_ONLY):
                 raise
             if what not in self._faulty:
-                log.warning("%s: passed over for now: %s (%s)", what, type(error).__name__, error.sqlstate)
+                reason = refusal(error) or f"{type(error).__name__} ({error.sqlstate})"
+                log.warning("%s: passed over for now: %s", what, reason)
             self._faulty.add(what)
         except BulkLost as error:
             if what not in self._faulty:
@@ -318,7 +320,13 @@ OLDEST = Sql(
     columns=("bigint",),
     by_clock=BY_CLOCK,
 )
-CLOCK = Sql("SELECT last_value FROM {schema}.clock", columns=("bigint",))
+# What waits to be fanned out has its clocks already.
+CLOCK = Sql(
+    """
+SELECT least(last_value, (SELECT clock - 1 FROM {schema}.fan_out ORDER BY clock LIMIT 1)) FROM {schema}.clock
+""",
+    columns=("bigint",),
+)
 RAISE = Sql(
     "UPDATE {schema}.inbox_registry SET floor = %(floor)s::bigint WHERE name = '{inbox}' AND floor < %(floor)s::bigint"
 )

@@ -156,7 +156,9 @@ class Leading(ABC):
             await answered_within(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
 
     def _log(self, error: Exception) -> None:
-        if isinstance(error, OF_THE_SESSION):
+        if (refused := settings.refusal(error)) is not None:
+            log.error("%s: will try again: %s", self.role, refused)
+        elif isinstance(error, OF_THE_SESSION):
             log.warning("lost the database connection (%s), reconnecting", type(error).__name__)
         elif isinstance(error, MailroomError):
             log.error("%s: will try again: %s", self.role, error)

@@ -4,6 +4,7 @@ It has no part for anything else, so a small batch starts a smaller plan, and th
 """
 
 from dispatcher.floor import START
+from dispatcher.partitions import PARTITIONS
 from mailroom import locks
 from mailroom.message import MESSAGE
 from mailroom.routing import GETS, ROUTE
@@ -12,12 +13,18 @@ from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY
 
 OLDEST = """
     FROM {schema}.outbox WHERE position > (SELECT position FROM start) ORDER BY position LIMIT %(rows)s::bigint"""
+# It may meet no more inboxes than one transaction has room for: each message alone is counted, which costs nothing.
 # Without IS TRUE, bool_and would pass over a message whose topic nobody gets. A batch of no messages is plain.
 IS_PLAIN = """bool_and((
         deliver_at IS NULL AND expires_at IS NULL
         AND CASE kind WHEN 'M' THEN receivers IS NOT NULL WHEN 'E' THEN subscribed
                       WHEN 'C' THEN receivers = 1 ELSE receivers > 0 END) IS TRUE) IS NOT FALSE
-           AND (sum(bytes) <= %(bytes)s::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM {schema}.link)"""
+           AND (sum(bytes) <= %(bytes)s::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM {schema}.link)
+           AND NOT EXISTS (SELECT FROM {schema}.fan_out)
+           AND ((sum(ways) <= {partitions}) IS NOT FALSE
+                OR (SELECT count(*) FROM {schema}.inbox_registry) <= {partitions})""".replace(
+    "{partitions}", PARTITIONS
+)
 # The steps are those of `dispatcher.deliver`. `taken` and `delivered` read the same rows, since they have one snapshot
 # and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the clock would
 # pass its ceiling, `last` is null and nothing is taken.
@@ -26,7 +33,8 @@ DELIVER_PLAIN = Sql(
 WITH {start},
 {route},
 reach AS MATERIALIZED (
-    SELECT topic, count(*) FILTER (WHERE named) AS receivers, bool_or(subscribed) AS subscribed
+    SELECT topic, count(*)::integer AS ways, count(*) FILTER (WHERE named) AS receivers,
+           bool_or(subscribed) AS subscribed
     FROM route GROUP BY topic),
 batch AS MATERIALIZED (
     SELECT max(position) AS last, count(*) AS messages, max(after_clock) AS after_clock,
@@ -63,12 +71,12 @@ SELECT taken, rows, 0::bigint, 0::bigint, 0::bigint, 0::bigint, t.last, CASE WHE
        THEN setval('{schema}.clock'::regclass, top) END, CASE WHEN is_plain AND NOT fits THEN top END,
        (SELECT count FROM woken), more, inboxes,
        (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
-       (SELECT running FROM start), {has_total}, false, is_plain
+       (SELECT running FROM start), {has_total}, false, false, false, is_plain
 FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
      (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
       FROM touched) AS d (rows, inboxes)
 """,
-    (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", "boolean", "boolean", "boolean"),
+    (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", *("boolean",) * 5),
     start=START,
     is_plain=IS_PLAIN,
     route=ROUTE,

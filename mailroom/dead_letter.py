@@ -15,7 +15,7 @@ from mailroom import codec, locks
 from mailroom.answer import ASKS, Undone, answering_undone
 from mailroom.audit import auditing, check_actor
 from mailroom.clock import LOCK, raising_ceiling
-from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, UnknownInbox
+from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.executable import NAMES, unwired
 from mailroom.message import MESSAGE, parsed
 from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
@@ -133,6 +133,7 @@ INSERT INTO {schema}.outbox ({message}) SELECT {message} FROM gone ORDER BY id
 """,
     message=MESSAGE,
 )
+WAITS = Sql("SELECT EXISTS (SELECT FROM {schema}.fan_out)", columns=("boolean",))
 # A crash may have set the sequence back, and no clock may be used twice. A dispatcher does the same after connecting.
 BASE = Sql(
     "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)
@@ -397,6 +398,12 @@ class _Operations:
         """Take the dispatch lock, and return the clock behind which there is room for so many."""
         # In a statement of its own: the next one must see everything that the previous deliverer committed.
         yield LOCK.at(schema=self.schema)()
+        [(waits,)] = yield WAITS.at(schema=self.schema)()
+        if waits:
+            raise MailroomError(
+                "Messages are being delivered to many inboxes, and what is requeued must come after them. Try again "
+                "in a moment, while a dispatcher runs (mailroom dispatcher run)."
+            )
         [(base,)] = yield BASE.at(schema=self.schema)()
         yield from raising_ceiling(self.schema, base + clocks)
         return int(base)

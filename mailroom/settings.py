@@ -14,6 +14,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session.connect_times import USUAL_S, ConnectTimes
 from mailroom.session.pooler import AsyncPooledConnection, PooledConnection, refuses_options
 from mailroom.session.service_file import service_entry
+from mailroom.sql.sqlstate import Meaning, meaning_of_code
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -187,8 +188,24 @@ async def _pooled_async(text: str, role: str, settings: Mapping[str, str]) -> ps
     return connection
 
 
+def refusal(error: BaseException) -> str | None:
+    """Return what the server refused for want of resources, or by an error of its own, and its hint; None for others.
+
+    The server's text is repeated: of these kinds none has anything of a message in it.
+    """
+    if not isinstance(error, psycopg.Error) or meaning_of_code(error.sqlstate or "") is not Meaning.SERVER:
+        return None
+    hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""
+    return f"The server refused: {error.diag.message_primary} ({error.sqlstate}).{hint}"
+
+
 def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:
-    """Return an error that says in one line why the connection failed and what to check."""
+    """Return an error that says in one line why the connection failed and what to check.
+
+    One that the server raised in a session that goes on, such as for want of memory, says that instead.
+    """
+    if (refused := refusal(error)) is not None:
+        return ConnectionFailed(refused)
     reason = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
     if "session is read-only" in reason:
         check = "It is a standby or read-only: name the primary. To read only, add target_session_attrs=any."

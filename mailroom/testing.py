@@ -13,6 +13,7 @@ from uuid import UUID
 
 from dispatcher.deliver import Delivery, delivering, releasing
 from dispatcher.executor.execute import executing
+from dispatcher.fan_out import fanning_out
 from dispatcher.links.bounds import Position, bounding, reading_position
 from dispatcher.links.fetch import Batch, fetching
 from dispatcher.links.receive import receiving
@@ -282,7 +283,7 @@ def delivering_all(schema: str, now: datetime | None) -> Operation[int]:
     yield IN_TRANSACTION
     yield from releasing(schema, now=now)
     taken = 0
-    while (delivery := (yield from delivering_once(schema, now))).taken or delivery.ceiling is not None:
+    while (delivery := (yield from delivering_once(schema, now))).taken or delivery.ceiling or delivery.waits:
         taken += delivery.taken
     return taken
 
@@ -292,6 +293,9 @@ def delivering_once(schema: str, now: datetime | None) -> Operation[Delivery]:
     delivery = yield from delivering(schema, rows=1_000, max_bytes=2**24, now=now)
     if delivery.ceiling is not None:
         yield from raising_ceiling(schema, delivery.ceiling)
+    if delivery.waits:
+        while (yield from fanning_out(schema)).more:
+            pass
     return delivery
 
 

@@ -55,7 +55,8 @@ HAS_JOINED = """(greatest(s.since, o.shown) <= {received} OR NOT EXISTS (
 
 # Inboxes without origins are raised only if they got something: else each delivery would write a row for each of them.
 # A node that has lost history stamps again what other nodes may have, and there it has another place. So none rises
-# until somebody says that the order goes on.
+# until somebody says that the order goes on. Nor while messages wait to be fanned out, which have their clocks already;
+# after them all rise (`dispatcher.fan_out`).
 RAISE = Sql(
     """
 WITH {total},
@@ -65,7 +66,8 @@ bound AS MATERIALIZED (
                                    WHEN %(touched)s::text[] IS NULL OR t.inbox = ANY (%(touched)s::text[])
                                    THEN (SELECT last_value FROM {schema}.clock) END AS clock
     FROM total AS t LEFT JOIN shown AS s ON s.inbox = t.inbox
-    WHERE (SELECT incarnation <= resumed FROM {schema}.node) GROUP BY t.inbox, t.stable),
+    WHERE (SELECT incarnation <= resumed FROM {schema}.node) AND NOT EXISTS (SELECT FROM {schema}.fan_out)
+    GROUP BY t.inbox, t.stable),
 raised AS (
     INSERT INTO {schema}.stable (inbox, clock) SELECT inbox, clock FROM bound WHERE clock > stable RETURNING inbox),
 touched AS MATERIALIZED (SELECT to_regclass('{schema}.inbox_' || inbox) AS partition FROM raised)

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.links.bounds import Position
 from dispatcher.links.fetch import Batch
+from dispatcher.partitions import PARTITIONS
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.links.wire import MARK, MAX_SENT_CLOCK, READ, SPREAD
@@ -89,6 +90,7 @@ numbered AS MATERIALIZED (
           WINDOW received AS (ORDER BY nth ROWS UNBOUNDED PRECEDING)) AS n),
 stamp AS MATERIALIZED (
     SELECT top, CASE WHEN NOT EXISTS (SELECT FROM source) THEN 'closed'
+                     WHEN EXISTS (SELECT FROM {schema}.fan_out) THEN 'waits'
                      WHEN (SELECT (last, last_id, stamped_at) FROM newest) IS DISTINCT FROM
                           (SELECT (%(at_seq)s::bigint, %(at_id)s::uuid, %(at_time)s::timestamptz)
                            WHERE %(at_seq)s::bigint > 0) THEN 'elsewhere'
@@ -119,11 +121,27 @@ stamped AS MATERIALIZED (
                  coalesce(sent_clock > {total_since}, false) AS is_total_wanted
           FROM {rows} AS n LEFT JOIN reach USING (topic)
           WHERE (SELECT outcome = 'taken' FROM stamp)) AS w),
+width AS MATERIALIZED (
+    SELECT CASE WHEN (SELECT count(*) FROM {schema}.inbox_registry) > {partitions}
+                THEN (SELECT pg_catalog.count(DISTINCT inbox) FROM route
+                      WHERE topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')) > {partitions}
+                ELSE false END AS is_wide),
+fanned AS (
+    INSERT INTO {schema}.fan_out (clock, sent_clock, origin, {message})
+    SELECT clock, sent_clock, (SELECT id FROM source), {message} FROM stamped
+    WHERE outcome = 'delivered' AND NOT is_expired AND (SELECT is_wide FROM width) ORDER BY nth
+    RETURNING 1),
+fanned_way AS (
+    INSERT INTO {schema}.fan_out_way (inbox, topic, messages_after, events_after, others_after)
+    SELECT inbox, topic, since, since, named FROM route
+    WHERE NOT is_total AND (SELECT is_wide FROM width)
+      AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
+    ORDER BY inbox, topic),
 delivered AS (
     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
     SELECT r.inbox, clock, sent_clock, (SELECT id FROM source), {message}
     FROM stamped JOIN {way} AS r USING (topic)
-    WHERE {gets} AND (is_total OR NOT is_expired) AND sent_clock > stable
+    WHERE {gets} AND (is_total OR NOT (is_expired OR (SELECT is_wide FROM width))) AND sent_clock > stable
     ORDER BY r.inbox, key, clock
     RETURNING inbox),
 late AS (
@@ -160,13 +178,14 @@ woken AS MATERIALIZED (
 SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), expired, unrouted,
        dead + (SELECT count(*) FROM late), known, setval('{schema}.clock'::regclass, clock),
        CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT count FROM woken),
-       (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched), EXISTS (SELECT FROM total),
+       (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched), EXISTS (SELECT FROM fanned),
+       EXISTS (SELECT FROM total),
        (SELECT last FROM received), (SELECT last_id FROM received), (SELECT stamped_at FROM received),
        (SELECT sent_clock FROM received)
 FROM stamp, outcomes
 """,
     columns=(
-        *("text", *("bigint",) * 11, "text[]", "boolean"),
+        *("text", *("bigint",) * 11, "text[]", "boolean", "boolean"),
         *("bigint", "uuid", "timestamptz", "bigint"),
     ),
     rows=ROWS,
@@ -191,9 +210,10 @@ FROM stamp, outcomes
     partition_channel=PARTITION_CHANNEL,
     asleep_lock=locks.ASLEEP,
     partition_key=PARTITION_KEY,
+    partitions=PARTITIONS,
 )
 
-Outcome: TypeAlias = Literal["taken", "elsewhere", "closed", "hole", "clock", "ceiling"]
+Outcome: TypeAlias = Literal["taken", "elsewhere", "closed", "waits", "hole", "clock", "ceiling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +222,13 @@ class Reception:
 
     `elsewhere`: the newest receipt is not the position given; read it again. `closed`: the origin is stopped, excluded
     or gone. `hole`: the rows do not run on from the position. `clock`: the first row's sent_clock is above what any
-    node takes. `ceiling`: this node's clock must first have the ceiling `ceiling`.
+    node takes. `ceiling`: this node's clock must first have the ceiling `ceiling`. `waits`: what a batch before has
+    left must first be fanned out (`dispatcher.fan_out`).
 
     `rows` counts what was taken, `marks` among them; `delivered` the copies in inboxes; `known` what had been received
     from a history that its node lost. `position` is the new one. `inboxes` got something. `barred` is the number, in
-    the batch, of the first row with a reason that a total inbox wants: then this must not be committed.
+    the batch, of the first row with a reason that a total inbox wants: then this must not be committed. If it
+    `waits`, messages of it are to be fanned out.
     """
 
     outcome: Outcome
@@ -222,6 +244,7 @@ class Reception:
     barred: int | None
     woken: int
     inboxes: list[str] = field(default_factory=list)
+    waits: bool = False
     position: Position | None = None
 
 
@@ -234,10 +257,12 @@ def receiving(
     most: int | None = None,
     reasons: Sequence[str | None] = (),
     now: datetime | None = None,
+    partitions: int | None = None,
 ) -> Operation[Reception]:
     """Receive a batch that begins right behind `position`; of it at most `most` rows.
 
-    Rows that have one of `reasons`, by their number in the batch, go to `dead_letter`.
+    Rows that have one of `reasons`, by their number in the batch, go to `dead_letter`. What is for more inboxes than so
+    many `partitions` (None: what the server has room for) is to be fanned out; total inboxes have got theirs.
     """
     yield LOCK.at(schema=schema)()
     [(*counts, has_total, last, last_id, stamped_at, sent_clock)] = yield RECEIVE.at(schema=schema)(
@@ -250,8 +275,9 @@ def receiving(
         most=most,
         reasons=list(reasons),
         now=now,
+        partitions=partitions,
     )
     if has_total and last is not None:
-        yield from raising_stable(schema, counts[-1])
+        yield from raising_stable(schema, counts[-2])
     received = None if last is None else Position(last, last_id, stamped_at, sent_clock)
     return Reception(*[*counts, received])

@@ -3,10 +3,12 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import psycopg
 
+from dispatcher.fan_out import fan_out
 from dispatcher.links.bounds import Position
 from dispatcher.links.fetch import Batch
 from dispatcher.links.receive import Reception, receiving
@@ -37,12 +39,14 @@ class _Barred(Exception):  # no error: it goes no further than the transaction
 class Receiver:
     """Receives over an autocommit connection of its own, with `receive.SESSION`; one transaction per batch.
 
-    All origins share it, one batch after another.
+    All origins share it, one batch after another. A transaction meets at most so many `partitions`, None for what the
+    server has room for.
     """
 
-    def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection, schema: str, *, partitions: int | None = None) -> None:
         self._connection = connection
         self._schema = schema
+        self._partitions = partitions
         self._recovered = False
 
     async def receive(self, origin: int, batch: Batch, position: Position, *, now: datetime | None = None) -> Reception:
@@ -61,7 +65,16 @@ class Receiver:
             try:
                 reception = await self._transaction(
                     _unless_barred(
-                        receiving(self._schema, origin, batch, position, most=most, reasons=reasons, now=now)
+                        receiving(
+                            self._schema,
+                            origin,
+                            batch,
+                            position,
+                            most=most,
+                            reasons=reasons,
+                            now=now,
+                            partitions=self._partitions,
+                        )
                     )
                 )
             except _Barred as barred:
@@ -92,8 +105,17 @@ class Receiver:
                     raise LinkStopped(f"Rows behind {position.seq} are missing at the source.")
                 if reception.outcome == "clock":
                     raise LinkStopped(_too_high(position.seq + 1))
+                if reception.outcome == "waits":
+                    await fan_out(self._connection, self._schema, self._partitions)
+                    continue
                 self._tell(reasons[: reception.rows])
-                return reception
+                if not reception.waits:
+                    return reception
+                done = await fan_out(self._connection, self._schema, self._partitions)
+                return replace(
+                    reception, delivered=reception.delivered + done.copies, dead=reception.dead + done.dead,
+                    woken=reception.woken + done.woken, inboxes=[*reception.inboxes, *done.inboxes],
+                )  # fmt: skip
 
     def _tell(self, reasons: Sequence[str | None]) -> None:
         for reason, count in Counter(filter(None, reasons)).items():

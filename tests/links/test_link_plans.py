@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.deliver import DELIVER_LINKED
+from dispatcher.deliver import DELIVER_FULL
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.links.bounds import BOUNDS, POSITION, Position
 from dispatcher.links.fetch import FETCH
@@ -116,7 +116,7 @@ def plans(pair: Linked, here: Position) -> dict[str, list[dict[str, Any]]]:
     source.connection.execute("SELECT setval('mailroom.clock', %s)", [to])
     source.send("order.paid")
     found = {
-        "deliver": explained(source, DELIVER_LINKED, DELIVERY, start=0, gaps="{}", writers="{}", rows=10, bytes=2**20),
+        "deliver": explained(source, DELIVER_FULL, DELIVERY, start=0, gaps="{}", writers="{}", rows=10, bytes=2**20),
         "bounds": explained(source, BOUNDS, DELIVERY, link=pair.link, rows=10_000, bytes=2**25, **witness),
         "fetch": explained(source, FETCH, DELIVERY, link=pair.link, after=here.seq, to=to),
         "ask": explained(source, ASK, DELIVERY, link=pair.link, run=pair.run, clock=to + 1),

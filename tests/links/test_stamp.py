@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dispatcher import deliverer
-from dispatcher.deliver import DELIVER_LINKED, SESSION, Delivery, delivering
+from dispatcher.deliver import DELIVER_FULL, SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from mailroom import locks, testing
 from mailroom.message import MESSAGE
@@ -357,7 +357,7 @@ def test_delivery_beside_a_link_that_wants_nothing_reads_no_message_for_it(node:
     for nth in range(30):
         node.send("order.paid", key=str(nth))
     node.connection.execute("ANALYZE")
-    plan = explained(node.connection, DELIVER_LINKED)
+    plan = explained(node.connection, DELIVER_FULL)
     assert scans(plan, "linked_topic", "taken") == [0]
     assert scans(plan, "ends", "stamped") == [0]
     assert scans(plan, "carried", "stamped") == [0]
@@ -373,7 +373,7 @@ def test_delivery_joins_topics_with_links_and_not_messages_with_links(node: Node
         link(node, f"link_{nth}", "order.paid", f"order.{nth}", "invoice.#")
     for nth in range(30):
         node.send("order.paid", key=str(nth))
-    plan = explained(node.connection, DELIVER_LINKED)
+    plan = explained(node.connection, DELIVER_FULL)
     [unnested] = [each for each in below(plan, "carried") if each["Node Type"] == "ProjectSet"]
     assert unnested["Actual Rows"] == 30 * 20
     joins = [each for cte in ("ends", "carried") for each in below(plan, cte) if "Join" in each["Node Type"]]
@@ -398,7 +398,7 @@ def test_last_seq_is_found_by_an_index_beside_100_000_dead_rows(node: Node, conn
     node.connection.execute("SELECT setval('mailroom.clock', 100000)")
     for _ in range(2):
         node.send("order.paid")
-    plan = explained(node.connection, DELIVER_LINKED)
+    plan = explained(node.connection, DELIVER_FULL)
     [probe] = [each for each in below(plan, "ends") if each.get("Relation Name") == "transit"]
     assert (probe["Index Name"], probe["Scan Direction"]) == ("transit_pkey", "Backward")
     assert (probe["Actual Loops"], probe["Actual Rows"]) == (2, 1)

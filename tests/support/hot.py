@@ -7,7 +7,7 @@ from typing import Any
 import click
 import psycopg
 
-from dispatcher.deliver import DELIVER, DELIVER_LINKED, LOOK
+from dispatcher.deliver import DELIVER, DELIVER_FULL, LOOK
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.executor.take import NEXT
 from dispatcher.plain import DELIVER_PLAIN
@@ -32,7 +32,7 @@ HOT = {
     "insert": Hot(INSERT, {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())}),
     "deliver-plain": Hot(DELIVER_PLAIN, session=DELIVERY),
     "deliver": Hot(DELIVER, session=DELIVERY),
-    "deliver-with-links": Hot(DELIVER_LINKED, session=DELIVERY),
+    "deliver-with-links": Hot(DELIVER_FULL, session=DELIVERY),
     "look": Hot(LOOK, session=DELIVERY),
     "reap-key": Hot(REAP_KEY, session=PINNED),
     "reap-key-again": Hot(HAS_MORE, session=PINNED),

@@ -53,9 +53,9 @@ def _receipt_not_compared() -> None:
 
 @_mutant("what leaves the node can be seen before it is durable", "COMMIT", way=OWN_SERVER)
 def _stamp_committed_asynchronously() -> None:
-    from dispatcher.deliver import DELIVER_LINKED
+    from dispatcher.deliver import DELIVER_FULL
 
-    _rewrite(DELIVER_LINKED, "set_config('synchronous_commit', 'on', true)", "''")
+    _rewrite(DELIVER_FULL, "set_config('synchronous_commit', 'on', true)", "''")
 
 
 @_mutant(
@@ -80,9 +80,9 @@ def _numbered_without_sent_clock() -> None:
 
 @_mutant("seq does not follow the clock")
 def _seq_by_key() -> None:
-    from dispatcher.deliver import DELIVER_LINKED
+    from dispatcher.deliver import DELIVER_FULL
 
-    _rewrite(DELIVER_LINKED, "PARTITION BY link ORDER BY clock", "PARTITION BY link ORDER BY key, clock DESC")
+    _rewrite(DELIVER_FULL, "PARTITION BY link ORDER BY clock", "PARTITION BY link ORDER BY key, clock DESC")
 
 
 @_mutant("a total inbox is given out up to the highest clock that an origin has shown, not the lowest")

@@ -32,7 +32,7 @@ WAYS = {
 }
 # Half of the statements that are struck are of these, by which messages and promises go from node to node.
 CENTRAL = (
-    "dispatcher.deliver.DELIVER_LINKED", "dispatcher.deliver.LOCK", "dispatcher.links.acknowledge.ACKNOWLEDGE",
+    "dispatcher.deliver.DELIVER_FULL", "dispatcher.deliver.LOCK", "dispatcher.links.acknowledge.ACKNOWLEDGE",
     "dispatcher.links.acknowledge.FLUSH", "dispatcher.links.bounds.BOUNDS", "dispatcher.links.fetch.FETCH_UNDECODED",
     "dispatcher.links.receive.RECEIVE", "dispatcher.links.trim.TRIM", "mailroom.clock.CEILING",
     "mailroom.links.marks.MARK", "mailroom.total.RAISE",

@@ -1,0 +1,264 @@
+"""Fan out: what is for more inboxes than one transaction may meet gets into all of them, in order and exactly once."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from dispatcher import drain
+from dispatcher.deliver import delivering
+from dispatcher.deliverer import Deliverer
+from dispatcher.fan_out import fanning_out, finding_refused_copies
+from dispatcher.janitor import raising_floor
+from inbox import Inbox
+from mailroom.dead_letter import DeadLetters
+from mailroom.embedded import Server
+from mailroom.errors import MailroomError
+from mailroom.schema import create_inbox, migrate
+from mailroom.sql.runner import run
+from mailroom.testing import deliver
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+
+FEW = 3
+NAMES = [f"i{nth:02}" for nth in range(10)]
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    """Ten inboxes on `news`, of which three fit into a transaction; the last of them is in total order."""
+    node = Node(dsn, connect(autocommit=True))
+    node.allow_clocks()
+    for name in NAMES:
+        node.inbox(name, "news", order="total" if name == NAMES[-1] else "key")
+    node.inbox("alone")
+    return node
+
+
+def take(node: Node, rows: int = 10_000) -> Any:
+    """Deliver once, and fan out nothing."""
+    with node.connection.transaction():
+        return run(node.connection, delivering(SCHEMA, rows=rows, max_bytes=2**25, partitions=FEW))
+
+
+def step(node: Node) -> Any:
+    with node.connection.transaction():
+        return run(node.connection, fanning_out(SCHEMA, partitions=FEW))
+
+
+async def drain_few(node: Node) -> Deliverer:
+    async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
+        deliverer = Deliverer(connection, SCHEMA, partitions=FEW)
+        await deliverer.drain()
+        return deliverer
+
+
+def has(node: Node, name: str) -> list[int]:
+    return [value for (value,) in node.rows(f"SELECT clock FROM mailroom.inbox_{name} ORDER BY clock")]
+
+
+def waits(node: Node) -> tuple[int, int]:
+    [row] = node.rows("SELECT (SELECT count(*) FROM mailroom.fan_out), (SELECT count(*) FROM mailroom.fan_out_way)")
+    return row[0], row[1]
+
+
+def test_delivery_to_many_inboxes_stamps_and_the_next_transactions_fan_out(node: Node) -> None:
+    for nth in range(4):
+        node.send("news", nth, key="k")
+    delivery = take(node)
+    assert (delivery.taken, delivery.delivered, delivery.waits, delivery.has_many) == (4, 0, True, True)
+    assert waits(node) == (4, 10)
+    assert node.rows("SELECT FROM mailroom.outbox") == []
+    done = [step(node) for _ in range(4)]
+    assert [(each.more, each.copies, each.inboxes) for each in done] == [
+        (True, 12, done[0].inboxes), (True, 12, done[1].inboxes), (True, 12, done[2].inboxes), (False, 4, [NAMES[-1]]),
+    ]  # fmt: skip
+    assert sorted(name for each in done for name in each.inboxes) == NAMES
+    assert waits(node) == (0, 0)
+    clocks = has(node, NAMES[0])
+    assert len(clocks) == 4
+    assert {name: has(node, name) for name in NAMES} == dict.fromkeys(NAMES, clocks)
+
+
+def test_nothing_else_is_delivered_before(node: Node) -> None:
+    node.send("news", key="k")
+    take(node)
+    step(node)
+    node.send("alone", key="k")
+    node.send("news", key="k")
+    delivery = take(node)
+    assert (delivery.taken, delivery.waits) == (0, True)
+    assert [has(node, name) != [] for name in NAMES] == [True] * 3 + [False] * 7
+    asyncio.run(drain_few(node))
+    assert {len(has(node, name)) for name in NAMES} == {2}
+    assert len(has(node, "alone")) == 1
+    assert has(node, NAMES[0]) == has(node, NAMES[-1])
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_whoever_goes_on_after_a_crash_does_the_rest_once(node: Node, steps: int) -> None:
+    """A crash between two transactions leaves what this leaves."""
+    for _ in range(3):
+        node.send("news", key="k")
+    take(node)
+    for _ in range(steps):
+        step(node)
+    assert node.drain().delivered == 3 * max(0, 10 - FEW * steps)
+    assert waits(node) == (0, 0)
+    clocks = has(node, NAMES[0])
+    assert len(clocks) == 3
+    assert {name: has(node, name) for name in NAMES} == dict.fromkeys(NAMES, clocks)
+
+
+@pytest.mark.parametrize("what", ["stamping", "first step", "last step"])
+def test_transaction_that_is_cut_off_leaves_everything_as_it_was(node: Node, connect: Connect, what: str) -> None:
+    node.send("news", key="k")
+    operation: Callable[[], Any] = lambda: fanning_out(SCHEMA, partitions=FEW)  # noqa: E731
+    if what == "stamping":
+        operation = lambda: delivering(SCHEMA, rows=10, max_bytes=2**20, partitions=FEW)  # noqa: E731
+    else:
+        take(node)
+        for _ in range(3 if what == "last step" else 0):
+            step(node)
+    before = (waits(node), len(node.rows("SELECT FROM mailroom.inbox")), len(node.rows("SELECT FROM mailroom.outbox")))
+    cut_off = connect()
+    run(cut_off, operation())
+    node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [cut_off.info.backend_pid])
+    after = (waits(node), len(node.rows("SELECT FROM mailroom.inbox")), len(node.rows("SELECT FROM mailroom.outbox")))
+    assert after == before
+    node.drain()
+    assert {len(has(node, name)) for name in NAMES} == {1}
+
+
+def test_kinds_go_where_they_go_otherwise(node: Node) -> None:
+    with node.connection.transaction():
+        create_inbox(node.connection, "pattern", "*")
+    # A pattern gets no commands, an inbox of the topic's own name no events.
+    node.inbox("news")
+    for kind in "ME":
+        node.send("news", kind, key=kind, kind=kind)
+    asyncio.run(drain_few(node))
+    found = {name: [key for (key,) in node.rows(f"SELECT key FROM mailroom.inbox_{name} ORDER BY clock")]
+             for name in ("pattern", "news", NAMES[0])}  # fmt: skip
+    assert found == {"pattern": ["M", "E"], "news": ["M"], NAMES[0]: ["M", "E"]}
+
+
+def test_message_for_few_inboxes_is_delivered_at_once_beside_many(node: Node) -> None:
+    node.send("alone", key="k")
+    delivery = take(node)
+    assert (delivery.taken, delivery.delivered, delivery.waits) == (1, 1, False)
+
+
+def test_batch_of_messages_for_one_inbox_each_is_fanned_out_too(node: Node) -> None:
+    for name in NAMES:
+        node.send(name, key="k")
+    assert take(node).waits
+    node.drain()
+    assert {len(has(node, name)) for name in NAMES} == {1}
+
+
+def test_total_inbox_gives_nothing_out_before_the_last_step(node: Node, connect: Connect) -> None:
+    node.send("news", key="k")
+    take(node)
+    for _ in range(3):
+        step(node)
+        assert Inbox(NAMES[-1]).reap_any(connect()) == []
+        assert node.rows("SELECT FROM mailroom.stable") == []
+    step(node)
+    assert len(Inbox(NAMES[-1]).reap_any(connect())) == 1
+
+
+def test_floor_of_an_empty_inbox_stays_below_what_is_to_come(node: Node, connect: Connect) -> None:
+    node.send("news", key="k")
+    take(node)
+    with node.connection.transaction():
+        run(node.connection, raising_floor(SCHEMA, NAMES[5]))
+    node.drain()
+    assert len(Inbox(NAMES[5]).reap_any(connect())) == 1
+
+
+def test_requeue_waits_for_its_turn(node: Node) -> None:
+    node.send("nobody", key="k")
+    node.drain()
+    node.send("news", key="k")
+    take(node)
+    with node.connection.transaction(), pytest.raises(MailroomError, match="Try again"):
+        run(node.connection, DeadLetters()._making_room(1))  # what places a message in an inbox
+    node.drain()
+    with node.connection.transaction():
+        run(node.connection, DeadLetters()._making_room(1))
+
+
+def test_inbox_that_is_gone_meanwhile_gets_nothing_more(node: Node) -> None:
+    node.send("news", key="k")
+    take(node)
+    node.connection.execute(
+        f"DELETE FROM mailroom.inbox_registry WHERE name = '{NAMES[4]}'; DROP TABLE mailroom.inbox_{NAMES[4]}".encode()
+    )
+    node.drain()
+    assert {len(has(node, name)) for name in NAMES if name != NAMES[4]} == {1}
+    assert waits(node) == (0, 0)
+
+
+def test_copy_that_an_inbox_refuses_is_a_dead_letter_and_the_others_go_on(node: Node) -> None:
+    refusing = NAMES[1]
+    node.connection.execute(f"ALTER TABLE mailroom.inbox_{refusing} ADD CONSTRAINT odd CHECK (key <> 'odd')".encode())
+    for key in ("a", "odd", "b"):
+        node.send("news", key=key)
+    take(node)
+    with node.connection.transaction():
+        [refused] = run(node.connection, finding_refused_copies(SCHEMA, partitions=FEW))
+    assert (refused.inbox, refused.reason) == (refusing, f"CheckViolation (23514) odd inbox_{refusing}")
+    node.drain()
+    assert {name: len(has(node, name)) for name in NAMES} == {name: 2 if name == refusing else 3 for name in NAMES}
+    assert node.rows("SELECT stage, inbox, key FROM mailroom.dead_letter") == [("deliver", refusing, "odd")]
+
+
+def test_test_kit_fans_out(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.send("news", key="k")
+    take(node)
+    node.send("alone", key="k")
+    with node.connection.transaction():
+        deliver(node.connection)
+    assert {len(has(node, name)) for name in [*NAMES, "alone"]} == {1}
+
+
+# -- On a server ------------------------------------------------------------------------------------------------------
+
+MAKE = """
+DO $$ BEGIN
+    FOR nth IN {first}..{last} LOOP
+        EXECUTE format('CREATE TABLE mailroom.inbox_n%s (LIKE mailroom.inbox INCLUDING DEFAULTS)', nth);
+        EXECUTE format('ALTER TABLE mailroom.inbox_n%s ADD CONSTRAINT key_of_n%s PRIMARY KEY (key, clock)', nth, nth);
+        EXECUTE format('CREATE INDEX clock_of_n%s ON mailroom.inbox_n%s ((clock + 0))', nth, nth);
+        EXECUTE format('ALTER TABLE mailroom.inbox ATTACH PARTITION mailroom.inbox_n%s FOR VALUES IN (''n%s'')',
+                       nth, nth);
+        INSERT INTO mailroom.inbox_registry (name) VALUES (concat('n', nth));
+        INSERT INTO mailroom.subscription (topic, inbox) VALUES ('news', concat('n', nth));
+    END LOOP;
+END $$"""
+
+
+@pytest.mark.slow
+@pytest.mark.one_version
+@pytest.mark.timeout(1200)
+def test_one_event_reaches_10_000_subscribers_on_a_default_server(private_server: Server) -> None:
+    dsn = private_server.dsn("postgres")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for name in ("max_locks_per_transaction", "max_prepared_transactions", "max_connections"):
+            connection.execute(f"ALTER SYSTEM RESET {name}".encode())
+        with connection.transaction():
+            migrate(connection)
+        for first in range(0, 10_000, 250):
+            connection.execute(MAKE.format(first=first, last=first + 249).encode())
+        node = Node(dsn, connection)
+        for key in "abab":
+            node.send("news", key=key, kind="E")
+        totals = drain(dsn)
+        assert (totals.taken, totals.delivered) == (4, 40_000)
+        assert waits(node) == (0, 0)
+        for nth in (0, 5_000, 9_999):
+            rows = node.rows(f"SELECT key FROM mailroom.inbox_n{nth} ORDER BY clock")
+            assert [key for (key,) in rows] == list("abab")

@@ -1,0 +1,68 @@
+"""A server whose table of locks is full: that is what is said, and everything goes on once there is room."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from dispatcher import Dispatcher, drain
+from mailroom.embedded import Server
+from mailroom.errors import ConnectionFailed
+from mailroom.schema import create_inbox, migrate
+from tests.support.node import Node
+from tests.support.waiting import eventually_async
+from tests.support.working import WITHIN_S
+
+INBOXES = 40
+
+
+@pytest.fixture
+def node(private_server: Server) -> Iterator[Node]:
+    """Forty inboxes on `news`."""
+    dsn = private_server.dsn("postgres")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        with connection.transaction():
+            migrate(connection)
+        for nth in range(INBOXES):
+            with connection.transaction():
+                create_inbox(connection, f"i{nth}", ["news"])
+        yield Node(dsn, connection)
+
+
+@contextlib.contextmanager
+def full(node: Node, *, but: int = 40) -> Iterator[None]:
+    """Fill the server's table of locks, but for so many."""
+    with psycopg.connect(node.dsn, autocommit=True) as hoarder:
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            hoarder.execute("SELECT pg_advisory_lock(nth) FROM generate_series(1, 1000000) AS nth")
+        hoarder.execute("SELECT pg_advisory_unlock(nth) FROM generate_series(1, %s) AS nth", [but])
+        yield
+        hoarder.execute("SELECT pg_advisory_unlock_all()")
+
+
+def test_drain_says_what_the_server_lacks(node: Node) -> None:
+    node.send("news", key="k")
+    with full(node):
+        with pytest.raises(ConnectionFailed, match=r"The server refused: out of shared memory \(53200\)") as raised:
+            drain(node.dsn)
+        assert "max_locks_per_transaction" in str(raised.value)
+        assert "Cannot connect" not in str(raised.value)
+    assert drain(node.dsn).delivered == INBOXES
+
+
+async def test_dispatcher_says_what_the_server_lacks_and_goes_on(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    dispatcher = Dispatcher(node.dsn, poll_interval_s=0.2)
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        await eventually_async(lambda: dispatcher._has_begun, WITHIN_S)
+        with full(node):
+            node.connection.execute("SET mailroom.notify = off")
+            node.send("news", key="k")
+            await eventually_async(lambda: "out of shared memory (53200)" in caplog.text, WITHIN_S)
+        await eventually_async(lambda: len(node.delivered()) == INBOXES, WITHIN_S)
+    finally:
+        dispatcher.stop()
+        await asyncio.wait_for(task, WITHIN_S)
+    assert "lost the database connection (OutOfMemory)" not in caplog.text
