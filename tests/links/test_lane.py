@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -537,6 +538,21 @@ async def test_stopping_ends_while_the_source_hangs(pair: Linked, proxy: Proxy) 
         links.stop()
         await eventually_async(lambda: not pair.target.sessions())
     assert pair.target.value("SELECT until < clock_timestamp() FROM mailroom.lease WHERE role = 'links'")
+
+
+async def test_source_lost_while_the_lane_stops_is_not_said_to_be_tried_again(
+    pair: Linked, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    links = Links(pair.target.dsn, poll_interval_s=0.05)
+    async with running(links):
+        await asks(pair.source, TOPIC)
+        [reading] = [each.reading for each in links._running.values()]
+        proxy.black_hole()
+        await eventually_async(lambda: proxy.swallowed)
+        links.stop()
+        await eventually_async(lambda: reading.notes.stopping)
+        proxy.cut()
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 async def test_stopping_ends_while_the_target_hangs(pair: Linked) -> None:

@@ -1,6 +1,8 @@
 """Deaths: a message that kills its worker is counted and ended, and live workers are left alone."""
 
 import asyncio
+import contextlib
+import logging
 import subprocess
 import sys
 import threading
@@ -28,6 +30,7 @@ from tests.support.working import (
     NEVER_S,
     deliver,
     failing_keys,
+    is_asleep,
     ledger_keys,
     working,
     working_async,
@@ -392,3 +395,25 @@ def test_dead_worker_s_batch_is_taken_over_at_once(
         dying.rollback()
         left(node, "k", 1, rest={"other": 2})
         eventually(lambda: ledger_keys(node) == ["k"])
+
+
+def test_worker_that_stops_amid_a_check_for_dead_workers_says_nothing(
+    node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", 0.05)
+    amid, checked = threading.Event(), Lives.checking
+
+    def checking(lives: Lives) -> Operation[bool]:
+        if node.rows("TABLE ledger"):  # not the check before the first batch
+            amid.set()
+            with contextlib.suppress(AssertionError):  # as it must not come, this costs the time
+                eventually(lambda: lives.mine is None, timeout_s=0.5)
+        return (yield from checked(lives))
+
+    monkeypatch.setattr(Lives, "checking", checking)
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
+        eventually(lambda: is_asleep(node))
+        deliver(node, "k")
+        assert amid.wait(WITHIN_S)
+    eventually(lambda: not any("mailroom-watch" in thread.name for thread in threading.enumerate()))
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []

@@ -19,7 +19,7 @@ from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node, send
 from tests.support.proxy import proxied
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
     deliver,
@@ -584,3 +584,22 @@ def test_engine_of_a_handler_s_own_that_loses_its_connection_is_an_attempt(node:
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
     assert calls.count("bad") == 1
+
+
+def test_batch_lost_while_the_worker_stops_is_not_said_to_be_retried(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    deliver(node, "k")
+
+    def handle(message: Message, connection: Any) -> None:
+        worker.stop()
+        eventually(worker.stopping.is_set)
+        node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
+        connection.execute("SELECT 1")
+
+    worker = Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)
+    with working(worker) as thread:
+        thread.join(WITHIN_S)
+    said = [each.getMessage() for each in caplog.records if each.name == "mailroom.worker"]
+    assert not any("retrying" in each for each in said)
+    assert node.delivered("key") == [("k",)]
