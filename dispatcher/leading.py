@@ -172,10 +172,11 @@ class Leading(ABC):
         """Return whether to try again over the same session, and log it."""
         if not is_held_up(error):
             return False
-        log.warning(
-            "%s: %s was held up by a lock or cancelled (%s), trying again",
-            self.role, what, type(error).__name__,
-        )  # fmt: skip
+        if not self._stopping.is_set():
+            log.warning(
+                "%s: %s was held up by a lock or cancelled (%s), trying again",
+                self.role, what, type(error).__name__,
+            )  # fmt: skip
         return True
 
     async def _keep(self, session: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection, duty: Duty) -> None:

@@ -25,7 +25,7 @@ from benchmarks.publish import sending
 from mailroom import codec
 from mailroom.cli.root import root
 from tests.support.databases import Connect
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 pytestmark = pytest.mark.one_version
 
@@ -137,10 +137,10 @@ def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     with connect(autocommit=True) as connection, subprocess.Popen(command, stderr=subprocess.DEVNULL) as bench:
         try:
-            eventually(lambda: connection.execute(f"{sessions} AND state ~ 'transaction'").fetchone() != (0,), 60)
+            eventually(lambda: connection.execute(f"{sessions} AND state ~ 'transaction'").fetchone() != (0,))
             bench.terminate()
-            bench.wait(60)
-            eventually(lambda: connection.execute(sessions).fetchone() == (0,), 30)
+            bench.wait(WITHIN_S)
+            eventually(lambda: connection.execute(sessions).fetchone() == (0,))
         finally:
             bench.kill()
 

@@ -22,7 +22,7 @@ from outbox import AsyncOutbox, AsyncStore, Executable, Outbox, Outgoing, Store
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import Node
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, working, working_async
 
 OUTBOX, STORE = Outbox(), Store()
@@ -345,7 +345,7 @@ def test_nothing_of_a_handler_is_left_when_it_has_ended(connection: psycopg.Conn
 
 
 def test_loops_of_a_worker_carry_each_its_own_message_s(node: Node) -> None:
-    together, found = threading.Barrier(2, timeout=10), {}
+    together, found = threading.Barrier(2, timeout=WITHIN_S), {}
 
     def handle(message: Message, _connection: Any) -> None:
         with carrying(user=message.key):

@@ -22,7 +22,7 @@ from mailroom.settings import DSN_VARIABLE
 from tests.support.command import done, error_of, json_of, mailroom, process
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 
 def commands(command: click.Command = root, parent: click.Context | None = None) -> Iterator[click.Context]:
@@ -315,9 +315,9 @@ def test_ctrl_c_ends_with_130_and_one_line_and_takes_nothing(dsn: str, connect: 
     holder = connect()
     holder.execute("SELECT FROM mailroom.inbox_shipping FOR UPDATE")
     call = process("inbox", "reap", "shipping", "--key", "k", dsn=dsn)
-    eventually(lambda: node.sessions("mailroom inbox reap", "wait_event_type = 'Lock'"), timeout_s=30)
+    eventually(lambda: node.sessions("mailroom inbox reap", "wait_event_type = 'Lock'"))
     call.send_signal(signal.SIGINT)
-    _, error = call.communicate(timeout=20)
+    _, error = call.communicate(timeout=WITHIN_S)
     assert (call.returncode, error) == (130, "mailroom: interrupted\n")
     assert len(node.delivered()) == 1
 

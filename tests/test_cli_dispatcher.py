@@ -5,7 +5,7 @@ import signal
 from tests.support.command import done, json_of, mailroom, process
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 
 def node_of(dsn: str, connect: Connect) -> Node:
@@ -33,13 +33,13 @@ def test_run_delivers_leads_and_ends_on_sigterm(dsn: str, connect: Connect) -> N
     call = process("dispatcher", "run", dsn=dsn)
     try:
         node.send("orders", 1)
-        eventually(node.delivered, timeout_s=30)
-        eventually(lambda: mailroom("dispatcher", "status", dsn=dsn).exit_code == 0, timeout_s=30)
+        eventually(node.delivered)
+        eventually(lambda: mailroom("dispatcher", "status", dsn=dsn).exit_code == 0)
         assert json_of("dispatcher", "status", dsn=dsn)["leads"]
         assert f"pid {call.pid} leads" in done("status", dsn=dsn)
     finally:
         call.send_signal(signal.SIGTERM)
-        _, error = call.communicate(timeout=20)
+        _, error = call.communicate(timeout=WITHIN_S)
     assert call.returncode == 0, error
     assert "Traceback" not in error
     found = json_of("dispatcher", "status", dsn=dsn, exit_code=1)
@@ -51,6 +51,6 @@ def test_run_without_a_schema_is_told_at_once(empty_dsn: str) -> None:
     result = mailroom("dispatcher", "drain", dsn=empty_dsn)
     assert "Run: mailroom migrate" in result.stderr
     call = process("dispatcher", "run", dsn=empty_dsn)
-    _, error = call.communicate(timeout=20)
+    _, error = call.communicate(timeout=WITHIN_S)
     assert call.returncode == 1
     assert error.splitlines()[-1].startswith("mailroom: error: There is no Mailroom schema")

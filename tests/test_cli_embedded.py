@@ -20,7 +20,7 @@ from mailroom.embedded import Binaries
 from mailroom.embedded import binaries as binaries_module
 from mailroom.errors import EmbeddedServerError
 from tests.support.command import error_of, mailroom
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 Home: TypeAlias = dict[str, str]  # what names the user's server
 
@@ -204,9 +204,9 @@ def test_ctrl_c_is_psqls(home: Home) -> None:
     ran = psql(home, "-X", "-c", "SELECT pg_sleep(600)", start_new_session=True)
     sleeping = "SELECT FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND state = 'active'"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        eventually(lambda: connection.execute(sleeping).fetchall(), timeout_s=30)
+        eventually(lambda: connection.execute(sleeping).fetchall())
         os.killpg(ran.pid, signal.SIGINT)
-        _, error = ran.communicate(timeout=30)
+        _, error = ran.communicate(timeout=WITHIN_S)
     assert "canceling statement due to user request" in error
     assert ran.returncode == 1
     assert "interrupted" not in error

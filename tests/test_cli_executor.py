@@ -11,7 +11,7 @@ from outbox import Store
 from tests.support.command import done, error_of, json_of, mailroom, process
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 ME = f"{getpass.getuser()}@{platform.node()}"
 STATS = ("executor", "target", "add", "stats", "public.counters", "--key", "name", "--number", "hits")
@@ -57,15 +57,15 @@ def test_run_executes_leads_and_delivers_nothing(node: Node) -> None:
     try:
         node.send("shipping")
         increment(node, "a")
-        eventually(lambda: node.rows("SELECT number FROM mailroom.store"), timeout_s=30)
-        eventually(lambda: mailroom("executor", "status", dsn=node.dsn).exit_code == 0, timeout_s=30)
+        eventually(lambda: node.rows("SELECT number FROM mailroom.store"))
+        eventually(lambda: mailroom("executor", "status", dsn=node.dsn).exit_code == 0)
         assert json_of("executor", "status", dsn=node.dsn)["leads"]
         assert f"Executor     {platform.node()} pid {call.pid} leads" in done("status", dsn=node.dsn)
         assert json_of("dispatcher", "status", dsn=node.dsn, exit_code=1) is None
         assert node.delivered() == []
     finally:
         call.send_signal(signal.SIGTERM)
-        _, error = call.communicate(timeout=20)
+        _, error = call.communicate(timeout=WITHIN_S)
     assert call.returncode == 0, error
     assert "Traceback" not in error
     found = json_of("executor", "status", dsn=node.dsn, exit_code=1)

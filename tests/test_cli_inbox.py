@@ -14,7 +14,7 @@ import pytest
 from tests.support.command import done, error_of, json_of, mailroom, process
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 REAP = ("inbox", "reap", "shipping")
 
@@ -159,7 +159,7 @@ def test_reap_that_nobody_reads_takes_nothing(node: Node) -> None:
     os.close(reader)
     call = process(*REAP, "--any", dsn=node.dsn, stdout=writer)
     os.close(writer)
-    _, error = call.communicate(timeout=20)
+    _, error = call.communicate(timeout=WITHIN_S)
     assert call.returncode == 1
     assert error.splitlines() == ["mailroom: error: Nothing was reaped: the output could not be written (Broken pipe)."]
     assert len(node.delivered()) == 1
@@ -169,7 +169,7 @@ def test_reap_onto_a_full_disk_takes_nothing(node: Node) -> None:
     deliver(node, 1)
     with Path("/dev/full").open("w") as full:
         call = process(*REAP, "--any", dsn=node.dsn, stdout=full)
-        _, error = call.communicate(timeout=20)
+        _, error = call.communicate(timeout=WITHIN_S)
     assert call.returncode == 1
     [line] = error.splitlines()
     assert "Nothing was reaped" in line
@@ -179,7 +179,7 @@ def test_reap_onto_a_full_disk_takes_nothing(node: Node) -> None:
 def test_reap_without_stdout_takes_nothing(node: Node) -> None:
     deliver(node, 1)
     call = process(*REAP, "--any", dsn=node.dsn, preexec_fn=lambda: os.close(1))
-    _, error = call.communicate(timeout=20)
+    _, error = call.communicate(timeout=WITHIN_S)
     assert call.returncode == 1
     [line] = error.splitlines()
     assert "Nothing was reaped" in line
@@ -193,7 +193,7 @@ def test_reap_commits_after_it_has_printed(node: Node) -> None:
     assert call.stdout.read(1)
     # The pipe is full and nobody reads on, so the command stands before its commit.
     assert len(node.delivered()) == 1
-    call.communicate(timeout=20)
+    call.communicate(timeout=WITHIN_S)
     assert node.delivered() == []
 
 
@@ -214,7 +214,7 @@ def test_worker_that_cannot_be_loaded_is_told(target: str, fault: str, code: int
     (tmp_path / "broken.py").write_text("1 / 0\n")
     (tmp_path / "lacking.py").write_text("import no_such_dependency\n")
     call = process("worker", "run", target, dsn=node.dsn, cwd=tmp_path)
-    _, error = call.communicate(timeout=20)
+    _, error = call.communicate(timeout=WITHIN_S)
     [line] = error.splitlines()
     assert line.startswith("mailroom: error: ")
     assert fault in line
@@ -247,8 +247,8 @@ def test_worker_runs_on_the_database_given_until_it_is_told_to_stop(
     arguments = ("worker", "run", "service:services.worker", "--dsn", node.dsn)
     call = process(*arguments, dsn="host=nowhere.invalid", cwd=tmp_path)
     try:
-        eventually(lambda: node.rows("TABLE public.handled") == [("one",)], timeout_s=30)
+        eventually(lambda: node.rows("TABLE public.handled") == [("one",)])
     finally:
         call.send_signal(signal.SIGTERM)
-        _, error = call.communicate(timeout=20)
+        _, error = call.communicate(timeout=WITHIN_S)
     assert (call.returncode, "Traceback" in error) == (0, False)

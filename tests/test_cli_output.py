@@ -13,7 +13,7 @@ from mailroom.cli.output import facts, table
 from tests.support.command import done, process
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 
 @pytest.fixture
@@ -133,9 +133,9 @@ def test_a_long_statement_is_seen_to_go_on(node: Node, connect: Connect, argumen
     holder.execute("SELECT FROM mailroom.dead_letter, mailroom.key_state FOR UPDATE")
     call = process(*arguments, dsn=node.dsn, stdout=subprocess.PIPE, stderr=terminal.end)
     try:
-        eventually(lambda: told in terminal.shown, timeout_s=30)
+        eventually(lambda: told in terminal.shown)
         holder.rollback()
-        output, _ = call.communicate(timeout=30)
+        output, _ = call.communicate(timeout=WITHIN_S)
     finally:
         call.kill()
         terminal.close()
@@ -145,4 +145,4 @@ def test_a_long_statement_is_seen_to_go_on(node: Node, connect: Connect, argumen
 
 def test_where_nobody_looks_nothing_is_shown(node: Node) -> None:
     call = process("dead-letter", "discard", "--all", dsn=node.dsn, stdout=subprocess.PIPE)
-    assert call.communicate(timeout=30) == ("0 dead letters discarded.\n", "")
+    assert call.communicate(timeout=WITHIN_S) == ("0 dead letters discarded.\n", "")

@@ -33,12 +33,11 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import proxied
 from tests.support.standby import standby_of
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import LEDGER, ledger_keys, working, write_ledger
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 POLL_S = 0.05
-WITHIN_S = 20.0
 
 
 @pytest.fixture
@@ -203,7 +202,7 @@ async def test_listen_that_fails_leaves_polling_and_is_tried_again(
                 await eventually_async(partial(is_delivered, node, key))
             await eventually_async(lambda: warnings_of(caplog, "mailroom.session.listener"))
             broken.undo()
-            await eventually_async(lambda: listens(node), WITHIN_S)
+            await eventually_async(lambda: listens(node))
     assert "not listening, polling meanwhile (SyntaxError)" in caplog.text
 
 
@@ -241,9 +240,7 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
             network.black_hole()
             await eventually_async(lambda: network.swallowed)
             network.forward()
-            await eventually_async(
-                lambda: node.sessions("mailroom worker listener shipping") not in ([], [first]), WITHIN_S
-            )
+            await eventually_async(lambda: node.sessions("mailroom worker listener shipping") not in ([], [first]))
 
 
 async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
@@ -287,13 +284,13 @@ def test_paused_listener_is_ended_by_the_server(node: Node) -> None:
     notify = f"SELECT pg_notify({channel}, n || repeat('x', 7000)) FROM generate_series(1, 500) AS n".encode()
     with subprocess.Popen([sys.executable, "-c", LISTENER, node.dsn]) as started:
         try:
-            eventually(lambda: listens(node), WITHIN_S)
+            eventually(lambda: listens(node))
             [listener] = node.sessions("mailroom test listener")
             started.send_signal(signal.SIGSTOP)
             # Until the kernel's buffers are full and the server's process waits for its client.
             waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'ClientWrite'"
-            eventually(lambda: node.connection.execute(notify) and node.rows(waits, listener), WITHIN_S)
-            eventually(lambda: listener not in node.sessions("mailroom test listener"), WITHIN_S)
+            eventually(lambda: node.connection.execute(notify) and node.rows(waits, listener))
+            eventually(lambda: listener not in node.sessions("mailroom test listener"))
         finally:
             started.kill()
             started.wait()
@@ -347,7 +344,7 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
             tries.clear()
             await eventually_async(lambda: len(tries) > 10)
         private.send("shipping", key="k")
-        await eventually_async(lambda: is_delivered(private, "k"), WITHIN_S)
+        await eventually_async(lambda: is_delivered(private, "k"))
     # Tried again and again; said once, since no pause was as long as a second.
     assert warnings_of(caplog, "mailroom.dispatcher") == [
         "lost the database connection (ReadOnlySqlTransaction), reconnecting"
@@ -368,13 +365,13 @@ def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, 
             source = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))
             closing.callback(source.dispose)
         with working(Worker(source, "shipping", write_ledger, poll_interval_s=POLL_S)):
-            eventually(lambda: ledger_keys(private) == ["a"], WITHIN_S)
+            eventually(lambda: ledger_keys(private) == ["a"])
             [before] = private.sessions(name)
             with read_only(private):
-                eventually(lambda: before not in private.sessions(name), WITHIN_S)
+                eventually(lambda: before not in private.sessions(name))
             private.send("shipping", key="b")
             private.drain()
-            eventually(lambda: ledger_keys(private) == ["a", "b"], WITHIN_S)
+            eventually(lambda: ledger_keys(private) == ["a", "b"])
     assert private.rows("SELECT FROM mailroom.key_state") == []
 
 
@@ -409,14 +406,14 @@ async def test_dispatcher_follows_the_primary(
         both = make_conninfo(private.dsn, host="127.0.0.1,127.0.0.1", port=f"{standby.port},{primary['port']}")
         async with running(Dispatcher(both, poll_interval_s=POLL_S)):
             private.send("shipping", key="a")
-            await eventually_async(lambda: is_delivered(private, "a"), WITHIN_S)
+            await eventually_async(lambda: is_delivered(private, "a"))
             standby.await_replay(private.connection)
             await asyncio.to_thread(private_server.stop)
             await asyncio.to_thread(standby.promote)
             with psycopg.connect(standby.dsn, autocommit=True) as connection:
                 promoted = Node(standby.dsn, connection)
                 promoted.send("shipping", key="b")
-                await eventually_async(lambda: is_delivered(promoted, "b"), WITHIN_S)
+                await eventually_async(lambda: is_delivered(promoted, "b"))
                 assert [key for (key,) in promoted.delivered("key")] == ["a", "b"]
 
 
@@ -440,13 +437,13 @@ async def test_connection_that_is_given_up_while_it_is_made_is_closed_at_once() 
         port = server.sockets[0].getsockname()[1]
         dsn = f"host=127.0.0.1 port={port} sslmode=disable gssencmode=disable"
         task = asyncio.create_task(settings.connect_async(dsn, "test"))
-        await asyncio.wait_for(came.wait(), 10)
+        await asyncio.wait_for(came.wait(), WITHIN_S)
         gc.disable()
         try:
             task.cancel()
             with pytest.raises(asyncio.CancelledError) as kept:
                 await task
-            await asyncio.wait_for(closed.wait(), 10)
+            await asyncio.wait_for(closed.wait(), WITHIN_S)
         finally:
             gc.enable()
         assert kept.value is not None

@@ -87,7 +87,7 @@ def test_conformance_of_messages(dsn: str, connect: Connect) -> None:
         for value in range(10):
             coordinators[value % 2].post(connection, "U", "C", written_by_go(value))
             connection.commit()
-        eventually(lambda: len(observer.messages) >= 10, timeout_s=30)
+        eventually(lambda: len(observer.messages) >= 10)
     assert len(observer.messages) == 10
     assert {(message.type, message.event) for message in observer.messages} == {("U", "C")}
     assert sum(value["Value"] for value in observer.values) == sum(range(10))
@@ -238,7 +238,7 @@ def test_node_hears_what_was_posted_while_it_was_down(dsn: str, connect: Connect
     [again] = joined(connection, Node(id=UUID(int=2)))  # after a restart
     [observer] = observed(again)
     with working(again.worker(dsn)):
-        eventually(lambda: observer.messages, timeout_s=30)
+        eventually(lambda: observer.messages)
     assert observer.values == ["while you were down"]
 
 

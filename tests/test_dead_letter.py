@@ -25,7 +25,7 @@ from outbox import Executable, Store
 from tests.support.command import done, json_of
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, failing
-from tests.support.waiting import wait_until_blocked
+from tests.support.waiting import WITHIN_S, wait_until_blocked
 
 LETTERS = DeadLetters()
 CLOCK = "SELECT last_value FROM mailroom.clock"
@@ -195,7 +195,7 @@ def test_requeue_to_the_outbox_rings_for_the_dispatcher(node: Node, connect: Con
     listener.execute(f'LISTEN "{bell}"')
     with node.connection.transaction():
         requeue(node.connection)
-    assert [each.channel for each in listener.notifies(timeout=10, stop_after=1)] == [bell]
+    assert [each.channel for each in listener.notifies(timeout=WITHIN_S, stop_after=1)] == [bell]
 
 
 # -- Requeue into the inbox that skipped it ---------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_requeue_wakes_whoever_listens_for_the_inbox(node: Node, connect: Connec
     listener.execute(f'LISTEN "{bell}"')
     with node.connection.transaction():
         requeue(node.connection)
-    assert [each.channel for each in listener.notifies(timeout=10, stop_after=1)] == [bell]
+    assert [each.channel for each in listener.notifies(timeout=WITHIN_S, stop_after=1)] == [bell]
 
 
 def test_letter_of_an_inbox_that_is_gone_is_refused_and_the_others_may_go(node: Node) -> None:
@@ -454,7 +454,7 @@ def test_requeue_of_an_executable_rings_for_the_executor(node: Node, connect: Co
     listener.execute(f'LISTEN "{bell}"')
     with node.connection.transaction():
         requeue(node.connection)
-    assert [each.channel for each in listener.notifies(timeout=10, stop_after=1)] == [bell]
+    assert [each.channel for each in listener.notifies(timeout=WITHIN_S, stop_after=1)] == [bell]
 
 
 def test_executable_that_cannot_be_read_is_told_by_its_number_and_nothing_is_requeued(node: Node) -> None:

@@ -24,11 +24,9 @@ from mailroom.sql.runner import run
 from tests.support.databases import Connect, Databases
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import Proxy, proxied
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
-TAKE_OVER_S = 20.0
-STOP_S = 10.0
 
 
 @pytest.fixture
@@ -51,7 +49,7 @@ async def running(dispatcher: Dispatcher) -> AsyncIterator[asyncio.Task[None]]:
         yield task
     finally:
         dispatcher.stop()
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
 
 
 @contextlib.contextmanager
@@ -113,8 +111,8 @@ async def test_dispatcher_whose_session_ended_right_behind_a_command_goes_on(
         network.end_behind(command, 3, only=b"mailroom dispatcher\0")
         for key in ("a", "b", "c"):
             node.send("shipping", key=key)
-            await eventually_async(partial(is_delivered, node, key), TAKE_OVER_S)
-        await eventually_async(lambda: not network.endings, TAKE_OVER_S)
+            await eventually_async(partial(is_delivered, node, key))
+        await eventually_async(lambda: not network.endings)
     assert node.delivered("key") == [("a",), ("b",), ("c",)]
 
 
@@ -158,7 +156,7 @@ async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
         await eventually_async(lambda: network.swallowed)
         network.forward()
         node.send("shipping", key="k")
-        await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+        await eventually_async(lambda: is_delivered(node, "k"))
 
 
 async def test_scheduled_message_is_delivered_when_it_is_due(node: Node) -> None:
@@ -212,13 +210,13 @@ async def test_standby_takes_over_at_once_from_a_leader_that_stops(node: Node) -
             await eventually_async(lambda: len(node.sessions()) == 7)
             first.stop()
             node.send("shipping", key="k")
-            await eventually_async(lambda: second.totals.taken == 1 or first.totals.taken == 1, TAKE_OVER_S)
-            await eventually_async(lambda: (leader(node) or (0, 0, 0))[2] == 2, TAKE_OVER_S)
+            await eventually_async(lambda: second.totals.taken == 1 or first.totals.taken == 1)
+            await eventually_async(lambda: (leader(node) or (0, 0, 0))[2] == 2)
 
 
 async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
     with process(node.dsn) as first:
-        await eventually_async(lambda: leader(node) is not None, TAKE_OVER_S)
+        await eventually_async(lambda: leader(node) is not None)
         standby = Dispatcher(node.dsn)
         async with running(standby):
             await eventually_async(lambda: len(node.sessions()) == 12)
@@ -227,7 +225,7 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
             assert found[0] == first.pid
             first.kill()
             node.send("shipping", key="k")
-            await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+            await eventually_async(lambda: is_delivered(node, "k"))
             found = leader(node)
             assert found is not None
             assert (found[0], found[2]) == (os.getpid(), 2)
@@ -235,15 +233,15 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
 
 async def test_new_leader_ends_the_session_of_one_that_hangs(node: Node) -> None:
     with process(node.dsn) as first:
-        await eventually_async(lambda: leader(node) is not None, TAKE_OVER_S)
+        await eventually_async(lambda: leader(node) is not None)
         found = leader(node)
         assert found is not None
         _, backend, _ = found
         first.send_signal(signal.SIGSTOP)
         async with running(Dispatcher(node.dsn)):
-            await eventually_async(lambda: backend not in node.sessions(), TAKE_OVER_S)
+            await eventually_async(lambda: backend not in node.sessions())
             node.send("shipping", key="k")
-            await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+            await eventually_async(lambda: is_delivered(node, "k"))
 
 
 def test_lease_that_is_held_is_not_taken_and_keeps_its_epoch_when_renewed(node: Node) -> None:
@@ -282,7 +280,7 @@ async def test_lease_is_renewed_on_time_however_long_housekeeping_takes(
         async with running(Dispatcher(node.dsn)):
             began = node.value("SELECT clock_timestamp()")
             renewed = "SELECT until > %s + interval '10 s' FROM mailroom.lease WHERE role = 'dispatcher'"
-            await eventually_async(lambda: node.value(renewed, began), TAKE_OVER_S)
+            await eventually_async(lambda: node.value(renewed, began))
             assert node.value("SELECT epoch FROM mailroom.lease WHERE role = 'dispatcher'") == 1
 
 
@@ -353,10 +351,10 @@ async def test_error_of_any_kind_is_passing_once_it_has_begun(
         node.send("shipping", key="a")
         await eventually_async(partial(is_delivered, node, "a"))
         node.connection.execute(f"ALTER TABLE mailroom.{table} RENAME TO away".encode())
-        await eventually_async(lambda: "UndefinedTable 42P01" in caplog.text, TAKE_OVER_S)
+        await eventually_async(lambda: "UndefinedTable 42P01" in caplog.text)
         node.connection.execute(f"ALTER TABLE mailroom.away RENAME TO {table}".encode())
         node.send("shipping", key="b")
-        await eventually_async(partial(is_delivered, node, "b"), TAKE_OVER_S)
+        await eventually_async(partial(is_delivered, node, "b"))
 
 
 async def test_schema_that_is_not_the_right_one_when_it_comes_back_is_waited_for(
@@ -368,10 +366,10 @@ async def test_schema_that_is_not_the_right_one_when_it_comes_back_is_waited_for
         [(revision,)] = node.rows("SELECT version_num FROM mailroom.alembic_version")
         node.connection.execute("UPDATE mailroom.alembic_version SET version_num = '9901'")
         node.end_sessions("mailroom dispatcher")
-        await eventually_async(lambda: "is too new for this program" in caplog.text, TAKE_OVER_S)
+        await eventually_async(lambda: "is too new for this program" in caplog.text)
         node.connection.execute("UPDATE mailroom.alembic_version SET version_num = %s", [revision])
         node.send("shipping", key="b")
-        await eventually_async(partial(is_delivered, node, "b"), TAKE_OVER_S)
+        await eventually_async(partial(is_delivered, node, "b"))
 
 
 @pytest.mark.parametrize("table", ["outbox", "lease"])
@@ -392,7 +390,7 @@ async def test_dispatcher_connects_again_when_all_its_sessions_are_terminated(no
             for pid in node.sessions():
                 node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             node.send("shipping", key=key)
-            await eventually_async(partial(is_delivered, node, key), TAKE_OVER_S)
+            await eventually_async(partial(is_delivered, node, key))
 
 
 async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_has_one(node: Node) -> None:
@@ -400,7 +398,7 @@ async def test_message_sent_while_the_bell_had_no_connection_is_found_when_it_ha
         await eventually_async(lambda: is_asleep(node) and len(node.sessions()) == 4)
         node.end_sessions("mailroom dispatcher listener")
         node.send("shipping", key="k")
-        await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+        await eventually_async(lambda: is_delivered(node, "k"))
 
 
 async def test_dispatcher_comes_back_when_the_network_does(node: Node, proxy: tuple[Proxy, str]) -> None:
@@ -411,7 +409,7 @@ async def test_dispatcher_comes_back_when_the_network_does(node: Node, proxy: tu
         node.send("shipping", key="k")
         await eventually_async(lambda: not node.sessions())
         network.restore()
-        await eventually_async(lambda: is_delivered(node, "k"), TAKE_OVER_S)
+        await eventually_async(lambda: is_delivered(node, "k"))
 
 
 async def test_first_connection_that_fails_says_why_and_no_password(node: Node, proxy: tuple[Proxy, str]) -> None:
@@ -437,9 +435,9 @@ async def test_schema_that_is_not_there_is_said_at_once(empty_dsn: str) -> None:
 
 def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
     with process(node.dsn) as started:
-        eventually(lambda: leader(node), TAKE_OVER_S)
+        eventually(lambda: leader(node))
         started.send_signal(signal.SIGTERM)
-        assert started.wait(STOP_S) == 0
+        assert started.wait(WITHIN_S) == 0
         assert leader(node) is None
         assert node.rows("SELECT DISTINCT state FROM mailroom.lease") == [("stopped",)]
 
@@ -448,10 +446,10 @@ def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
 def test_sigterm_ends_it_while_the_server_is_unreachable(node: Node, proxy: tuple[Proxy, str], fault: str) -> None:
     network, dsn = proxy
     with process(dsn, poll_interval_s=0.05) as started:
-        eventually(lambda: is_asleep(node) and all_lanes_lead(node), TAKE_OVER_S)
+        eventually(lambda: is_asleep(node) and all_lanes_lead(node))
         network.black_hole() if fault == "black hole" else network.cut()
         started.send_signal(signal.SIGTERM)
-        assert started.wait(STOP_S) == 0
+        assert started.wait(WITHIN_S) == 0
 
 
 async def test_stop_while_the_first_connection_is_made_is_no_failure(node: Node, proxy: tuple[Proxy, str]) -> None:
@@ -459,16 +457,16 @@ async def test_stop_while_the_first_connection_is_made_is_no_failure(node: Node,
     network.black_hole()
     dispatcher = Dispatcher(dsn)
     task = asyncio.create_task(dispatcher.run())
-    await eventually_async(lambda: network.swallowed > 0, TAKE_OVER_S)
+    await eventually_async(lambda: network.swallowed > 0)
     dispatcher.stop()
     await asyncio.to_thread(network.cut)
-    await asyncio.wait_for(task, STOP_S)
+    await asyncio.wait_for(task, WITHIN_S)
 
 
 async def test_stop_before_run_and_twice_is_harmless(node: Node) -> None:
     dispatcher = Dispatcher(node.dsn)
     dispatcher.stop()
-    await asyncio.wait_for(dispatcher.run(), STOP_S)
+    await asyncio.wait_for(dispatcher.run(), WITHIN_S)
     dispatcher.stop()
     assert leader(node) is None
 
@@ -478,7 +476,7 @@ async def test_stop_from_another_thread_ends_it(node: Node) -> None:
     task = asyncio.create_task(dispatcher.run())
     await eventually_async(lambda: is_asleep(node))
     await asyncio.to_thread(dispatcher.stop)
-    await asyncio.wait_for(task, STOP_S)
+    await asyncio.wait_for(task, WITHIN_S)
 
 
 async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
@@ -507,7 +505,7 @@ async def test_daemon_ends_as_a_whole_when_one_lane_does(node: Node) -> None:
     assert lane is not None
     lane.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(daemon, STOP_S)
+        await asyncio.wait_for(daemon, WITHIN_S)
     await eventually_async(lambda: node.sessions("mailroom executor") == [])
 
 

@@ -44,7 +44,7 @@ from mailroom.testing import deliver
 from outbox import Outbox
 from tests.cli_reference import PAGE as CLI_PAGE
 from tests.cli_reference import reference
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 pytestmark = pytest.mark.one_version
 
@@ -163,7 +163,7 @@ class Page:
     def _when_idle(self, act: Callable[[], None]) -> None:
         try:
             with psycopg.connect(self._dsn, autocommit=True) as connection:
-                eventually(lambda: _is_idle(connection), timeout_s=30)
+                eventually(lambda: _is_idle(connection))
         finally:
             act()
 
@@ -200,11 +200,11 @@ class Page:
     def _end(self) -> None:
         if self._started:
             with psycopg.connect(self._dsn, autocommit=True) as connection:
-                eventually(lambda: _is_idle(connection) or self._fallen(), timeout_s=30)
+                eventually(lambda: _is_idle(connection) or self._fallen())
         for process in self._started:
             process.send_signal(signal.SIGTERM)
         for process in self._started:
-            output, _ = process.communicate(timeout=15)
+            output, _ = process.communicate(timeout=WITHIN_S)
             assert process.returncode == 0, f"{process.args!r}: {output}"
 
     def _fallen(self) -> list[subprocess.Popen[str]]:

@@ -20,10 +20,9 @@ from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, send
-from tests.support.waiting import eventually_async
+from tests.support.waiting import WITHIN_S, eventually_async
 
 NEVER_S = math.inf  # a poll that no test lives to see, and that no pause reaches by doubling
-SOON_S = 5.0  # for what waits for no other process
 OUTBOX = "'mailroom.outbox'::regclass"
 HOLD_AWAKE = f"SELECT pg_try_advisory_lock({locks.AWAKE}, {locks.key(OUTBOX)})"
 RELEASE = HOLD_AWAKE.replace("pg_try_advisory_lock", "pg_advisory_unlock")
@@ -60,7 +59,7 @@ def test_commit_rings_while_nobody_is_awake(node: Node, listener: psycopg.Connec
 
 def test_bell_says_nothing_of_the_message(node: Node, listener: psycopg.Connection[Any]) -> None:
     node.send("shipping", "secret")
-    assert [notify.payload for notify in listener.notifies(timeout=5, stop_after=1)] == [""]
+    assert [notify.payload for notify in listener.notifies(timeout=WITHIN_S, stop_after=1)] == [""]
 
 
 def test_commit_does_not_ring_while_a_dispatcher_is_awake(
@@ -219,7 +218,7 @@ async def test_idle_turn_lets_go_before_it_reads_the_writers_and_drains_before_i
 ) -> None:
     steps = served()
     async with steps.serving():
-        await asyncio.wait_for(steps.asleep.wait(), 10)
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
         assert steps.names == TURN
 
 
@@ -239,12 +238,12 @@ async def test_message_is_delivered_without_the_poll_wherever_its_writer_sends_a
 
         steps.act = act
         async with steps.serving():
-            await asyncio.wait_for(steps.asleep.wait(), 10)
+            await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
             for nth in range(len(steps.names), commits_at + 1):  # what is left to do while the dispatcher sleeps
                 act(nth)
             message = f"sent at {sends_at}, committed at {commits_at}, passed {steps.names}"
             with contextlib.suppress(AssertionError):
-                await eventually_async(lambda: not node.waiting(), 3)
+                await eventually_async(lambda: not node.waiting())
             assert node.waiting() == [], message
 
 
@@ -262,7 +261,7 @@ async def test_writer_that_saw_it_awake_is_waited_for_until_it_has_committed(
         await eventually_async(lambda: len(steps.names) > 40)
         assert not steps.asleep.is_set()
         writer.commit()
-        await asyncio.wait_for(steps.asleep.wait(), 10)
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
         assert node.waiting() == []
 
 
@@ -283,7 +282,7 @@ async def test_writer_that_saw_it_awake_and_prepared_is_waited_for_too(
         await eventually_async(lambda: len(steps.names) > 60)
         assert not steps.asleep.is_set()
         writer.execute("COMMIT PREPARED 'awake'")
-        await asyncio.wait_for(steps.asleep.wait(), 10)
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
         assert node.waiting() == []
 
 
@@ -335,7 +334,7 @@ async def test_dispatcher_stays_awake_while_messages_keep_coming(node: Node, ser
 
     steps.act = act
     async with steps.serving():
-        await asyncio.wait_for(steps.asleep.wait(), 10)
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
         assert steps.names.count("before _releasing") == 1
         assert node.waiting() == []
 
@@ -343,7 +342,7 @@ async def test_dispatcher_stays_awake_while_messages_keep_coming(node: Node, ser
 async def test_nothing_of_awake_is_left_when_it_sleeps(node: Node, served: Callable[[], Steps]) -> None:
     steps = served()
     async with steps.serving():
-        await asyncio.wait_for(steps.asleep.wait(), 10)
+        await asyncio.wait_for(steps.asleep.wait(), WITHIN_S)
         assert not steps.doorbell.awake
         assert node.value(HOLD_AWAKE) is True
         node.connection.execute(RELEASE.encode())
@@ -357,11 +356,11 @@ async def test_bell_rings_its_owner_for_a_scan_once_it_listens(node: Node) -> No
     listener = Listener(node.dsn, SCHEMA, "outbox", "bell")
     listening = listener.next_ring()
     task = asyncio.create_task(listener.run())
-    await asyncio.wait_for(listening.wait(), 10)
+    await asyncio.wait_for(listening.wait(), WITHIN_S)
     rung = listener.next_ring()
     node.send("shipping")
     try:
-        await asyncio.wait_for(rung.wait(), 10)
+        await asyncio.wait_for(rung.wait(), WITHIN_S)
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -380,5 +379,5 @@ async def test_whoever_is_cancelled_as_it_rings_is_cancelled(steps: int) -> None
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
-    await asyncio.wait([task], timeout=SOON_S)
+    await asyncio.wait([task], timeout=WITHIN_S)
     assert task.cancelled()

@@ -19,11 +19,9 @@ from outbox import Executable, Store
 from tests.support.databases import Connect
 from tests.support.executing import STORE, THINGS, dead_of, make_things, store_of, things_of
 from tests.support.node import Node
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
-TAKE_OVER_S = 20.0
-STOP_S = 10.0
 EXECUTOR = "mailroom executor"
 
 
@@ -39,7 +37,7 @@ async def running(lane: Lane) -> AsyncIterator[asyncio.Task[None]]:
         yield task
     finally:
         lane.stop()
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
 
 
 @contextlib.contextmanager
@@ -151,7 +149,7 @@ async def test_only_one_of_two_executors_executes_and_the_other_takes_over(node:
             await eventually_async(lambda: first.totals.taken == 3)  # counted once the COMMIT has answered
             assert second.totals.taken == 0
             first.stop()
-            await eventually_async(lambda: leaders(node) == {"executor": 2}, TAKE_OVER_S)
+            await eventually_async(lambda: leaders(node) == {"executor": 2})
             increment(node, "n")
             await eventually_async(lambda: second.totals.taken == 1)
     assert counted(node, "n") == 4
@@ -163,7 +161,7 @@ async def test_two_that_both_think_they_lead_execute_nothing_twice(node: Node) -
     first, second = (Executor(node.dsn, poll_interval_s=0.05, rows=3) for _ in range(2))
     second._lease._role = "executor too"
     async with running(first), running(second):
-        await eventually_async(lambda: first.totals.taken + second.totals.taken == 300, TAKE_OVER_S)
+        await eventually_async(lambda: first.totals.taken + second.totals.taken == 300)
     assert counted(node, "n") == 300
 
 
@@ -182,11 +180,11 @@ async def test_dispatcher_and_executor_lead_side_by_side_under_roles_of_their_ow
 async def test_executor_connects_again_when_all_its_sessions_are_terminated(node: Node) -> None:
     async with running(Executor(node.dsn, poll_interval_s=NEVER_S)):
         for nth in (1, 2):
-            await eventually_async(lambda: is_asleep(node), TAKE_OVER_S)
+            await eventually_async(lambda: is_asleep(node))
             for pid in node.sessions(EXECUTOR):
                 node.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
             increment(node, "n")
-            await eventually_async(partial(is_counted, node, "n", nth), TAKE_OVER_S)
+            await eventually_async(partial(is_counted, node, "n", nth))
 
 
 # -- Trouble ----------------------------------------------------------------------------------------------------------
@@ -243,12 +241,12 @@ async def test_function_that_runs_long_does_not_hold_up_the_end(node: Node, conn
 def test_sigterm_ends_a_daemon_with_all_lanes_and_gives_their_leases_up(node: Node) -> None:
     node.inbox("outcomes")
     with process(node.dsn) as started:
-        eventually(lambda: set(leaders(node)) == {"dispatcher", "executor", "links"}, TAKE_OVER_S)
+        eventually(lambda: set(leaders(node)) == {"dispatcher", "executor", "links"})
         with node.connection.transaction():
             STORE.increment(node.connection, "n", notify="outcomes")
         eventually(lambda: node.delivered("key") == [("n",)])
         started.send_signal(signal.SIGTERM)
-        assert started.wait(STOP_S) == 0
+        assert started.wait(WITHIN_S) == 0
     assert leaders(node) == {}
     assert node.rows("SELECT DISTINCT state FROM mailroom.lease") == [("stopped",)]
 
@@ -261,9 +259,9 @@ def test_sigterm_ends_it_while_it_waits_for_a_row(node: Node, connect: Connect) 
     other.execute("SELECT FROM app.thing FOR UPDATE")
     with process(node.dsn) as started:
         increment(node, "1", store=THINGS)
-        eventually(lambda: waits(node), TAKE_OVER_S)
+        eventually(lambda: waits(node))
         started.send_signal(signal.SIGTERM)
-        assert started.wait(STOP_S) == 0
+        assert started.wait(WITHIN_S) == 0
     other.rollback()
     execute(node.dsn)
     assert things_of(node.connection) == {1: [None, 2]}
@@ -273,4 +271,4 @@ async def test_stop_before_run_and_twice_is_harmless(node: Node) -> None:
     executor = Executor(node.dsn)
     executor.stop()
     executor.stop()
-    await asyncio.wait_for(executor.run(), STOP_S)
+    await asyncio.wait_for(executor.run(), WITHIN_S)

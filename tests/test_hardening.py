@@ -38,7 +38,7 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.hot import nodes
 from tests.support.node import Node
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger
 from tests.test_codec import supported
 from tests.test_outbox import BAD_ROWS
@@ -740,7 +740,7 @@ def test_trigger_rings_whatever_stands_first_in_the_writers_search_path(connect:
     writer.execute("SET search_path = public, pg_temp, pg_catalog")
     writer.execute("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('t', '1')")
     writer.commit()
-    assert [notification.payload for notification in listener.notifies(timeout=10, stop_after=1)] == [""]
+    assert [notification.payload for notification in listener.notifies(timeout=WITHIN_S, stop_after=1)] == [""]
 
 
 TRAPS = """

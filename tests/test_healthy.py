@@ -20,9 +20,7 @@ from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.hot import nodes
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import wait_until_blocked
-
-WITHIN_S = 20.0
+from tests.support.waiting import WITHIN_S, wait_until_blocked
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from mailroom.testing import deliver
 from outbox import Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.node import failing
-from tests.support.waiting import wait_until_blocked
+from tests.support.waiting import WITHIN_S, wait_until_blocked
 
 SHIPPING = "mailroom.inbox_shipping"
 
@@ -73,7 +73,7 @@ class Waiting:
         wait_until_blocked(observer, connection.info.backend_pid)
 
     def result(self) -> list[Message]:
-        self._thread.join(10)
+        self._thread.join(WITHIN_S)
         [messages] = self._result
         return messages
 

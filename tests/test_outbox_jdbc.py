@@ -18,7 +18,7 @@ from inbox import Inbox
 from mailroom import schema, settings
 from mailroom.testing import deliver
 from tests.support.databases import Connect
-from tests.support.waiting import wait_until_blocked
+from tests.support.waiting import WITHIN_S, wait_until_blocked
 from tests.test_sql import statements
 
 Session = psycopg.Connection[Any]
@@ -266,7 +266,7 @@ def test_row_rings_the_bell_and_is_told_to_be_silent(session: Session, connect: 
     [(channel,)] = session.execute("SELECT concat('mailroom:', 'mailroom.outbox'::regclass::oid)").fetchall()
     listener.execute(f'LISTEN "{channel}"'.encode())
     write(session, 1)
-    assert [notify.channel for notify in listener.notifies(timeout=10, stop_after=1)] == [channel]
+    assert [notify.channel for notify in listener.notifies(timeout=WITHIN_S, stop_after=1)] == [channel]
     session.execute("SET mailroom.notify = off")
     write(session, 2, message_id=uuid4())
     assert list(listener.notifies(timeout=0)) == []

@@ -27,7 +27,7 @@ from tests.interleavings.sessions import Step, interleave, orders, sessions
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, opened_async
 from tests.support.node import SCHEMA, Node, failing, send
-from tests.support.waiting import wait_until_blocked
+from tests.support.waiting import WITHIN_S, wait_until_blocked
 from tests.test_plans import generic_plan
 
 Session = psycopg.Connection[Any]
@@ -280,7 +280,7 @@ def test_replay_wakes_the_listeners_of_the_inbox(node: Node, connect: Connect) -
     park(node, "k")
     with node.connection.transaction():
         replay(node.connection, "k")
-    assert [each.channel for each in listener.notifies(timeout=10, stop_after=1)] == [bell]
+    assert [each.channel for each in listener.notifies(timeout=WITHIN_S, stop_after=1)] == [bell]
 
 
 # -- Replay beside others, step by step -------------------------------------------------------------------------------

@@ -26,12 +26,10 @@ from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     LEDGER,
     NEVER_S,
-    STOP_S,
-    WITHIN_S,
     deliver,
     ledger_keys,
     working,
@@ -195,9 +193,9 @@ def test_command_works_through_a_pooler(node: Node, pooled: str) -> None:
 def test_worker_works_through_a_pooler(node: Node, pooled: str) -> None:
     deliver(node, *"abc")
     with working(Worker(pooled, "shipping", write_ledger, poll_interval_s=POLL_S, batch=1, parallel=2)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"])
         deliver(node, "d")
-        eventually(lambda: len(ledger_keys(node)) == 4, WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 4)
         assert session_locks(node) == []
 
 
@@ -206,7 +204,7 @@ async def test_async_worker_works_through_a_pooler(node: Node, pooled: str) -> N
     async with working_async(
         AsyncWorker(pooled, "shipping", write_ledger_async, poll_interval_s=POLL_S, batch=1, parallel=2)
     ):
-        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
+        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"])
 
 
 def test_worker_on_a_pool_of_the_user_s_works_through_a_pooler(node: Node, pooled: str) -> None:
@@ -215,7 +213,7 @@ def test_worker_on_a_pool_of_the_user_s_works_through_a_pooler(node: Node, poole
         ConnectionPool(pooled, kwargs={"prepare_threshold": None}, min_size=2, open=True) as pool,
         working(Worker(pool, "shipping", write_ledger, poll_interval_s=POLL_S, parallel=2)),
     ):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"])
 
 
 async def test_async_worker_on_a_pool_of_the_user_s_works_through_a_pooler(node: Node, pooled: str) -> None:
@@ -225,7 +223,7 @@ async def test_async_worker_on_a_pool_of_the_user_s_works_through_a_pooler(node:
         pool,
         working_async(AsyncWorker(pool, "shipping", write_ledger_async, poll_interval_s=POLL_S, parallel=2)),
     ):
-        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
+        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"])
 
 
 def test_two_workers_share_a_pooler_with_two_server_connections(node: Node, pooled: str) -> None:
@@ -234,7 +232,7 @@ def test_two_workers_share_a_pooler_with_two_server_connections(node: Node, pool
     with contextlib.ExitStack() as workers:
         for _ in range(2):
             workers.enter_context(working(Worker(pooled, "shipping", write_ledger, poll_interval_s=POLL_S, batch=2)))
-        eventually(lambda: len(ledger_keys(node)) == len(keys), WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == len(keys))
     assert sorted(ledger_keys(node)) == sorted(keys)
 
 
@@ -245,7 +243,7 @@ def test_worker_does_not_wait_for_the_connection_that_its_own_batch_holds(node: 
         pgbouncer(node.dsn, server_home, pool_size=1) as url,
         working(Worker(url, "shipping", write_ledger, poll_interval_s=POLL_S, batch=1)),
     ):
-        eventually(lambda: ledger_keys(node) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a", "b", "c"])
 
 
 def test_batch_does_not_wait_for_who_looks_for_the_dead(node: Node, server_home: Path) -> None:
@@ -275,7 +273,7 @@ def test_failed_transactions_do_not_stay_in_the_pooler(node: Node, pooled: str) 
     deliver(node, *"abcd")
     node.connection.execute("UPDATE mailroom.inbox_registry SET max_attempts = 100")
     with working(Worker(pooled, "shipping", fails_at_first, poll_interval_s=POLL_S)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c", "d"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c", "d"])
     with psycopg.connect(pooled, prepare_threshold=None) as first, psycopg.connect(pooled) as second:
         # Both server connections at once, and neither is in a transaction that failed.
         assert first.execute("SELECT 1").fetchone() == second.execute("SELECT 1").fetchone() == (1,)
@@ -309,7 +307,7 @@ def test_worker_behind_a_pooler_takes_no_session_lock_and_says_how_to_be_woken(
     with working(Worker(pooled, "shipping", write_ledger, poll_interval_s=POLL_S)):
         for key in "abc":
             deliver(node, key)
-            eventually(lambda key=key: key in ledger_keys(node), WITHIN_S)  # type: ignore[misc]
+            eventually(lambda key=key: key in ledger_keys(node))  # type: ignore[misc]
             assert session_locks(node) == []
     [line] = [record.getMessage() for record in caplog.records if record.name == "mailroom.session.listener"]
     assert "listen_dsn" in line
@@ -317,9 +315,9 @@ def test_worker_behind_a_pooler_takes_no_session_lock_and_says_how_to_be_woken(
 
 def test_worker_behind_a_pooler_is_woken_over_its_listen_dsn(node: Node, pooled: str) -> None:
     with working(Worker(pooled, "shipping", write_ledger, poll_interval_s=NEVER_S, listen_dsn=node.dsn)):
-        eventually(lambda: (locks.ASLEEP,) in session_locks(node), WITHIN_S)
+        eventually(lambda: (locks.ASLEEP,) in session_locks(node))
         deliver(node, "k")
-        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"])
 
 
 # -- What needs a session of its own ----------------------------------------------------------------------------------
@@ -327,7 +325,7 @@ def test_worker_behind_a_pooler_is_woken_over_its_listen_dsn(node: Node, pooled:
 
 async def test_dispatcher_refuses_a_pooler_and_says_what_to_give(pooled: str) -> None:
     with pytest.raises(ConfigurationError, match=r"leads through a pooler.*--dsn"):
-        await asyncio.wait_for(Dispatcher(pooled).run(), STOP_S)
+        await asyncio.wait_for(Dispatcher(pooled).run(), WITHIN_S)
 
 
 def test_dispatcher_s_command_refuses_a_pooler(pooled: str) -> None:

@@ -24,8 +24,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
-from tests.support.waiting import eventually
-from tests.support.working import NEVER_S, WITHIN_S, working
+from tests.support.waiting import WITHIN_S, eventually
+from tests.support.working import NEVER_S, working
 
 REPLIES = "shop_replies"
 CANARY = "canary-51d0"
@@ -170,9 +170,9 @@ def test_two_processes_on_one_inbox_take_each_their_own(node: Node) -> None:
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(python(ASK_AT_ONCE, node.dsn, str(first))) for first in (100, 200)]
         # Nobody answers before all are asked: so both wait for their replies at the same time.
-        eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 40, WITHIN_S)
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 40)
         with answering(node):
-            said = [process.communicate(timeout=60) for process in processes]
+            said = [process.communicate(timeout=WITHIN_S) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert replies_left(node) == 0
 
@@ -187,7 +187,7 @@ def test_late_reply_stays_until_the_janitor_drops_it(node: Node) -> None:
         assert isinstance(raised.value, TimeoutError)
         assert CANARY not in str(raised.value)
         with answering(node):
-            eventually(lambda: replies_left(node) == 1, WITHIN_S)
+            eventually(lambda: replies_left(node) == 1)
             assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
         # Only now it is certain that nobody takes it: what took the other reply has seen this one, too.
         assert replies_left(node) == 1
@@ -211,12 +211,12 @@ with Requests(sys.argv[1], "{REPLIES}") as requests:
 
 def test_process_killed_while_it_waits_leaves_its_reply_and_disturbs_nobody(node: Node) -> None:
     with python(ASK, node.dsn) as asking:
-        eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 1, WITHIN_S)
+        eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 1)
         asking.send_signal(signal.SIGKILL)
         asking.wait(WITHIN_S)
     with answering(node), unasked(node) as requests:
         assert requests.ask(reserve, Reserve("cup", 7), timeout_s=WITHIN_S) == Reserved(7)
-        eventually(lambda: replies_left(node) == 1, WITHIN_S)
+        eventually(lambda: replies_left(node) == 1)
 
 
 FORK = f"""
@@ -248,7 +248,7 @@ if child == 0:
 
 def test_forked_process_is_refused_and_leaves_the_other_one_s_sessions_alone(node: Node) -> None:
     with answering(node), python(FORK, node.dsn) as process:
-        said = process.communicate(timeout=60)
+        said = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, said
 
 
@@ -268,7 +268,7 @@ def test_connection_lost_at_the_commit_shows_by_the_reply(node: Node, monkeypatc
             pending = sending(connection, *arguments, **fields)
             connection.commit()
             connection.execute("SELECT")  # so that the pool sends a COMMIT, which fails
-            node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+            node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
             return pending
 
         monkeypatch.setattr(requests, "send", committed_and_lost)

@@ -21,7 +21,7 @@ from mailroom.sql.operation import Execute, Operation, Row, Sql
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import eventually_async, wait_until_blocked
+from tests.support.waiting import WITHIN_S, eventually_async, wait_until_blocked
 from tests.support.working import is_asleep, working_async
 from tests.test_plans import generic_plan
 
@@ -176,7 +176,7 @@ async def test_bell_that_rings_during_the_last_drain_is_heard(node: Node) -> Non
     listener = Listener(node.dsn, SCHEMA, "outbox", "bell")
     listening = asyncio.create_task(listener.run())
     try:
-        await asyncio.wait_for(listener.next_ring().wait(), 10)
+        await asyncio.wait_for(listener.next_ring().wait(), WITHIN_S)
         async with await psycopg.AsyncConnection.connect(node.dsn, autocommit=True) as connection:
             deliverer = Deliverer(connection, SCHEMA)
             doorbell = Doorbell(connection, SCHEMA, "outbox", listener, NEVER_S)
@@ -192,7 +192,7 @@ async def test_bell_that_rings_during_the_last_drain_is_heard(node: Node) -> Non
                     await eventually_async(rings.is_set)
                 return taken
 
-            await asyncio.wait_for(doorbell.serve(drain, lambda: True), 10)
+            await asyncio.wait_for(doorbell.serve(drain, lambda: True), WITHIN_S)
             await drain()
             assert node.waiting() == []
     finally:
@@ -229,6 +229,6 @@ async def test_worker_that_lies_down_again_misses_no_delivery(node: Node, monkey
     monkeypatch.setattr(loop, "heard", heard)
     monkeypatch.setattr(wakeup, "HEARTBEAT_S", 0.01)
     async with working_async(Watched(node.dsn, "shipping", handle, batch=1, poll_interval_s=NEVER_S)):
-        await asyncio.wait_for(waits.wait(), 10)
+        await asyncio.wait_for(waits.wait(), WITHIN_S)
         deliver(node, "first", "next")
         await eventually_async(lambda: handled == ["first", "next", "second"])

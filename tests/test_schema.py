@@ -26,7 +26,7 @@ from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, Not
 from mailroom.testing import deliver
 from outbox import Outbox
 from tests.support.databases import Connect
-from tests.support.waiting import wait_until_blocked
+from tests.support.waiting import WITHIN_S, wait_until_blocked
 
 ROOT = Path(__file__).parents[1]
 
@@ -157,10 +157,10 @@ def test_message_committed_while_going_down_waits_is_not_lost(dsn: str, connect:
     started = threading.Event()
     thread = threading.Thread(target=go_down)
     thread.start()
-    started.wait(10)
+    started.wait(WITHIN_S)
     wait_until_blocked(observer, pids[0])
     writer.commit()
-    thread.join(10)
+    thread.join(WITHIN_S)
     assert len(failed) == 1
     assert observer.execute("SELECT count(*) FROM mailroom.outbox").fetchone() == (1,)
 
@@ -216,9 +216,9 @@ def waits_for_another(dsn: str, connect: Connect, change: Callable[[sa.Connectio
         change(first)
         thread = threading.Thread(target=second)
         thread.start()
-        started.wait(10)
+        started.wait(WITHIN_S)
         wait_until_blocked(connect(), pids[0])
-    thread.join(10)
+    thread.join(WITHIN_S)
     assert errors == []
 
 

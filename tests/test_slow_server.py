@@ -34,7 +34,7 @@ from outbox import Store
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import proxied
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     LEDGER,
     NEVER_S,
@@ -46,7 +46,6 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-WITHIN_S = 30.0
 MANY, FEW = 1_000, 100
 
 # The statement that takes more than so many out of an outbox fails as one does that takes too long, or that a new
@@ -104,7 +103,7 @@ async def test_messages_of_which_a_full_batch_takes_too_long_are_delivered(node:
             node.send("shipping", key=f"k{nth:04}")
     node.connection.execute((LIMIT % (FEW, TOO_LONG[how], "outbox")).encode())
     async with running(Dispatcher(node.dsn)):
-        await eventually_async(lambda: not node.waiting(), WITHIN_S)
+        await eventually_async(lambda: not node.waiting())
     assert [key for (key,) in node.delivered("key")] == [f"k{nth:04}" for nth in range(MANY)]
     assert node.dead() == []
 
@@ -118,7 +117,7 @@ async def test_scheduled_messages_that_take_too_long_all_at_once_are_delivered(n
     node.connection.execute("UPDATE mailroom.scheduled SET deliver_at = deliver_at - interval '2 days'")
     node.connection.execute((LIMIT % (FEW, TOO_LONG["cancelled"], "scheduled")).encode())
     async with running(Dispatcher(node.dsn)):
-        await eventually_async(lambda: len(node.delivered("key")) == MANY, WITHIN_S)
+        await eventually_async(lambda: len(node.delivered("key")) == MANY)
 
 
 @pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.slow)])
@@ -128,7 +127,7 @@ async def test_executables_of_which_a_full_batch_takes_too_long_are_executed(nod
             Store().increment(node.connection, "k", 1)
     node.connection.execute((LIMIT % (FEW, TOO_LONG[how], "outbox_executable")).encode())
     async with running(Executor(node.dsn)):
-        await eventually_async(lambda: not node.rows("SELECT FROM mailroom.outbox_executable LIMIT 1"), WITHIN_S)
+        await eventually_async(lambda: not node.rows("SELECT FROM mailroom.outbox_executable LIMIT 1"))
     assert node.rows("SELECT key, number FROM mailroom.store") == [("k", MANY)]
     assert node.dead() == []
 
@@ -156,15 +155,15 @@ async def test_lease_that_cannot_be_renewed_now_takes_no_batch_along(
 ) -> None:
     """Somebody has its row, such as a stand-by that looks whether it may take it, on a server that is slow."""
     async with running(Dispatcher(node.dsn)):
-        before = await eventually_async(lambda: lanes_session(node), WITHIN_S)
+        before = await eventually_async(lambda: lanes_session(node))
         stranger = connect()
         stranger.execute("SELECT FROM mailroom.lease WHERE role = 'dispatcher' FOR UPDATE")
-        await eventually_async(lambda: held_up(caplog, "the lease") > 1, WITHIN_S)
+        await eventually_async(lambda: held_up(caplog, "the lease") > 1)
         node.send("shipping", key="k")
-        await eventually_async(lambda: node.delivered("key") == [("k",)], WITHIN_S)
+        await eventually_async(lambda: node.delivered("key") == [("k",)])
         stranger.rollback()
         renewed = "SELECT until > clock_timestamp() FROM mailroom.lease WHERE role = 'dispatcher'"
-        await eventually_async(lambda: node.value(renewed), WITHIN_S)
+        await eventually_async(lambda: node.value(renewed))
         assert lanes_session(node) == before
     assert "lost the database" not in caplog.text
 
@@ -174,13 +173,13 @@ async def test_delivery_that_another_holds_up_is_waited_for_over_the_same_sessio
 ) -> None:
     monkeypatch.setattr(Dispatcher, "session", LANE | {"lock_timeout": "50ms"})
     async with running(Dispatcher(node.dsn)):
-        before = await eventually_async(lambda: lanes_session(node), WITHIN_S)
+        before = await eventually_async(lambda: lanes_session(node))
         stranger = connect()
         stranger.execute(LOCK.at(schema=SCHEMA).sql.encode())
         node.send("shipping", key="k")
-        await eventually_async(lambda: held_up(caplog, "a batch") > 1, WITHIN_S)
+        await eventually_async(lambda: held_up(caplog, "a batch") > 1)
         stranger.rollback()
-        await eventually_async(lambda: node.delivered("key") == [("k",)], WITHIN_S)
+        await eventually_async(lambda: node.delivered("key") == [("k",)])
         assert lanes_session(node) == before
     assert "lost the database" not in caplog.text
 
@@ -230,11 +229,11 @@ async def test_server_that_takes_long_to_let_anybody_in_is_waited_for_longer_eac
 ) -> None:
     server = Server(monkeypatch, 1)
     async with running(Dispatcher(node.dsn)):
-        await eventually_async(lambda: lanes_session(node), WITHIN_S)
+        await eventually_async(lambda: lanes_session(node))
         server.needed_s = 35
         node.end_sessions("mailroom")
         node.send("shipping", key="k")
-        await eventually_async(lambda: node.delivered("key") == [("k",)], WITHIN_S)
+        await eventually_async(lambda: node.delivered("key") == [("k",)])
 
 
 async def test_connection_string_that_says_how_long_connecting_may_take_is_followed(
@@ -278,12 +277,12 @@ def test_worker_connects_soon_after_an_outage_however_long_that_was(
         working(Worker(dsn, "shipping", write_ledger, poll_interval_s=0.1)) as worker,
     ):
         deliver(node, "a")
-        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"])
         network.cut()
-        eventually(lambda: "error connecting in" in caplog.text, WITHIN_S)
+        eventually(lambda: "error connecting in" in caplog.text)
         deliver(node, "b")
         network.restore()
-        eventually(lambda: ledger_keys(node) == ["a", "b"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a", "b"])
         assert worker.is_alive()
 
 
@@ -309,4 +308,4 @@ async def test_note_that_the_server_is_too_slow_to_take_away_keeps_no_worker_fro
             await stack.enter_async_context(
                 working_async(AsyncWorker(node.dsn, "shipping", write_ledger_async, batch=1))
             )
-        await eventually_async(lambda: ledger_keys(node) == ["a", "b", "c"], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a", "b", "c"])

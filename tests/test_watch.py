@@ -13,6 +13,7 @@ from mailroom import Watched, unwatch, watch, watched
 from mailroom.schema import create_inbox
 from mailroom.testing import drain
 from tests.support.databases import Connect
+from tests.support.waiting import WITHIN_S
 from tests.support.watched import brief, replayed, told
 
 CUSTOMERS = "CREATE TABLE customers (id bigint PRIMARY KEY, name text, password text DEFAULT 'secret')"
@@ -231,7 +232,7 @@ def test_statement_that_tells_nothing_does_not_ring(connection: Connection[Tuple
     # A change that is told rings, whatever kind of statement makes it.
     for change in ("UPDATE customers SET name = 'Bob'", "DELETE FROM customers", "INSERT INTO customers VALUES (2)"):
         connection.execute(change.encode())
-        assert len(list(connection.notifies(timeout=10, stop_after=1))) == 1
+        assert len(list(connection.notifies(timeout=WITHIN_S, stop_after=1))) == 1
 
 
 def test_update_does_not_ring_where_the_writer_has_turned_that_off(connection: Connection[TupleRow]) -> None:

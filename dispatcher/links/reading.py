@@ -100,7 +100,7 @@ class Reading:
         # What `settings` adds names the variable of this node's own database.
         reason = " ".join(str(error).split()).partition(". Check ")[0][:300] or type(error).__name__
         self.state = f"unreachable: {reason}"
-        if self._told is None:
+        if self._told is None and not self.notes.stopping:
             log.warning("links: %s is not reached, trying again: %s", self._name, reason)
             self._told = reason
         return backoff.pause_s(self._fails(), LONGEST_PAUSE_S)
@@ -127,7 +127,7 @@ class Reading:
 
     def _failed(self, error: Exception) -> float:
         self.state = f"failed: {type(error).__name__}"
-        if self._told != self.state:
+        if self._told != self.state and not self.notes.stopping:
             self._tell(error)
             self._told = self.state
         return backoff.pause_s(self._fails(), LONGEST_STOP_S)

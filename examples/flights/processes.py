@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-STOP_WITHIN_S = 12.0
+STOP_WITHIN_S = 60.0
 
 
 class Process:

@@ -24,7 +24,7 @@ from inbox.claim import PINNED
 from inbox.failure import Recorded, last_clocks, recording_failure, suspecting
 from inbox.worker.batch import Batch
 from inbox.worker.life import SESSION, Lives
-from inbox.worker.unawaited import Unanswered, Unawaited
+from inbox.worker.unawaited import WITHIN_S, Unanswered, Unawaited
 from mailroom import settings
 from mailroom.message import Message
 from mailroom.sql.operation import Operation, Sql, T
@@ -112,6 +112,7 @@ class InFlight:
         self._without_until = 0.0
         self._lives = Lives(schema, inbox, monotonic)
         self._closing = threading.Event()
+        self._checking = threading.RLock()
         self._threads = ThreadPoolExecutor(2, f"mailroom-in-flight-{inbox}")
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: object) -> T:
@@ -219,17 +220,22 @@ class InFlight:
     def take_over(self) -> bool:
         """Find entries of dead workers, record their messages as failed or suspect; return whether there were any."""
         try:
-            with self._watcher.session() as connection:
-                self._lives.hold_lock(connection)
-                with connection.transaction():
-                    found = run(connection, self._taking_over())
-                self._lives.end_paused(connection)
-                return found
+            with self._checking:
+                return not self._closing.is_set() and self._take_over()
         except psycopg.errors.LockNotAvailable:
             log.debug("%s: messages of dead workers are locked, checking again later", self._names["inbox"])
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
-            log.warning("%s: could not check for dead workers (%s)", self._names["inbox"], type(error).__name__)
+            if not self._closing.is_set():
+                log.warning("%s: could not check for dead workers (%s)", self._names["inbox"], type(error).__name__)
         return False
+
+    def _take_over(self) -> bool:
+        with self._watcher.session() as connection:
+            self._lives.hold_lock(connection)
+            with connection.transaction():
+                found = run(connection, self._taking_over())
+            self._lives.end_paused(connection)
+            return found
 
     async def watch(self, found: Callable[[], None]) -> None:
         """Hold the process's lock and check for dead workers, until cancelled; call `found` when there were any.
@@ -255,9 +261,10 @@ class InFlight:
             self._closing.set()
 
     def close(self) -> None:
-        """Close the sessions."""
+        """Close the sessions, after the check under way: it is cut off only if the server does not answer."""
         self._closing.set()
         self._threads.shutdown(wait=False)
+        is_checked = self._checking.acquire(timeout=WITHIN_S)
         try:
             for left in self._left:
                 with contextlib.suppress(psycopg.OperationalError):
@@ -265,6 +272,8 @@ class InFlight:
             self._sender.close()
         finally:
             self._watcher.close()
+            if is_checked:
+                self._checking.release()
 
     def _watch(self, found: Callable[[], object]) -> None:
         try:
@@ -275,9 +284,11 @@ class InFlight:
             self._watcher.close()  # it may have been reopened after `close`
 
     def _check(self) -> bool:
-        with contextlib.suppress(psycopg.OperationalError):
-            self._sender.settle()
-        return self.take_over()
+        with self._checking:
+            if not self._closing.is_set():
+                with contextlib.suppress(psycopg.OperationalError):
+                    self._sender.settle()
+            return self.take_over()
 
     def _taking_over(self) -> Operation[bool]:
         if not (yield from self._lives.checking()):

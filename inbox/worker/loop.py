@@ -202,7 +202,7 @@ class Loop:
         if isinstance(error, Unavailable):
             self._is_held = True
             pause_s = pause_s if error.after_s is None else error.after_s
-        if backoff.is_worth_a_line(self._failures, pause_s):
+        if backoff.is_worth_a_line(self._failures, pause_s) and not self._service.stopping.is_set():
             log.warning("%s: %s (%s)", self._service.name, what, type(error).__name__)
         await heard(self._service.stopping, pause_s)
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.support.waiting import WITHIN_S
+
 T = TypeVar("T")
 COMMIT = re.compile(rb"Q.{4}(?:CLOSE mailroom_batch; )?COMMIT\0", re.S)
 
@@ -71,7 +73,7 @@ class Network:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WITHIN_S)
 
     async def _listen(self) -> asyncio.Server:
         listener = await asyncio.start_server(self._forward, "127.0.0.1", 0)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.network import Network, Trouble
 from tests.support.databases import Connect
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_black_hole_gives_back_what_it_held(dsn: str, network: Network) -> Non
         eventually(lambda: network.done["black hole"])
         assert not answer.done()
         network.be(Trouble())
-        assert answer.result(10).fetchone() == (1,)
+        assert answer.result(WITHIN_S).fetchone() == (1,)
 
 
 def _others(observer: psycopg.Connection[tuple[object, ...]]) -> list[tuple[object, ...]]:

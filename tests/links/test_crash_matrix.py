@@ -126,7 +126,7 @@ class Ring:
         # As a new leader does, which would wait for locks. Paused outside of a transaction it keeps its sessions.
         for node in (self.source, self.target):
             for pid in node.sessions("mailroom carrier", "state = 'idle in transaction'"):
-                node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+                node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
         self.carry()
         assert len(self.target.rows("SELECT FROM mailroom.inbox")) == len(self.sent)
 

@@ -18,11 +18,9 @@ from mailroom.sql.runner import run
 from tests.support.databases import Databases
 from tests.support.links import linked
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import eventually_async
+from tests.support.waiting import WITHIN_S, eventually_async
 
 NEVER_S = 3_600.0
-WITHIN_S = 30.0
-STOP_S = 15.0
 LOOKS = 40  # at each source
 
 
@@ -46,7 +44,7 @@ async def running(daemons: Sequence[Leading]) -> AsyncIterator[None]:
     finally:
         for each in daemons:
             each.stop()
-        await asyncio.wait_for(asyncio.gather(*tasks), STOP_S)
+        await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
 
 
 @pytest.fixture
@@ -91,18 +89,18 @@ async def test_idle_nodes_take_no_transaction_id(
     daemons = [kind(node.dsn, poll_interval_s=0.02) for node in nodes.values() for kind in kinds]
     async with running(daemons):
         asked = "SELECT count(*) FROM mailroom.link_topic"
-        await eventually_async(lambda: all(node.value(asked) == 2 for node in nodes.values()), WITHIN_S)
+        await eventually_async(lambda: all(node.value(asked) == 2 for node in nodes.values()))
         for node in nodes.values():
             node.send("order.paid", key="a")
             node.send("sale", key="a")
         came = "SELECT count(*) FROM mailroom.inbox"
         told = "SELECT acked = (SELECT max(seq) FROM mailroom.transit) FROM mailroom.link"
-        await eventually_async(lambda: all(node.value(came) == 4 for node in nodes.values()), WITHIN_S)
-        await eventually_async(lambda: all(node.value(told) for node in nodes.values()), WITHIN_S)
+        await eventually_async(lambda: all(node.value(came) == 4 for node in nodes.values()))
+        await eventually_async(lambda: all(node.value(told) for node in nodes.values()))
 
         async def is_idle() -> bool:
             before, began = written(), dict(looks)
-            await eventually_async(lambda: all(looks[name] - began[name] > LOOKS for name in nodes), WITHIN_S)
+            await eventually_async(lambda: all(looks[name] - began[name] > LOOKS for name in nodes))
             return written() == before
 
         async with asyncio.timeout(WITHIN_S):

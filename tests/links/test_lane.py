@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -34,11 +35,9 @@ from tests.support.databases import Databases
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
 from tests.support.proxy import Proxy, proxied
-from tests.support.waiting import eventually_async
+from tests.support.waiting import WITHIN_S, eventually_async
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
-WITHIN_S = 20.0
-STOP_S = 10.0
 TOPIC = "order.paid"
 
 
@@ -84,7 +83,7 @@ async def running(links: Links) -> AsyncIterator[Links]:
         yield links
     finally:
         links.stop()
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
 
 
 def wanted(node: Node) -> list[str]:
@@ -121,12 +120,12 @@ def state(node: Node, name: str = "north") -> tuple[str, str | None]:
 
 async def asks(source: Node, *topics: str) -> None:
     """Wait until the reader has asked for the topics, and sleeps."""
-    await eventually_async(lambda: wanted(source) == list(topics) and sleepers(source) == 1, WITHIN_S)
+    await eventually_async(lambda: wanted(source) == list(topics) and sleepers(source) == 1)
 
 
 async def arrive(target: Node, *expected: str) -> None:
     """Wait until exactly these keys are there, in this order."""
-    await eventually_async(lambda: len(keys(target)) >= len(expected), WITHIN_S)
+    await eventually_async(lambda: len(keys(target)) >= len(expected))
     assert keys(target) == list(expected)
 
 
@@ -211,7 +210,7 @@ async def test_what_an_earlier_visit_received_is_not_acknowledged_by_a_later_one
         await eventually_async(lambda: notes.received is not None)
         durable = notes.received
         pair.source.end_sessions("mailroom links")
-        await eventually_async(lambda: notes.received is not None and notes.received != durable, WITHIN_S)
+        await eventually_async(lambda: notes.received is not None and notes.received != durable)
         notes.durable = durable  # made durable only now
         pair.put({"key": "c"})
         await arrive(pair.target, "a", "b", "c")
@@ -224,13 +223,13 @@ async def test_position_that_the_source_does_not_know_is_acknowledged_after_hell
     pair.put({"key": "a"})
     pair.take()
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: pair.source.value("SELECT acked FROM mailroom.link") == 1, WITHIN_S)
+        await eventually_async(lambda: pair.source.value("SELECT acked FROM mailroom.link") == 1)
 
 
 async def test_source_finds_its_reader_matched(pair: Linked) -> None:
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
         matches = "SELECT l.matched = n.life FROM mailroom.link AS l, mailroom.node AS n"
-        await eventually_async(lambda: pair.source.value(matches), WITHIN_S)
+        await eventually_async(lambda: pair.source.value(matches))
 
 
 async def test_new_subscription_reaches_the_source_and_its_messages_come(pair: Linked) -> None:
@@ -278,18 +277,18 @@ async def test_janitor_learns_which_inboxes_are_filled_from_elsewhere(
     pair.inbox("idle", "order.shipped")
     pair.put({"key": "a"})
     async with running(links):
-        await eventually_async(lambda: watched == {"shipping"}, WITHIN_S)
+        await eventually_async(lambda: watched == {"shipping"})
 
 
 async def test_total_inbox_is_given_a_mark_of_an_idle_source(source: Node, target: Node, pair_of_total: Linked) -> None:
     async with running(Links(target.dsn, poll_interval_s=NEVER_S)), dispatching(source), dispatching(target):
-        await eventually_async(lambda: wanted(source) == [TOPIC], WITHIN_S)  # it joins by a mark, and asks then
+        await eventually_async(lambda: wanted(source) == [TOPIC])  # it joins by a mark, and asks then
         await asyncio.to_thread(target.send, TOPIC, key="own")
         stable = (
             "SELECT s.clock >= i.sent_clock FROM mailroom.inbox_ledger AS i, LATERAL ("
             "SELECT max(clock) AS clock FROM mailroom.stable WHERE inbox = 'ledger') AS s"
         )
-        await eventually_async(lambda: target.rows(stable) == [(True,)], WITHIN_S)
+        await eventually_async(lambda: target.rows(stable) == [(True,)])
         assert source.value("SELECT count(*) FROM mailroom.transit WHERE kind = 'H'") > 0
 
 
@@ -313,7 +312,7 @@ async def dispatching(node: Node) -> AsyncIterator[None]:
         yield
     finally:
         dispatcher.stop()
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
 
 
 # -- Origins come and go ----------------------------------------------------------------------------------------------
@@ -322,7 +321,7 @@ async def dispatching(node: Node) -> AsyncIterator[None]:
 async def test_node_without_origins_holds_its_lease_and_two_sessions(target: Node) -> None:
     async with running(Links(target.dsn)):
         leads = "SELECT count(*) FROM mailroom.lease WHERE role = 'links' AND until > clock_timestamp()"
-        await eventually_async(lambda: target.value(leads) == 1, WITHIN_S)
+        await eventually_async(lambda: target.value(leads) == 1)
         assert len(target.sessions()) == 2
         written = (
             "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint FROM pg_stat_user_tables WHERE relname <> 'lease'"
@@ -339,7 +338,7 @@ async def test_origin_is_followed_as_it_is_added_excluded_included_and_removed(
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", source.dsn)
     async with running(Links(target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: target.rows("SELECT FROM mailroom.lease WHERE role = 'links'"), WITHIN_S)
+        await eventually_async(lambda: target.rows("SELECT FROM mailroom.lease WHERE role = 'links'"))
         pair = link(source, target)
         pair.inbox("shipping", TOPIC)
         await asks(source, TOPIC)
@@ -361,7 +360,7 @@ async def test_origin_that_leads_elsewhere_now_is_read_there(
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", "postgresql://127.0.0.1:1/nothing")
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: "unreachable" in told(pair.target), WITHIN_S)
+        await eventually_async(lambda: "unreachable" in told(pair.target))
         service = tmp_path / "services"
         values = psycopg.conninfo.conninfo_to_dict(pair.source.dsn)
         service.write_text("[there]\n" + "".join(f"{name}={value}\n" for name, value in values.items()))
@@ -384,7 +383,7 @@ async def test_reader_that_is_refused_says_what_to_do_and_goes_on_when_it_was_do
 ) -> None:
     pair.source.connection.execute("UPDATE mailroom.link SET name = 'east'")
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: state(pair.target)[0] == "stopped", WITHIN_S)
+        await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert state(pair.target) == ("stopped", "north allows no reader south; at north: mailroom link allow south")
         pair.source.connection.execute("UPDATE mailroom.link SET name = 'south'")
         await asks(pair.source, TOPIC)
@@ -396,7 +395,7 @@ async def test_refusal_that_passes_by_itself_is_not_noted(pair: Linked, monkeypa
     monkeypatch.setattr(reading, "PATIENCE_S", NEVER_S)
     pair.source.connection.execute("UPDATE mailroom.node SET started_at = started_at - interval '1 hour'")
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: "refused" in told(pair.target), WITHIN_S)
+        await eventually_async(lambda: "refused" in told(pair.target))
         await asyncio.to_thread(pair.source.drain)  # a dispatcher of the source has started
         await asks(pair.source, TOPIC)
         assert state(pair.target) == ("open", None)
@@ -407,7 +406,7 @@ async def test_nothing_that_leads_to_a_source_stops_it_without_telling_secrets(
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", "postgresql://south:s3cret@[half/north")
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: state(pair.target)[0] == "stopped", WITHIN_S)
+        await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert "MAILROOM_DSN_NORTH" in str(state(pair.target)[1])
         assert "s3cret" not in f"{state(pair.target)}{told(pair.target)}{caplog.text}"
 
@@ -417,7 +416,7 @@ async def test_login_that_fails_is_tried_again_and_keeps_its_password(
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", make_conninfo(pair.source.dsn, user="nobody", password="s3cret"))
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: "unreachable" in told(pair.target), WITHIN_S)
+        await eventually_async(lambda: "unreachable" in told(pair.target))
         assert state(pair.target) == ("open", None)
     assert "s3cret" not in f"{told(pair.target)}{caplog.text}"
     assert len([each for each in caplog.records if "is not reached" in each.message]) == 1
@@ -430,7 +429,7 @@ async def test_history_that_has_parted_without_a_restart_stops_the_link(pair: Li
     pair.source.connection.execute("DELETE FROM mailroom.transit WHERE seq = 2")
     pair.put({"key": "other"})
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: state(pair.target)[0] == "stopped", WITHIN_S)
+        await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert str(state(pair.target)[1]).endswith("; at north: mailroom node restored")
         assert pair.source.rows("SELECT claim_seq, claim_clock FROM mailroom.link") == [(2, 2)]
     assert keys(pair.target) == ["a", "b"]
@@ -446,9 +445,9 @@ async def test_refusal_that_is_noted_is_opened_by_no_hello_alone(pair: Linked) -
     for statement in NOTE_STATES:
         pair.target.connection.execute(statement)
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: state(pair.target)[0] == "stopped", WITHIN_S)
+        await eventually_async(lambda: state(pair.target)[0] == "stopped")
         before = pair.source.value("SELECT count(*) FROM hello")
-        await eventually_async(lambda: pair.source.value("SELECT count(*) FROM hello") >= before + 3, WITHIN_S)
+        await eventually_async(lambda: pair.source.value("SELECT count(*) FROM hello") >= before + 3)
     assert pair.target.rows("SELECT DISTINCT state FROM noted") == [("stopped",)]
 
 
@@ -474,7 +473,7 @@ async def test_source_that_is_in_doubt_and_has_lost_rows_is_claimed_reconciled_a
     pair.source.connection.execute("DELETE FROM mailroom.transit WHERE seq = 2")
     pair.put({"key": "other"})
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: pair.source.value("SELECT claim_seq FROM mailroom.link") == 2, WITHIN_S)
+        await eventually_async(lambda: pair.source.value("SELECT claim_seq FROM mailroom.link") == 2)
         pair.source.connection.execute("UPDATE mailroom.node SET incarnation = incarnation + 1")
         await arrive(pair.target, "a", "b", "other")
     assert pair.target.value("SELECT incarnation FROM mailroom.origin") == 2
@@ -487,14 +486,14 @@ async def test_gap_stops_the_link_and_names_the_row_to_go_on_at(pair: Linked) ->
     pair.put({"key": "b"}, {"key": "c"}, {"key": "d"})
     pair.trim(4)
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: state(pair.target)[0] == "stopped", WITHIN_S)
+        await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert str(state(pair.target)[1]).endswith("mailroom link resume north --at 3")
 
 
 async def test_row_that_stops_a_link_is_tried_again_until_it_can_be_received(pair: Linked) -> None:
     pair.put({"key": "a"}, {"key": "b", "sent_clock": 2**62 + 1})
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: "clock above" in str(state(pair.target)[1]), WITHIN_S)
+        await eventually_async(lambda: "clock above" in str(state(pair.target)[1]))
         assert keys(pair.target) == ["a"]
         pair.source.connection.execute("UPDATE mailroom.transit SET sent_clock = 2 WHERE seq = 2")
         await arrive(pair.target, "a", "b")
@@ -509,7 +508,7 @@ async def test_source_that_was_cut_off_is_read_again(pair: Linked, proxy: Proxy)
         await asks(pair.source, TOPIC)
         for nth in range(1, 4):
             proxy.cut()
-            await eventually_async(lambda: "unreachable" in told(pair.target), WITHIN_S)
+            await eventually_async(lambda: "unreachable" in told(pair.target))
             await asyncio.to_thread(send, pair.source, f"{nth}")
             proxy.restore()
             await arrive(pair.target, *(f"{each}" for each in range(1, nth + 1)))
@@ -522,7 +521,7 @@ async def test_source_that_hangs_is_given_up_and_read_again(
     async with running(Links(pair.target.dsn, poll_interval_s=0.05)):
         await asks(pair.source, TOPIC)
         proxy.black_hole()
-        await eventually_async(lambda: "unreachable" in told(pair.target), WITHIN_S)
+        await eventually_async(lambda: "unreachable" in told(pair.target))
         await asyncio.to_thread(send, pair.source, "a")
         proxy.forward()
         proxy.cut()  # what was opened into the black hole stays dead
@@ -537,8 +536,23 @@ async def test_stopping_ends_while_the_source_hangs(pair: Linked, proxy: Proxy) 
         proxy.black_hole()
         await eventually_async(lambda: proxy.swallowed)  # it asks, and there is no answer
         links.stop()
-        await eventually_async(lambda: not pair.target.sessions(), STOP_S)
+        await eventually_async(lambda: not pair.target.sessions())
     assert pair.target.value("SELECT until < clock_timestamp() FROM mailroom.lease WHERE role = 'links'")
+
+
+async def test_source_lost_while_the_lane_stops_is_not_said_to_be_tried_again(
+    pair: Linked, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    links = Links(pair.target.dsn, poll_interval_s=0.05)
+    async with running(links):
+        await asks(pair.source, TOPIC)
+        [reading] = [each.reading for each in links._running.values()]
+        proxy.black_hole()
+        await eventually_async(lambda: proxy.swallowed)
+        links.stop()
+        await eventually_async(lambda: reading.notes.stopping)
+        proxy.cut()
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 async def test_stopping_ends_while_the_target_hangs(pair: Linked) -> None:
@@ -667,15 +681,15 @@ async def test_standby_says_no_hello_and_takes_over_from_a_killed_daemon(pair: L
     program = "import sys; from dispatcher.daemon import run; run(sys.argv[1])"
     with subprocess.Popen([sys.executable, "-c", program, pair.target.dsn]) as first:  # noqa: ASYNC220
         try:
-            await eventually_async(lambda: sleepers(pair.source) == 1, WITHIN_S)
+            await eventually_async(lambda: sleepers(pair.source) == 1)
             leader = pair.source.value("SELECT run FROM mailroom.link")
             async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)) as standby:
-                await eventually_async(lambda: len(pair.target.sessions("mailroom links")) >= 4, WITHIN_S)
+                await eventually_async(lambda: len(pair.target.sessions("mailroom links")) >= 4)
                 assert pair.source.value("SELECT run FROM mailroom.link") == leader
                 first.kill()
                 await asyncio.to_thread(send, pair.source, "a")
                 await arrive(pair.target, "a")
-                await eventually_async(lambda: pair.source.value("SELECT run FROM mailroom.link") != leader, WITHIN_S)
+                await eventually_async(lambda: pair.source.value("SELECT run FROM mailroom.link") != leader)
                 assert standby.totals.received in (0, 1)
         finally:
             first.kill()
@@ -689,7 +703,7 @@ async def test_daemon_that_has_lost_its_lease_leaves_the_source(pair: Linked) ->
             "UPDATE mailroom.lease SET holder = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' "
             "WHERE role = 'links'"
         )
-        await eventually_async(lambda: not pair.source.sessions("mailroom links"), WITHIN_S)
+        await eventually_async(lambda: not pair.source.sessions("mailroom links"))
 
 
 async def test_zombie_with_an_old_position_takes_nothing_twice(pair: Linked) -> None:
@@ -726,7 +740,7 @@ async def test_daemon_whose_link_another_has_taken_tells_nothing_there_and_greet
         mine = pair.source.value("SELECT run FROM mailroom.link")
         pair.source.connection.execute("UPDATE mailroom.link SET run = gen_random_uuid()")
         await asyncio.to_thread(send, pair.source, "a")
-        await eventually_async(lambda: pair.source.value("SELECT run FROM mailroom.link") == mine, WITHIN_S)
+        await eventually_async(lambda: pair.source.value("SELECT run FROM mailroom.link") == mine)
         await arrive(pair.target, "a")
 
 

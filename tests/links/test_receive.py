@@ -19,7 +19,7 @@ from mailroom.links.wire import MAX_SENT_CLOCK
 from mailroom.sql.runner import run
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import wait_until_blocked
+from tests.support.waiting import WITHIN_S, wait_until_blocked
 
 NOW = datetime.now(UTC)
 SOON = NOW + timedelta(hours=1)
@@ -202,7 +202,7 @@ def test_two_daemons_at_once_receive_a_batch_once(pair: Linked, first: str) -> N
             assert receive_it(one) == "taken"
             waiting = thread.submit(receive_it, other)
             wait_until_blocked(pair.target.connection, other.info.backend_pid)
-        assert waiting.result(10) == ("elsewhere" if first == "commits" else "taken")
+        assert waiting.result(WITHIN_S) == ("elsewhere" if first == "commits" else "taken")
     assert len(pair.target.delivered()) == 2
     assert pair.receipts() == [(1, 2, 2)]
 
@@ -423,7 +423,7 @@ def test_sleeping_workers_of_the_inboxes_that_got_something_are_woken(pair: Link
         pair.put({})
         reception = pair.take()
         assert (reception.woken, reception.inboxes) == (1, ["billing"])
-        assert [each.channel for each in worker.notifies(timeout=5, stop_after=1)] == [channel]
+        assert [each.channel for each in worker.notifies(timeout=WITHIN_S, stop_after=1)] == [channel]
     pair.put({})
     assert pair.take().woken == 0
 

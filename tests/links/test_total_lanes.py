@@ -13,7 +13,7 @@ from mailroom.links.start import noting_place
 from mailroom.sql.runner import run
 from tests.support.links import linked
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import eventually_async
+from tests.support.waiting import WITHIN_S, eventually_async
 from tests.support.working import working_async
 
 MESSAGES = 60
@@ -43,10 +43,10 @@ async def test_two_daemons_bring_both_nodes_into_one_order(
                 await running.enter_async_context(_running(daemon))
             await running.enter_async_context(working_async(AsyncWorker(node.dsn, "ledger", handler(name))))
         asked = "SELECT count(*) FROM mailroom.link_topic"
-        await eventually_async(lambda: all(node.value(asked) == 1 for node in nodes.values()), timeout_s=20)
+        await eventually_async(lambda: all(node.value(asked) == 1 for node in nodes.values()))
         for nth in range(MESSAGES):
             nodes["north" if nth % 3 else "south"].send("sale", nth, key=f"k{nth % 5}")
-        await eventually_async(lambda: all(len(each) == MESSAGES for each in given.values()), timeout_s=20)
+        await eventually_async(lambda: all(len(each) == MESSAGES for each in given.values()))
     assert given["north"] == given["south"] == sorted(given["north"])
     assert {value for _, _, value in given["north"]} == set(range(MESSAGES))
 
@@ -58,4 +58,4 @@ async def _running(daemon: Any) -> Any:
         yield daemon
     finally:
         daemon.stop()
-        await asyncio.wait_for(task, 15)
+        await asyncio.wait_for(task, WITHIN_S)

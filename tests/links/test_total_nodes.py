@@ -21,6 +21,7 @@ from mailroom.total import LATE, Waiting, raising_stable, waiting
 from tests.support.databases import Databases
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
+from tests.support.waiting import WITHIN_S
 
 LEDGER = Inbox("ledger")
 
@@ -149,7 +150,7 @@ def test_receiving_wakes_the_workers_of_an_inbox_that_only_gets_further(pair: Li
         sleeper.execute(f'LISTEN "mailroom:{pair.target.value("SELECT " + partition + "::oid")}"'.encode())
         pair.put({"kind": "H", "sent_clock": 500, "topic": "", "key": ""})
         read(pair)
-        assert len(list(sleeper.notifies(timeout=2, stop_after=1))) == 1
+        assert len(list(sleeper.notifies(timeout=WITHIN_S, stop_after=1))) == 1
 
 
 # -- Marks ------------------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def test_question_for_a_mark_is_written_once_and_rings_the_dispatcher(pair: Link
         outbox = source.value("SELECT 'mailroom.outbox'::regclass::oid")
         dispatcher.execute(f'LISTEN "mailroom:{outbox}"'.encode())
         assert run(source.connection, asking_mark(SCHEMA, pair.link, pair.run, 700))
-        assert len(list(dispatcher.notifies(timeout=2, stop_after=1))) == 1
+        assert len(list(dispatcher.notifies(timeout=WITHIN_S, stop_after=1))) == 1
     before = source.value("SELECT xmin::text FROM mailroom.link")
     assert run(source.connection, asking_mark(SCHEMA, pair.link, pair.run, 700))
     assert run(source.connection, asking_mark(SCHEMA, pair.link, pair.run, 600))

@@ -34,8 +34,8 @@ from tests.support.databases import Connect
 from tests.support.hot import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
-from tests.support.waiting import eventually
-from tests.support.working import LEDGER, WITHIN_S, working, working_async, write_ledger
+from tests.support.waiting import WITHIN_S, eventually
+from tests.support.working import LEDGER, working, working_async, write_ledger
 
 INBOX = Inbox("ledger")
 
@@ -272,7 +272,7 @@ def test_failing_inbox_is_tried_one_message_at_a_time_up_to_the_failed_one(ledge
             raise ValueError("no")
 
     with working(Worker(ledger.dsn, "ledger", handler, poll_interval_s=0.05)):
-        eventually(lambda: 8 in tried, WITHIN_S)
+        eventually(lambda: 8 in tried)
     # A batch that fails at 4; then 0 to 3 one by one, and 4, which fails again.
     assert tried == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 4, 5, 6, 7, 8]
 
@@ -388,7 +388,7 @@ def test_batch_of_which_nobody_knows_what_failed_is_tried_one_by_one(ledger: Nod
     assert ledger.rows("SELECT key, clock, suspect_to FROM mailroom.key_state") == [("", 1, 30)]
     tried: list[Any] = []
     with working(Worker(ledger.dsn, "ledger", lambda message, _: tried.append(message.value), poll_interval_s=0.05)):
-        eventually(lambda: len(tried) == 4, WITHIN_S)
+        eventually(lambda: len(tried) == 4)
     assert tried == [3, 2, 1, 4]
     assert ledger.rows("SELECT FROM mailroom.key_state") == []
 
@@ -417,7 +417,7 @@ def test_failure_of_a_message_that_is_gone_holds_nobody_up(ledger: Node) -> None
     due(ledger)
     handled: list[Any] = []
     with working(Worker(ledger.dsn, "ledger", lambda message, _: handled.append(message.value), poll_interval_s=0.05)):
-        eventually(lambda: handled == [1] and not ledger.rows("SELECT FROM mailroom.key_state"), WITHIN_S)
+        eventually(lambda: handled == [1] and not ledger.rows("SELECT FROM mailroom.key_state"))
 
 
 def test_stale_failure_of_an_empty_inbox_is_forgotten(ledger: Node) -> None:
@@ -450,7 +450,7 @@ def test_ten_workers_handle_all_in_one_order_though_batches_roll_back(ledger: No
     workers = [Worker(ledger.dsn, "ledger", handler, parallel=2, batch=20, poll_interval_s=0.05) for _ in range(5)]
     with working(workers[0]), working(workers[1]), working(workers[2]), working(workers[3]), working(workers[4]):
         fill(ledger, 100)
-        eventually(lambda: ledger.value(done) == 500, 60)
+        eventually(lambda: ledger.value(done) == 500)
     assert len(failed) == 13
     rows = ledger.rows("SELECT clock, xact::text::bigint FROM ledger ORDER BY nth")
     assert [clock for clock, _ in rows] == list(range(1, 501)), "in order, also with what was rolled back"

@@ -21,6 +21,7 @@ from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
+from tests.support.waiting import WITHIN_S
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
 TOPIC = "order.paid"
@@ -161,7 +162,7 @@ async def test_next_batch_is_fetched_while_one_is_received(pair: Linked, monkeyp
             next_is_here.set()
 
     async def receive_late(receiving: Receiving, origin: int, batch: Batch, position: Position) -> Reception:
-        await asyncio.wait_for(next_is_here.wait(), 10)
+        await asyncio.wait_for(next_is_here.wait(), WITHIN_S)
         return await receive(receiving, origin, batch, position)
 
     monkeypatch.setattr(Receiving, "receive", receive_late)
@@ -179,7 +180,7 @@ async def test_what_was_received_is_dealt_with_before_the_next_batch_is_here(pai
     dealt = asyncio.Event()
 
     async def wait() -> None:
-        await asyncio.wait_for(dealt.wait(), 10)
+        await asyncio.wait_for(dealt.wait(), WITHIN_S)
 
     await visit(pair, at={"before bounding_ahead": wait}, room=ROOM, on_received=lambda _: dealt.set())
     assert len(pair.target.delivered("key")) == 2 * ROWS_EACH

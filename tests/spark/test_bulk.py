@@ -40,7 +40,7 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA
 from tests.support.node import Node as Mailroom
 from tests.support.proxy import CommitFault, proxied
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 from tests.test_plans import generic_plan
 
 ROWS = 25
@@ -266,7 +266,7 @@ def test_session_that_ends_at_any_statement_is_made_anew(dsn: str, connect: Conn
     watcher = connect(autocommit=True)
 
     def ends(connection: psycopg.Connection[Any]) -> None:
-        watcher.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+        watcher.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
 
     expected: list[int] = []
     for nth in count(1):
@@ -371,7 +371,7 @@ def test_crash_of_the_server_loses_nothing_that_was_decided(private_server: Serv
         os.kill(victim.info.backend_pid, signal.SIGKILL)
         with pytest.raises(psycopg.OperationalError):
             victim.execute("SELECT 1")
-    eventually(lambda: is_up(dsn), 20)
+    eventually(lambda: is_up(dsn))
     finish(node, JOB.name, PACE)
     with psycopg.connect(dsn) as after:
         found = after.execute("SELECT value FROM mailroom.outbox ORDER BY position").fetchall()
@@ -401,7 +401,7 @@ def test_two_drivers_move_one_batch(dsn: str, connect: Connect) -> None:
         eventually(partial(waiting, watcher, 2))  # one for the outbox, one for it
         holder.rollback()
         for mover in movers:
-            mover.join(30)
+            mover.join(WITHIN_S)
     assert sent(connect) == list(range(ROWS))
     assert unfinished(connect) == []
 
@@ -423,7 +423,7 @@ def test_driver_that_waited_for_the_decision_of_another_says_done_when_all_is_mo
             eventually(partial(waiting, watcher, nth))
         holder.rollback()
         for driver in drivers:
-            driver.join(30)
+            driver.join(WITHIN_S)
     assert found == [ROWS, ROWS]
     assert sent(connect) == list(range(ROWS))
 
@@ -485,7 +485,7 @@ def test_decision_waits_for_a_sweeper_and_finds_the_table_gone(dsn: str, connect
         driver.start()
         eventually(partial(waiting, watcher, 1))
         sweeper.commit()
-        driver.join(30)
+        driver.join(WITHIN_S)
     assert errors
     assert (sent(connect), ledger(connect)) == ([], [])
 

@@ -156,7 +156,7 @@ def test_page_about_reading_runs(
 
     try:
         page.follow(without=[listens])
-        eventually(both_batches_are_told, timeout_s=30)
+        eventually(both_batches_are_told)
     finally:
         spark.streams.removeListener(page.names["lag"])
     assert re.findall(r": (\d) clocks, [\d.]+ s behind", told) == ["1", "0"]

@@ -40,7 +40,7 @@ from spark_jobs.node import Node as SparkNode
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.proxy import CommitFault, proxied
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,7 +160,7 @@ def drain_and_die(dsn: str, directory: str, step: str) -> None:
 def killed(dsn: str, directory: str, step: str) -> None:
     process = SPAWN.Process(target=drain_and_die, args=(dsn, directory, step))
     process.start()
-    process.join(60)
+    process.join(WITHIN_S)
     assert process.exitcode == -signal.SIGKILL
 
 
@@ -289,17 +289,17 @@ def held_at_seal(work: Callable[[], Drained]) -> Iterator["Future[Drained]"]:
     def waiting(self: EpochFile) -> None:
         if not standing.is_set():
             standing.set()
-            assert go_on.wait(30)
+            assert go_on.wait(WITHIN_S)
         seal(self)
 
     with mock.patch.object(EpochFile, "seal", waiting), ThreadPoolExecutor(1) as thread:
         future = thread.submit(work)
         try:
-            assert standing.wait(30)
+            assert standing.wait(WITHIN_S)
             yield future
         finally:
             go_on.set()
-            future.result(60)
+            future.result(WITHIN_S)
 
 
 def test_two_drains_of_one_lane_take_turns(node: Node, directory: str) -> None:
@@ -313,7 +313,7 @@ def test_two_drains_of_one_lane_take_turns(node: Node, directory: str) -> None:
             second = other.submit(work)
             eventually(lambda: waiting_drains(node))
             assert visible(directory) == []
-        assert first.result().messages + second.result(60).messages == MESSAGES
+        assert first.result().messages + second.result(WITHIN_S).messages == MESSAGES
     check(node, sent, directory)
     assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
 
@@ -905,9 +905,9 @@ def test_command_that_is_ended_rolls_back(node: Node, directory: str, connect: C
     with connect() as other:
         other.execute("SELECT FROM mailroom.spark_drain FOR UPDATE")
         with process(INBOX, directory, dsn=node.dsn) as ended:
-            eventually(lambda: waiting_drains(node), 30)
+            eventually(lambda: waiting_drains(node))
             ended.send_signal(ending)
-            assert ended.communicate(timeout=30) == ("", "mailroom: interrupted\n")
+            assert ended.communicate(timeout=WITHIN_S) == ("", "mailroom: interrupted\n")
     assert ended.returncode == Interrupted.exit_code
     assert node.value("SELECT count(*) FROM mailroom.inbox") == sent.total()
 

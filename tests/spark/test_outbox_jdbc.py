@@ -152,7 +152,7 @@ def test_commit_that_passes_only_after_the_task_was_tried_again_sends_each_row_o
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(write, orders, through)
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
-            eventually(lambda: session.execute(waiting).fetchone() == (1,), timeout_s=60)
+            eventually(lambda: session.execute(waiting).fetchone() == (1,))
             proxy.release()
             writing.result()
     check_sent(session)

@@ -441,7 +441,7 @@ def test_tasks_of_a_job_that_fails_leave_nothing_staged(
             yield from batches
         else:
             with psycopg.connect(spark_dsn, autocommit=True) as watcher:
-                eventually(lambda: watcher.execute("SELECT FROM mailroom.spark_staging").rowcount == 1, 60)
+                eventually(lambda: watcher.execute("SELECT FROM mailroom.spark_staging").rowcount == 1)
             raise RuntimeError("this task fails when the other one has staged")
 
     frame = spark.range(0, 10, 1, 2).selectExpr("id AS value")

@@ -29,7 +29,7 @@ from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables, val
 from tests.support.databases import Connect
 from tests.support.pgbouncer import pgbouncer
 from tests.support.proxy import CommitFault, proxied
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 
 JOB = Batch("job")
 
@@ -185,7 +185,7 @@ def test_two_queries_that_begin_at_once_do_not_share_a_name(dsn: str, connect: C
             eventually(partial(waiting, watcher, nth))
         holder.rollback()
         for driver in drivers:
-            driver.join(30)
+            driver.join(WITHIN_S)
     assert ends[first] == "sent"
     assert "belongs to the query first" in ends[second]
     assert sent(connect) == list(range(10))
@@ -287,7 +287,7 @@ def test_crash_of_the_server_between_task_and_driver(private_server: Server) -> 
         os.kill(victim.info.backend_pid, signal.SIGKILL)
         with pytest.raises(psycopg.OperationalError):
             victim.execute("SELECT 1")
-    eventually(lambda: is_up(dsn), 20)
+    eventually(lambda: is_up(dsn))
     with pytest.raises(StagingLost):
         commit(node, JOB, SHAPE, [one])
     with psycopg.connect(dsn) as after:

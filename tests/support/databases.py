@@ -62,7 +62,7 @@ class Databases:
         name = str(conninfo_to_dict(dsn)["dbname"])
         with suppress(AssertionError):
             # A backend ends a moment after its client has closed the connection.
-            eventually(lambda: not self._backends(name), timeout_s=3)
+            eventually(lambda: not self._backends(name))
         return self._backends(name) + [f"prepared transaction {gid}" for gid in self._prepared(name)]
 
     def drop(self, dsn: str) -> None:

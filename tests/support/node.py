@@ -81,7 +81,7 @@ class Node:
     def end_sessions(self, name: str) -> None:
         """End them, and wait until they have ended."""
         for pid in self.sessions(name):
-            self.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+            self.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
 
     def rows(self, query: str, *values: object) -> list[TupleRow]:
         """Return the rows of a query."""

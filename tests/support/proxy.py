@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.support.waiting import WITHIN_S
+
 T = TypeVar("T")
 
 # A simple query, or the Parse of drivers that send no simple ones; and the server's word that it is done.
@@ -96,7 +98,7 @@ class Proxy:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WITHIN_S)
 
     async def _listen(self) -> None:
         self._listener = await asyncio.start_server(self._forward, "127.0.0.1", self.port)

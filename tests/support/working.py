@@ -13,10 +13,9 @@ from sqlalchemy import text
 from inbox import AsyncWorker, Message, Worker
 from mailroom import locks
 from tests.support.node import Node
+from tests.support.waiting import WITHIN_S
 
 NEVER_S = 3_600.0  # a poll that no test lives to see
-STOP_S = 10.0
-WITHIN_S = 20.0
 
 Handler = Callable[[Message, Any], None]
 LEDGER = "CREATE TABLE ledger (nth bigserial, key text, clock bigint, xact xid8 DEFAULT pg_current_xact_id())"
@@ -83,7 +82,7 @@ def working(worker: Worker) -> Iterator[threading.Thread]:
         yield thread
     finally:
         worker.stop()
-        thread.join(STOP_S)
+        thread.join(WITHIN_S)
         alive = thread.is_alive()
     if errors:
         raise errors[0]
@@ -97,4 +96,4 @@ async def working_async(worker: AsyncWorker) -> AsyncIterator[None]:
         yield
     finally:
         worker.stop()
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)

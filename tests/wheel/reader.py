@@ -6,13 +6,12 @@ from pathlib import Path
 
 import psycopg
 
-from tests.support.waiting import eventually
+from tests.support.waiting import WITHIN_S, eventually
 from tests.test_docs import Block, blocks
 from tests.wheel.environment import Environment
 
 README = Path(__file__).parents[2] / "README.md"
 SECTION = "## The first program\n"
-WITHIN_S = 30
 
 
 def first_program() -> list[Block]:
@@ -60,7 +59,7 @@ def _follow(environment: Environment, dsn: str) -> None:
         assert (shipped, len(started)) == (1, 2), "the section is not what it was: look what has to be checked now"
         with psycopg.connect(dsn, autocommit=True) as connection:
             query = "SELECT order_id, items FROM shipments"
-            eventually(lambda: connection.execute(query).fetchall() == [(42, ["teapot"])], WITHIN_S)
+            eventually(lambda: connection.execute(query).fetchall() == [(42, ["teapot"])])
         for process in started:
             process.send_signal(signal.SIGTERM)
         said = [process.communicate(timeout=WITHIN_S)[0] for process in started]

@@ -20,10 +20,9 @@ from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, failing
-from tests.support.waiting import eventually, eventually_async, wait_until_blocked
+from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 from tests.support.working import (
     NEVER_S,
-    WITHIN_S,
     deliver,
     failing_keys,
     is_asleep,
@@ -94,7 +93,7 @@ def test_no_message_is_tried_too_often_or_too_early_by_several_processes(
         return not node.rows(f"SELECT FROM mailroom.inbox AS i WHERE NOT EXISTS ({parked}) LIMIT 1")
 
     with clients(node.dsn, 2):
-        eventually(is_done, 60)
+        eventually(is_done)
         # Between a failure and the next call lies at least the shortest backoff of that failure.
         often = "SELECT clock, count(failed), count(*) - count(failed) FROM calls GROUP BY clock"
         assert [row for row in node.rows(often) if row[1] > MAX_ATTEMPTS or row[2] > 2] == []
@@ -136,7 +135,7 @@ def test_attempt_is_recorded_before_the_batch_is_rolled_back(
 
     monkeypatch.setattr(InFlight, "replace", replacing)
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"])
     assert seen == [([("bad", 1)], [])]
 
 
@@ -195,7 +194,7 @@ def test_attempt_that_cannot_be_recorded_before_the_roll_back_is_recorded_after_
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "bad")
     with working(Worker(source, "shipping", handle)):
-        eventually(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: failing_keys(node) == [("bad", 1)])
 
 
 def test_what_was_handled_before_the_failure_is_repeated_once_and_alone(node: Node) -> None:
@@ -211,8 +210,8 @@ def test_what_was_handled_before_the_failure_is_repeated_once_and_alone(node: No
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c", "d"], WITHIN_S)
-        eventually(lambda: is_asleep(node), WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c", "d"])
+        eventually(lambda: is_asleep(node))
     assert [batch for batch in batches.values() if len(batch) > 1] == [["a", "b", "bad"], ["c", "worse"]]
     assert sorted(batch for [batch, *more] in batches.values() if not more) == ["a", "b", "c", "d"]
     assert failing_keys(node) == [("bad", 1), ("worse", 1)]
@@ -242,9 +241,9 @@ def test_message_that_ends_behind_others_of_its_key_is_not_tried_again(node: Nod
 
     table = "dead_letter" if isinstance(error, Skip) else "parked"
     with working(Worker(node.dsn, "shipping", handle, fatal=(KeyError,), poll_interval_s=NEVER_S)):
-        eventually(lambda: node.rows(f"SELECT FROM mailroom.{table}"), WITHIN_S)
+        eventually(lambda: node.rows(f"SELECT FROM mailroom.{table}"))
         if isinstance(error, Skip):
-            eventually(lambda: len(ledger_keys(node)) == 2, WITHIN_S)
+            eventually(lambda: len(ledger_keys(node)) == 2)
     assert calls[:3] == ["good", "bad", "good"]
     assert calls.count("bad") == 1
     assert [clock for (clock,) in node.rows(f"SELECT clock FROM mailroom.{table}")] == [2]
@@ -262,7 +261,7 @@ def test_count_of_a_message_outlives_a_failure_of_one_before_it(node: Node) -> N
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"))
     assert calls == ["first", "second", "first", "first", "second"]
     assert failing_keys(node) == [("k", 2)]
 
@@ -289,8 +288,8 @@ def test_message_whose_end_is_recorded_is_ended_by_the_next_claim(node: Node) ->
     [bad] = Inbox("shipping").peek(node.connection, "bad")
     run(node.connection, recording(SCHEMA, "shipping", bad, Park("no")))
     with working(Worker(node.dsn, "shipping", write_ledger)):
-        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
-        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"))
+        eventually(lambda: ledger_keys(node) == ["a"])
     assert node.rows("SELECT attempts, last_error, retry_at = 'infinity' FROM mailroom.key_state") == [(1, "no", True)]
 
 
@@ -324,9 +323,9 @@ def test_failing_keys_take_turns_with_full_batches(node: Node) -> None:
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, batch=1, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(calls) > 10, WITHIN_S)
+        eventually(lambda: len(calls) > 10)
         deliver(node, *"abcdefgh")
-        eventually(lambda: len(ledger_keys(node)) == 8, WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 8)
     good = [nth for nth, key in enumerate(calls) if key != "bad"]
     assert {second - first for first, second in pairwise(good)} <= {1, 2}
 
@@ -350,7 +349,7 @@ def test_log_shows_where_a_handler_failed_and_no_value(node: Node, caplog: pytes
             raise ValueError(message.value) from error
 
     with working(Worker(node.dsn, "shipping", handle)):
-        eventually(lambda: "failed, attempt 1: ValueError; retry" in caplog.text, WITHIN_S)
+        eventually(lambda: "failed, attempt 1: ValueError; retry" in caplog.text)
     lines = [line.strip() for line in caplog.text.splitlines()]
     assert "raise ValueError(message.value) from error" in lines
     assert "caused by LookupError" in lines
@@ -374,7 +373,7 @@ def test_on_error_gets_the_message_and_the_error(node: Node, caplog: pytest.LogC
         raise KeyError("of the report's own")
 
     with working(Worker(node.dsn, "shipping", handle, on_error=report)):
-        eventually(lambda: ledger_keys(node) == ["a"] and len(errors) == 2, WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and len(errors) == 2)
     assert [(key, str(error)) for key, error in errors] == [("bad", "no such state")] * 2
     assert "on_error failed: KeyError" in caplog.text
 
@@ -391,7 +390,7 @@ async def test_async_on_error_is_awaited(node: Node, async_source: Any) -> None:
         errors.append((message and message.key, error))
 
     async with working_async(AsyncWorker(async_source, "shipping", handle, on_error=report)):
-        await eventually_async(lambda: errors, WITHIN_S)
+        await eventually_async(lambda: errors)
     assert [(key, str(error)) for key, error in errors] == [("bad", "no such state")]
 
 
@@ -409,5 +408,5 @@ def test_error_whose_text_cannot_be_made_is_its_message_s_failure(node: Node) ->
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
     assert node.value("SELECT last_error FROM mailroom.key_state") == "Mute (its text raised RuntimeError)"

@@ -17,7 +17,6 @@ from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
-    WITHIN_S,
     deliver,
     failing_keys,
     ledger_keys,
@@ -61,7 +60,7 @@ def test_a_batch_is_one_call_in_clock_order_and_one_transaction(node: Node) -> N
         Calls()(messages, connection)
 
     with working(Worker(node.dsn, "shipping", BatchHandler(handle), batch=8)):
-        eventually(lambda: is_empty(node), WITHIN_S)
+        eventually(lambda: is_empty(node))
     assert [len(each) for each in clocks] == [8, 5]
     assert all(each == sorted(each) for each in clocks)
     assert sorted(ledger_keys(node)) == sorted([*KEYS, *KEYS[:3]])
@@ -80,7 +79,7 @@ async def test_async_batch_is_one_call(node: Node) -> None:
             await write_ledger_async(message, connection)
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle, batch=8)):
-        await eventually_async(lambda: is_empty(node), WITHIN_S)
+        await eventually_async(lambda: is_empty(node))
     assert (sizes, ledger_keys(node)) == ([8, 2], KEYS)
 
 
@@ -89,7 +88,7 @@ def test_failure_in_a_list_of_many_counts_nothing_and_is_found_in_lists_of_one(n
     deliver(node, *KEYS)
     calls = Calls(lambda message: ValueError() if message.key == "k4" else None)
     with working(Worker(node.dsn, "shipping", BatchHandler(calls), poll_interval_s=0.02)):
-        eventually(lambda: len(ledger_keys(node)) == 9 and failing_keys(node) == [("k4", 2)], WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 9 and failing_keys(node) == [("k4", 2)])
     assert sorted(ledger_keys(node)) == sorted({*KEYS} - {"k4"})
     assert calls.keys[0] == KEYS
     assert sorted(calls.keys[1:]) == sorted([[key] for key in KEYS] + [["k4"]])
@@ -102,7 +101,7 @@ def test_outcome_that_it_chooses_counts_for_a_list_of_one(node: Node) -> None:
     calls = Calls(lambda message: Park("no") if message.key == "k1" else None)
     parked = "SELECT key FROM mailroom.key_state WHERE parked_at IS NOT NULL"
     with working(Worker(node.dsn, "shipping", BatchHandler(calls), poll_interval_s=0.02)):
-        eventually(lambda: len(ledger_keys(node)) == 2 and node.rows(parked) == [("k1",)], WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 2 and node.rows(parked) == [("k1",)])
     assert [keys for keys in calls.keys if keys == ["k1"]] == [["k1"]]
 
 
@@ -118,7 +117,7 @@ def test_end_of_its_transaction_is_a_failure_and_commits_nothing(node: Node, sta
             connection.execute(statement.encode())
 
     with working(Worker(node.dsn, "shipping", BatchHandler(handle), poll_interval_s=0.02)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["k0", "k2"] and failing_keys(node) == [("k1", 1)], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["k0", "k2"] and failing_keys(node) == [("k1", 1)])
 
 
 def test_error_that_it_swallows_is_said_in_clear_words(node: Node) -> None:
@@ -132,7 +131,7 @@ def test_error_that_it_swallows_is_said_in_clear_words(node: Node) -> None:
 
     worker = Worker(node.dsn, "shipping", BatchHandler(handle), on_error=lambda _, error: said.append(str(error)))
     with working(worker):
-        eventually(lambda: len(said) == 1, WITHIN_S)
+        eventually(lambda: len(said) == 1)
     assert said == [ABORTED]
 
 
@@ -149,7 +148,7 @@ def test_conflict_on_a_connection_of_its_own_is_no_conflict_of_the_batch(node: N
             other.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
 
     with working(Worker(node.dsn, "shipping", BatchHandler(handle), poll_interval_s=0.02)):
-        eventually(lambda: failing_keys(node) == [("k1", 1)] and calls.count(1) == 2, WITHIN_S)
+        eventually(lambda: failing_keys(node) == [("k1", 1)] and calls.count(1) == 2)
     assert calls[0] == 2
     assert len(calls) == 3
 
@@ -166,7 +165,7 @@ def test_list_is_the_handler_s_own(node: Node) -> None:
             write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", BatchHandler(handle), poll_interval_s=0.02)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["k0", "k2"] and failing_keys(node) == [("k1", 1)], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["k0", "k2"] and failing_keys(node) == [("k1", 1)])
 
 
 def test_what_it_sends_carries_nothing_of_a_message(node: Node) -> None:
@@ -184,7 +183,7 @@ def test_what_it_sends_carries_nothing_of_a_message(node: Node) -> None:
             Outbox().send(connection, "order.billed", len(messages))
 
     with working(Worker(node.dsn, "shipping", handle)):
-        eventually(lambda: is_empty(node), WITHIN_S)
+        eventually(lambda: is_empty(node))
     assert node.rows("SELECT headers FROM mailroom.outbox ORDER BY position") == [(None,), ({"saga": "all"},)]
 
 

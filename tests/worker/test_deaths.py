@@ -1,6 +1,8 @@
 """Deaths: a message that kills its worker is counted and ended, and live workers are left alone."""
 
 import asyncio
+import contextlib
+import logging
 import subprocess
 import sys
 import threading
@@ -23,12 +25,12 @@ from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
-    WITHIN_S,
     deliver,
     failing_keys,
+    is_asleep,
     ledger_keys,
     working,
     working_async,
@@ -62,14 +64,14 @@ def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> Non
         assert deaths < 20
         with subprocess.Popen([sys.executable, "-c", KILLER, node.dsn]) as process:
             try:
-                eventually(lambda: process.poll() is not None or node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+                eventually(lambda: process.poll() is not None or node.rows("SELECT FROM mailroom.parked"))
             finally:
                 deaths += process.poll() is not None
                 process.kill()
         # Until the server has ended its sessions, the dead worker holds its lock and counts as alive.
-        eventually(lambda: not node.sessions("mailroom worker"), WITHIN_S)
+        eventually(lambda: not node.sessions("mailroom worker"))
     with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"])
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
     assert failing_keys(node) == [("killer", 2)]
     assert node.rows("SELECT key, error FROM mailroom.attempt") == [("killer", DIED)] * 2
@@ -92,7 +94,7 @@ def test_entry_of_a_batch_exists_only_while_it_is_handled(
             raise ValueError
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: failing_keys(node) == ([("k", 1)] if fails else []) and keys, WITHIN_S)
+        eventually(lambda: failing_keys(node) == ([("k", 1)] if fails else []) and keys)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
     assert keys == [[(["k"],)]]
 
@@ -136,7 +138,7 @@ def test_entry_of_a_batch_that_came_while_its_loop_slept_is_removed(node: Node, 
     with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
         for keys in ("a", "ab", "abc"):
             deliver(node, keys[-1])
-            eventually(partial(lambda expected: ledger_keys(node) == expected, list(keys)), WITHIN_S)
+            eventually(partial(lambda expected: ledger_keys(node) == expected, list(keys)))
             eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
 
 
@@ -192,7 +194,7 @@ async def test_entry_of_an_open_batch_is_not_taken_over(
         await write_ledger_async(message, connection)
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
-        await asyncio.wait_for(handling.wait(), 10)
+        await asyncio.wait_for(handling.wait(), WITHIN_S)
         # Without a life, as behind a pooler: then only its locks tell.
         await eventually_async(lambda: node.rows("UPDATE mailroom.worker SET life = NULL RETURNING id"))
         others = InFlight(node.dsn, "mailroom", "shipping")
@@ -367,7 +369,7 @@ def test_failure_counts_also_when_the_entry_cannot_be_removed(node: Node, monkey
         node.dsn, "shipping", handle, poll_interval_s=NEVER_S, on_error=lambda _, error: raised.append(type(error))
     )
     with working(worker):
-        eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter"), WITHIN_S)
+        eventually(lambda: node.rows("SELECT FROM mailroom.dead_letter"))
     assert raised == [Skip]
 
 
@@ -389,7 +391,29 @@ def test_dead_worker_s_batch_is_taken_over_at_once(
     dying = connect()
     Inbox("shipping").reap(dying, "k")
     with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
-        assert waits.wait(10)
+        assert waits.wait(WITHIN_S)
         dying.rollback()
         left(node, "k", 1, rest={"other": 2})
-        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"])
+
+
+def test_worker_that_stops_amid_a_check_for_dead_workers_says_nothing(
+    node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", 0.05)
+    amid, checked = threading.Event(), Lives.checking
+
+    def checking(lives: Lives) -> Operation[bool]:
+        if node.rows("TABLE ledger"):  # not the check before the first batch
+            amid.set()
+            with contextlib.suppress(AssertionError):  # as it must not come, this costs the time
+                eventually(lambda: lives.mine is None, timeout_s=0.5)
+        return (yield from checked(lives))
+
+    monkeypatch.setattr(Lives, "checking", checking)
+    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
+        eventually(lambda: is_asleep(node))
+        deliver(node, "k")
+        assert amid.wait(WITHIN_S)
+    eventually(lambda: not any("mailroom-watch" in thread.name for thread in threading.enumerate()))
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []

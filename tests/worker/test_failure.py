@@ -19,10 +19,9 @@ from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.node import Node, send
 from tests.support.proxy import proxied
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import (
     NEVER_S,
-    WITHIN_S,
     deliver,
     failing_keys,
     is_asleep,
@@ -46,7 +45,7 @@ def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node,
                 raise ValueError("no such state")
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.01)):
-        eventually(lambda: len(ledger_keys(node)) == 3, WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == 3)
     assert seen == [[], [("bad", 1)], [("bad", 2)]]
     assert sorted(ledger_keys(node)) == ["a", "b", "bad"]
     assert failing_keys(node) == []
@@ -65,7 +64,7 @@ async def test_async_exception_counts_one_attempt(node: Node, async_source: Any)
                 raise ValueError("no such state")
 
     async with working_async(AsyncWorker(async_source, "shipping", handle, poll_interval_s=0.01)):
-        await eventually_async(lambda: len(ledger_keys(node)) == 3, WITHIN_S)
+        await eventually_async(lambda: len(ledger_keys(node)) == 3)
     assert seen == [[], [("bad", 1)], [("bad", 2)]]
     assert failing_keys(node) == []
 
@@ -123,7 +122,7 @@ def test_log_says_what_a_handler_must_not_do(
 
     deliver(node, "k")
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: said in caplog.text, WITHIN_S)
+        eventually(lambda: said in caplog.text)
     assert "secret" not in caplog.text
 
 
@@ -156,13 +155,13 @@ def test_lost_connection_is_no_attempt_and_the_batch_comes_again(node: Node, sou
         if lost < 2 and message.key == "b":
             lost += 1
             node.rows(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND state ~ 'in transaction'"
             )
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"])
     assert lost == 2
     assert seen == [[]] * len(seen)
 
@@ -177,7 +176,7 @@ def test_connection_of_the_handler_s_own_that_is_lost_is_an_attempt(node: Node, 
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"])
     assert failing_keys(node) == [("bad", 1)]
 
 
@@ -200,7 +199,7 @@ def test_worker_goes_on_when_an_attempt_could_not_be_recorded(
 
     monkeypatch.setattr(Worker, "within", within)
     with working(Worker(source, "shipping", handle, poll_interval_s=0.01)):
-        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"])
 
 
 def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_through(node: Node) -> None:
@@ -219,8 +218,8 @@ def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_th
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["k", "k"], WITHIN_S)
-        eventually(lambda: is_asleep(node), WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k", "k"])
+        eventually(lambda: is_asleep(node))
     assert calls == [0, 1, 2, 0, 1]
     assert failing_keys(node) == [("k", 1)]
     assert len(node.delivered()) == 2
@@ -239,7 +238,7 @@ def test_message_is_tried_so_often_and_then_its_key_is_parked(node: Node) -> Non
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"))
         # Exactly the head; the others wait in order behind it.
         assert node.rows("SELECT inbox, key, clock FROM mailroom.parked") == [("shipping", "bad", 1)]
         assert "bad" in [key for (key,) in node.delivered("key")]
@@ -270,7 +269,7 @@ def test_message_that_is_skipped_goes_alone_to_the_dead_letters(node: Node) -> N
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["k"] and not node.delivered(), WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"] and not node.delivered())
     assert failing_keys(node) == []
     assert node.rows(
         "SELECT message_id, stage, reason, inbox, key, clock, attempts, headers ->> 'user' FROM mailroom.dead_letter "
@@ -300,10 +299,10 @@ def test_handler_chooses_the_outcome_of_its_message(
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S, fatal=(LookupError,))):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
-        eventually(lambda: node.rows("SELECT FROM mailroom.attempt"), WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"])
+        eventually(lambda: node.rows("SELECT FROM mailroom.attempt"))
         held = "SELECT (SELECT count(*) FROM mailroom.parked), (SELECT count(*) FROM mailroom.dead_letter)"
-        eventually(lambda: node.rows(held) == [(ends[0] == "park", ends[0] == "skip")], WITHIN_S)
+        eventually(lambda: node.rows(held) == [(ends[0] == "park", ends[0] == "skip")])
     assert node.rows("SELECT outcome, attempt, error FROM mailroom.attempt") == [ends]
     waits = "SELECT retry_at BETWEEN now() + interval '3500 s' AND now() + interval '3700 s' FROM mailroom.key_state"
     assert node.rows(waits) == {"retry": [(True,)], "park": [(False,)], "skip": []}[ends[0]]
@@ -317,7 +316,7 @@ def test_retry_is_an_attempt_too(node: Node) -> None:
         raise Retry(after_s=0)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"))
     assert failing_keys(node) == [("k", 2)]
 
 
@@ -336,7 +335,7 @@ def test_failing_key_is_tried_alone_when_it_is_due_without_any_poll(node: Node) 
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "bad"], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "bad"])
     # The first time in a batch with others; then, as a failing key, always alone.
     tries = [batch for batch in batches.values() if "bad" in batch]
     assert tries == [tries[0], ["bad"], ["bad"], ["bad"]]
@@ -358,8 +357,8 @@ def test_error_that_a_handler_swallows_is_its_own_and_nothing_is_committed(
             write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
-        eventually(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"])
+        eventually(lambda: failing_keys(node) == [("bad", 1)])
     assert "one at a time" not in caplog.text  # it was known at once
 
 
@@ -376,8 +375,8 @@ async def test_error_that_an_async_handler_swallows_is_its_own(node: Node, async
             await write_ledger_async(message, connection)
 
     async with working_async(AsyncWorker(async_source, "shipping", handle, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
-        await eventually_async(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
+        await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b"])
+        await eventually_async(lambda: failing_keys(node) == [("bad", 1)])
 
 
 def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
@@ -391,8 +390,8 @@ def test_commit_that_fails_is_found_by_going_one_by_one(node: Node) -> None:
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.01)):
-        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"], WITHIN_S)
-        eventually(lambda: failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"])
+        eventually(lambda: failing_keys(node) == [("bad", 1)])
 
 
 def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect: Connect) -> None:
@@ -423,7 +422,7 @@ def test_failing_keys_use_a_pool_of_their_own_so_that_the_plans_of_others_are_ke
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: node.rows("SELECT FROM mailroom.parked"), WITHIN_S)
+        eventually(lambda: node.rows("SELECT FROM mailroom.parked"))
         for nth in range(3):
             deliver(node, "good")
             eventually(lambda: len(ledger_keys(node)) == nth + 1)  # noqa: B023 - called before the next turn
@@ -439,10 +438,10 @@ def test_connection_lost_at_commit_is_no_attempt(node: Node, monkeypatch: pytest
     def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
         write_ledger(message, connection)
         if message.clock == messages and next(losses, None) is not None:
-            node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+            node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["a", "b"][:messages], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a", "b"][:messages])
     assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
@@ -465,7 +464,7 @@ async def test_error_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
     node.connection.execute(RAISES_AT_COMMIT.format(code=code).encode())
     deliver(node, "a")
     async with working_async(AsyncWorker(async_source, "shipping", write_ledger_async, poll_interval_s=0.01)):
-        await eventually_async(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a"])
     assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
@@ -476,10 +475,10 @@ def test_session_ended_right_behind_a_begin_or_commit_is_no_attempt(node: Node, 
     deliver(node, "first")
     keys = [*"ab"[:messages]]
     with proxied(node.dsn) as (network, dsn), working(Worker(dsn, "shipping", write_ledger, poll_interval_s=0.05)):
-        eventually(lambda: ledger_keys(node) == ["first"], WITHIN_S)  # it runs
+        eventually(lambda: ledger_keys(node) == ["first"])  # it runs
         network.end_behind(command, 3, only=b"mailroom worker shipping\0")
         deliver(node, *keys)
-        eventually(lambda: ledger_keys(node) == ["first", *keys] and not network.endings, WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["first", *keys] and not network.endings)
     assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
@@ -493,7 +492,7 @@ def test_cancelled_error_of_a_handler_s_own_is_its_message_s_failure(node: Node)
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
 
 
 async def test_cancelled_error_of_an_async_handler_s_own_is_its_message_s_failure(node: Node) -> None:
@@ -508,7 +507,7 @@ async def test_cancelled_error_of_an_async_handler_s_own_is_its_message_s_failur
         await write_ledger_async(message, connection)
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
 
 
 def test_key_that_is_tried_one_by_one_is_reported_as_due_until_its_last_message(node: Node) -> None:
@@ -550,9 +549,7 @@ def test_message_that_always_ends_in_a_transient_error_is_counted_and_the_others
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=0.05)):
-        eventually(
-            lambda: sorted(ledger_keys(node)) == ["a", "b"] and node.rows("SELECT FROM mailroom.parked"), WITHIN_S
-        )
+        eventually(lambda: sorted(ledger_keys(node)) == ["a", "b"] and node.rows("SELECT FROM mailroom.parked"))
     assert [attempt for (attempt,) in node.rows("SELECT attempt FROM mailroom.attempt ORDER BY id")] == [1, 2]
 
 
@@ -568,7 +565,7 @@ def test_conflict_of_a_handler_s_own_connection_is_an_attempt(node: Node, source
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
     assert calls.count("bad") == 1
 
 
@@ -585,5 +582,24 @@ def test_engine_of_a_handler_s_own_that_loses_its_connection_is_an_attempt(node:
         write_ledger(message, connection)
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
     assert calls.count("bad") == 1
+
+
+def test_batch_lost_while_the_worker_stops_is_not_said_to_be_retried(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    deliver(node, "k")
+
+    def handle(message: Message, connection: Any) -> None:
+        worker.stop()
+        eventually(worker.stopping.is_set)
+        node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
+        connection.execute("SELECT 1")
+
+    worker = Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)
+    with working(worker) as thread:
+        thread.join(WITHIN_S)
+    said = [each.getMessage() for each in caplog.records if each.name == "mailroom.worker"]
+    assert not any("retrying" in each for each in said)
+    assert node.delivered("key") == [("k",)]

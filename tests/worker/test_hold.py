@@ -21,7 +21,6 @@ from tests.support.node import Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import (
-    WITHIN_S,
     deliver,
     failing_keys,
     ledger_keys,
@@ -165,7 +164,7 @@ def test_handler_that_ends_the_transaction_fails_alone(node: Node, kind: str, wa
             ends(connection)
 
     with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: is_over(node), WITHIN_S)
+        eventually(lambda: is_over(node))
     assert_only_the_ender_failed(node, way)
 
 
@@ -181,7 +180,7 @@ def test_handler_that_ends_it_behind_another_statement_fails_alone(node: Node, k
             behind_another_statement(connection)
 
     with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: is_over(node), WITHIN_S)
+        eventually(lambda: is_over(node))
     assert_only_the_ender_failed(node, "")
 
 
@@ -224,7 +223,7 @@ async def test_async_handler_that_ends_the_transaction_fails_alone(node: Node, k
         opened_async(node.dsn, kind) as source,
         working_async(AsyncWorker(source, "shipping", handle, poll_interval_s=0.02)),
     ):
-        await eventually_async(lambda: is_over(node), WITHIN_S)
+        await eventually_async(lambda: is_over(node))
     assert_only_the_ender_failed(node, way)
 
 
@@ -248,7 +247,7 @@ def test_end_of_the_transaction_is_found_behind_a_pooler(node: Node, server_home
         pgbouncer(node.dsn, server_home) as pooled,
         working(Worker(pooled, "shipping", end_by(statement), poll_interval_s=0.02)),
     ):
-        eventually(lambda: is_over(node), WITHIN_S)
+        eventually(lambda: is_over(node))
     assert_only_the_ender_failed(node, statement)
 
 
@@ -262,7 +261,7 @@ def test_end_that_is_not_reported_is_found_before_anything_is_committed(
     deliver(node, *KEYS)
     handle = end_by("ROLLBACK AND CHAIN")
     with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: is_over(node), WITHIN_S)
+        eventually(lambda: is_over(node))
     assert_only_the_ender_failed(node, "")
 
 
@@ -284,7 +283,7 @@ def test_handler_may_use_savepoints(node: Node, kind: str) -> None:
         write_ledger(message, connection)
 
     with opened(node.dsn, kind) as source, working(Worker(source, "shipping", handle, poll_interval_s=0.02)):
-        eventually(lambda: len(ledger_keys(node)) == len(KEYS), WITHIN_S)
+        eventually(lambda: len(ledger_keys(node)) == len(KEYS))
     assert ledger_keys(node) == KEYS
     assert len(node.rows("SELECT DISTINCT xact FROM ledger")) == 1
     assert node.rows("SELECT FROM mailroom.attempt") == []
@@ -294,7 +293,7 @@ def test_connections_of_the_user_s_pool_are_as_they_were(node: Node) -> None:
     deliver(node, *KEYS)
     with opened(node.dsn, "autocommit pool") as pool:
         with working(Worker(pool, "shipping", end_by("COMMIT"), poll_interval_s=0.02)):
-            eventually(lambda: len(ledger_keys(node)) == len(KEYS) - 1, WITHIN_S)
+            eventually(lambda: len(ledger_keys(node)) == len(KEYS) - 1)
         with pool.connection() as one, pool.connection() as other:
             assert (one.autocommit, other.autocommit) == (True, True)
             found = "SELECT current_setting('default_transaction_read_only'), (SELECT count(*) FROM pg_cursors)"

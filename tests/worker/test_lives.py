@@ -23,8 +23,8 @@ from inbox.worker.life import DEAD_S, PAUSED_S
 from mailroom import locks
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually
-from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, failing_keys, ledger_keys, working, write_ledger
+from tests.support.waiting import WITHIN_S, eventually
+from tests.support.working import NEVER_S, deliver, failing_keys, ledger_keys, working, write_ledger
 
 WATCH = "mailroom worker watch"
 HOLDS_LOCK = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"
@@ -75,7 +75,7 @@ def check_for(others: InFlight, clock: Clock, seconds: float) -> None:
 
 def fall_silent(node: Node, mine: InFlight) -> None:
     with mine._watcher.session() as connection:
-        node.connection.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+        node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
 
 
 def test_live_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_taken_for_dead(
@@ -97,7 +97,7 @@ def test_live_worker_whose_connection_was_lost_while_its_handler_is_busy_is_not_
         assert failing_keys(node) == []
         assert len(node.rows("SELECT FROM mailroom.worker")) == 1
         go_on.set()
-        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"])
     assert failing_keys(node) == node.rows("SELECT FROM mailroom.attempt") == []
 
 
@@ -162,7 +162,7 @@ def test_first_batch_waits_until_it_is_certain_who_is_dead(
         tried.append(failing_keys(node))
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: tried, WITHIN_S)
+        eventually(lambda: tried)
     assert tried == [[("killing", 1)]]
 
 
@@ -276,7 +276,7 @@ def start(node: Node) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             stdin=subprocess.PIPE,
         )  # fmt: skip
         started.append(process)
-        eventually(lambda: node.rows(HOLDS_LOCK), WITHIN_S)
+        eventually(lambda: node.rows(HOLDS_LOCK))
         return process
 
     yield start
@@ -307,12 +307,12 @@ def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
     others.take_over()
     assert failing_keys(node) == [("k", 1)]
     with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.05)):
-        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"])
     process.send_signal(signal.SIGCONT)
     go_on(process)
     eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(STOP_S) == 0
+    assert process.wait(WITHIN_S) == 0
     assert ledger_keys(node) == ["k"]
     assert len(node.rows("SELECT FROM mailroom.attempt")) == 1
     assert failing_keys(node) == []
@@ -361,15 +361,15 @@ def test_handler_that_ends_the_process_leaves_its_entry_and_other_loops_keep_the
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        eventually(worker.stopping.is_set, WITHIN_S)
+        eventually(worker.stopping.is_set)
         assert worker._loop is not None
         settle = worker._in_flight._sender.settle  # nobody has waited yet for the answer to the last entry
         for _ in range(10):  # lets its event loop and threads do whatever follows from that
-            asyncio.run_coroutine_threadsafe(worker._in_flight.run_in_thread(settle), worker._loop).result(STOP_S)
+            asyncio.run_coroutine_threadsafe(worker._in_flight.run_in_thread(settle), worker._loop).result(WITHIN_S)
         assert sorted(node.rows("SELECT keys FROM mailroom.worker")) == [(["busy"],), (["ends"],)]
     finally:
         go_on.set()
-        thread.join(STOP_S)
+        thread.join(WITHIN_S)
     assert raised == [error]
     assert ledger_keys(node) == ["busy"]
     assert node.rows("SELECT keys FROM mailroom.worker") == [(["ends"],)]

@@ -16,8 +16,8 @@ from inbox.worker.signals import NUMBERS, stopping
 from mailroom.settings import DSN_VARIABLE
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually, eventually_async
-from tests.support.working import NEVER_S, STOP_S, WITHIN_S, deliver, ledger_keys, write_ledger_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
+from tests.support.working import NEVER_S, deliver, ledger_keys, write_ledger_async
 
 GATE = "SELECT pg_advisory_xact_lock(1)"
 WAITS = (
@@ -101,7 +101,7 @@ async def test_async_worker_takes_no_signal_unless_asked_to(node: Node) -> None:
     await eventually_async(lambda: node.sessions("mailroom worker listener"))
     assert handlers() == before
     worker.stop()
-    await asyncio.wait_for(task, STOP_S)
+    await asyncio.wait_for(task, WITHIN_S)
 
 
 async def test_signal_stops_both_of_two_workers_in_one_loop(node: Node) -> None:
@@ -110,7 +110,7 @@ async def test_signal_stops_both_of_two_workers_in_one_loop(node: Node) -> None:
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
     await eventually_async(lambda: len(node.sessions("mailroom worker listener")) == 2)
     signal.raise_signal(signal.SIGTERM)
-    await asyncio.wait_for(asyncio.gather(*tasks), STOP_S)
+    await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
     assert handlers() == before
 
 
@@ -158,7 +158,7 @@ def run(node: Node, connect: Connect, tmp_path: Path) -> Iterator[Any]:
 
 
 def at_the_gate(node: Node, process: subprocess.Popen[str], handlers: int = 1) -> None:
-    eventually(lambda: process.poll() is not None or len(node.rows(WAITS)) == handlers, WITHIN_S)
+    eventually(lambda: process.poll() is not None or len(node.rows(WAITS)) == handlers)
     assert process.poll() is None
 
 
@@ -195,7 +195,7 @@ def test_sigterm_ends_an_api_and_the_worker_in_its_lifespan_which_finishes_its_b
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "stopping\n"
     gate.execute("SELECT pg_advisory_unlock(1)")
-    _, error = process.communicate(timeout=STOP_S)
+    _, error = process.communicate(timeout=WITHIN_S)
     assert process.returncode == -signal.SIGTERM, error  # uvicorn raises it again once it has shut down
     assert ledger_keys(node) == ["a", "b"], error
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
@@ -214,7 +214,7 @@ Telling(DSN, "shipping", handle).run()
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "stopping\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(STOP_S) == -signal.SIGINT
+    assert process.wait(WITHIN_S) == -signal.SIGINT
 
 
 def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, run: Any) -> None:
@@ -223,7 +223,7 @@ def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, r
     at_the_gate(node, process)
     process.send_signal(signal.SIGINT)
     gate.execute("SELECT pg_advisory_unlock(1)")
-    _, error = process.communicate(timeout=STOP_S)
+    _, error = process.communicate(timeout=WITHIN_S)
     assert (process.returncode, error.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
     assert ledger_keys(node) == ["a", "b"], error
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
@@ -233,7 +233,7 @@ def test_signal_is_left_to_its_default_on_request(node: Node, run: Any) -> None:
     process, _ = run('Worker(DSN, "shipping", handle, handle_signals=False).run()')
     at_the_gate(node, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(STOP_S) == -signal.SIGTERM
+    assert process.wait(WITHIN_S) == -signal.SIGTERM
     assert ledger_keys(node) == []
 
 
@@ -260,7 +260,7 @@ def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_the
     at_the_gate(node, process, 2)
     process.send_signal(signal.SIGTERM)
     gate.execute("SELECT pg_advisory_unlock(1)")
-    _, error = process.communicate(timeout=STOP_S)
+    _, error = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, error
     assert sorted(ledger_keys(node)) == ["a", "b", "c"]
     assert node.delivered() == node.rows("SELECT FROM mailroom.worker") == []
@@ -283,7 +283,7 @@ def test_worker_that_ends_ends_the_others_of_its_process_which_finish_their_batc
         node.send("billing", key="c")
         node.drain()
     gate.execute("SELECT pg_advisory_unlock(1)")
-    _, error = process.communicate(timeout=STOP_S)
+    _, error = process.communicate(timeout=WITHIN_S)
     assert process.returncode == code, error
     assert error.splitlines()[-1].startswith(last)
     if other != "lost":
@@ -292,6 +292,6 @@ def test_worker_that_ends_ends_the_others_of_its_process_which_finish_their_batc
 
 def test_command_refuses_one_worker_twice(node: Node, run: Any) -> None:
     process, _ = run(SEVERAL, *COMMAND, "program:sync", "program:sync")
-    _, error = process.communicate(timeout=STOP_S)
+    _, error = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 2
     assert "given twice" in error

@@ -94,7 +94,7 @@ def test_storm_of_first_failures_repeats_little(node: Node) -> None:
         write_ledger(message, connection)
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(ledger_keys(node)) == keys, 60)
+        eventually(lambda: len(ledger_keys(node)) == keys)
     healthy = [key for key in calls if key not in bad]
     assert {calls[key] for key in bad} <= {2, 3}  # more than once, if it was before another in its batch
     assert sum(calls[key] - 1 for key in healthy) <= keys / HANDLED_PER_REPEATED + 99

@@ -26,11 +26,9 @@ from inbox.worker.wakeup import InboxListener
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
 from tests.support.databases import Connect
 from tests.support.node import Node, send
-from tests.support.waiting import eventually, eventually_async, wait_until_blocked
+from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 from tests.support.working import (
     NEVER_S,
-    STOP_S,
-    WITHIN_S,
     Handler,
     deliver,
     failing_keys,
@@ -125,7 +123,7 @@ def test_loops_work_at_once_and_never_two_of_them_on_one_key(node: Node) -> None
         working_on[message.key] = transaction
         if not met.is_set():
             with contextlib.suppress(threading.BrokenBarrierError):
-                at_once.wait(10)
+                at_once.wait(WITHIN_S)
                 met.set()
 
     lock = threading.Lock()
@@ -135,7 +133,7 @@ def test_loops_work_at_once_and_never_two_of_them_on_one_key(node: Node) -> None
             return bool(node.value("SELECT pg_xact_status(%s::xid8) = 'in progress'", transaction))
 
     with working(Worker(node.dsn, "shipping", handle, parallel=4, batch=6, poll_interval_s=0.05)):
-        eventually(lambda: node.delivered() == [], WITHIN_S)
+        eventually(lambda: node.delivered() == [])
     assert met.is_set()
     assert doubled == []
     for nth in range(5):
@@ -151,7 +149,7 @@ def test_two_workers_share_an_inbox(node: Node) -> None:
     def handler(name: str) -> Handler:
         def handle(message: Message, connection: Any) -> None:
             if not handled[name]:
-                both.wait(10)  # both have a batch
+                both.wait(WITHIN_S)  # both have a batch
             handled[name].append(message.key)
 
         return handle
@@ -160,7 +158,7 @@ def test_two_workers_share_an_inbox(node: Node) -> None:
     first = Worker(node.dsn, "shipping", handler("first"), batch=4)
     second = Worker(node.dsn, "shipping", handler("second"), batch=4)
     with working(first), working(second):
-        eventually(lambda: node.delivered() == [], WITHIN_S)
+        eventually(lambda: node.delivered() == [])
     assert sorted(handled["first"] + handled["second"]) == [f"k{nth}" for nth in range(8)]
 
 
@@ -170,7 +168,7 @@ def test_two_workers_share_an_inbox(node: Node) -> None:
 def test_worker_that_dispatches_needs_no_daemon(node: Node) -> None:
     with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=0.1, dispatch=True)):
         node.send("shipping", key="k")
-        eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["k"])
 
 
 async def test_worker_that_dispatches_stands_by_while_another_leads(node: Node) -> None:
@@ -181,11 +179,11 @@ async def test_worker_that_dispatches_stands_by_while_another_leads(node: Node) 
     async with working_async(AsyncWorker(node.dsn, "shipping", write_ledger_async, poll_interval_s=0.1, dispatch=True)):
         for key in "abc":
             node.send("shipping", key=key)
-        await eventually_async(lambda: ledger_keys(node) == ["a", "b", "c"], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a", "b", "c"])
         assert daemon.totals.taken == 3
         assert node.value("SELECT holder FROM mailroom.lease WHERE role = 'dispatcher'") == holder
     daemon.stop()
-    await asyncio.wait_for(task, STOP_S)
+    await asyncio.wait_for(task, WITHIN_S)
 
 
 # -- Ending -----------------------------------------------------------------------------------------------------------
@@ -212,12 +210,12 @@ def test_sigterm_finishes_the_batch(node: Node, connect: Connect) -> None:
                 "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 1 "
                 "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             )
-            [(pid,)] = eventually(lambda: node.rows(waits), WITHIN_S)
+            [(pid,)] = eventually(lambda: node.rows(waits))
             assert wait_until_blocked(node.connection, pid) == [gate.info.backend_pid]
             process.send_signal(signal.SIGTERM)
             assert ledger_keys(node) == []
             gate.execute("SELECT pg_advisory_unlock(1)")
-            assert process.wait(STOP_S) == 0
+            assert process.wait(WITHIN_S) == 0
         finally:
             process.kill()
     assert ledger_keys(node) == ["a", "b"]
@@ -279,12 +277,12 @@ async def test_cancelled_async_worker_finishes_its_batch_and_is_cancelled(node: 
     handle = Held()
     worker = AsyncWorker(node.dsn, "shipping", handle)
     task = asyncio.create_task(worker.run())
-    await asyncio.wait_for(handle.busy.wait(), 10)
+    await asyncio.wait_for(handle.busy.wait(), WITHIN_S)
     task.cancel()
-    await asyncio.wait_for(worker.stopping.wait(), STOP_S)
+    await asyncio.wait_for(worker.stopping.wait(), WITHIN_S)
     handle.go_on.set()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
     assert ledger_keys(node) == ["a", "b"]
     assert node.rows("SELECT FROM mailroom.worker") == node.delivered() == []
 
@@ -294,12 +292,12 @@ async def test_async_worker_cancelled_again_leaves_no_task_and_gives_its_batch_b
     handle = Held()
     worker = AsyncWorker(node.dsn, "shipping", handle)
     task = asyncio.create_task(worker.run())
-    await asyncio.wait_for(handle.busy.wait(), 10)
+    await asyncio.wait_for(handle.busy.wait(), WITHIN_S)
     task.cancel()
-    await asyncio.wait_for(worker.stopping.wait(), STOP_S)
+    await asyncio.wait_for(worker.stopping.wait(), WITHIN_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
     with node.connection.transaction():
         assert [message.key for message in Inbox("shipping").reap_any(node.connection)] == ["a"]
     # No other worker takes it over.
@@ -324,7 +322,7 @@ async def test_cancellation_that_a_pool_swallows_ends_the_worker_all_the_same(
     await opening.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
     assert ledger_keys(node) == []
 
 
@@ -344,7 +342,7 @@ async def test_async_worker_that_is_cancelled_while_it_connects_leaves_no_pool_o
     await eventually_async(lambda: len(opened) == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, STOP_S)
+        await asyncio.wait_for(task, WITHIN_S)
     closed = [pool.closed for pool in opened]
     for pool in opened:
         await pool.close()
@@ -398,7 +396,7 @@ def test_exception_with_another_meaning_elsewhere_is_a_failed_attempt(
             raise kind
 
     with working(Worker(source, "shipping", handle, poll_interval_s=NEVER_S)):
-        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
+        eventually(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
 
 
 @pytest.mark.parametrize("kind", MEANT)
@@ -414,4 +412,4 @@ async def test_exception_of_an_async_handler_with_another_meaning_elsewhere_is_a
             raise kind
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
-        await eventually_async(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)], WITHIN_S)
+        await eventually_async(lambda: ledger_keys(node) == ["a"] and failing_keys(node) == [("bad", 1)])
