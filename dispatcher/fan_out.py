@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from dispatcher.partitions import PARTITIONS
 from dispatcher.refusal import reason_of
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
+from mailroom.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import OF_THE_DATA, Meaning, meaning
