@@ -32,7 +32,7 @@ CHOSEN = """chosen AS MATERIALIZED (
     SELECT DISTINCT inbox FROM {schema}.fan_out_way ORDER BY inbox LIMIT {partitions})""".replace(
     "{partitions}", PARTITIONS
 )
-# Inboxes that are gone meanwhile get nothing more. `refused` are copies that the database refuses.
+# `refused` are copies that the database refuses, such as those for an inbox that is gone meanwhile.
 STEP = Sql(
     """
 WITH {chosen},
@@ -42,7 +42,7 @@ refused AS MATERIALIZED (
     SELECT * FROM unnest(%(inboxes)s::text[], %(clocks)s::bigint[], %(reasons)s::text[]) AS r (inbox, clock, reason)),
 copy AS MATERIALIZED (
     SELECT g.inbox, f.clock, r.reason
-    FROM {schema}.fan_out AS f JOIN gone AS g USING (topic) JOIN {schema}.inbox_registry AS i ON i.name = g.inbox
+    FROM {schema}.fan_out AS f JOIN gone AS g USING (topic)
          LEFT JOIN refused AS r ON r.inbox = g.inbox AND r.clock = f.clock
     WHERE {gets}),
 delivered AS (
@@ -150,7 +150,6 @@ DECLARE
             ORDER BY inbox LIMIT current_setting('mailroom.asked')::bigint)
         SELECT w.inbox, f.*
         FROM {schema}.fan_out AS f JOIN {schema}.fan_out_way AS w USING (topic)
-             JOIN {schema}.inbox_registry AS i ON i.name = w.inbox
         WHERE w.inbox <= (SELECT max(inbox) FROM chosen) AND {gets} ORDER BY f.clock, w.inbox;
     copy record;
     skipped record;

@@ -89,7 +89,7 @@ def test_delivery_to_many_inboxes_stamps_and_the_next_transactions_fan_out(node:
     assert {name: has(node, name) for name in NAMES} == dict.fromkeys(NAMES, clocks)
 
 
-HINTS: list[dict[str, bool]] = [
+HINTS: list[dict[str, Any]] = [
     {}, {"is_plain": False}, {"is_plain": False, "has_many": True}, {"is_plain": False, "has_links": True}
 ]  # fmt: skip
 
@@ -209,7 +209,7 @@ def test_requeue_waits_for_its_turn(node: Node) -> None:
         run(node.connection, DeadLetters()._making_room(1))
 
 
-def test_inbox_that_is_gone_meanwhile_gets_nothing_more(node: Node) -> None:
+def test_inbox_that_is_gone_meanwhile_leaves_a_dead_letter(node: Node) -> None:
     node.send("news", key="k")
     take(node)
     node.connection.execute(
@@ -218,6 +218,9 @@ def test_inbox_that_is_gone_meanwhile_gets_nothing_more(node: Node) -> None:
     node.drain()
     assert {len(has(node, name)) for name in NAMES if name != NAMES[4]} == {1}
     assert waits(node) == (0, 0)
+    [(stage, inbox, reason)] = node.rows("SELECT stage, inbox, reason FROM mailroom.dead_letter")
+    assert (stage, inbox) == ("deliver", NAMES[4])
+    assert reason.startswith("CheckViolation (23514)")
 
 
 def test_copy_that_an_inbox_refuses_is_a_dead_letter_and_the_others_go_on(node: Node) -> None:
