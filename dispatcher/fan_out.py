@@ -119,8 +119,8 @@ def fanning_out(
 ) -> Operation[FannedOut]:
     """Get all that waits into the next inboxes, in a transaction; with the last of them, let deliveries go on.
 
-    `partitions` is how many inboxes at most, at least 8; None is what the server has room for. The `refused` copies
-    become dead letters.
+    `partitions` is how many inboxes at most, None for what the server has room for. The `refused` copies become dead
+    letters.
     """
     yield LOCK.at(schema=schema)()
     [row] = yield STEP.at(schema=schema)(
