@@ -68,7 +68,8 @@ class Totals:
 class Dispatcher(Lane):
     """The lane that delivers a node's outbox to its inboxes.
 
-    `rows` and `max_bytes` bound one batch; for the rest see `Lane`.
+    `rows` and `max_bytes` bound one batch, and `partitions` how many inboxes one transaction delivers to (None: as many
+    as the server has room for); for the rest see `Lane`.
     """
 
     role, outbox = "dispatcher", "outbox"
@@ -82,10 +83,12 @@ class Dispatcher(Lane):
         poll_interval_s: float = POLL_INTERVAL_S,
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
+        partitions: int | None = None,
     ) -> None:
         super().__init__(dsn, schema, poll_interval_s)
         self._rows = rows
         self._max_bytes = max_bytes
+        self._partitions = partitions
         self._portion = Portion()
         self._janitor = Janitor(self._schema)
         self._housekeeping = Housekeeping(self._dsn, self._janitor)
@@ -94,7 +97,7 @@ class Dispatcher(Lane):
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
         deliverer = Deliverer(
             connection, self._schema, rows=self._rows, max_bytes=self._max_bytes, portion=self._portion,
-            progress=self._count,
+            progress=self._count, partitions=self._partitions,
         )  # fmt: skip
         return Work(deliverer.deliver, deliverer.drain, deliverer.drain_rest)
 

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from dispatcher.floor import FIRST, START, Start
-from dispatcher.partitions import PARTITIONS
 from dispatcher.plain import DELIVER_PLAIN
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.links.marks import IS_WANTED
 from mailroom.message import MESSAGE
+from mailroom.partitions import PARTITIONS
 from mailroom.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from dispatcher.partitions import PARTITIONS
 from dispatcher.refusal import reason_of
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
+from mailroom.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import OF_THE_DATA, Meaning, meaning
@@ -32,7 +32,7 @@ CHOSEN = """chosen AS MATERIALIZED (
     SELECT DISTINCT inbox FROM {schema}.fan_out_way ORDER BY inbox LIMIT {partitions})""".replace(
     "{partitions}", PARTITIONS
 )
-# Inboxes that are gone meanwhile get nothing more. `refused` are copies that the database refuses.
+# `refused` are copies that the database refuses, such as those for an inbox that is gone meanwhile.
 STEP = Sql(
     """
 WITH {chosen},
@@ -42,7 +42,7 @@ refused AS MATERIALIZED (
     SELECT * FROM unnest(%(inboxes)s::text[], %(clocks)s::bigint[], %(reasons)s::text[]) AS r (inbox, clock, reason)),
 copy AS MATERIALIZED (
     SELECT g.inbox, f.clock, r.reason
-    FROM {schema}.fan_out AS f JOIN gone AS g USING (topic) JOIN {schema}.inbox_registry AS i ON i.name = g.inbox
+    FROM {schema}.fan_out AS f JOIN gone AS g USING (topic)
          LEFT JOIN refused AS r ON r.inbox = g.inbox AND r.clock = f.clock
     WHERE {gets}),
 delivered AS (
@@ -119,8 +119,8 @@ def fanning_out(
 ) -> Operation[FannedOut]:
     """Get all that waits into the next inboxes, in a transaction; with the last of them, let deliveries go on.
 
-    `partitions` is how many inboxes at most, at least 8; None is what the server has room for. The `refused` copies
-    become dead letters.
+    `partitions` is how many inboxes at most, None for what the server has room for. The `refused` copies become dead
+    letters.
     """
     yield LOCK.at(schema=schema)()
     [row] = yield STEP.at(schema=schema)(
@@ -150,7 +150,6 @@ DECLARE
             ORDER BY inbox LIMIT current_setting('mailroom.asked')::bigint)
         SELECT w.inbox, f.*
         FROM {schema}.fan_out AS f JOIN {schema}.fan_out_way AS w USING (topic)
-             JOIN {schema}.inbox_registry AS i ON i.name = w.inbox
         WHERE w.inbox <= (SELECT max(inbox) FROM chosen) AND {gets} ORDER BY f.clock, w.inbox;
     copy record;
     skipped record;

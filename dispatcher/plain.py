@@ -4,9 +4,9 @@ It has no part for anything else, so a small batch starts a smaller plan, and th
 """
 
 from dispatcher.floor import START
-from dispatcher.partitions import PARTITIONS
 from mailroom import locks
 from mailroom.message import MESSAGE
+from mailroom.partitions import PARTITIONS
 from mailroom.routing import GETS, ROUTE
 from mailroom.sql.operation import Sql
 from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY

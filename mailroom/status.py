@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from mailroom.links.states import SourceState, reading_sources
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.partitions import PARTITIONS
 from mailroom.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Sql
@@ -131,7 +132,8 @@ class Status:
 def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
     """Return the status of the node `schema`. This counts all waiting messages, and takes about as long.
 
-    Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock.
+    Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock. In a
+    transaction it keeps a lock on each inbox until that ends; a node of thousands is better read in autocommit.
     """
     return run(connection, reading_status(schema_name(schema)))
 
@@ -208,37 +210,67 @@ FROM {schema}.node AS n, {schema}.clock AS c,
 """,
     columns=("bigint", "bigint", "bigint", "float8", "bigint", "float8", "bigint", "bigint", "bigint"),
 )
-# The counts start at the floor, above dead rows. The oldest message is found by its clock, through an index.
-INBOXES = Sql(
+# What the outbox holds for each inbox.
+COMING = Sql(
     """
 WITH outgoing AS MATERIALIZED (
     SELECT topic, kind, count(*) AS messages, min(sent_at) AS since FROM {schema}.outbox GROUP BY topic, kind),
-{route},
-coming AS MATERIALIZED (
-    SELECT inbox, sum(messages)::bigint AS messages, min(since) AS since
-    FROM outgoing JOIN route USING (topic) WHERE {gets} GROUP BY inbox)
-SELECT r.name, coalesce(c.messages, 0), i.messages,
-       extract(epoch FROM clock_timestamp() - least(c.since, oldest.sent_at))::float8,
-       extract(epoch FROM clock_timestamp() - c.since)::float8,
+{route}
+SELECT inbox, sum(messages)::bigint, extract(epoch FROM clock_timestamp() - min(since))::float8
+FROM outgoing JOIN route USING (topic) WHERE {gets} GROUP BY inbox
+""",
+    columns=("text", "bigint", "float8"),
+    route=ROUTE,
+    sent="outgoing",
+    gets=GETS,
+)
+NAMES = Sql(
+    "SELECT name, {partitions} FROM {schema}.inbox_registry ORDER BY name",
+    columns=("text", "bigint"),
+    partitions=PARTITIONS,
+)
+# The counts start at the floor, above dead rows. The oldest message is found by its clock, through an index. The names
+# are in the text twice: so the plan locks their partitions only, and not those of all inboxes.
+INBOXES = Sql(
+    """
+SELECT r.name, i.messages, extract(epoch FROM clock_timestamp() - oldest.sent_at)::float8,
        extract(epoch FROM clock_timestamp() - oldest.delivered_at)::float8,
        (SELECT count(*) FROM {schema}.key_state AS k
         WHERE k.inbox = r.name AND k.retry_at > clock_timestamp() AND k.retry_at < 'infinity'),
        (SELECT count(*) FROM {schema}.key_state AS k WHERE k.inbox = r.name AND k.retry_at = 'infinity'),
        (SELECT count(*) FROM {schema}.parked AS p WHERE p.inbox = r.name), r.dropped
 FROM {schema}.inbox_registry AS r
-LEFT JOIN coming AS c ON c.inbox = r.name
 CROSS JOIN LATERAL (
-    SELECT count(*) AS messages FROM {schema}.inbox WHERE inbox = r.name AND clock + 0 > r.floor) AS i
+    SELECT count(*) AS messages FROM {schema}.inbox
+    WHERE inbox = r.name AND inbox IN ('{names}') AND clock + 0 > r.floor) AS i
 LEFT JOIN LATERAL (
-    SELECT sent_at, delivered_at FROM {schema}.inbox WHERE inbox = r.name AND clock + 0 > r.floor
-    ORDER BY clock + 0 LIMIT 1) AS oldest ON true
-ORDER BY r.name
+    SELECT sent_at, delivered_at FROM {schema}.inbox
+    WHERE inbox = r.name AND inbox IN ('{names}') AND clock + 0 > r.floor ORDER BY clock + 0 LIMIT 1) AS oldest ON true
+WHERE r.name IN ('{names}') ORDER BY r.name
 """,
-    columns=("text", "bigint", "bigint", "float8", "float8", "float8", "bigint", "bigint", "bigint", "bigint"),
-    route=ROUTE,
-    sent="outgoing",
-    gets=GETS,
+    columns=("text", "bigint", "float8", "float8", "bigint", "bigint", "bigint", "bigint"),
 )
+
+
+def _reading_inboxes(schema: str) -> Operation[list[InboxStatus]]:
+    """Read the inboxes, as many per statement as one transaction may meet; in autocommit each lets its locks go."""
+    totals = {each.inbox: each for each in (yield from waiting_totals(schema))}
+    coming = {inbox: (messages, lag_s) for inbox, messages, lag_s in (yield COMING.at(schema=schema)())}
+    found = yield NAMES.at(schema=schema)(partitions=None)
+    names, most = [name for name, _ in found], found[0][1] if found else 1
+    inboxes = []
+    for first in range(0, len(names), most):
+        listed = "', '".join(names[first : first + most])
+        for name, backlog, sent_s, delivered_s, *counts in (yield INBOXES.at(schema=schema, names=listed)()):
+            on_the_way, coming_s = coming.get(name, (0, None))
+            inboxes.append(
+                InboxStatus(
+                    name, on_the_way, backlog, max(_lag(coming_s), _lag(sent_s)), _lag(coming_s), _lag(delivered_s),
+                    *counts, **_of_total(totals.get(name)),
+                )
+            )  # fmt: skip
+    return inboxes
+
 
 # Sequences have no gaps, so what is not acknowledged is counted by its ends, which an index finds.
 LINKS = Sql(
@@ -274,19 +306,12 @@ def reading_status(schema: str) -> Operation[Status]:
     executor = yield from _reading_leader(schema, "executor")
     [(clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog)] = yield NODE.at(schema=schema)()
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
-    inboxes = yield INBOXES.at(schema=schema)()
-    totals = {each.inbox: each for each in (yield from waiting_totals(schema))}
+    inboxes = yield from _reading_inboxes(schema)
     links = yield LINKS.at(schema=schema)()
     return Status(
         schema, clock, ceiling, outbox_backlog, _lag(outbox_lag_s), bulk_backlog, executable_backlog,
         _lag(executable_lag_s), scheduled, dead_letters, dispatcher, executor,
-        tuple(
-            InboxStatus(
-                name, on_the_way, backlog, _lag(lag_s), _lag(dispatcher_s), _lag(consumer_s), *failing,
-                **_of_total(totals.get(name)),
-            )
-            for name, on_the_way, backlog, lag_s, dispatcher_s, consumer_s, *failing in inboxes
-        ),
+        tuple(inboxes),
         tuple(
             LinkStatus(name, state, on_the_way, backlog, _lag(lag_s))
             for name, state, on_the_way, backlog, lag_s in links

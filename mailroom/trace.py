@@ -56,11 +56,16 @@ class Place:
 # One statement is one snapshot: a message that moves between tables is in exactly one of them. The tables are scanned,
 # because an index on message ids would cost every message. All messages of a parked key count as parked, whether they
 # were already moved to `parked` or not; and those of a total inbox that is parked, which is noted under the key ''. Of
-# `transit` only what is not acknowledged is read, by its primary key.
+# `transit` only what is not acknowledged is read, by its primary key. What is still to be fanned out counts as in the
+# outbox.
 PLACES = """
 SELECT 'outbox', NULL::text, topic, key, sent_at, sent_at, NULL::bigint, {before_in_outbox},
        NULL::bigint, NULL::timestamptz, NULL::text, message_id, headers ->> 'causation'::text, NULL::text, false
 FROM {schema}.outbox AS o WHERE {wanted}
+UNION ALL
+SELECT 'outbox', NULL, topic, key, sent_at, sent_at, NULL, NULL, NULL, NULL, NULL, message_id,
+       headers ->> 'causation'::text, NULL, false
+FROM {schema}.fan_out WHERE {wanted}
 UNION ALL
 SELECT 'outbox_executable', NULL, target || '.' || operation, coalesce(nullif(key, ''), message_id::text), sent_at,
        sent_at, NULL, {before_in_outbox_executable}, NULL, NULL, NULL, message_id, headers ->> 'causation'::text,

@@ -12,11 +12,11 @@ from typing import Literal, TypeAlias
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.links.bounds import Position
 from dispatcher.links.fetch import Batch
-from dispatcher.partitions import PARTITIONS
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.links.wire import MARK, MAX_SENT_CLOCK, READ, SPREAD
 from mailroom.message import MESSAGE
+from mailroom.partitions import PARTITIONS
 from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.total import LATE, PARTITION_CHANNEL, PARTITION_KEY, TOTAL, raising_stable

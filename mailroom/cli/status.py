@@ -38,7 +38,7 @@ def status(call: Call) -> None:
       mailroom status
       mailroom status --json | jq '.inboxes[] | {name, backlog, lag_s}'
     """
-    with call.connection("status") as connection:
+    with call.connection("status", autocommit=True) as connection:  # many inboxes are many locks
         found = node_status.status(connection, call.schema)
     if call.json:
         document(found)

@@ -181,20 +181,22 @@ WHERE "all" > {RACES}""",
     ),
     Invariant(
         "I9",
-        "deliveries are one after the other: each begins above the last clock of the one before",
+        "deliveries to an inbox are one after the other: each begins above the last clock of the one before",
         """
 SELECT * FROM (
-    SELECT turn, dtx, first, last, max(last) OVER (ORDER BY turn ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-                                   AS before FROM faults.d_ledger) AS o
+    SELECT inbox, turn, dtx, first, last,
+           max(last) OVER (PARTITION BY inbox ORDER BY turn ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+               AS before FROM faults.d_ledger) AS o
 WHERE first <= before""",
     ),
     Invariant(
         "I9b",
-        "deliveries commit in the order of their clocks",
+        "deliveries to an inbox commit in the order of their clocks",
         f"""
 SELECT * FROM (
-    SELECT dtx, first, last, max(last) OVER (ORDER BY at, dtx ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-                             AS before, at
+    SELECT inbox, dtx, first, last,
+           max(last) OVER (PARTITION BY inbox ORDER BY at, dtx ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+               AS before, at
     FROM (SELECT *, {COMMITTED_AT.format("dtx")} AS at FROM faults.d_ledger) AS d) AS o
 WHERE first <= before AND at IS NOT NULL""",
     ),

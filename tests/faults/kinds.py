@@ -15,7 +15,9 @@ from uuid import uuid4
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
+from mailroom import locks
 from tests.faults.misuse import (
     cancel_executors,
     come_and_go,
@@ -335,6 +337,42 @@ def busy_cores(stage: Stage, dice: random.Random) -> str:
     return "machine"
 
 
+STRANGER = """
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'faults_stranger') THEN
+        CREATE ROLE faults_stranger LOGIN PASSWORD 'weak';
+    END IF;
+END $$
+"""
+KEYS_OF_TABLES = """
+SELECT oid::bigint - 2147483648 FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace AND relkind IN ('r', 'p')
+"""
+
+
+def hoard_advisory_locks(stage: Stage, dice: random.Random) -> str:
+    """F43: a role that may connect, and no more, takes every advisory lock that it can name."""
+    with stage.host.session() as session:
+        session.execute(STRANGER)
+        keys = [key for (key,) in session.execute(KEYS_OF_TABLES).fetchall()]
+    dsn = make_conninfo(stage.host.dsn, user="faults_stranger", password="weak", application_name="faults campaign")
+    with psycopg.connect(dsn, autocommit=True) as stranger:
+        shared = dice.choice(("", "_shared"))
+        for number in range(locks.AWAKE, locks.AWAKE + 8):
+            for key in keys:
+                stranger.execute(f"SELECT pg_try_advisory_lock{shared}({number}, {key})".encode())
+        stage.probe(what="while a stranger has the advisory locks")
+    return "stranger"
+
+
+def fill_lock_table(stage: Stage, dice: random.Random) -> str:
+    """F44: the server has no room for another lock."""
+    with stage.host.session() as session:
+        with contextlib.suppress(psycopg.errors.OutOfMemory):
+            session.execute("SELECT pg_advisory_lock(nth) FROM generate_series(1, 1000000) AS nth")
+        time.sleep(dice.uniform(0.1, 1))
+    return "server"
+
+
 FAULTS: dict[str, Fault] = {
     "F1": kill_process, "F2": pause_process, "F3": terminate, "F4": cancel, "F5": kill_backend, "F6": kill_server,
     "F7": stop_server, "F8": _trouble("cut before COMMIT", 0.3, 0, 1.5),
@@ -345,5 +383,5 @@ FAULTS: dict[str, Fault] = {
     "F29": lose_doorbells, "F32": rolling_restart, "F34": replay_parked,
     "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
     "F39": rude_handlers, "F40": cancel_executors, "F41": come_and_go,
-    "F42": end_batches,
+    "F42": end_batches, "F43": hoard_advisory_locks, "F44": fill_lock_table,
 }  # fmt: skip

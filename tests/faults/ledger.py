@@ -26,7 +26,7 @@ CREATE TABLE faults.r_ledger (
     rtx bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     turn bigint NOT NULL DEFAULT nextval('faults.turn'));
 CREATE TABLE faults.d_ledger (
-    first bigint NOT NULL, last bigint NOT NULL, messages bigint NOT NULL,
+    inbox text COLLATE "C" NOT NULL, first bigint NOT NULL, last bigint NOT NULL, messages bigint NOT NULL,
     dtx bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
     turn bigint NOT NULL DEFAULT nextval('faults.turn'));
 CREATE TABLE faults.seen (mid uuid NOT NULL);
@@ -42,8 +42,8 @@ CREATE TRIGGER counted AFTER INSERT ON faults.w_ledger REFERENCING NEW TABLE AS 
     FOR EACH STATEMENT EXECUTE FUNCTION faults.counted();
 CREATE FUNCTION faults.delivered() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO faults.d_ledger (first, last, messages)
-    SELECT min(clock), max(clock), count(*) FROM arrived HAVING count(*) > 0;
+    INSERT INTO faults.d_ledger (inbox, first, last, messages)
+    SELECT inbox, min(clock), max(clock), count(*) FROM arrived GROUP BY inbox;
     RETURN NULL;
 END $$;
 CREATE TRIGGER faults AFTER INSERT ON mailroom.inbox REFERENCING NEW TABLE AS arrived

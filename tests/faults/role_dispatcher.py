@@ -1,6 +1,7 @@
 """A dispatcher: the product's own, both lanes of it, with batches small enough that there are many of them."""
 
 import asyncio
+import random
 
 from dispatcher import lane, leading, lease
 from dispatcher.daemon import Dispatcher, Executor, run_until_signalled
@@ -14,8 +15,11 @@ ROWS = 500
 def play(task: Task, control: Control) -> None:
     """Deliver and execute until told to stop."""
     shorten(task.habits)
-    lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s, rows=ROWS) for make in (Dispatcher, Executor)]
-    asyncio.run(run_until_signalled(lanes))
+    # Some have room for one inbox only, so that almost all they deliver is fanned out.
+    partitions = random.Random(task.seed).choice((1, None))
+    poll_s = task.habits.poll_s
+    dispatcher = Dispatcher(task.dsn, poll_interval_s=poll_s, rows=ROWS, partitions=partitions)
+    asyncio.run(run_until_signalled([dispatcher, Executor(task.dsn, poll_interval_s=poll_s, rows=ROWS)]))
 
 
 def shorten(habits: Habits) -> None:

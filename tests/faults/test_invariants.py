@@ -98,7 +98,8 @@ def test_a_sound_ledger_breaks_nothing(node: Node) -> None:
             "I7", id="a transaction out of its order",
         ),
         pytest.param(
-            "INSERT INTO faults.d_ledger (first, last, messages) VALUES (14, 20, 1)", "I9", id="a delivery by a zombie"
+            "INSERT INTO faults.d_ledger (inbox, first, last, messages) VALUES ('alpha', 14, 20, 1)", "I9",
+            id="a delivery by a zombie",
         ),
     ],
 )  # fmt: skip

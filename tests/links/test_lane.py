@@ -24,6 +24,7 @@ from dispatcher.links import source as at_source
 from dispatcher.links.lane import Links
 from dispatcher.links.receiving import Room
 from dispatcher.links.source import Source
+from mailroom import locks
 from mailroom.embedded import Server
 from mailroom.links.start import noting_place
 from mailroom.schema import create_inbox, migrate
@@ -155,6 +156,21 @@ async def test_message_for_which_nobody_rings_is_found_by_the_poll(pair: Linked)
         for nth in "abc":
             pair.put({"key": nth})
             await eventually_async(partial(lambda key: key in keys(pair.target), nth))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+async def test_messages_arrive_though_a_stranger_at_the_source_holds_the_lock_of_the_sleepers(
+    pair: Linked, shared: bool
+) -> None:
+    transit = f"'{SCHEMA}.transit'::regclass"
+    pair.source.connection.execute(
+        f"SELECT pg_advisory_lock{'_shared' * shared}({locks.ASLEEP}, {locks.key(transit)})".encode()
+    )
+    async with running(Links(pair.target.dsn, poll_interval_s=0.1)):
+        await eventually_async(lambda: wanted(pair.source) == [TOPIC], WITHIN_S)
+        for nth in range(1, 4):
+            await asyncio.to_thread(send, pair.source, f"{nth}")
+            await arrive(pair.target, *(f"{each}" for each in range(1, nth + 1)))
 
 
 async def test_large_backlog_comes_in_portions_in_order(pair: Linked) -> None:
