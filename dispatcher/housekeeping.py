@@ -12,6 +12,7 @@ from dispatcher.janitor import Janitor
 from dispatcher.leading import KEEPER, open_session
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
+from mailroom.session.home import Home
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -25,8 +26,8 @@ LONGEST_PAUSE_S = 30.0
 class Housekeeping:
     """Runs a janitor over a session of its own."""
 
-    def __init__(self, dsn: str, janitor: Janitor) -> None:
-        self._dsn = dsn
+    def __init__(self, home: Home, janitor: Janitor) -> None:
+        self._home = home
         self._janitor = janitor
 
     async def run(self, leading: asyncio.Event) -> None:
@@ -35,7 +36,7 @@ class Housekeeping:
         while True:
             await leading.wait()
             try:
-                async with open_session(self._dsn, "dispatcher housekeeping", KEEPER) as session:
+                async with open_session(self._home, "dispatcher housekeeping", KEEPER) as session:
                     while leading.is_set():
                         unfinished = await self._janitor.run_once(session)
                         failures = 0

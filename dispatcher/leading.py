@@ -26,6 +26,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within, disconnect
+from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.runner import run_async
@@ -75,8 +76,8 @@ class Leading(ABC):
     session: Mapping[str, str] = LANE
     totals: "DataclassInstance"
 
-    def __init__(self, dsn: str, schema: str) -> None:
-        self._dsn = settings.dsn(dsn)
+    def __init__(self, dsn: str | Home, schema: str) -> None:
+        self._home = dsn if isinstance(dsn, Home) else Home(settings.dsn(dsn))
         self._schema = schema_name(schema)
         self._lease = Lease(self._schema, self.role)
         self._leading = asyncio.Event()
@@ -108,8 +109,8 @@ class Leading(ABC):
             began = time.monotonic()
             try:
                 async with (
-                    open_session(self._dsn, self.role, self.session) as session,
-                    open_session(self._dsn, self.role, KEEPER) as keeper,
+                    open_session(self._home, self.role, self.session) as session,
+                    open_session(self._home, self.role, KEEPER) as keeper,
                 ):
                     if is_pooled(session):
                         raise ConfigurationError(
@@ -155,7 +156,7 @@ class Leading(ABC):
             await answered_within(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
 
     def _log(self, error: Exception) -> None:
-        if isinstance(error, OF_THE_SESSION):
+        if isinstance(error, OF_THE_SESSION) and not isinstance(error, ConfigurationError):
             log.warning("lost the database connection (%s), reconnecting", type(error).__name__)
         elif isinstance(error, MailroomError):
             log.error("%s: will try again: %s", self.role, error)
@@ -219,9 +220,11 @@ class Leading(ABC):
 
 
 @contextlib.asynccontextmanager
-async def open_session(dsn: str, role: str, session: Mapping[str, str]) -> AsyncIterator[psycopg.AsyncConnection]:
+async def open_session(
+    dsn: str | Home, role: str, session: Mapping[str, str]
+) -> AsyncIterator[psycopg.AsyncConnection]:
     """Open a session of our own, in autocommit; its transactions are READ COMMITTED, whatever the server's default."""
-    connection = await settings.connect_async(dsn, role, session)
+    connection = await Home.of(dsn).connect_async(role, session)
     try:
         await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         yield connection

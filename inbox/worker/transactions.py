@@ -1,4 +1,7 @@
-"""A worker's transactions, from a connection string, a psycopg pool, a SQLAlchemy engine or a sessionmaker."""
+"""A worker's transactions, from a connection string, a psycopg pool, a SQLAlchemy engine or a sessionmaker, or Django.
+
+Where they are is taken from connections that the source has opened (`mailroom.session.home`), never from its URL.
+"""
 
 import contextlib
 import sys
@@ -7,23 +10,24 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import psycopg
-from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import sessionmaker
 
+from inbox.worker.django import DjangoTransactions, django_alias
 from inbox.worker.hold import COMMIT, releasing
 from mailroom import settings
 from mailroom.errors import ConfigurationError
+from mailroom.session.home import Home
 from mailroom.session.pooler import is_pooled
-from mailroom.sql.runner import AsyncPlainCursor, PlainCursor, run, run_async
+from mailroom.sql.runner import AsyncPlainCursor, DjangoConnection, PlainCursor, is_django, run, run_async
 from mailroom.sql.sqlstate import Meaning, meaning_of_code, sqlstate
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
-Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any]"
+Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any] | DjangoConnection"
 AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
 
 # A worker's sessions also run the user's statements, so they keep the user's search_path and timeouts.
@@ -37,12 +41,12 @@ ANSWER_S = (
 
 
 class Transactions(Protocol):
-    """A source of transactions: each begins on entering and commits on leaving, or rolls back on an exception."""
+    """A source of transactions: each begins on entering and commits on leaving, or rolls back on an exception.
 
-    @property
-    def dsn(self) -> str:
-        """Where to listen; raises `ConfigurationError` if the source does not tell."""
-        ...
+    `home` is where they are, as far as they were visited.
+    """
+
+    home: Home
 
     def begin(self, *, failing: bool = False) -> AbstractContextManager[Any]:
         """Begin a transaction and give the connection or session that the handler gets.
@@ -65,10 +69,7 @@ class Transactions(Protocol):
 class AsyncTransactions(Protocol):
     """`Transactions` for async sources."""
 
-    @property
-    def dsn(self) -> str:
-        """Where to listen; raises `ConfigurationError` if the source does not tell."""
-        ...
+    home: Home
 
     def begin(self, *, failing: bool = False) -> AbstractAsyncContextManager[Any]:
         """Begin a transaction and give the connection or session that the handler gets."""
@@ -85,14 +86,19 @@ class AsyncTransactions(Protocol):
 
 def usable(source: object) -> Source:
     """Return `source` if a `Worker` can use it, else raise `ConfigurationError`."""
-    if not isinstance(source, str | ConnectionPool | Engine | sessionmaker):
-        wanted = "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker"
-        raise ConfigurationError(f"A Worker cannot use a {_kind(source)} as its source: give {wanted}.")
-    return source
+    if isinstance(source, str | ConnectionPool | Engine | sessionmaker) or is_django(source):
+        return source
+    wanted = (
+        "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine, a sessionmaker, or for a connection of "
+        "Django its alias, such as django:default"
+    )
+    raise ConfigurationError(f"A Worker cannot use a {_kind(source)} as its source: give {wanted}.")
 
 
 def usable_async(source: object) -> AsyncSource:
     """Return `source` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
+    if is_django(source) or (isinstance(source, str) and django_alias(source) is not None):
+        raise ConfigurationError("Django has no async connections: give this source to a Worker, with a sync handler.")
     if isinstance(source, (str, AsyncConnectionPool, _of_async_sqlalchemy())):
         return source
     wanted = "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
@@ -112,18 +118,24 @@ def _kind(source: object) -> str:
     return type(source).__qualname__
 
 
-def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
-    """Return the transactions of `source`."""
+def transactions(source: Source, inbox: str, parallel: int, listen_dsn: str | None = None) -> Transactions:
+    """Return the transactions of `source`; sessions of our own lead to `listen_dsn`, or to where the source does."""
     if isinstance(source, str):
+        if (alias := django_alias(source)) is not None:
+            return DjangoTransactions(alias, Home(listen_dsn))
         pool, failing = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
-        return _Pool(pool, failing)
+        return _Pool(Home(listen_dsn or settings.dsn(source)), pool, failing)
     if isinstance(source, ConnectionPool):
-        return _Pool(source)
-    return _Factory(source)
+        return _Pool(Home(listen_dsn), source)
+    if isinstance(source, Engine | sessionmaker):
+        return _Factory(Home(listen_dsn), source)
+    return DjangoTransactions(source.alias, Home(listen_dsn))
 
 
-async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
-    """Return the transactions of `source`."""
+async def async_transactions(
+    source: AsyncSource, inbox: str, parallel: int, listen_dsn: str | None = None
+) -> AsyncTransactions:
+    """Return the transactions of `source`, as `transactions` does."""
     if isinstance(source, str):
         pool, failing = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
         async with contextlib.AsyncExitStack() as unless_open:
@@ -131,10 +143,10 @@ async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> 
                 unless_open.push_async_callback(each.close)
                 await each.open()
             unless_open.pop_all()
-        return _AsyncPool(pool, failing)
+        return _AsyncPool(Home(listen_dsn or settings.dsn(source)), pool, failing)
     if isinstance(source, AsyncConnectionPool):
-        return _AsyncPool(source)
-    return _AsyncFactory(source)
+        return _AsyncPool(Home(listen_dsn), source)
+    return _AsyncFactory(Home(listen_dsn), source)
 
 
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -159,14 +171,11 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
 
 
 class _Pool:
-    def __init__(self, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None) -> None:
+    def __init__(self, home: Home, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None) -> None:
         """If `failing` is given, we have opened both pools and close them."""
+        self.home = home
         self._pool = pool
         self._failing = failing
-
-    @property
-    def dsn(self) -> str:
-        return _pool_dsn(self._pool)
 
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator["psycopg.Connection[Any]"]:
@@ -177,6 +186,8 @@ class _Pool:
             try:
                 yield connection
                 connection.commit()
+                if self.home.renews():
+                    connection.close()
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):  # the connection is lost: the pool replaces it
                     connection.rollback()
@@ -200,14 +211,13 @@ class _Pool:
 
 
 class _AsyncPool:
-    def __init__(self, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None) -> None:
+    def __init__(
+        self, home: Home, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None
+    ) -> None:
         """If `failing` is given, we have opened both pools and close them."""
+        self.home = home
         self._pool = pool
         self._failing = failing
-
-    @property
-    def dsn(self) -> str:
-        return _pool_dsn(self._pool)
 
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
@@ -217,6 +227,8 @@ class _AsyncPool:
             try:
                 yield connection
                 await connection.commit()
+                if self.home.renews():
+                    await connection.close()
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):
                     await connection.rollback()
@@ -244,18 +256,17 @@ def _is_idle(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 class _Factory:
-    def __init__(self, factory: "Engine | sessionmaker[Any]") -> None:
+    def __init__(self, home: Home, factory: "Engine | sessionmaker[Any]") -> None:
+        self.home = home
         self._factory = factory
-
-    @property
-    def dsn(self) -> str:
-        return _engine_dsn(self._factory)
 
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator[Any]:
         with self._factory.begin() as connection:
             try:
                 yield connection
+                if self.home.renews():
+                    _replaced_later(connection)
             except Exception as error:
                 if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     connection.invalidate()
@@ -269,18 +280,17 @@ class _Factory:
 
 
 class _AsyncFactory:
-    def __init__(self, factory: "AsyncEngine | async_sessionmaker[Any]") -> None:
+    def __init__(self, home: Home, factory: "AsyncEngine | async_sessionmaker[Any]") -> None:
+        self.home = home
         self._factory = factory
-
-    @property
-    def dsn(self) -> str:
-        return _engine_dsn(self._factory)
 
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
         async with self._factory.begin() as connection:
             try:
                 yield connection
+                if self.home.renews():
+                    _replaced_later(connection)
             except Exception as error:
                 if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     await connection.invalidate()
@@ -293,23 +303,8 @@ class _AsyncFactory:
         """Do nothing: the engine is the user's."""
 
 
-def _libpq(options: dict[str, Any]) -> dict[str, Any]:
-    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    return {name: value for name, value in options.items() if name in known and value is not None}
-
-
-def _pool_dsn(pool: "ConnectionPool[Any] | AsyncConnectionPool[Any]") -> str:
-    text: object = pool.conninfo
-    options: object = pool.kwargs or {}
-    if not isinstance(text, str) or not isinstance(options, dict):
-        raise ConfigurationError("This pool computes its connection string: give the worker listen_dsn too.")
-    return conninfo.make_conninfo(text, **_libpq(options))
-
-
-def _engine_dsn(factory: "Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]") -> str:
-    engine: Any = factory.kw.get("bind") if hasattr(factory, "kw") else factory
-    if not hasattr(engine, "url"):
-        raise ConfigurationError("This sessionmaker is not bound to an engine: create it with sessionmaker(engine).")
-    url = engine.url
-    parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
-    return conninfo.make_conninfo(**_libpq({**url.query, **parts}))
+def _replaced_later(connection: Any) -> None:
+    """Let the engine's pool open another connection in place of this one, once it has been returned."""
+    found: Any = getattr(connection, "sync_session", None) or getattr(connection, "sync_connection", None) or connection
+    found = found if isinstance(found, Connection) else found.connection()
+    found.connection.invalidate(soft=True)

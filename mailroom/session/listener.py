@@ -14,9 +14,10 @@ import psycopg
 from psycopg import sql
 
 from mailroom import locks, settings
-from mailroom.errors import ConnectionFailed
+from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within, disconnect
+from mailroom.session.home import Home
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
@@ -38,8 +39,8 @@ LISTENS = Sql("SELECT count(*) FROM pg_listening_channels()", columns=("bigint",
 class Listener:
     """Listens on the channel of one table; `run` does so until cancelled."""
 
-    def __init__(self, dsn: str, schema: str, table: str, role: str) -> None:
-        self._dsn = dsn
+    def __init__(self, home: Home | str, schema: str, table: str, role: str) -> None:
+        self._home = Home.of(home)
         self._role = role
         self._names = {"schema": schema, "table": table, "channel": locks.channel("t")}
         self._next = asyncio.Event()
@@ -67,12 +68,13 @@ class Listener:
                     failures = 0
                     self.ring()
                     await self.attend(connection)
-            except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
+            except (psycopg.Error, ConnectionFailed, ConfigurationError, OSError, TimeoutError) as error:
                 # Without LISTEN the owner still polls, so no error here ends it.
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if backoff.is_worth_a_line(failures, pause_s):
-                    log.warning("%s: not listening, polling meanwhile (%s)", self._role, type(error).__name__)
+                    why = error if isinstance(error, ConfigurationError) else type(error).__name__
+                    log.warning("%s: not listening, polling meanwhile (%s)", self._role, why)
                 self.ring()
                 await asyncio.sleep(pause_s)
 
@@ -110,7 +112,7 @@ class Listener:
 
         A pooler would run the next statement on another connection, and give the listening one to others.
         """
-        connection = await settings.connect_async(self._dsn, self._role, SESSION)
+        connection = await self._home.connect_async(self._role, SESSION)
         try:
             if is_pooled(connection):
                 log.warning(
