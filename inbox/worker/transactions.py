@@ -4,6 +4,8 @@ Where they are is taken from connections that the source has opened (`mailroom.s
 """
 
 import contextlib
+import logging
+import select
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import sessionmaker
 
@@ -30,14 +32,18 @@ if TYPE_CHECKING:
 Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any] | DjangoConnection"
 AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
 
+log = logging.getLogger("mailroom.worker")
+
 # A worker's sessions also run the user's statements, so they keep the user's search_path and timeouts.
 SESSION = {"jit": "off"}
 # How long a pool of ours tries to replace a lost connection in the background; after that it tries when a loop asks for
 # one. By default the pool doubles its pauses up to minutes, and would keep pausing long after the server is back.
 RECONNECT_S = 10.0
-ANSWER_S = (
-    5.0  # the time for a pool of ours to give a connection; also the longest that a stopping worker waits for one
-)
+# The time for a pool of ours to give a connection; also the longest that a stopping worker waits for one.
+ANSWER_S = 5.0
+SHORT_S = 1.0  # the time for a session of its own for a failing key, which can do with another one
+# How long a session for failing keys is kept that no key needs. There is none at first.
+FAILING_IDLE_S = 60.0
 
 
 class Transactions(Protocol):
@@ -52,7 +58,7 @@ class Transactions(Protocol):
         """Begin a transaction and give the connection or session that the handler gets.
 
         `failing` is for failing keys, which may roll back again and again. With a connection string they have a pool of
-        their own, of one connection at first: psycopg forgets its prepared statements at each rollback, and the other
+        their own, opened when needed: psycopg forgets its prepared statements at each rollback, and the other
         batches would be planned anew.
         """
         ...
@@ -123,7 +129,9 @@ def transactions(source: Source, inbox: str, parallel: int, listen_dsn: str | No
     if isinstance(source, str):
         if (alias := django_alias(source)) is not None:
             return DjangoTransactions(alias, Home(listen_dsn))
-        pool, failing = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
+        pool, failing = (
+            ConnectionPool(**each, check=_check, open=True) for each in _pools_of_ours(source, inbox, parallel)
+        )
         return _Pool(Home(listen_dsn or settings.dsn(source)), pool, failing)
     if isinstance(source, ConnectionPool):
         return _Pool(Home(listen_dsn), source)
@@ -137,7 +145,10 @@ async def async_transactions(
 ) -> AsyncTransactions:
     """Return the transactions of `source`, as `transactions` does."""
     if isinstance(source, str):
-        pool, failing = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
+        pool, failing = (
+            AsyncConnectionPool(**each, check=_check_async, open=False)
+            for each in _pools_of_ours(source, inbox, parallel)
+        )
         async with contextlib.AsyncExitStack() as unless_open:
             for each in (pool, failing):
                 unless_open.push_async_callback(each.close)
@@ -152,9 +163,8 @@ async def async_transactions(
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of the pool for batches and of the one for failing keys."""
     dsn = settings.dsn(source)
-    with settings.connect(
-        dsn, "worker", autocommit=True
-    ) as probe:  # raises the reason, where a pool would only time out
+    # It raises the reason, where a pool would only time out.
+    with settings.connect(dsn, "worker", autocommit=True) as probe:
         pooled = is_pooled(probe)
 
     def arguments(role: str, connections: int) -> dict[str, Any]:
@@ -163,11 +173,30 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
             "kwargs": {"prepare_threshold": None} if pooled else {},
             "min_size": connections,
             "max_size": parallel,
+            "max_idle": FAILING_IDLE_S,
             "timeout": ANSWER_S,
             "reconnect_timeout": RECONNECT_S,
         }
 
-    return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 1)
+    return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 0)
+
+
+def _is_addressed(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    """Return whether the server has said something to an idle session, as when idle_session_timeout ends it."""
+    words = select.poll()
+    words.register(connection.pgconn.socket, select.POLLIN)
+    return bool(words.poll(0))
+
+
+def _check(connection: "psycopg.Connection[Any]") -> None:
+    """Raise an error if the session was lost while it was idle. It takes a round trip only if there is reason to."""
+    if _is_addressed(connection):
+        ConnectionPool.check_connection(connection)
+
+
+async def _check_async(connection: "psycopg.AsyncConnection[Any]") -> None:
+    if _is_addressed(connection):
+        await AsyncConnectionPool.check_connection(connection)
 
 
 class _Pool:
@@ -176,11 +205,13 @@ class _Pool:
         self.home = home
         self._pool = pool
         self._failing = failing
+        self._begun = 0
 
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator["psycopg.Connection[Any]"]:
         # Not `connection.transaction()`, which would send a second COMMIT after the one that ends the batch.
-        with ((failing and self._failing) or self._pool).connection() as connection:
+        with contextlib.ExitStack() as stack:
+            connection = self._connection(stack, failing=failing)
             if autocommit := connection.autocommit:
                 connection.autocommit = False
             try:
@@ -197,6 +228,22 @@ class _Pool:
             finally:
                 if autocommit and _is_idle(connection):
                     connection.autocommit = True
+
+    def _connection(self, stack: contextlib.ExitStack, *, failing: bool) -> "psycopg.Connection[Any]":
+        if failing and self._failing is not None:
+            try:
+                return stack.enter_context(self._failing.connection(timeout=SHORT_S))
+            except PoolTimeout:
+                log.debug("the server gives no session for failing keys: they use those of the others")
+        begun = self._begun
+        try:
+            connection: psycopg.Connection[Any] = stack.enter_context(self._pool.connection())
+        except PoolTimeout:
+            if self._begun == begun:  # nor has any other loop got one meanwhile
+                self.home.make_room()
+            raise
+        self._begun += 1
+        return connection
 
     def commit(self, connection: Any) -> None:
         with PlainCursor(connection) as cursor:
@@ -218,10 +265,12 @@ class _AsyncPool:
         self.home = home
         self._pool = pool
         self._failing = failing
+        self._begun = 0
 
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
-        async with ((failing and self._failing) or self._pool).connection() as connection:
+        async with contextlib.AsyncExitStack() as stack:
+            connection = await self._connection(stack, failing=failing)
             if autocommit := connection.autocommit:
                 await connection.set_autocommit(False)
             try:
@@ -238,6 +287,22 @@ class _AsyncPool:
             finally:
                 if autocommit and _is_idle(connection):
                     await connection.set_autocommit(True)
+
+    async def _connection(self, stack: contextlib.AsyncExitStack, *, failing: bool) -> "psycopg.AsyncConnection[Any]":
+        if failing and self._failing is not None:
+            try:
+                return await stack.enter_async_context(self._failing.connection(timeout=SHORT_S))
+            except PoolTimeout:
+                log.debug("the server gives no session for failing keys: they use those of the others")
+        begun = self._begun
+        try:
+            connection: psycopg.AsyncConnection[Any] = await stack.enter_async_context(self._pool.connection())
+        except PoolTimeout:
+            if self._begun == begun:
+                self.home.make_room()
+            raise
+        self._begun += 1
+        return connection
 
     async def commit(self, connection: Any) -> None:
         async with AsyncPlainCursor(connection) as cursor:

@@ -102,6 +102,12 @@ class Unawaited:
     def _opened(self, place: Place | None) -> psycopg.Connection:
         """Return the session at that place, with no answer outstanding."""
         connection = self._answered()
+        try:
+            self._home.check_room()
+        except ConnectionFailed as failed:
+            if connection is not None:
+                connection.close()
+            raise NoSession(failed) from None
         if connection is not None and place in (None, self._place):
             return connection
         if connection is not None:

@@ -31,6 +31,7 @@ FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()
     columns=("bigint", "timestamptz", "text"),
 )
 RENEWED_AFTER_S = 60.0
+ROOM_S = 30.0
 
 
 class Elsewhere(ConfigurationError, ConnectionFailed):
@@ -65,6 +66,7 @@ class Home:
         self._places: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
         self._refused: str | None = None
         self._renewed_at = -RENEWED_AFTER_S
+        self._room_until = 0.0
         self.place: Place | None = None
         self.name = "" if dsn is None else settings.place(dsn)
 
@@ -121,8 +123,21 @@ class Home:
         self._renewed_at = self._monotonic()
         return True
 
+    def make_room(self) -> None:
+        """Give up the sessions beside the batches for a while: the server gives too few, and no batch has one."""
+        self._room_until = self._monotonic() + ROOM_S
+
+    def check_room(self) -> None:
+        """Raise `ConnectionFailed` if sessions beside the batches are given up."""
+        if self._monotonic() < self._room_until:
+            raise ConnectionFailed(
+                "The server gives too few sessions, and the batches have none: those beside them are given up for "
+                f"{ROOM_S:g} s. Raise the CONNECTION LIMIT of the role or database, or max_connections."
+            )
+
     def connect(self, role: str, session: Mapping[str, str]) -> psycopg.Connection:
         """Open an autocommit session of ours, and compare nothing yet (`place_at`). Raises `ConnectionFailed`."""
+        self.check_room()
         dsn = self.dsn
         try:
             return settings.connect(dsn, role, session, autocommit=True)
@@ -137,6 +152,7 @@ class Home:
 
     async def connect_async(self, role: str, session: Mapping[str, str]) -> psycopg.AsyncConnection:
         """Open an autocommit session of ours. Raises `ConnectionFailed`, and `Elsewhere` if it is not at home."""
+        self.check_room()
         dsn = self.dsn
         try:
             connection = await settings.connect_async(dsn, role, session)

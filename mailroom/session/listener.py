@@ -97,6 +97,7 @@ class Listener:
 
     async def beat(self, connection: psycopg.AsyncConnection) -> None:
         """Ask the server whether the connection still listens."""
+        self._home.check_room()
         # Dropped packets give no error, and the kernel of a paused server answers keepalives.
         channels = await answered_within(connection, run_async(connection, _counting_channels()), ANSWER_S)
         if not channels:
