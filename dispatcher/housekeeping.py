@@ -13,6 +13,7 @@ from dispatcher.leading import KEEPER, open_session
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
 from mailroom.session.home import Home
+from mailroom.session.repeats import Repeats, cause
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -29,6 +30,7 @@ class Housekeeping:
     def __init__(self, home: Home, janitor: Janitor) -> None:
         self._home = home
         self._janitor = janitor
+        self._repeats = Repeats()
 
     async def run(self, leading: asyncio.Event) -> None:
         """Run rounds while `leading` is set, and reconnect whenever the connection is lost, until cancelled."""
@@ -40,10 +42,13 @@ class Housekeeping:
                     while leading.is_set():
                         unfinished = await self._janitor.run_once(session)
                         failures = 0
+                        self._repeats.over()
                         await asyncio.sleep(BUSY_INTERVAL_S if unfinished else INTERVAL_S)
             except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if pause_s >= 1:  # earlier, the lane has usually lost its connections too, and logs that
-                    log.warning("housekeeping failed (%s), trying again", type(error).__name__)
+                    why = cause(error)
+                    if (again := self._repeats.struck(why)) is not None:
+                        log.warning("dispatcher housekeeping: failed (%s), trying again%s", why, again)
                 await asyncio.sleep(pause_s)

@@ -29,6 +29,7 @@ from mailroom.session.disconnect import answered_within, disconnect
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.session.pooler import is_pooled
+from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import OF_THE_SESSION, is_held_up
 
@@ -84,6 +85,7 @@ class Leading(ABC):
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_begun = False
+        self._repeats = Repeats()
 
     @abstractmethod
     def _on_duty(self, connection: psycopg.AsyncConnection) -> Duty:
@@ -131,10 +133,10 @@ class Leading(ABC):
                 if not self._has_begun and not isinstance(error, OF_THE_SESSION):
                     raise
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
-                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if backoff.is_worth_a_line(failures, pause_s):
-                    self._log(error)
-                await self._pause(pause_s)
+                if failures == 1:
+                    self._repeats.over()
+                self._log(error)
+                await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     async def _work(self, session: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
         self._leading.clear()
@@ -156,15 +158,19 @@ class Leading(ABC):
             await answered_within(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
 
     def _log(self, error: Exception) -> None:
+        why = cause(error)
+        again = self._repeats.struck(why)
+        if again is None:
+            return
         if isinstance(error, OF_THE_SESSION) and not isinstance(error, ConfigurationError):
-            log.warning("lost the database connection (%s), reconnecting", type(error).__name__)
+            log.warning("%s: lost the database connection (%s), reconnecting%s", self.role, why, again)
         elif isinstance(error, MailroomError):
-            log.error("%s: will try again: %s", self.role, error)
+            log.error("%s: will try again: %s%s", self.role, why, again)
         else:
             # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s: will try again after %s%s:\n%s", self.role, type(error).__name__, code, where)
+            log.error("%s: will try again after %s%s%s:\n%s", self.role, why, code, again, where)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
         """Return whether to try again over the same session, and log it."""

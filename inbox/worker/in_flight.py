@@ -28,6 +28,7 @@ from inbox.worker.unawaited import NoSession, Unanswered, Unawaited
 from mailroom import settings
 from mailroom.message import Message
 from mailroom.session.home import Home, Place
+from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.runner import run
 from mailroom.total import is_total
@@ -117,6 +118,7 @@ class InFlight:
         self._without_until = 0.0
         self._lives = Lives(schema, inbox, monotonic)
         self._closing = threading.Event()
+        self._repeats, self._left_out = Repeats(), Repeats()
         self._threads = ThreadPoolExecutor(2, f"mailroom-in-flight-{inbox}")
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: object) -> T:
@@ -146,11 +148,14 @@ class InFlight:
             self._without_until = time.monotonic() + WITHOUT_S
             if isinstance(error, NoSession):
                 entry.written = before
-            log.log(
-                logging.ERROR if isinstance(error, NoSession) and error.elsewhere else logging.WARNING,
-                "%s: working without in-flight entries for %d s: deaths of this worker are not counted (%s)",
-                self._names["inbox"], WITHOUT_S, error,
-            )  # fmt: skip
+            if (again := self._left_out.struck(str(error))) is not None:
+                log.log(
+                    logging.ERROR if isinstance(error, NoSession) and error.elsewhere else logging.WARNING,
+                    "%s: working without in-flight entries: deaths of this worker are not counted (%s)%s",
+                    self._names["inbox"], error, again,
+                )  # fmt: skip
+        else:
+            self._left_out.over()
 
     def remove(self, entry: Entry) -> None:
         """Remove the entry of a batch that has ended, in a process that goes on."""
@@ -247,12 +252,14 @@ class InFlight:
                 with connection.transaction():
                     found = run(connection, self._taking_over())
                 self._lives.end_paused(connection)
+                self._repeats.over()
                 return found
         except psycopg.errors.LockNotAvailable:
             log.debug("%s: messages of dead workers are locked, checking again later", self._names["inbox"])
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
-            why = error if isinstance(error, NoSession) else type(error).__name__
-            log.warning("%s: could not check for dead workers (%s)", self._names["inbox"], why)
+            why = str(error) if isinstance(error, NoSession) else type(error).__name__
+            if (again := self._repeats.struck(why)) is not None:
+                log.warning("%s: could not check for dead workers (%s)%s", self._names["inbox"], why, again)
         return False
 
     async def watch(self, found: Callable[[], None]) -> None:

@@ -128,16 +128,16 @@ def transactions(source: Source, inbox: str, parallel: int, listen_dsn: str | No
     """Return the transactions of `source`; sessions of our own lead to `listen_dsn`, or to where the source does."""
     if isinstance(source, str):
         if (alias := django_alias(source)) is not None:
-            return DjangoTransactions(alias, Home(listen_dsn))
+            return DjangoTransactions(alias, Home(listen_dsn, apart=True))
         pool, failing = (
             ConnectionPool(**each, check=_check, open=True) for each in _pools_of_ours(source, inbox, parallel)
         )
-        return _Pool(Home(listen_dsn or settings.dsn(source)), pool, failing)
+        return _Pool(Home(listen_dsn or settings.dsn(source), apart=listen_dsn is not None), pool, failing)
     if isinstance(source, ConnectionPool):
-        return _Pool(Home(listen_dsn), source)
+        return _Pool(Home(listen_dsn, apart=True), source)
     if isinstance(source, Engine | sessionmaker):
-        return _Factory(Home(listen_dsn), source)
-    return DjangoTransactions(source.alias, Home(listen_dsn))
+        return _Factory(Home(listen_dsn, apart=True), source)
+    return DjangoTransactions(source.alias, Home(listen_dsn, apart=True))
 
 
 async def async_transactions(
@@ -154,10 +154,10 @@ async def async_transactions(
                 unless_open.push_async_callback(each.close)
                 await each.open()
             unless_open.pop_all()
-        return _AsyncPool(Home(listen_dsn or settings.dsn(source)), pool, failing)
+        return _AsyncPool(Home(listen_dsn or settings.dsn(source), apart=listen_dsn is not None), pool, failing)
     if isinstance(source, AsyncConnectionPool):
-        return _AsyncPool(Home(listen_dsn), source)
-    return _AsyncFactory(Home(listen_dsn), source)
+        return _AsyncPool(Home(listen_dsn, apart=True), source)
+    return _AsyncFactory(Home(listen_dsn, apart=True), source)
 
 
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:

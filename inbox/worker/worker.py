@@ -111,7 +111,7 @@ class _Service(ABC):
                 raise asyncio.CancelledError  # Python 3.11's wait_for has swallowed it, for example in a pool
             log.info(
                 "%s: running in schema %s of %s: %d at once, batches of %d",
-                self.name, self.schema, home.name, self._parallel, self.batch,
+                self.name, self.schema, home.whereabouts, self._parallel, self.batch,
             )  # fmt: skip
             await self._run_loops(
                 [Loop(self, listener, self._in_flight, due) for _ in range(self._parallel)], listener, due, home

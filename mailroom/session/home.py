@@ -59,8 +59,12 @@ class Home:
     `place` is that of the newest connection visited; None if there was none, and then any will do.
     """
 
-    def __init__(self, dsn: str | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, dsn: str | None = None, *, apart: bool = False, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`apart`: the batches' connections are opened another way."""
         self._given = dsn
+        self._is_apart = apart
         self._found: str | ConfigurationError = unknown("No connection of this source has been seen")
         self._monotonic = monotonic
         self._places: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
@@ -83,6 +87,12 @@ class Home:
         if isinstance(self._found, ConfigurationError):
             raise self._found
         return self._found
+
+    @property
+    def whereabouts(self) -> str:
+        """Where the batches are, and by which way our own sessions get there if it is another one; for display."""
+        beside = settings.place(self._given) if self._is_apart and self._given is not None else self.name
+        return self.name if beside == self.name else f"{self.name} (own sessions by way of {beside})"
 
     def visiting(self, driver: object) -> Operation[Place]:
         """Return where a batch's connection is, and remember how its source opened it; `driver` is the driver's own.

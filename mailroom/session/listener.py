@@ -19,6 +19,7 @@ from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within, disconnect
 from mailroom.session.home import Home
 from mailroom.session.pooler import is_pooled
+from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
@@ -42,6 +43,7 @@ class Listener:
     def __init__(self, home: Home | str, schema: str, table: str, role: str) -> None:
         self._home = Home.of(home)
         self._role = role
+        self._repeats = Repeats()
         self._names = {"schema": schema, "table": table, "channel": locks.channel("t")}
         self._next = asyncio.Event()
         self._connection: psycopg.AsyncConnection | None = None
@@ -66,17 +68,17 @@ class Listener:
                         await asyncio.Event().wait()
                         return
                     failures = 0
+                    self._repeats.over()
                     self.ring()
                     await self.attend(connection)
             except (psycopg.Error, ConnectionFailed, ConfigurationError, OSError, TimeoutError) as error:
                 # Without LISTEN the owner still polls, so no error here ends it.
                 failures += 1
-                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if backoff.is_worth_a_line(failures, pause_s):
-                    why = error if isinstance(error, ConfigurationError) else type(error).__name__
-                    log.warning("%s: not listening, polling meanwhile (%s)", self._role, why)
+                why = cause(error)
+                if (again := self._repeats.struck(why)) is not None:
+                    log.warning("%s: not listening, polling meanwhile (%s)%s", self._role, why, again)
                 self.ring()
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     def listen_anew(self) -> None:
         """Reconnect: a connection that does not read its notifications holds back the queue."""
