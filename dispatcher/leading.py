@@ -26,7 +26,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within, disconnect
-from mailroom.session.home import Home
+from mailroom.session.home import Elsewhere, Home
 from mailroom.session.listener import heard
 from mailroom.session.pooler import is_pooled
 from mailroom.session.repeats import Repeats, cause
@@ -126,9 +126,13 @@ class Leading(ABC):
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                if not connected and isinstance(error, ConnectionFailed):
+                # A worker's batches have connected before, so its server is there: it may only give too few sessions.
+                is_first = not connected and self._home.place is None
+                if (is_first and isinstance(error, ConnectionFailed)) or (
+                    not connected and isinstance(error, Elsewhere)
+                ):
                     raise
-                if not connected and isinstance(error, psycopg.OperationalError):  # lost right after it was made
+                if is_first and isinstance(error, psycopg.OperationalError):  # lost right after it was made
                     raise settings.connection_failed(error) from None
                 if not self._has_begun and not isinstance(error, OF_THE_SESSION):
                     raise

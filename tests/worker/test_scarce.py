@@ -57,6 +57,16 @@ def test_worker_with_fewer_sessions_than_it_wants_handles_its_messages_and_says_
     assert "too many connections for role" in caplog.text
 
 
+@pytest.mark.parametrize("limited", [2], indirect=True)
+def test_worker_that_would_also_dispatch_does_not_end_for_want_of_sessions(
+    node: Node, limited: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with working(Worker(limited, "shipping", write_ledger, dispatch=True, poll_interval_s=POLL_S)):
+        eventually(lambda: "dispatcher: lost the database connection" in caplog.text)
+        deliver(node, "a")
+        eventually(lambda: ledger_keys(node) == ["a"], WITHIN_S)
+
+
 @pytest.mark.parametrize("limited", [3], indirect=True)
 async def test_async_worker_does_the_same(node: Node, limited: str) -> None:
     async with working_async(AsyncWorker(limited, "shipping", write_ledger_async, poll_interval_s=POLL_S)):
