@@ -28,6 +28,7 @@ from dispatcher.waits import told
 from mailroom import schema as node
 from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.session.home import Home
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import is_held_up
 
@@ -77,7 +78,7 @@ class Dispatcher(Lane):
 
     def __init__(
         self,
-        dsn: str,
+        dsn: str | Home,
         schema: str = DEFAULT_SCHEMA,
         *,
         poll_interval_s: float = POLL_INTERVAL_S,
@@ -91,7 +92,7 @@ class Dispatcher(Lane):
         self._partitions = partitions
         self._portion = Portion()
         self._janitor = Janitor(self._schema)
-        self._housekeeping = Housekeeping(self._dsn, self._janitor)
+        self._housekeeping = Housekeeping(self._home, self._janitor)
         self.totals = Totals()
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
@@ -136,7 +137,12 @@ class Executor(Lane):
     totals: Executed
 
     def __init__(
-        self, dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S, rows: int = ROWS
+        self,
+        dsn: str | Home,
+        schema: str = DEFAULT_SCHEMA,
+        *,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        rows: int = ROWS,
     ) -> None:
         super().__init__(dsn, schema, poll_interval_s)
         self._rows = rows

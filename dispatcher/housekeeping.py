@@ -10,9 +10,10 @@ import psycopg
 
 from dispatcher.janitor import Janitor
 from dispatcher.leading import KEEPER, open_session
-from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.session import backoff
+from mailroom.session.home import Home
+from mailroom.session.repeats import Repeats, cause
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -26,9 +27,10 @@ LONGEST_PAUSE_S = 30.0
 class Housekeeping:
     """Runs a janitor over a session of its own."""
 
-    def __init__(self, dsn: str, janitor: Janitor) -> None:
-        self._dsn = dsn
+    def __init__(self, home: Home, janitor: Janitor) -> None:
+        self._home = home
         self._janitor = janitor
+        self._repeats = Repeats()
 
     async def run(self, leading: asyncio.Event) -> None:
         """Run rounds while `leading` is set, and reconnect whenever the connection is lost, until cancelled."""
@@ -36,15 +38,17 @@ class Housekeeping:
         while True:
             await leading.wait()
             try:
-                async with open_session(self._dsn, "dispatcher housekeeping", KEEPER) as session:
+                async with open_session(self._home, "dispatcher housekeeping", KEEPER) as session:
                     while leading.is_set():
                         unfinished = await self._janitor.run_once(session)
                         failures = 0
+                        self._repeats.over()
                         await asyncio.sleep(BUSY_INTERVAL_S if unfinished else INTERVAL_S)
             except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if pause_s >= 1:  # earlier, the lane has usually lost its connections too, and logs that
-                    reason = settings.refusal(error) or type(error).__name__
-                    log.warning("housekeeping failed (%s), trying again", reason)
+                    why = cause(error)
+                    if (again := self._repeats.struck(why)) is not None:
+                        log.warning("dispatcher housekeeping: failed (%s), trying again%s", why, again)
                 await asyncio.sleep(pause_s)

@@ -15,6 +15,7 @@ from dispatcher.doorbell import Doorbell
 from dispatcher.floor import Scanned
 from dispatcher.leading import Duty, Leading
 from dispatcher.lease import RENEW_S
+from mailroom.session.home import Home
 from mailroom.session.listener import Listener
 
 POLL_INTERVAL_S = 1.0
@@ -40,7 +41,7 @@ class Lane(Leading):
 
     outbox: str
 
-    def __init__(self, dsn: str, schema: str, poll_interval_s: float) -> None:
+    def __init__(self, dsn: str | Home, schema: str, poll_interval_s: float) -> None:
         super().__init__(dsn, schema)
         self._poll_interval_s = poll_interval_s
 
@@ -53,7 +54,7 @@ class Lane(Leading):
         return ()
 
     def _on_duty(self, connection: psycopg.AsyncConnection) -> Duty:
-        listener = Listener(self._dsn, self._schema, self.outbox, f"{self.role} listener")
+        listener = Listener(self._home, self._schema, self.outbox, f"{self.role} listener")
         doorbell = Doorbell(connection, self._schema, self.outbox, listener, self._poll_interval_s)
         return Duty(
             self._serve(doorbell, self._work_on(connection)),

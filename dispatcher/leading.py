@@ -27,8 +27,10 @@ from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
 from mailroom.names import schema_name
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within, disconnect
+from mailroom.session.home import Elsewhere, Home
 from mailroom.session.listener import heard
 from mailroom.session.pooler import is_pooled
+from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import OF_THE_SESSION, is_held_up
 
@@ -76,14 +78,15 @@ class Leading(ABC):
     session: Mapping[str, str] = LANE
     totals: "DataclassInstance"
 
-    def __init__(self, dsn: str, schema: str) -> None:
-        self._dsn = settings.dsn(dsn)
+    def __init__(self, dsn: str | Home, schema: str) -> None:
+        self._home = dsn if isinstance(dsn, Home) else Home(settings.dsn(dsn))
         self._schema = schema_name(schema)
         self._lease = Lease(self._schema, self.role)
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_begun = False
+        self._repeats = Repeats()
 
     @abstractmethod
     def _on_duty(self, connection: psycopg.AsyncConnection) -> Duty:
@@ -109,8 +112,8 @@ class Leading(ABC):
             began = time.monotonic()
             try:
                 async with (
-                    open_session(self._dsn, self.role, self.session) as session,
-                    open_session(self._dsn, self.role, KEEPER) as keeper,
+                    open_session(self._home, self.role, self.session) as session,
+                    open_session(self._home, self.role, KEEPER) as keeper,
                 ):
                     if is_pooled(session):
                         raise ConfigurationError(
@@ -124,17 +127,21 @@ class Leading(ABC):
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                if not connected and isinstance(error, ConnectionFailed):
+                # A worker's batches have connected before, so its server is there: it may only give too few sessions.
+                is_first = not connected and self._home.place is None
+                if (is_first and isinstance(error, ConnectionFailed)) or (
+                    not connected and isinstance(error, Elsewhere)
+                ):
                     raise
-                if not connected and isinstance(error, psycopg.OperationalError):  # lost right after it was made
+                if is_first and isinstance(error, psycopg.OperationalError):  # lost right after it was made
                     raise settings.connection_failed(error) from None
                 if not self._has_begun and not isinstance(error, OF_THE_SESSION):
                     raise
                 failures = 1 if time.monotonic() - began > LONGEST_PAUSE_S else failures + 1
-                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if backoff.is_worth_a_line(failures, pause_s):
-                    self._log(error)
-                await self._pause(pause_s)
+                if failures == 1:
+                    self._repeats.over()
+                self._log(error)
+                await self._pause(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     async def _work(self, session: psycopg.AsyncConnection, keeper: psycopg.AsyncConnection) -> None:
         self._leading.clear()
@@ -156,17 +163,21 @@ class Leading(ABC):
             await answered_within(keeper, run_async(keeper, self._lease.giving_up()), DISCONNECT_AFTER_S)
 
     def _log(self, error: Exception) -> None:
-        if (refused := settings.refusal(error)) is not None:
-            log.error("%s: will try again: %s", self.role, refused)
-        elif isinstance(error, OF_THE_SESSION):
-            log.warning("lost the database connection (%s), reconnecting", type(error).__name__)
+        why = cause(error)
+        again = self._repeats.struck(why)
+        if again is None:
+            return
+        if settings.refusal(error) is not None:
+            log.error("%s: will try again: %s%s", self.role, why, again)
+        elif isinstance(error, OF_THE_SESSION) and not isinstance(error, ConfigurationError):
+            log.warning("%s: lost the database connection (%s), reconnecting%s", self.role, why, again)
         elif isinstance(error, MailroomError):
-            log.error("%s: will try again: %s", self.role, error)
+            log.error("%s: will try again: %s%s", self.role, why, again)
         else:
             # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s: will try again after %s%s:\n%s", self.role, type(error).__name__, code, where)
+            log.error("%s: will try again after %s%s%s:\n%s", self.role, why, code, again, where)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
         """Return whether to try again over the same session, and log it."""
@@ -193,7 +204,7 @@ class Leading(ABC):
                 if time.monotonic() - checked >= CHECK_INTERVAL_S:
                     checked = time.monotonic()
                     await self._check_queue(keeper, duty)
-                await telling(self._dsn).look(keeper)
+                await telling(keeper).look(keeper)
             except psycopg.Error as error:
                 # The lease may expire meanwhile, but dropping the sessions would lose the batch under way at once.
                 if not self._is_held_up(error, "the lease"):
@@ -224,9 +235,11 @@ class Leading(ABC):
 
 
 @contextlib.asynccontextmanager
-async def open_session(dsn: str, role: str, session: Mapping[str, str]) -> AsyncIterator[psycopg.AsyncConnection]:
+async def open_session(
+    dsn: str | Home, role: str, session: Mapping[str, str]
+) -> AsyncIterator[psycopg.AsyncConnection]:
     """Open a session of our own, in autocommit; its transactions are READ COMMITTED, whatever the server's default."""
-    connection = await settings.connect_async(dsn, role, session)
+    connection = await Home.of(dsn).connect_async(role, session)
     try:
         await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         yield connection

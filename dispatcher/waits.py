@@ -39,9 +39,13 @@ class Telling:
             log.warning("%s", wait)
 
 
+def telling(connection: psycopg.AsyncConnection) -> Telling:
+    """Return what all lanes of this process share that work on this connection's database."""
+    return _telling(connection.info.host, connection.info.port, connection.info.dbname)
+
+
 @cache
-def telling(dsn: str) -> Telling:
-    """Return what all lanes of this process share that work on this database."""
+def _telling(host: str, port: int, database: str) -> Telling:
     return Telling()
 
 
@@ -55,7 +59,7 @@ async def told(dsn: str) -> AsyncIterator[None]:
             connection = await settings.connect_async(dsn, "waits", settings.UNATTENDED)
             async with connection:
                 while True:
-                    await telling(dsn).look(connection)
+                    await telling(connection).look(connection)
                     await asyncio.sleep(LOOK_INTERVAL_S)
         except (psycopg.Error, ConnectionFailed) as error:
             log.debug("cannot tell who is in the way: %s", type(error).__name__)

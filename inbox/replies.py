@@ -28,6 +28,7 @@ from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within
 from mailroom.session.listener import heard
 from mailroom.session.pooler import lone_statement
+from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
@@ -102,6 +103,7 @@ class Replies(Generic[E]):
         self._wanted = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self._repeats = Repeats()
 
     def expect(self, expected: E) -> E:
         """Wait for a reply, from any thread. Call it before the request is sent: then no reply comes too early."""
@@ -134,12 +136,13 @@ class Replies(Generic[E]):
                         while True:
                             await self._turn(connection)
                             failures = 0
+                            self._repeats.over()
                 except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
                     failures += 1
-                    pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                    if backoff.is_worth_a_line(failures, pause_s):
-                        log.warning("%s: takes no replies for now (%s)", self._inbox, type(error).__name__)
-                    await asyncio.sleep(pause_s)
+                    why = cause(error)
+                    if (again := self._repeats.struck(why)) is not None:
+                        log.warning("%s: takes no replies for now (%s)%s", self._inbox, why, again)
+                    await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
         finally:
             self._close()
             listening.cancel()

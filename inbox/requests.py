@@ -2,14 +2,16 @@
 
 import asyncio
 import os
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextvars import copy_context
+from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from inbox.replies import OUTSIDE, Expected, Replies, ReplyThread, checking_kept
 from inbox.worker import arguments
@@ -30,6 +32,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 POLL_INTERVAL_S = 0.2
+GRACE_S = 0.25  # for the pool to say at its own time-out that nothing was sent
 
 
 class Refused(Exception):
@@ -48,7 +51,21 @@ class Refused(Exception):
 
 
 class NoReply(TimeoutError):
-    """There was no answer in time. What became of the request is not known, and it may still be done."""
+    """There was no answer in time. What became of the request is not known, and it may still be done.
+
+    If its text says that the request was not sent, it is not done.
+    """
+
+
+def _unsent(timeout_s: float, connections: int) -> NoReply:
+    return NoReply(
+        f"The request was not sent: no session was free for it within {timeout_s:g} s. Either all {connections} are in "
+        "use (`connections` allows more), or the server gives none: its log and that of psycopg.pool say why."
+    )
+
+
+def _unfinished(timeout_s: float) -> NoReply:
+    return NoReply(f"Sending the request took longer than {timeout_s:g} s. It may still be done.")
 
 
 class _Pending(Expected, Generic[A]):
@@ -82,8 +99,12 @@ class Pending(_Pending[A]):
         the answer does not fit its topic's type.
         """
         arguments.seconds(timeout_s, "timeout_s")
+        return self.answer(timeout_s, timeout_s)
+
+    def answer(self, left_s: float, timeout_s: float) -> A:
+        """Do what `wait` does within the `left_s` of `timeout_s` seconds."""
         try:
-            reply = self.reply.result(timeout_s)
+            reply = self.reply.result(left_s)
         except FutureTimeout:
             raise self._late(timeout_s) from None
         return self._value(reply)
@@ -95,9 +116,13 @@ class AsyncPending(_Pending[A]):
     async def wait(self, timeout_s: float) -> A:
         """See `Pending.wait`."""
         arguments.seconds(timeout_s, "timeout_s")
+        return await self.answer(timeout_s, timeout_s)
+
+    async def answer(self, left_s: float, timeout_s: float) -> A:
+        """See `Pending.answer`."""
         # Not wait_for on the future itself: giving up would cancel it for those who wait for it later.
         waiting = asyncio.wrap_future(_shielded(self.reply))
-        done, _ = await asyncio.wait([waiting], timeout=timeout_s)
+        done, _ = await asyncio.wait([waiting], timeout=left_s)
         if not done:
             waiting.cancel()
             raise self._late(timeout_s)
@@ -205,6 +230,7 @@ class Requests(_Service):
         self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
         self._thread = ReplyThread(self._replies, self.name)
         self._thread.start()
+        self._senders = ThreadPoolExecutor(self._connections, f"mailroom-ask-{self.name}")
         self._process = os.getpid()
         return self
 
@@ -214,6 +240,7 @@ class Requests(_Service):
         """Close the sessions. Whoever still waits gets `NoReply`."""
         if self._end():
             self._thread.stop()
+            self._senders.shutdown(wait=False, cancel_futures=True)
             self._sessions.close()
 
     @overload
@@ -230,17 +257,32 @@ class Requests(_Service):
         """
         arguments.seconds(timeout_s, "timeout_s")
         self._check_process()
+        deadline = monotonic() + timeout_s
+        # In another thread, since nothing ends a wait for a pool's check, for a lock or for a server that has vanished.
+        # It carries what this one does.
+        sending = self._senders.submit(copy_context().run, self._send_alone, topic, value, fields, deadline)
+        try:
+            pending = sending.result(timeout_s + GRACE_S)
+        except FutureTimeout:
+            raise (_unsent(timeout_s, self._connections) if sending.cancel() else _unfinished(timeout_s)) from None
+        except PoolTimeout:
+            raise _unsent(timeout_s, self._connections) from None
+        try:
+            return pending.answer(max(deadline - monotonic(), 0.0), timeout_s)
+        finally:
+            self._replies.forget(pending)
+
+    def _send_alone(self, topic: Topic[Any, Any] | str, value: object, fields: Fields, deadline: float) -> Pending[Any]:
         pending: Pending[Any] | None = None
         try:
-            with self._sessions.connection() as connection:
+            with self._sessions.connection(timeout=max(deadline - monotonic(), 0.0)) as connection:
+                if monotonic() > deadline:
+                    raise PoolTimeout  # nobody waits for it any more
                 pending = self.send(connection, topic, value, **fields)
         except psycopg.Error as error:
             if pending is None or meaning(error) is not Meaning.LOST:
                 raise
-        try:
-            return pending.wait(timeout_s)
-        finally:
-            self._replies.forget(pending)
+        return pending
 
     @overload
     def send(self, connection: AnyConnection, topic: Topic[T, A], value: T, **fields: Unpack[Fields]) -> Pending[A]: ...
@@ -281,6 +323,7 @@ class AsyncRequests(_Service):
         self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
         self._replies.begin(asyncio.get_running_loop())
         self._taking = asyncio.create_task(self._replies.run())
+        self._sendings: set[asyncio.Task[AsyncPending[Any]]] = set()
         self._process = os.getpid()
         return self
 
@@ -290,7 +333,9 @@ class AsyncRequests(_Service):
         """Close the sessions. Whoever still waits gets `NoReply`."""
         if self._end():
             self._taking.cancel()
-            await asyncio.gather(self._taking, return_exceptions=True)
+            for sending in self._sendings:
+                sending.cancel()
+            await asyncio.gather(self._taking, *self._sendings, return_exceptions=True)
             await self._sessions.close()
 
     @overload
@@ -304,17 +349,36 @@ class AsyncRequests(_Service):
         """See `Requests.ask`."""
         arguments.seconds(timeout_s, "timeout_s")
         self._check_process()
+        deadline = monotonic() + timeout_s
+        sending = asyncio.create_task(self._send_alone(topic, value, fields, deadline))
+        self._sendings.add(sending)
+        sending.add_done_callback(self._sendings.discard)
+        try:
+            await asyncio.wait([sending], timeout=timeout_s + GRACE_S)
+        finally:
+            sending.cancel()  # not awaited: a server that has vanished would not answer to that either
+        if not sending.done():
+            raise _unfinished(timeout_s)
+        try:
+            pending = sending.result()
+        except PoolTimeout:
+            raise _unsent(timeout_s, self._connections) from None
+        try:
+            return await pending.answer(max(deadline - monotonic(), 0.0), timeout_s)
+        finally:
+            self._replies.forget(pending)
+
+    async def _send_alone(
+        self, topic: Topic[Any, Any] | str, value: object, fields: Fields, deadline: float
+    ) -> AsyncPending[Any]:
         pending: AsyncPending[Any] | None = None
         try:
-            async with self._sessions.connection() as connection:
+            async with self._sessions.connection(timeout=max(deadline - monotonic(), 0.0)) as connection:
                 pending = await self.send(connection, topic, value, **fields)
         except psycopg.Error as error:
             if pending is None or meaning(error) is not Meaning.LOST:
                 raise
-        try:
-            return await pending.wait(timeout_s)
-        finally:
-            self._replies.forget(pending)
+        return pending
 
     @overload
     async def send(

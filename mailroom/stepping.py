@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
@@ -20,8 +21,10 @@ from inbox.total import healing_total
 from mailroom.carry import handling
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
+from mailroom.session.home import reading_place
+from mailroom.sql.apart import in_hand, is_watched
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, is_django, run, run_async, unwrapped
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, driver_of, is_django, run, run_async, unwrapped
 
 # What became of a step. Paused is a worker that has met `Unavailable`; idle is one for which nothing waits.
 Step: TypeAlias = Literal["worked", "idle", "paused"]
@@ -71,7 +74,7 @@ def step(
                 return "idle"
             [message] = claimed.messages
             try:
-                with handling(message):
+                with handling(message), in_hand(*run(connection, placing(connection))):
                     returned = handler(message, unwrapped(connection))
             except Exception as raised:
                 error = raised  # kept, since psycopg swallows its own Rollback
@@ -110,7 +113,7 @@ async def step_async(
                 return "idle"
             [message] = claimed.messages
             try:
-                with handling(message):
+                with handling(message), in_hand(*await run_async(connection, placing(connection))):
                     await awaitable(handler(message, connection), instead)
             except Exception as raised:
                 error = raised
@@ -121,6 +124,14 @@ async def step_async(
             raise
         error = raised
     return await run_async(connection, _recording(reaped, worked, message, error, fatal))
+
+
+def placing(connection: object) -> Operation[tuple[object, int, datetime]]:
+    """Return what `in_hand` needs: a handler in a test fails by what fails it in a worker."""
+    if not is_watched():
+        return None, 0, datetime.now(UTC)
+    place = yield from reading_place()
+    return driver_of(connection), place.oid, place.server_started
 
 
 def _undone_by_exceptions(connection: AnyConnection) -> AbstractContextManager[Any]:

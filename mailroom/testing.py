@@ -24,12 +24,14 @@ from mailroom.clock import raising_ceiling
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.sql.apart import in_hand
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, unwrapped
 from mailroom.stepping import (
     Failure,
     Worked,
     awaitable,
+    placing,
     refuse_async,
     refuse_awaitable,
     shifting,
@@ -189,7 +191,7 @@ def drain(
         if not messages:
             return calls
         for message in messages:
-            with handling(message):
+            with handling(message), in_hand(*run(connection, placing(connection))):
                 refuse_awaitable(handler(message, unwrapped(connection)), "drain_async")
             calls += 1
 
@@ -210,7 +212,7 @@ async def drain_async(
         if not messages:
             return calls
         for message in messages:
-            with handling(message):
+            with handling(message), in_hand(*await run_async(connection, placing(connection))):
                 await awaitable(handler(message, connection), "drain")
             calls += 1
 

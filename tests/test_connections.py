@@ -28,6 +28,7 @@ from mailroom.schema import create_inbox, migrate
 from mailroom.session import backoff
 from mailroom.session import listener as listening
 from mailroom.session.listener import Listener
+from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Sql
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
@@ -344,11 +345,11 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
             tries.clear()
             await eventually_async(lambda: len(tries) > 10)
         private.send("shipping", key="k")
-        await eventually_async(lambda: is_delivered(private, "k"))
-    # Tried again and again; said once, since no pause was as long as a second.
-    assert warnings_of(caplog, "mailroom.dispatcher") == [
-        "lost the database connection (ReadOnlySqlTransaction), reconnecting"
-    ]
+        await eventually_async(lambda: is_delivered(private, "k"), WITHIN_S)
+    # Tried again and again; said once for each cause, by name of the lane.
+    first, *rest = warnings_of(caplog, "mailroom.dispatcher")
+    assert first == "dispatcher: lost the database connection (ReadOnlySqlTransaction), reconnecting"
+    assert ["session is read-only" in line for line in rest] == [True][: len(rest)]
 
 
 @pytest.mark.parametrize("kind", ["dsn", "pool", "engine"])
@@ -421,6 +422,17 @@ def test_failure_is_logged_at_once_and_then_before_long_pauses_only() -> None:
     assert backoff.is_worth_a_line(1, 0.01)
     assert not backoff.is_worth_a_line(2, 0.99)
     assert backoff.is_worth_a_line(3, 1.0)
+
+
+def test_repeated_failure_is_logged_once_for_each_cause_and_then_how_often() -> None:
+    now = [0.0]
+    repeats = Repeats(lambda: now[0])
+    assert [repeats.struck(why) for why in ("lost", "lost", "refused", "lost")] == ["", None, "", None]
+    now[0] = 60.0
+    assert repeats.struck("lost") == ", 3 times in 60 s"
+    assert repeats.struck("lost") is None
+    repeats.over()
+    assert repeats.struck("lost") == ""
 
 
 async def test_connection_that_is_given_up_while_it_is_made_is_closed_at_once() -> None:

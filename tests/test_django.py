@@ -6,19 +6,24 @@ from typing import Any
 
 import psycopg
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import IntegrityError, ProgrammingError, connections, models, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
-from inbox import Handlers, Inbox, Message, Parked, Rejected
+from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Rejected, Worker
 from mailroom import testing
-from mailroom.errors import NotInTransaction, UnsupportedConnection
+from mailroom.errors import ConfigurationError, NotInTransaction, UnsupportedConnection
 from mailroom.mail import Mail, mailing
 from mailroom.schema import create_inbox, current_revision, migrate
+from mailroom.sql import apart
+from mailroom.sql.apart import WritesApart
 from mailroom.sql.savepoint import savepoint
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
 from tests.support.databases import Connect
-from tests.support.django import connected
+from tests.support.django import connected, found_in
 from tests.support.node import Node
+from tests.support.waiting import eventually, eventually_async
+from tests.support.working import working, working_async
 
 OUTBOX = Outbox()
 
@@ -162,7 +167,230 @@ def test_rejected_command_undoes_what_the_orm_did_and_the_rest_goes_on(connectio
     assert sorted(Order.objects.values_list("id", flat=True)) == [1, 2]
 
 
+# -- Workers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def configured(node: Node) -> Iterator[None]:
+    """Let connections that Django opens in any thread lead to the test's database."""
+    before = connections.settings["default"]
+    connections.settings["default"] = {**before, **found_in(node.dsn)}
+    try:
+        yield
+    finally:
+        connections.settings["default"] = before
+
+
+def ship_by_orm(message: Message, connection: Any) -> None:
+    """Fail for good, after a write, at the key `poison`."""
+    Order.objects.create(id=message.value["order"], state="shipped")
+    OUTBOX.send(connection, "shipped", {"order": message.value["order"]})
+    if message.key == "poison":
+        raise KeyError
+
+
+def orders(node: Node) -> list[tuple[int]]:
+    return node.rows("SELECT id FROM shop_order ORDER BY id")
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.parametrize("source", ["alias", "connection"])
+def test_worker_on_django_s_connection_commits_the_orm_s_writes_with_its_messages(node: Node, source: str) -> None:
+    """One poison message among others: each of the others is there once, and what the poison wrote is not."""
+    with node.connection.transaction():
+        create_inbox(node.connection, "shipping", subscribe=["order.paid"], max_attempts=2, backoff_s=0)
+        for order in (11, 12, 13, 14):
+            OUTBOX.send(node.connection, "shipping", {"order": order}, key="poison" if order == 13 else order)
+    node.drain()
+    node.connection.execute("ALTER TABLE shop_order DROP CONSTRAINT shop_order_pkey")  # so that doubles would be seen
+    given: Any = "django:default" if source == "alias" else connections["default"]
+    with working(Worker(given, "shipping", ship_by_orm, parallel=2, poll_interval_s=0.05)):
+        eventually(lambda: Parked("shipping").keys(node.connection))
+        eventually(lambda: len(orders(node)) == 3)
+    assert orders(node) == [(11,), (12,), (14,)]
+    assert node.value("SELECT count(*) FROM mailroom.outbox WHERE topic = 'shipped'") == 3
+    assert node.delivered() == []
+    connections["default"].close()
+
+
+@pytest.mark.usefixtures("configured")
+def test_conflict_of_the_orm_is_no_attempt_and_a_swallowed_error_is_one(node: Node) -> None:
+    tries: list[int] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        tries.append(message.value)
+        if message.value == 1 and len(tries) == 1:
+            with connections["default"].cursor() as cursor:
+                cursor.execute("DO 'BEGIN RAISE serialization_failure; END'")
+        if message.value == 2:
+            with suppress(ValueError), transaction.atomic(savepoint=False):
+                raise ValueError
+
+    node.inbox("shipping", max_attempts=1)
+    for value in (1, 2):
+        node.send("shipping", value, key=value)
+    node.drain()
+    with working(Worker("django:default", "shipping", handle, batch=1, poll_interval_s=0.05)):
+        eventually(lambda: [parked.key for parked in Parked("shipping").keys(node.connection)] == ["2"])
+        eventually(lambda: tries.count(1) == 2)
+    assert node.rows("SELECT key FROM mailroom.attempt") == [("2",)]
+
+
+@pytest.mark.usefixtures("configured")
+def test_rejected_command_of_a_worker_undoes_what_the_orm_did(node: Node) -> None:
+    handlers = Handlers()
+
+    @handlers.on("shipping")
+    def take(message: Message, connection: Any) -> dict[str, int]:
+        try:
+            Order.objects.create(id=message.value, state="new" if message.value else None)
+        except IntegrityError:
+            raise Rejected("no state") from None
+        return {"order": message.value}
+
+    with node.connection.transaction():
+        for order in (1, 0, 2):
+            OUTBOX.command(node.connection, "shipping", order, key="k", reply_to="answers")
+    node.drain()
+    with working(Worker("django:default", "shipping", handlers, poll_interval_s=0.05)):
+        eventually(lambda: node.delivered() == [])
+    assert orders(node) == [(1,), (2,)]
+
+
+def test_alias_that_django_does_not_have_is_refused() -> None:
+    worker = Worker("django:other", "shipping", ship_by_orm)
+    with pytest.raises(ConfigurationError, match="no database 'other'"):
+        worker.run()
+
+
+def test_async_worker_refuses_django_s_connections_and_names_the_one_that_takes_them(connection: Any) -> None:
+    async def handle(message: Message, connection: Any) -> None: ...
+
+    for source in ("django:default", connection):
+        with pytest.raises(ConfigurationError, match="Worker, with a sync handler"):
+            AsyncWorker(source, "shipping", handle)
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.parametrize("write", ["orm", "cursor", "send", "new connection"])
+def test_write_on_django_s_connection_beside_another_source_fails_the_message_and_says_what_to_do(
+    node: Node, write: str
+) -> None:
+    """It would be committed once per attempt."""
+
+    def handle(message: Message, connection: Any) -> None:
+        assert Order.objects.count() == 0  # to read is no harm
+        if write == "send":
+            with transaction.atomic():
+                OUTBOX.send(connections["default"], "shipping", 2)
+        elif write == "cursor":
+            with connections["default"].cursor() as cursor:
+                cursor.execute("WITH w AS (INSERT INTO shop_order VALUES (1, 'x') RETURNING id) SELECT * FROM w")
+        else:
+            if write == "new connection":
+                connections["default"].close()
+                del connections["default"]
+            Order.objects.create(id=1, state="shipped")
+
+    node.inbox("shipping", max_attempts=2, backoff_s=0)
+    node.send("shipping", 1, key="k")
+    node.drain()
+    with working(Worker(node.dsn, "shipping", closing_django(handle), poll_interval_s=0.05)):
+        eventually(lambda: Parked("shipping").keys(node.connection))
+    assert orders(node) == []
+    [error] = {error for (error,) in node.rows("SELECT error FROM mailroom.attempt")}
+    assert "Worker('django:default', ...)" in error
+
+
+def closing_django(handle: Callable[[Message, Any], None]) -> Callable[[Message, Any], None]:
+    """Close what Django opened in a thread of the worker: in a program, that ends with the process."""
+
+    def handler(message: Message, connection: Any) -> None:
+        try:
+            handle(message, connection)
+        finally:
+            connections["default"].close()
+
+    return handler
+
+
+async def test_write_on_django_s_connection_in_an_async_handler_is_found_out_too(node: Node, configured: None) -> None:
+    def write() -> None:
+        try:
+            Order.objects.create(id=1, state="shipped")
+        finally:
+            connections["default"].close()
+
+    async def handle(message: Message, connection: Any) -> None:
+        await sync_to_async(write)()
+
+    node.inbox("shipping", max_attempts=1)
+    node.send("shipping", 1, key="k")
+    node.drain()
+    async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
+        await eventually_async(lambda: Parked("shipping").keys(node.connection))
+    assert orders(node) == []
+
+
+def test_write_to_another_database_of_django_s_is_the_handler_s_own_matter(
+    node: Node, connection: Any, target_dsn: str
+) -> None:
+    with psycopg.connect(target_dsn) as other:
+        other.execute("CREATE TABLE shop_order (id int PRIMARY KEY, state text NOT NULL)")
+    node.send("shipping", 1, key="k")
+    node.drain()
+
+    def handle(message: Message, _connection: Any) -> None:
+        with connected(target_dsn):
+            Order.objects.create(id=1, state="shipped")
+
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=0.05)):
+        eventually(lambda: node.delivered() == [])
+    assert orders(node) == []
+    with psycopg.connect(target_dsn) as other:
+        assert other.execute("SELECT count(*) FROM shop_order").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("SELECT 1", False),
+        ("  /* why */ (SELECT 1)", False),
+        ("-- why\nSELECT 1 FOR UPDATE", False),
+        ("WITH a AS (SELECT 1 FOR NO KEY UPDATE) SELECT * FROM a", False),
+        ("WITH a AS (DELETE FROM t RETURNING *) SELECT * FROM a", True),
+        ("INSERT INTO t VALUES (1)", True),
+        ("savepoint s", False),
+        ("CREATE TABLE t ()", True),
+        ("NOTIFY c", True),
+        ("COPY t FROM STDIN", True),
+    ],
+)
+def test_statement_that_writes_is_known_by_its_text(statement: str, expected: bool) -> None:
+    assert apart.writes(statement) == expected
+
+
 # -- In users' tests --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["drain", "work", "mail"])
+def test_write_on_django_s_connection_fails_in_tests_as_in_a_worker(node: Node, connection: Any, way: str) -> None:
+    """The test is on psycopg's connection; green, it would hide that each attempt writes once more."""
+
+    def ship(message: Message, _connection: Any) -> None:
+        Order.objects.create(id=1, state="shipped")
+
+    with psycopg.connect(node.dsn) as conn, mailing(conn, "mailroom") as mail:
+        OUTBOX.send(conn, "shipping", 1)
+        if way == "drain":
+            with pytest.raises(WritesApart):
+                testing.drain(conn, "shipping", ship)
+        else:
+            assert isinstance(mail, Mail)
+            worked = mail.drain(shipping=ship) if way == "mail" else testing.work(conn, "shipping", ship)
+            [failure] = worked.failures
+            assert isinstance(failure.error, WritesApart)
+    assert orders(node) == []
 
 
 def test_mail_works_with_the_orm_and_leaves_nothing(node: Node, connection: Any) -> None:

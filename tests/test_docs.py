@@ -151,11 +151,11 @@ class Page:
     def _stopped_when_idle(self, kind: type[Worker] | type[AsyncWorker]) -> Any:
         serve = kind._serve
 
-        async def serve_until_idle(worker: Any, dsn: str) -> None:
+        async def serve_until_idle(worker: Any, home: Any) -> None:
             watcher = threading.Thread(target=lambda: self._when_idle(worker.stop))
             watcher.start()
             self._workers_run += 1
-            await serve(worker, dsn)
+            await serve(worker, home)
             watcher.join()
 
         return serve_until_idle

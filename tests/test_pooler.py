@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy import NullPool, create_engine
 
 from dispatcher import Dispatcher, drain
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
@@ -321,6 +322,18 @@ def test_worker_behind_a_pooler_is_woken_over_its_listen_dsn(node: Node, pooled:
 
 
 # -- What needs a session of its own ----------------------------------------------------------------------------------
+
+
+def test_start_line_names_where_the_batches_go_and_the_way_of_the_worker_s_own_sessions(
+    node: Node, pooled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mailroom.worker")
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(pooled, prepare_threshold=None), poolclass=NullPool
+    )
+    with working(Worker(engine, "shipping", write_ledger, listen_dsn=node.dsn)):
+        eventually(lambda: "running in schema" in caplog.text)
+    assert f"mailroom of {settings.place(pooled)} (own sessions by way of {settings.place(node.dsn)}): 1" in caplog.text
 
 
 async def test_dispatcher_refuses_a_pooler_and_says_what_to_give(pooled: str) -> None:

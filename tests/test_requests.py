@@ -6,7 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 
 from dispatcher.janitor import Janitor
 from inbox import AsyncRequests, Handlers, Message, NoReply, Refused, Rejected, Requests, Worker
-from mailroom import Topic, settings
+from mailroom import Topic, carrying, settings
 from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
@@ -411,3 +411,58 @@ async def test_async_waiter_that_is_cancelled_or_closed_ends(node: Node) -> None
         closed = asyncio.create_task(pending.wait(NEVER_S))
     with pytest.raises(NoReply, match="closed"):
         await closed
+
+
+# -- No session for it, or not in time --------------------------------------------------------------------------------
+
+
+async def taking_all(node: Node, sync: bool, ask: Callable[[Any], Any], **options: Any) -> str:
+    """Return what `ask` of requests raises."""
+    if sync:
+        with Requests(node.dsn, REPLIES, **options) as requests:
+            with requests._sessions.connection(), pytest.raises(NoReply) as raised:
+                await asyncio.to_thread(ask, requests)
+            return str(raised.value)
+    async with AsyncRequests(node.dsn, REPLIES, **options) as asynchronous:
+        async with asynchronous._sessions.connection():
+            with pytest.raises(NoReply) as raised:
+                await ask(asynchronous)
+        return str(raised.value)
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+async def test_ask_without_a_session_ends_at_its_own_time_out_and_says_that_nothing_was_sent(
+    node: Node, sync: bool
+) -> None:
+    said = await taking_all(
+        node, sync, lambda requests: requests.ask(reserve, Reserve("cup", 1), timeout_s=SOON_S), connections=1
+    )
+    assert "was not sent" in said
+    assert "connections" in said
+    assert node.waiting() == []
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+async def test_ask_that_is_held_up_by_a_lock_ends_at_its_own_time_out(node: Node, connect: Connect, sync: bool) -> None:
+    holder = connect()
+    holder.execute("LOCK TABLE mailroom.outbox")
+
+    def release() -> None:
+        holder.rollback()
+
+    if sync:
+        with Requests(node.dsn, REPLIES) as requests:
+            with pytest.raises(NoReply, match="may still be done"):
+                await asyncio.to_thread(requests.ask, reserve, Reserve("cup", 1), timeout_s=SOON_S)
+            release()
+    else:
+        async with AsyncRequests(node.dsn, REPLIES) as asynchronous:
+            with pytest.raises(NoReply, match="may still be done"):
+                await asynchronous.ask(reserve, Reserve("cup", 1), timeout_s=SOON_S)
+            release()
+
+
+def test_ask_carries_what_its_caller_does(node: Node) -> None:
+    with unasked(node) as requests, carrying(user="ada"), pytest.raises(NoReply):
+        requests.ask(reserve, Reserve("cup", 1), timeout_s=SOON_S)
+    eventually(lambda: node.rows("SELECT headers ->> 'user' FROM mailroom.outbox") == [("ada",)])

@@ -12,8 +12,7 @@ from mailroom.embedded import Server
 from mailroom.errors import ConnectionFailed
 from mailroom.schema import create_inbox, migrate
 from tests.support.node import Node
-from tests.support.waiting import eventually_async
-from tests.support.working import WITHIN_S
+from tests.support.waiting import WITHIN_S, eventually_async
 
 INBOXES = 40
 

@@ -20,8 +20,8 @@ from tests.interleavings.sessions import sessions
 from tests.support.databases import Connect
 from tests.support.executing import store_of
 from tests.support.node import SCHEMA, Node
-from tests.support.waiting import eventually, eventually_async
-from tests.support.working import WITHIN_S, working
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
+from tests.support.working import working
 
 OUTBOX = "'mailroom.outbox'::regclass"
 DISPATCH = f"{locks.DISPATCH}, {locks.key(OUTBOX)}"

@@ -16,8 +16,7 @@ from mailroom.waits import GONE_S, LONG_S, Blocker, Noted, Wait, reading_waits
 from outbox import Store
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.waiting import eventually, eventually_async
-from tests.support.working import WITHIN_S
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 
 
 @pytest.fixture

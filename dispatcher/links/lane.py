@@ -147,7 +147,7 @@ class Links(Leading):
 
     async def _serve(self, connection: psycopg.AsyncConnection) -> None:
         target = Target(
-            self._dsn, self._schema, Receiving(connection, self._schema), self._room, self._poll_interval_s,
+            self._home, self._schema, Receiving(connection, self._schema), self._room, self._poll_interval_s,
             self._received,
         )  # fmt: skip
         self._followed_at = float("-inf")
@@ -221,7 +221,7 @@ class Links(Leading):
                 if not received:
                     continue
                 if session is None:
-                    opening = open_session(self._dsn, "links receipts", settings.UNATTENDED | SESSION)
+                    opening = open_session(self._home, "links receipts", settings.UNATTENDED | SESSION)
                     session = await stack.enter_async_context(opening)
                 await run_in_transaction(session, making_durable())
                 for each, what in received:

@@ -28,6 +28,7 @@ from mailroom.links.diverged import claiming
 from mailroom.links.hello import Greeting, LinkTaken, asking_topics, greeting, matching
 from mailroom.links.marks import asking_mark
 from mailroom.links.target import Origin, introducing, opening, pinning
+from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.sqlstate import is_held_up
 
@@ -99,7 +100,7 @@ class Notes:
 class Target:
     """The node that reads: where it is, and what all its origins share. `on_received` is called with each reception."""
 
-    dsn: str
+    dsn: str | Home
     schema: str
     receiving: Receiving
     room: Room

@@ -24,6 +24,8 @@ from inbox.total import healing_total
 from inbox.worker.hold import ENDED, Hold
 from mailroom import carry
 from mailroom.message import Message
+from mailroom.session.home import Place
+from mailroom.sql.apart import WritesApart, in_hand
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import is_closed, is_well
 from mailroom.sql.sqlstate import ABORTED, BLAMES, NO_CURSOR, NOT_YOURS, Meaning, meaning, sqlstate
@@ -64,7 +66,7 @@ class Batch:
     now, None if that would be unknown. `hold`: the transaction of the claim. `is_transient`: the handler raised an
     error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `ends`:
     all handlers have returned. `forgiven`: whether the failure is not counted, None until decided. `recorded`: the
-    recorded outcome.
+    recorded outcome. `place`: the database in which the messages are.
     """
 
     due: bool = False
@@ -78,9 +80,11 @@ class Batch:
     ends: bool = False
     forgiven: bool | None = None
     recorded: Recorded | None = None
+    place: Place | None = None
 
-    def take(self, claimed: Claimed, connection: object) -> None:
-        """Take the result of a claim on this connection."""
+    def take(self, claimed: Claimed, connection: object, place: Place | None = None) -> None:
+        """Take the result of a claim on this connection, which is at this place."""
+        self.place = place
         self.claimed, self.claimed_at = claimed, time.monotonic()
         self.hold = Hold(connection) if claimed.messages else None
 
@@ -88,6 +92,11 @@ class Batch:
     def messages(self) -> list[Message]:
         """The claimed messages; empty before the claim."""
         return self.claimed.messages if self.claimed else []
+
+    @property
+    def driver(self) -> object:
+        """The driver's own connection, on which the messages are held; None before the claim."""
+        return None if self.hold is None else self.hold.driver
 
     @property
     def is_total(self) -> bool:
@@ -112,8 +121,10 @@ class Batch:
         """
         self.open = True
         try:
-            with carry.handling() as turn_to:
+            with carry.handling() as turn_to, self._in_hand():
                 yield self._all() if whole else self._turns(turn_to)
+        except WritesApart as error:
+            raise HandlerFailed(str(error)) from error
         except psycopg.Rollback as error:
             # psycopg's transaction context would roll back silently, and the batch would look successful.
             raise HandlerFailed("the handler raised psycopg.Rollback") from error
@@ -133,6 +144,11 @@ class Batch:
         finally:
             if len(self.messages) == 1:
                 self.message = self.messages[0]
+
+    def _in_hand(self) -> contextlib.AbstractContextManager[None]:
+        if self.place is None:
+            return contextlib.nullcontext()
+        return in_hand(self.driver, self.place.oid, self.place.server_started)
 
     def _turns(self, turn_to: Callable[[Message], None]) -> Iterator[Message]:
         """Give each message; when the next one is asked for, the handler of the last one has returned."""
@@ -155,7 +171,7 @@ class Batch:
 
         The same error on a connection that the handler opened itself is a failure of the message.
         """
-        driver = None if self.hold is None else self.hold.driver
+        driver = self.driver
         closed = is_closed(driver)
         if closed is None:
             closed = getattr(error, "connection_invalidated", False)

@@ -24,9 +24,11 @@ from inbox.claim import PINNED
 from inbox.failure import Recorded, last_clocks, recording_failure, suspecting
 from inbox.worker.batch import Batch
 from inbox.worker.life import SESSION, Lives
-from inbox.worker.unawaited import WITHIN_S, Unanswered, Unawaited
+from inbox.worker.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
 from mailroom import settings
 from mailroom.message import Message
+from mailroom.session.home import Home, Place
+from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.runner import run
 from mailroom.total import is_total
@@ -88,10 +90,11 @@ RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, cloc
 
 @dataclass(slots=True)
 class Entry:
-    """The in-flight entry of a loop; `written` is true while its row may exist."""
+    """The in-flight entry of a loop; `written` is true while its row may exist. `place` is where its batch is."""
 
     id: UUID = field(default_factory=uuid4)
     written: bool = False
+    place: Place | None = None
 
 
 class InFlight:
@@ -101,11 +104,14 @@ class InFlight:
     batch should wait with it.
     """
 
-    def __init__(self, dsn: str, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, home: Home | str, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._home = home = Home.of(home)
         # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
-        self._sender = Unawaited(dsn, f"worker in flight {inbox}", session)
-        self._watcher = Unawaited(dsn, f"worker watch {inbox}", session | SESSION)
+        self._sender = Unawaited(home, f"worker in flight {inbox}", session)
+        self._watcher = Unawaited(home, f"worker watch {inbox}", session | SESSION)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()
         self._left: set[UUID] = set()  # of batches that have ended
@@ -113,6 +119,7 @@ class InFlight:
         self._lives = Lives(schema, inbox, monotonic)
         self._closing = threading.Event()
         self._checking = threading.RLock()
+        self._repeats, self._left_out = Repeats(), Repeats()
         self._threads = ThreadPoolExecutor(2, f"mailroom-in-flight-{inbox}")
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: object) -> T:
@@ -120,35 +127,46 @@ class InFlight:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def add(self, entry: Entry, messages: Sequence[Message]) -> None:
-        """Send the entry of a batch; leave it out for a while if a pooler has no free connection."""
+        """Send the entry of a batch; leave entries out for a while if there is no session for them where the batch is.
+
+        Behind a pooler that may be since no connection is free. No batch waits for that, or fails by it.
+        """
         if time.monotonic() < self._without_until:
             return
         keys = last_clocks(messages)
+        before = entry.written
         entry.written = True
         self._mine.add(entry.id)
         self._left.discard(entry.id)
+        adding = ADD.at(**self._names)(
+            id=entry.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
+            clocks=list(keys.values()), life=self._lives.mine,
+        )  # fmt: skip
         try:
-            self._sender.send(
-                ADD.at(**self._names)(
-                    id=entry.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
-                    clocks=list(keys.values()), life=self._lives.mine,
-                )
-            )  # fmt: skip
-        except Unanswered:
+            with self._sender.at(entry.place):
+                self._sender.send(adding)
+        except (Unanswered, NoSession) as error:
             self._without_until = time.monotonic() + WITHOUT_S
-            log.warning(
-                "%s: the server does not accept in-flight entries, working without them for %d s",
-                self._names["inbox"], WITHOUT_S,
-            )  # fmt: skip
+            if isinstance(error, NoSession):
+                entry.written = before
+            if (again := self._left_out.struck(str(error))) is not None:
+                log.log(
+                    logging.ERROR if isinstance(error, NoSession) and error.elsewhere else logging.WARNING,
+                    "%s: working without in-flight entries: deaths of this worker are not counted (%s)%s",
+                    self._names["inbox"], error, again,
+                )  # fmt: skip
+        else:
+            self._left_out.over()
 
     def remove(self, entry: Entry) -> None:
         """Remove the entry of a batch that has ended, in a process that goes on."""
         if entry.written:
             removing = REMOVE.at(**self._names)(id=entry.id)
-            try:
-                self._sender.send(removing)
-            except Unanswered:
-                self._sender.send(removing)  # on a new session, since the old one is closed
+            with self._sender.at(entry.place):
+                try:
+                    self._sender.send(removing)
+                except Unanswered:
+                    self._sender.send(removing)  # on a new session, since the old one is closed
             entry.written = False
             self._mine.discard(entry.id)
             self._left.discard(entry.id)
@@ -165,8 +183,8 @@ class InFlight:
         return True
 
     def replace(self, entry: Entry, operation: Operation[T]) -> T:
-        """Run an operation and remove the batch's entry in one transaction, before the batch is rolled back."""
-        with self._sender.session() as connection, connection.transaction():
+        """Run an operation where the batch is, and remove its entry in one transaction, before it is rolled back."""
+        with self._sender.at(entry.place), self._sender.session() as connection, connection.transaction():
             run(connection, self._removing(entry))
             result = run(connection, operation)
         entry.written = False
@@ -212,7 +230,17 @@ class InFlight:
             await self.run_in_thread(self.remove, entry)
 
     def begin(self) -> None:
-        """Take over from dead workers before the first batch, which might hold the message that killed the last one."""
+        """Take over from dead workers before the first batch, which might hold the message that killed the last one.
+
+        Raises `Elsewhere` if that would be in another database.
+        """
+        try:
+            self._watcher.settle()
+        except NoSession as error:
+            if error.elsewhere is not None:
+                raise error.elsewhere from None
+        except psycopg.OperationalError as error:
+            log.debug("%s: lost a session at once (%s)", self._names["inbox"], type(error).__name__)
         self.take_over()
         while self._lives.undecided and not self._closing.wait(BEGIN_S):
             self.take_over()
@@ -225,8 +253,9 @@ class InFlight:
         except psycopg.errors.LockNotAvailable:
             log.debug("%s: messages of dead workers are locked, checking again later", self._names["inbox"])
         except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError) as error:
-            if not self._closing.is_set():
-                log.warning("%s: could not check for dead workers (%s)", self._names["inbox"], type(error).__name__)
+            why = str(error) if isinstance(error, NoSession) else type(error).__name__
+            if not self._closing.is_set() and (again := self._repeats.struck(why)) is not None:
+                log.warning("%s: could not check for dead workers (%s)%s", self._names["inbox"], why, again)
         return False
 
     def _take_over(self) -> bool:
@@ -235,6 +264,7 @@ class InFlight:
             with connection.transaction():
                 found = run(connection, self._taking_over())
             self._lives.end_paused(connection)
+            self._repeats.over()
             return found
 
     async def watch(self, found: Callable[[], None]) -> None:

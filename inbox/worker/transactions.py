@@ -1,54 +1,64 @@
-"""A worker's transactions, from a connection string, a psycopg pool, a SQLAlchemy engine or a sessionmaker."""
+"""A worker's transactions, from a connection string, a psycopg pool, a SQLAlchemy engine or a sessionmaker, or Django.
+
+Where they are is taken from connections that the source has opened (`mailroom.session.home`), never from its URL.
+"""
 
 import contextlib
+import logging
+import select
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import psycopg
-from psycopg import conninfo
 from psycopg.pq import TransactionStatus
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
-from sqlalchemy import Engine
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import sessionmaker
 
+from inbox.worker.django import DjangoTransactions, django_alias
 from inbox.worker.hold import COMMIT, releasing
 from mailroom import settings
 from mailroom.errors import ConfigurationError
+from mailroom.session.home import Home
 from mailroom.session.pooler import is_pooled
-from mailroom.sql.runner import AsyncPlainCursor, PlainCursor, run, run_async
+from mailroom.sql.runner import AsyncPlainCursor, DjangoConnection, PlainCursor, is_django, run, run_async
 from mailroom.sql.sqlstate import Meaning, meaning_of_code, sqlstate
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
-Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any]"
+Source: TypeAlias = "str | ConnectionPool[Any] | Engine | sessionmaker[Any] | DjangoConnection"
 AsyncSource: TypeAlias = "str | AsyncConnectionPool[Any] | AsyncEngine | async_sessionmaker[Any]"
+
+log = logging.getLogger("mailroom.worker")
 
 # A worker's sessions also run the user's statements, so they keep the user's search_path and timeouts.
 SESSION = {"jit": "off"}
 # How long a pool of ours tries to replace a lost connection in the background; after that it tries when a loop asks for
 # one. By default the pool doubles its pauses up to minutes, and would keep pausing long after the server is back.
 RECONNECT_S = 10.0
-ANSWER_S = (
-    5.0  # the time for a pool of ours to give a connection; also the longest that a stopping worker waits for one
-)
+# The time for a pool of ours to give a connection; also the longest that a stopping worker waits for one.
+ANSWER_S = 5.0
+SHORT_S = 1.0  # the time for a session of its own for a failing key, which can do with another one
+# How long a session for failing keys is kept that no key needs. There is none at first.
+FAILING_IDLE_S = 60.0
 
 
 class Transactions(Protocol):
-    """A source of transactions: each begins on entering and commits on leaving, or rolls back on an exception."""
+    """A source of transactions: each begins on entering and commits on leaving, or rolls back on an exception.
 
-    @property
-    def dsn(self) -> str:
-        """Where to listen; raises `ConfigurationError` if the source does not tell."""
-        ...
+    `home` is where they are, as far as they were visited.
+    """
+
+    home: Home
 
     def begin(self, *, failing: bool = False) -> AbstractContextManager[Any]:
         """Begin a transaction and give the connection or session that the handler gets.
 
         `failing` is for failing keys, which may roll back again and again. With a connection string they have a pool of
-        their own, of one connection at first: psycopg forgets its prepared statements at each rollback, and the other
+        their own, opened when needed: psycopg forgets its prepared statements at each rollback, and the other
         batches would be planned anew.
         """
         ...
@@ -65,10 +75,7 @@ class Transactions(Protocol):
 class AsyncTransactions(Protocol):
     """`Transactions` for async sources."""
 
-    @property
-    def dsn(self) -> str:
-        """Where to listen; raises `ConfigurationError` if the source does not tell."""
-        ...
+    home: Home
 
     def begin(self, *, failing: bool = False) -> AbstractAsyncContextManager[Any]:
         """Begin a transaction and give the connection or session that the handler gets."""
@@ -85,14 +92,19 @@ class AsyncTransactions(Protocol):
 
 def usable(source: object) -> Source:
     """Return `source` if a `Worker` can use it, else raise `ConfigurationError`."""
-    if not isinstance(source, str | ConnectionPool | Engine | sessionmaker):
-        wanted = "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine or a sessionmaker"
-        raise ConfigurationError(f"A Worker cannot use a {_kind(source)} as its source: give {wanted}.")
-    return source
+    if isinstance(source, str | ConnectionPool | Engine | sessionmaker) or is_django(source):
+        return source
+    wanted = (
+        "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine, a sessionmaker, or for a connection of "
+        "Django its alias, such as django:default"
+    )
+    raise ConfigurationError(f"A Worker cannot use a {_kind(source)} as its source: give {wanted}.")
 
 
 def usable_async(source: object) -> AsyncSource:
     """Return `source` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
+    if is_django(source) or (isinstance(source, str) and django_alias(source) is not None):
+        raise ConfigurationError("Django has no async connections: give this source to a Worker, with a sync handler.")
     if isinstance(source, (str, AsyncConnectionPool, _of_async_sqlalchemy())):
         return source
     wanted = "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
@@ -112,37 +124,47 @@ def _kind(source: object) -> str:
     return type(source).__qualname__
 
 
-def transactions(source: Source, inbox: str, parallel: int) -> Transactions:
-    """Return the transactions of `source`."""
+def transactions(source: Source, inbox: str, parallel: int, listen_dsn: str | None = None) -> Transactions:
+    """Return the transactions of `source`; sessions of our own lead to `listen_dsn`, or to where the source does."""
     if isinstance(source, str):
-        pool, failing = (ConnectionPool(**each, open=True) for each in _pools_of_ours(source, inbox, parallel))
-        return _Pool(pool, failing)
+        if (alias := django_alias(source)) is not None:
+            return DjangoTransactions(alias, Home(listen_dsn, apart=True))
+        pool, failing = (
+            ConnectionPool(**each, check=_check, open=True) for each in _pools_of_ours(source, inbox, parallel)
+        )
+        return _Pool(Home(listen_dsn or settings.dsn(source), apart=listen_dsn is not None), pool, failing)
     if isinstance(source, ConnectionPool):
-        return _Pool(source)
-    return _Factory(source)
+        return _Pool(Home(listen_dsn, apart=True), source)
+    if isinstance(source, Engine | sessionmaker):
+        return _Factory(Home(listen_dsn, apart=True), source)
+    return DjangoTransactions(source.alias, Home(listen_dsn, apart=True))
 
 
-async def async_transactions(source: AsyncSource, inbox: str, parallel: int) -> AsyncTransactions:
-    """Return the transactions of `source`."""
+async def async_transactions(
+    source: AsyncSource, inbox: str, parallel: int, listen_dsn: str | None = None
+) -> AsyncTransactions:
+    """Return the transactions of `source`, as `transactions` does."""
     if isinstance(source, str):
-        pool, failing = (AsyncConnectionPool(**each, open=False) for each in _pools_of_ours(source, inbox, parallel))
+        pool, failing = (
+            AsyncConnectionPool(**each, check=_check_async, open=False)
+            for each in _pools_of_ours(source, inbox, parallel)
+        )
         async with contextlib.AsyncExitStack() as unless_open:
             for each in (pool, failing):
                 unless_open.push_async_callback(each.close)
                 await each.open()
             unless_open.pop_all()
-        return _AsyncPool(pool, failing)
+        return _AsyncPool(Home(listen_dsn or settings.dsn(source), apart=listen_dsn is not None), pool, failing)
     if isinstance(source, AsyncConnectionPool):
-        return _AsyncPool(source)
-    return _AsyncFactory(source)
+        return _AsyncPool(Home(listen_dsn, apart=True), source)
+    return _AsyncFactory(Home(listen_dsn, apart=True), source)
 
 
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of the pool for batches and of the one for failing keys."""
     dsn = settings.dsn(source)
-    with settings.connect(
-        dsn, "worker", autocommit=True
-    ) as probe:  # raises the reason, where a pool would only time out
+    # It raises the reason, where a pool would only time out.
+    with settings.connect(dsn, "worker", autocommit=True) as probe:
         pooled = is_pooled(probe)
 
     def arguments(role: str, connections: int) -> dict[str, Any]:
@@ -151,32 +173,52 @@ def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, An
             "kwargs": {"prepare_threshold": None} if pooled else {},
             "min_size": connections,
             "max_size": parallel,
+            "max_idle": FAILING_IDLE_S,
             "timeout": ANSWER_S,
             "reconnect_timeout": RECONNECT_S,
         }
 
-    return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 1)
+    return arguments(f"worker {inbox}", parallel), arguments(f"worker failing {inbox}", 0)
+
+
+def _is_addressed(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    """Return whether the server has said something to an idle session, as when idle_session_timeout ends it."""
+    words = select.poll()
+    words.register(connection.pgconn.socket, select.POLLIN)
+    return bool(words.poll(0))
+
+
+def _check(connection: "psycopg.Connection[Any]") -> None:
+    """Raise an error if the session was lost while it was idle. It takes a round trip only if there is reason to."""
+    if _is_addressed(connection):
+        ConnectionPool.check_connection(connection)
+
+
+async def _check_async(connection: "psycopg.AsyncConnection[Any]") -> None:
+    if _is_addressed(connection):
+        await AsyncConnectionPool.check_connection(connection)
 
 
 class _Pool:
-    def __init__(self, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None) -> None:
+    def __init__(self, home: Home, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None) -> None:
         """If `failing` is given, we have opened both pools and close them."""
+        self.home = home
         self._pool = pool
         self._failing = failing
-
-    @property
-    def dsn(self) -> str:
-        return _pool_dsn(self._pool)
+        self._begun = 0
 
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator["psycopg.Connection[Any]"]:
         # Not `connection.transaction()`, which would send a second COMMIT after the one that ends the batch.
-        with ((failing and self._failing) or self._pool).connection() as connection:
+        with contextlib.ExitStack() as stack:
+            connection = self._connection(stack, failing=failing)
             if autocommit := connection.autocommit:
                 connection.autocommit = False
             try:
                 yield connection
                 connection.commit()
+                if self.home.renews():
+                    connection.close()
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):  # the connection is lost: the pool replaces it
                     connection.rollback()
@@ -186,6 +228,22 @@ class _Pool:
             finally:
                 if autocommit and _is_idle(connection):
                     connection.autocommit = True
+
+    def _connection(self, stack: contextlib.ExitStack, *, failing: bool) -> "psycopg.Connection[Any]":
+        if failing and self._failing is not None:
+            try:
+                return stack.enter_context(self._failing.connection(timeout=SHORT_S))
+            except PoolTimeout:
+                log.debug("the server gives no session for failing keys: they use those of the others")
+        begun = self._begun
+        try:
+            connection: psycopg.Connection[Any] = stack.enter_context(self._pool.connection())
+        except PoolTimeout:
+            if self._begun == begun:  # nor has any other loop got one meanwhile
+                self.home.make_room()
+            raise
+        self._begun += 1
+        return connection
 
     def commit(self, connection: Any) -> None:
         with PlainCursor(connection) as cursor:
@@ -200,23 +258,26 @@ class _Pool:
 
 
 class _AsyncPool:
-    def __init__(self, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None) -> None:
+    def __init__(
+        self, home: Home, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None
+    ) -> None:
         """If `failing` is given, we have opened both pools and close them."""
+        self.home = home
         self._pool = pool
         self._failing = failing
-
-    @property
-    def dsn(self) -> str:
-        return _pool_dsn(self._pool)
+        self._begun = 0
 
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
-        async with ((failing and self._failing) or self._pool).connection() as connection:
+        async with contextlib.AsyncExitStack() as stack:
+            connection = await self._connection(stack, failing=failing)
             if autocommit := connection.autocommit:
                 await connection.set_autocommit(False)
             try:
                 yield connection
                 await connection.commit()
+                if self.home.renews():
+                    await connection.close()
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):
                     await connection.rollback()
@@ -226,6 +287,22 @@ class _AsyncPool:
             finally:
                 if autocommit and _is_idle(connection):
                     await connection.set_autocommit(True)
+
+    async def _connection(self, stack: contextlib.AsyncExitStack, *, failing: bool) -> "psycopg.AsyncConnection[Any]":
+        if failing and self._failing is not None:
+            try:
+                return await stack.enter_async_context(self._failing.connection(timeout=SHORT_S))
+            except PoolTimeout:
+                log.debug("the server gives no session for failing keys: they use those of the others")
+        begun = self._begun
+        try:
+            connection: psycopg.AsyncConnection[Any] = await stack.enter_async_context(self._pool.connection())
+        except PoolTimeout:
+            if self._begun == begun:
+                self.home.make_room()
+            raise
+        self._begun += 1
+        return connection
 
     async def commit(self, connection: Any) -> None:
         async with AsyncPlainCursor(connection) as cursor:
@@ -244,18 +321,17 @@ def _is_idle(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 class _Factory:
-    def __init__(self, factory: "Engine | sessionmaker[Any]") -> None:
+    def __init__(self, home: Home, factory: "Engine | sessionmaker[Any]") -> None:
+        self.home = home
         self._factory = factory
-
-    @property
-    def dsn(self) -> str:
-        return _engine_dsn(self._factory)
 
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator[Any]:
         with self._factory.begin() as connection:
             try:
                 yield connection
+                if self.home.renews():
+                    _replaced_later(connection)
             except Exception as error:
                 if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     connection.invalidate()
@@ -269,18 +345,17 @@ class _Factory:
 
 
 class _AsyncFactory:
-    def __init__(self, factory: "AsyncEngine | async_sessionmaker[Any]") -> None:
+    def __init__(self, home: Home, factory: "AsyncEngine | async_sessionmaker[Any]") -> None:
+        self.home = home
         self._factory = factory
-
-    @property
-    def dsn(self) -> str:
-        return _engine_dsn(self._factory)
 
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
         async with self._factory.begin() as connection:
             try:
                 yield connection
+                if self.home.renews():
+                    _replaced_later(connection)
             except Exception as error:
                 if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
                     await connection.invalidate()
@@ -293,23 +368,8 @@ class _AsyncFactory:
         """Do nothing: the engine is the user's."""
 
 
-def _libpq(options: dict[str, Any]) -> dict[str, Any]:
-    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    return {name: value for name, value in options.items() if name in known and value is not None}
-
-
-def _pool_dsn(pool: "ConnectionPool[Any] | AsyncConnectionPool[Any]") -> str:
-    text: object = pool.conninfo
-    options: object = pool.kwargs or {}
-    if not isinstance(text, str) or not isinstance(options, dict):
-        raise ConfigurationError("This pool computes its connection string: give the worker listen_dsn too.")
-    return conninfo.make_conninfo(text, **_libpq(options))
-
-
-def _engine_dsn(factory: "Engine | sessionmaker[Any] | AsyncEngine | async_sessionmaker[Any]") -> str:
-    engine: Any = factory.kw.get("bind") if hasattr(factory, "kw") else factory
-    if not hasattr(engine, "url"):
-        raise ConfigurationError("This sessionmaker is not bound to an engine: create it with sessionmaker(engine).")
-    url = engine.url
-    parts = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
-    return conninfo.make_conninfo(**_libpq({**url.query, **parts}))
+def _replaced_later(connection: Any) -> None:
+    """Let the engine's pool open another connection in place of this one, once it has been returned."""
+    found: Any = getattr(connection, "sync_session", None) or getattr(connection, "sync_connection", None) or connection
+    found = found if isinstance(found, Connection) else found.connection()
+    found.connection.invalidate(soft=True)

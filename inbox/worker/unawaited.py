@@ -17,8 +17,8 @@ from psycopg import errors
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus
 
-from mailroom import settings
-from mailroom.errors import ConnectionFailed
+from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.session.home import Elsewhere, Home, Place
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Execute
 from mailroom.sql.sqlstate import BLAMES, meaning
@@ -31,16 +31,38 @@ class Unanswered(psycopg.OperationalError):
     """The server did not answer the last statement in time."""
 
 
-class Unawaited:
-    """One session. Threads may share it. If it is lost or in an unknown state, the next use opens a new one."""
+class NoSession(psycopg.OperationalError):
+    """There is no session now, and nothing was sent. Its text says why; `elsewhere` if it leads to another database."""
 
-    def __init__(self, dsn: str, role: str, session: Mapping[str, str]) -> None:
-        self._dsn = dsn
+    def __init__(self, error: ConnectionFailed | ConfigurationError) -> None:
+        super().__init__(str(error))
+        self.elsewhere = error if isinstance(error, Elsewhere) else None
+
+
+class Unawaited:
+    """One session. Threads may share it. If it is lost or in an unknown state, the next use opens a new one.
+
+    It is used only where the batches are: at the place of `home`, or at the one that a thread has named (`at`).
+    """
+
+    def __init__(self, home: Home | str, role: str, session: Mapping[str, str]) -> None:
+        self._home = Home.of(home)
         self._role = role
         self._settings = session
         self._connection: psycopg.Connection | None = None
+        self._place: Place | None = None
+        self._wanted = threading.local()
         self._unanswered: Execute | None = None
         self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def at(self, place: Place | None) -> Iterator[None]:
+        """Use the session at that place only, in this thread within this context. None: where `home` is."""
+        self._wanted.place = place
+        try:
+            yield
+        finally:
+            self._wanted.place = None
 
     def send(self, step: Execute) -> None:
         """Send a statement, in autocommit, without waiting for its answer; raises the error of the last one."""
@@ -55,9 +77,9 @@ class Unawaited:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[psycopg.Connection]:
-        """Give exclusive use of the session, with no answer outstanding."""
+        """Give exclusive use of the session, with no answer outstanding. Raises `NoSession`."""
         with self._lock:
-            connection = self._answered() or self._connect()
+            connection = self._opened(getattr(self._wanted, "place", None) or self._home.place)
             try:
                 yield connection
             except errors.LockNotAvailable:
@@ -77,20 +99,44 @@ class Unawaited:
             if self._connection is not None:
                 self._connection.close()
 
-    def _connect(self) -> psycopg.Connection:
+    def _opened(self, place: Place | None) -> psycopg.Connection:
+        """Return the session at that place, with no answer outstanding."""
+        connection = self._answered()
         try:
-            connection = settings.connect(self._dsn, self._role, self._settings, autocommit=True)
+            self._home.check_room()
         except ConnectionFailed as failed:
-            raise psycopg.OperationalError(str(failed)) from None  # to be retried, as on any other session
-        # Once psycopg has prepared a statement, it sends DEALLOCATE ALL after each ROLLBACK, which takes ours too.
-        connection.prepare_threshold = None
-        self._connection = connection
-        if self._unanswered is not None:
-            try:
-                send(connection, self._unanswered)
-            except BaseException:
+            if connection is not None:
                 connection.close()
-                raise
+            raise NoSession(failed) from None
+        if connection is not None and place in (None, self._place):
+            return connection
+        if connection is not None:
+            connection.close()  # of where the batches were before
+        return self._connect(place)
+
+    def _connect(self, wanted: Place | None) -> psycopg.Connection:
+        try:
+            connection = self._home.connect(self._role, self._settings)
+        except (ConnectionFailed, ConfigurationError) as failed:
+            raise NoSession(failed) from None  # to be retried, as on any other session
+        with contextlib.ExitStack() as unless_well:
+            unless_well.callback(connection.close)
+            # Once psycopg has prepared a statement, it sends DEALLOCATE ALL after each ROLLBACK, which takes ours too.
+            connection.prepare_threshold = None
+            if wanted is not None:
+                found = self._home.place_at(connection)
+                try:
+                    self._home.compare(found, wanted)
+                except Elsewhere as elsewhere:
+                    raise NoSession(elsewhere) from None
+                if self._place not in (None, found):
+                    self._unanswered = None  # it was for the messages of another place
+                self._place = found
+            self._connection = connection
+            if self._unanswered is not None:
+                send(connection, self._unanswered)
+            unless_well.pop_all()
+        if self._unanswered is not None:
             self._finish(connection)
         return connection
 

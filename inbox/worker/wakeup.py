@@ -11,6 +11,7 @@ import asyncio
 import psycopg
 
 from mailroom import locks
+from mailroom.session.home import Home
 from mailroom.session.listener import HEARTBEAT_S, Listener, heard
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
@@ -33,8 +34,8 @@ WAKE_UP = Sql(
 class InboxListener(Listener):
     """The listener of one worker, for all its loops; it holds the lock "asleep" while any of them sleeps."""
 
-    def __init__(self, dsn: str, schema: str, inbox: str) -> None:
-        super().__init__(dsn, schema, f"inbox_{inbox}", f"worker listener {inbox}")
+    def __init__(self, home: Home | str, schema: str, inbox: str) -> None:
+        super().__init__(home, schema, f"inbox_{inbox}", f"worker listener {inbox}")
         self._inbox = {"schema": schema, "inbox": inbox}
         self._sleepers: set[object] = set()
         self._wanted = asyncio.Event()

@@ -42,8 +42,9 @@ from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.packages import load
 from mailroom.session import encoding
+from mailroom.session.home import Home
 from mailroom.sql.operation import Operation, T
-from mailroom.sql.runner import run, run_async
+from mailroom.sql.runner import driver_of, run, run_async
 
 log = logging.getLogger("mailroom.worker")
 
@@ -84,6 +85,7 @@ class _Service(ABC):
         self._cancellations = 0  # pending in the task that calls `run` when it does
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_flight: InFlight
+        self._home = Home()
 
     def stop(self) -> None:
         """Let every loop finish its batch, and `run` return. Call it from any thread or signal, at any time."""
@@ -95,13 +97,13 @@ class _Service(ABC):
     def _signals(self) -> contextlib.AbstractContextManager[None]:
         return stopping(self.stop) if self._handle_signals else contextlib.nullcontext()
 
-    async def _serve(self, dsn: str) -> None:
+    async def _serve(self, home: Home) -> None:
         self._loop = asyncio.get_running_loop()
         if self._is_stopped:
             self.stopping.set()
-        listener = InboxListener(dsn, self.schema, self.name)
+        listener = InboxListener(home, self.schema, self.name)
         due = Due(self.poll_interval_s)
-        self._in_flight = InFlight(dsn, self.schema, self.name)
+        self._in_flight = InFlight(home, self.schema, self.name)
         try:
             # Before the first batch, which may contain the message that killed the last worker.
             await self._in_flight.run_in_thread(self._in_flight.begin)
@@ -109,15 +111,15 @@ class _Service(ABC):
                 raise asyncio.CancelledError  # Python 3.11's wait_for has swallowed it, for example in a pool
             log.info(
                 "%s: running in schema %s of %s: %d at once, batches of %d",
-                self.name, self.schema, settings.place(dsn), self._parallel, self.batch,
+                self.name, self.schema, home.whereabouts, self._parallel, self.batch,
             )  # fmt: skip
             await self._run_loops(
-                [Loop(self, listener, self._in_flight, due) for _ in range(self._parallel)], listener, due, dsn
+                [Loop(self, listener, self._in_flight, due) for _ in range(self._parallel)], listener, due, home
             )
         finally:
             await self._in_flight.run_in_thread(self._in_flight.close)
 
-    async def _run_loops(self, made: list[Loop], listener: InboxListener, due: Due, dsn: str) -> None:
+    async def _run_loops(self, made: list[Loop], listener: InboxListener, due: Due, home: Home) -> None:
         """Run the loops and the tasks beside them. Cancelled, stop them first; cancelled again, end at once."""
 
         def found() -> None:
@@ -125,7 +127,7 @@ class _Service(ABC):
             listener.ring()
 
         # First, since it raises an error if the dispatcher cannot be imported.
-        dispatchers = _dispatchers(dsn, self.schema, self.poll_interval_s) if self._dispatch else []
+        dispatchers = _dispatchers(home, self.schema, self.poll_interval_s) if self._dispatch else []
         loops = [asyncio.create_task(loop.run()) for loop in made]
         beside = [asyncio.create_task(listener.run()), asyncio.create_task(self._in_flight.watch(found))]
         dispatching = [asyncio.create_task(each.run()) for each in dispatchers]
@@ -160,15 +162,18 @@ class _Service(ABC):
         if cancelled is not None:
             raise cancelled
 
-    def _start(self) -> Operation[None]:
+    def _start(self, connection: object) -> Operation[None]:
         yield from encoding.checking()
         yield from node.checking(self.schema)
         yield from finding(self.schema, self.name)
+        yield from self._home.visiting(driver_of(connection))
+        self._home.dsn  # noqa: B018  # raises an error if nobody can tell
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
         share = Share(keys=batch.size, per_key=batch.size, total=batch.size, due_too=False, hold=True)
         claiming = inbox.claiming_due(batch.size, hold=True) if batch.due else inbox.claiming(share)
-        batch.take((yield from claiming), connection)
+        claimed = yield from claiming
+        batch.take(claimed, connection, (yield from self._home.visiting(driver_of(connection))))
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
         return blaming(self.schema, self.name, batch, error, self.fatal)
@@ -186,10 +191,10 @@ class _Service(ABC):
         """Run an operation in a transaction of its own."""
 
 
-def _dispatchers(dsn: str, schema: str, poll_interval_s: float) -> list[Dispatches]:
+def _dispatchers(home: Home | str, schema: str, poll_interval_s: float) -> list[Dispatches]:
     # Found by entry point, since `inbox` must not import `dispatcher`.
     lanes = entry_points(group="mailroom.dispatcher")
-    return [load(lane)(dsn, schema, poll_interval_s=poll_interval_s) for lane in lanes]
+    return [load(lane)(home, schema, poll_interval_s=poll_interval_s) for lane in lanes]
 
 
 class Worker(_Service):
@@ -208,10 +213,11 @@ class Worker(_Service):
     its worker counts as failed too.
 
     `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or a `sessionmaker`; the handler
-    gets a connection (or session) of that kind. To be woken by NOTIFY the worker needs a direct connection, to
-    `listen_dsn` or by default to where `source` points; behind a transaction pooler it polls every `poll_interval_s`
-    seconds. With `dispatch=True` the worker also delivers and executes while no daemon does, so that a small service
-    needs none.
+    gets a connection (or session) of that kind. Or it is a connection of Django, or "django:ALIAS": then each batch is
+    in `atomic`, and the handler gets psycopg's connection below Django's. To be woken by NOTIFY the worker needs a
+    direct connection, to `listen_dsn` or by default to where the connections of `source` are; behind a transaction
+    pooler it polls every `poll_interval_s` seconds. With `dispatch=True` the worker also delivers and executes while no
+    daemon does, so that a small service needs none.
 
     Creating a worker with an unsuitable argument, such as an async handler, raises `ConfigurationError`.
     """
@@ -247,15 +253,16 @@ class Worker(_Service):
     def run(self) -> None:
         """Run until SIGTERM, SIGINT or `stop`; raises what no retry can fix: unknown inbox, wrong schema, bad login."""
         with self._signals():
-            self._transactions = transactions(self._source, self.name, self._parallel)
+            self._transactions = transactions(self._source, self.name, self._parallel, self._listen_dsn)
+            self._home = self._transactions.home
             try:
                 try:
                     with self._transactions.begin() as connection:
-                        run(connection, self._start())
+                        run(connection, self._start(connection))
                 except psycopg.OperationalError as error:  # lost right after the first connection was made
                     raise settings.connection_failed(error) from None
                 with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
-                    asyncio.run(self._serve(self._listen_dsn or self._transactions.dsn))
+                    asyncio.run(self._serve(self._home))
             finally:
                 self._transactions.close()
 
@@ -269,6 +276,7 @@ class Worker(_Service):
                 run(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
+                entry.place = batch.place
                 self._in_flight.add(entry, batch.messages)
                 try:
                     with batch.handling(whole=self._whole) as turns:
@@ -336,14 +344,15 @@ class AsyncWorker(_Service):
         """Run until `stop` or until cancelled, then finish the batches; cancelled again, end at once."""
         self._cancellations = cancellations()
         with self._signals():
-            self._transactions = await async_transactions(self._source, self.name, self._parallel)
+            self._transactions = await async_transactions(self._source, self.name, self._parallel, self._listen_dsn)
+            self._home = self._transactions.home
             try:
                 try:
                     async with self._transactions.begin() as connection:
-                        await run_async(connection, self._start())
+                        await run_async(connection, self._start(connection))
                 except psycopg.OperationalError as error:
                     raise settings.connection_failed(error) from None
-                await self._serve(self._listen_dsn or self._transactions.dsn)
+                await self._serve(self._home)
             finally:
                 await self._transactions.close()
 
@@ -354,6 +363,7 @@ class AsyncWorker(_Service):
                 await run_async(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
+                entry.place = batch.place
                 await self._in_flight.run_in_thread(self._in_flight.add, entry, batch.messages)
                 try:
                     with batch.handling(whole=self._whole) as turns:

@@ -14,10 +14,12 @@ import psycopg
 from psycopg import sql
 
 from mailroom import locks, settings
-from mailroom.errors import ConnectionFailed
+from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within, disconnect
+from mailroom.session.home import Home
 from mailroom.session.pooler import is_pooled
+from mailroom.session.repeats import Repeats, cause
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_async
 
@@ -38,9 +40,10 @@ LISTENS = Sql("SELECT count(*) FROM pg_listening_channels()", columns=("bigint",
 class Listener:
     """Listens on the channel of one table; `run` does so until cancelled."""
 
-    def __init__(self, dsn: str, schema: str, table: str, role: str) -> None:
-        self._dsn = dsn
+    def __init__(self, home: Home | str, schema: str, table: str, role: str) -> None:
+        self._home = Home.of(home)
         self._role = role
+        self._repeats = Repeats()
         self._names = {"schema": schema, "table": table, "channel": locks.channel("t")}
         self._next = asyncio.Event()
         self._connection: psycopg.AsyncConnection | None = None
@@ -65,16 +68,17 @@ class Listener:
                         await asyncio.Event().wait()
                         return
                     failures = 0
+                    self._repeats.over()
                     self.ring()
                     await self.attend(connection)
-            except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
+            except (psycopg.Error, ConnectionFailed, ConfigurationError, OSError, TimeoutError) as error:
                 # Without LISTEN the owner still polls, so no error here ends it.
                 failures += 1
-                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if backoff.is_worth_a_line(failures, pause_s):
-                    log.warning("%s: not listening, polling meanwhile (%s)", self._role, type(error).__name__)
+                why = cause(error)
+                if (again := self._repeats.struck(why)) is not None:
+                    log.warning("%s: not listening, polling meanwhile (%s)%s", self._role, why, again)
                 self.ring()
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     def listen_anew(self) -> None:
         """Reconnect: a connection that does not read its notifications holds back the queue."""
@@ -95,6 +99,7 @@ class Listener:
 
     async def beat(self, connection: psycopg.AsyncConnection) -> None:
         """Ask the server whether the connection still listens."""
+        self._home.check_room()
         # Dropped packets give no error, and the kernel of a paused server answers keepalives.
         channels = await answered_within(connection, run_async(connection, _counting_channels()), ANSWER_S)
         if not channels:
@@ -110,7 +115,7 @@ class Listener:
 
         A pooler would run the next statement on another connection, and give the listening one to others.
         """
-        connection = await settings.connect_async(self._dsn, self._role, SESSION)
+        connection = await self._home.connect_async(self._role, SESSION)
         try:
             if is_pooled(connection):
                 log.warning(

@@ -26,6 +26,7 @@ from psycopg.types import array
 from mailroom.errors import NotInTransaction, UnsupportedConnection
 from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.session.pooler import beginning
+from mailroom.sql.apart import refusing
 from mailroom.sql.operation import Execute, Fill, Operation, Step, Undecoded
 
 if TYPE_CHECKING:
@@ -79,6 +80,16 @@ def unwrapped(connection: AnyConnection) -> PlainConnection:
     )
 
 
+def django_over(connection: "psycopg.Connection[Any]") -> DjangoConnection | None:
+    """Return this thread's connection of Django that has this one of psycopg below it, if there is one."""
+    if "django.db" in sys.modules:
+        for django in sys.modules["django.db"].connections.all(initialized_only=True):
+            if django.connection is connection:
+                found: DjangoConnection = django
+                return found
+    return None
+
+
 def run(connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None) -> T:
     """Run `operation` on a sync connection and return its result; `cursors` replaces our cursor class on psycopg."""
     perform: Callable[[Step], list[Any]]
@@ -88,7 +99,7 @@ def run(connection: AnyConnection, operation: Operation[T], cursors: "type[Plain
             perform = partial(_psycopg_step, connection, cursors=cursors)
     elif is_django(connection):
         with connection.wrap_database_errors:
-            return run(unwrapped(connection), operation, cursors)
+            return run(unwrapped(connection), refusing(connection, operation), cursors)
     else:
         perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
     resume: Callable[[Any], Step] = operation.send

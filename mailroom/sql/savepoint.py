@@ -21,6 +21,7 @@ from mailroom.sql.runner import (
     AsyncPlainCursor,
     DjangoConnection,
     PlainCursor,
+    django_over,
     is_django,
     run,
     run_async,
@@ -74,7 +75,8 @@ def savepoint(connection: AnyConnection, name: str) -> Savepoint:
     plain = unwrapped(connection)
     if isinstance(plain, psycopg.Connection):
         run(plain, _requiring_transaction())
-        own = _OfDjango(connection, plain, name) if is_django(connection) else _OfPsycopg(plain, name)
+        django = connection if is_django(connection) else django_over(plain)  # a handler gets psycopg's
+        own = _OfPsycopg(plain, name) if django is None else _OfDjango(django, plain, name)
         own.make()
         return own
     run(connection, _requiring_transaction())

@@ -65,7 +65,14 @@ def meaning(error: BaseException, connection: object = None) -> Meaning:
     if code := sqlstate(error):
         return meaning_of_code(code)
     # psycopg raises InternalError if the session ended right after a BEGIN or COMMIT, which gives two results.
-    return Meaning.LOST if isinstance(getattr(error, "orig", None) or error, OF_THE_SESSION) else Meaning.OTHER
+    return Meaning.LOST if isinstance(_driver_s(error), OF_THE_SESSION) else Meaning.OTHER
+
+
+def _driver_s(error: BaseException) -> Any:
+    """Return the driver's error below one of SQLAlchemy or Django; any other one as it is."""
+    if type(error).__module__ == "django.db.utils":
+        return error.__cause__ or error
+    return getattr(error, "orig", None) or error
 
 
 def is_held_up(error: BaseException) -> bool:
@@ -79,7 +86,7 @@ def is_held_up(error: BaseException) -> bool:
 
 def sqlstate(error: BaseException) -> str:
     """Return the five characters of the server's error code, or "" if the error did not come from the server."""
-    cause: Any = getattr(error, "orig", None) or error
+    cause = _driver_s(error)
     code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     if code is None and cause.args and isinstance(cause.args[0], dict):
         code = cause.args[0].get("C")  # pg8000 passes on the fields of the server's message
@@ -88,7 +95,7 @@ def sqlstate(error: BaseException) -> str:
 
 def primary_message(error: BaseException) -> str:
     """Return the server's primary message, without context, detail, hint or the driver's additions."""
-    cause: Any = getattr(error, "orig", None) or error
+    cause = _driver_s(error)
     if getattr(cause, "diag", None) is not None:
         return str(cause.diag.message_primary)
     if cause.args and isinstance(cause.args[0], dict):

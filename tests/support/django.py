@@ -18,12 +18,16 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 NAMES = {"HOST": "host", "PORT": "port", "NAME": "dbname", "USER": "user", "PASSWORD": "password"}
 
 
+def found_in(dsn: str) -> dict[str, Any]:
+    """Return Django's settings of a connection to this database."""
+    options = conninfo_to_dict(dsn)
+    return {name: options.get(option) or "" for name, option in NAMES.items()}
+
+
 @contextmanager
 def connected(dsn: str) -> Iterator[Any]:
     """Give `django.db.connection`, the proxy of this thread's connection, on a database."""
-    options = conninfo_to_dict(dsn)
-    found = {name: options.get(option) or "" for name, option in NAMES.items()}
-    connections["default"] = DatabaseWrapper({**connections.settings["default"], **found}, "default")
+    connections["default"] = DatabaseWrapper({**connections.settings["default"], **found_in(dsn)}, "default")
     try:
         yield connection
     finally:

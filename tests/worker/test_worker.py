@@ -81,15 +81,6 @@ def test_async_engine_is_no_source_of_the_sync_worker(node: Node) -> None:
         Worker(engine, "shipping", write_ledger).run()  # type: ignore[arg-type]
 
 
-def test_pool_that_computes_its_connection_string_needs_a_listen_dsn(node: Node) -> None:
-    deliver(node, "a")
-    with ConnectionPool(lambda: node.dsn, min_size=1, open=True) as pool:
-        with pytest.raises(ConfigurationError, match="listen_dsn"):
-            Worker(pool, "shipping", write_ledger).run()
-        with working(Worker(pool, "shipping", write_ledger, listen_dsn=node.dsn)):
-            eventually(lambda: ledger_keys(node) == ["a"])
-
-
 def test_unknown_inbox_is_an_error_at_once(node: Node) -> None:
     with pytest.raises(UnknownInbox, match="mailroom inbox create"):
         Worker(node.dsn, "nowhere", write_ledger).run()

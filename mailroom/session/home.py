@@ -1,0 +1,197 @@
+"""The database to which the sessions of a program have to lead, and what opens sessions of ours that do.
+
+A worker's batches run on connections of its source. The sessions beside them are our own, and one that led to another
+database would write there, in silence, and blame the messages of others. So each of them reads where it is, and is
+compared with the batches before it is used.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+
+from mailroom import settings
+from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.session.parameters import parameters, unknown
+from mailroom.session.pooler import lone_statement
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run, run_async
+
+# The start of the server tells it from a copy and from a standby, which have all the rest. It needs no right.
+PLACE = Sql(
+    """
+SELECT oid::bigint, pg_catalog.pg_postmaster_start_time(), datname::text
+FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()
+""",
+    columns=("bigint", "timestamptz", "text"),
+)
+RENEWED_AFTER_S = 60.0
+ROOM_S = 30.0
+
+
+class Elsewhere(ConfigurationError, ConnectionFailed):
+    """A session of ours leads to another database than the batches. Nothing was written there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A database of a running server. Its name is for people: two servers may have the same one."""
+
+    oid: int
+    server_started: datetime
+    name: str = field(compare=False)
+
+
+def reading_place() -> Operation[Place]:
+    """Return where this session is."""
+    [row] = yield PLACE.at()()
+    return Place(*row)
+
+
+class Home:
+    """Where sessions of ours have to lead: to `dsn`, or to where the connections are that were `visited`.
+
+    `place` is that of the newest connection visited; None if there was none, and then any will do.
+    """
+
+    def __init__(
+        self, dsn: str | None = None, *, apart: bool = False, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`apart`: the batches' connections are opened another way."""
+        self._given = dsn
+        self._is_apart = apart
+        self._found: str | ConfigurationError = unknown("No connection of this source has been seen")
+        self._monotonic = monotonic
+        self._places: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
+        self._refused: str | None = None
+        self._renewed_at = -RENEWED_AFTER_S
+        self._room_until = 0.0
+        self.place: Place | None = None
+        self.name = "" if dsn is None else settings.place(dsn)
+
+    @classmethod
+    def of(cls, dsn: "str | Home") -> "Home":
+        """Return the home that a connection string names."""
+        return dsn if isinstance(dsn, Home) else cls(dsn)
+
+    @property
+    def dsn(self) -> str:
+        """The connection string of our own sessions. Raises `ConfigurationError` if it cannot be told."""
+        if self._given is not None:
+            return self._given
+        if isinstance(self._found, ConfigurationError):
+            raise self._found
+        return self._found
+
+    @property
+    def whereabouts(self) -> str:
+        """Where the batches are, and by which way our own sessions get there if it is another one; for display."""
+        beside = settings.place(self._given) if self._is_apart and self._given is not None else self.name
+        return self.name if beside == self.name else f"{self.name} (own sessions by way of {beside})"
+
+    def visiting(self, driver: object) -> Operation[Place]:
+        """Return where a batch's connection is, and remember how its source opened it; `driver` is the driver's own.
+
+        It asks once for each connection, in the batch's transaction.
+        """
+        try:
+            found = self._places.get(driver)
+        except TypeError:  # of a driver whose connections cannot be referred to weakly
+            found = None
+        if found is None:
+            found = yield from reading_place()
+            self._learn(driver, found)
+        return found
+
+    def _learn(self, driver: object, place: Place) -> None:
+        self.place = place
+        with contextlib.suppress(TypeError):
+            self._places[driver] = place
+        try:
+            self._found = parameters(driver, place.name)
+        except ConfigurationError as error:
+            self._found = error
+        else:
+            self.name = settings.place(self._found)
+        if isinstance(self._found, ConfigurationError) or self._found != self._refused:
+            self._refused = None
+
+    def renews(self) -> bool:
+        """Return whether the source should open a new connection, since ours are refused with the last one's login.
+
+        A password may be a token that has expired since. It says so once a minute.
+        """
+        if self._given is not None or self._refused is None or self._refused != self._found:
+            return False
+        if self._monotonic() - self._renewed_at < RENEWED_AFTER_S:
+            return False
+        self._renewed_at = self._monotonic()
+        return True
+
+    def make_room(self) -> None:
+        """Give up the sessions beside the batches for a while: the server gives too few, and no batch has one."""
+        self._room_until = self._monotonic() + ROOM_S
+
+    def check_room(self) -> None:
+        """Raise `ConnectionFailed` if sessions beside the batches are given up."""
+        if self._monotonic() < self._room_until:
+            raise ConnectionFailed(
+                "The server gives too few sessions, and the batches have none: those beside them are given up for "
+                f"{ROOM_S:g} s. Raise the CONNECTION LIMIT of the role or database, or max_connections."
+            )
+
+    def connect(self, role: str, session: Mapping[str, str]) -> psycopg.Connection:
+        """Open an autocommit session of ours, and compare nothing yet (`place_at`). Raises `ConnectionFailed`."""
+        self.check_room()
+        dsn = self.dsn
+        try:
+            return settings.connect(dsn, role, session, autocommit=True)
+        except ConnectionFailed:
+            self._refused = dsn
+            raise
+
+    def place_at(self, connection: psycopg.Connection) -> Place:
+        """Return where a session of ours is."""
+        with connection.transaction():
+            return run(connection, reading_place())
+
+    async def connect_async(self, role: str, session: Mapping[str, str]) -> psycopg.AsyncConnection:
+        """Open an autocommit session of ours. Raises `ConnectionFailed`, and `Elsewhere` if it is not at home."""
+        self.check_room()
+        dsn = self.dsn
+        try:
+            connection = await settings.connect_async(dsn, role, session)
+        except ConnectionFailed:
+            self._refused = dsn
+            raise
+        if self.place is None:
+            return connection
+        try:
+            async with lone_statement(connection):
+                found = await run_async(connection, reading_place())
+            self.compare(found)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def compare(self, found: Place, wanted: Place | None = None) -> None:
+        """Raise `Elsewhere` unless a session of ours is where the batches are."""
+        wanted = wanted or self.place
+        if wanted is None or found == wanted:
+            return
+        for driver, place in list(self._places.items()):
+            if place == wanted:  # asked again at their next batch: a pooler may have led them on to where ours are
+                del self._places[driver]
+        ours = settings.place(self.dsn)
+        where = f"database {found.name}" if found.name != wanted.name else "a server of another start"
+        raise Elsewhere(
+            f"The worker's own sessions, to {ours}, reach {where}, and its batches are in database {wanted.name} by "
+            f"way of {self.name}. Nothing was written. Give it listen_dsn, a connection string that leads to the same "
+            "database, past any pooler."
+        )
