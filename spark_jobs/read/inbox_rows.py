@@ -1,7 +1,7 @@
 """Rows of an inbox as Arrow batches: a range of clocks, page by page, with nothing locked and nothing held between."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import run
 from spark_jobs import message_rows
 from spark_jobs.node import Node
+from spark_jobs.seen import Seen
 
 IN_ONE = 50_000  # messages, where the number of ranges is not given
 FIRST_ROWS = 100  # of the first page; each later one reads at most twice as many as the one before returned
@@ -23,10 +24,11 @@ PAGE_BYTES = 8 * 1024 * 1024  # of values and headers, as they are sent; the mes
 
 @dataclass(frozen=True)
 class Range(InputPartition):
-    """The clocks of one task: above `above`, up to `upto`."""
+    """The clocks of one task: above `above`, up to `upto`; and what the driver saw of the node that it planned with."""
 
     above: int
     upto: int
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) ->
 
     Each page is a transaction, READ ONLY, so that no snapshot and no lock is held however slowly Spark takes them.
     """
-    with node.connect(f"read {inbox}", autocommit=True) as connection:
+    with replace(node, seen=wanted.seen or node.seen).connect(f"read {inbox}", autocommit=True) as connection:
         connection.read_only = True
         # The size of a row costs as much as the row, so a page reads few more than will fit.
         above, limit = wanted.above, FIRST_ROWS

@@ -3,6 +3,7 @@
 # ruff: noqa: N802 - names of pyspark's
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 import pyarrow as pa
@@ -123,7 +124,9 @@ class InboxReader(DataSourceReader):
             if ends is None:
                 return [NOTHING]
             above, upto = max(ends.first - 1, self._above), min(ends.last.clock, self._upto)
-            return run(connection, cutting(self._node.schema, self._inbox, above, upto, number)) or [NOTHING]
+            ranges = run(connection, cutting(self._node.schema, self._inbox, above, upto, number))
+            seen = self._node.pinned(connection).seen
+            return [replace(one, seen=seen) for one in ranges] or [NOTHING]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""

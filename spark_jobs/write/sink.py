@@ -107,8 +107,8 @@ class OutboxSink:
                 "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream, with "
                 'on_known_batch="compare".'
             )
-        node, batch = self._options.node, self._options.batch(name, batch_id, query)
-        shape = self._options.shape(frame.schema)
+        batch, shape = self._options.batch(name, batch_id, query), self._options.shape(frame.schema)
+        node = self._options.node.pinned()
         try:
             # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
             staged = _staged(frame, node, batch, shape)
