@@ -23,9 +23,10 @@ from spark_jobs.read.offsets import finding_ends
 SCHEMA = message_rows.ddl(message_rows.COLUMNS)
 OPTIONS = ("inbox", "numPartitions", *Node.OPTIONS)
 OF_READ = ("key", "topic", "clockAbove", "clockUpto")
-OF_STREAM = ("maxMessages",)
+OF_STREAM = ("maxMessages", "keepBatches", "continuesCheckpoint")
 MAX_PARTITIONS = 10_000
 MAX_MESSAGES = 100_000
+MAX_KEPT = 10_000
 MAX_CLOCK = 2**63 - 1
 
 NOTHING = Range(0, 0)  # Spark wants a partition at least, or makes up one of its own
@@ -68,6 +69,8 @@ class InboxSource(DataSource):
             _inbox(self.options),
             _number(self.options, "numPartitions", 1, MAX_PARTITIONS),
             _number(self.options, "maxMessages", 1, MAX_COUNT) or MAX_MESSAGES,
+            keep_batches=_number(self.options, "keepBatches", 0, MAX_KEPT) or 0,
+            continues=self.options.get("continuesCheckpoint"),
         )
 
 
