@@ -97,6 +97,18 @@ def place(text: str) -> str:
     return f"{host}:{known['port']}/{known['dbname'] or known['user']}"
 
 
+# libpq knows which of its options are secret, and an older one does not know those of newer ones. It marks keys made of
+# a password as no more than debug options.
+MARKED_SECRET = b"*"
+NEWER_SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
+
+
+def secrets() -> set[str]:
+    """Return the options of a connection string that hold a secret: a password, or what stands for one."""
+    marked = (option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == MARKED_SECRET)
+    return NEWER_SECRETS | set(marked)
+
+
 def session_dsn(text: str, role: str, settings: Mapping[str, str] = SESSION, *, pooled: bool = False) -> str:
     """Return `text` completed for a session that Mailroom opens: application name, timeouts and the given settings.
 

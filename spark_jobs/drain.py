@@ -138,6 +138,7 @@ def drain_on(
     inbox, directory = inbox_name(inbox), full_name(directory)
     if not 1 <= lanes <= MAX_LANES:
         raise ConfigurationError(f"lanes is a number from 1 to {MAX_LANES:,}, not {lanes}.")
+    node = node.pinned()
     before = _totals(node, inbox, lanes)
     task = partial(_drain_lanes, node=node, inbox=inbox, directory=directory, max_messages=max_messages)
     refused = spark.range(0, lanes, 1, lanes).mapInArrow(task, "lane bigint, error string").collect()

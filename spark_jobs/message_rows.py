@@ -23,8 +23,9 @@ COLUMNS = pa.schema({
     "message_type": TEXT, "event_type": TEXT, "value": BYTES, "value_json": TEXT, "headers": HEADERS, "source": TEXT,
     "sent_at": MOMENT, "expires_at": MOMENT, "delivered_at": MOMENT,
 })  # fmt: skip
+# What "timestamp" is depends on the session: spark.sql.timestampType.
 IN_SPARK = {
-    TEXT: "string", LONG: "bigint", pa.int32(): "int", BYTES: "binary", MOMENT: "timestamp",
+    TEXT: "string", LONG: "bigint", pa.int32(): "int", BYTES: "binary", MOMENT: "timestamp_ltz",
     HEADERS: "map<string,string>",
 }  # fmt: skip
 

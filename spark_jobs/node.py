@@ -1,8 +1,9 @@
 """Which node a Spark job uses: each process of the cluster connects by itself, and no option holds a password."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from mailroom.session.pooler import PooledConnection
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from outbox.bulk import table_in
+from spark_jobs.seen import Seen, demand_the_same, seeing
 
 # Statements take as long as there is data, and a stream's session idles until something comes, whatever limits the role
 # or the database has. But no session waits for locks for ever.
@@ -35,13 +37,15 @@ AS_THE_ROLE = {name: value for name, value in SESSION.items() if name != "search
 class Node:
     """A schema in a database. This is sent to executors, without a password: each process finds its own.
 
-    Staging tables stand in the schema `staging` of that database; None: in the node's.
+    Staging tables stand in the schema `staging` of that database; None: in the node's. `seen` is what the driver saw
+    of it: then each process that connects makes sure that it sees the same.
     """
 
     schema: str = DEFAULT_SCHEMA
     dsn: str | None = None
     variable: str = settings.DSN_VARIABLE
     staging: str | None = None
+    seen: Seen | None = None
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("dsn", "dsnVariable", "schema")
 
@@ -85,18 +89,40 @@ class Node:
     def connect(
         self, role: str, *, autocommit: bool = False, session: Mapping[str, str] = SESSION
     ) -> psycopg.Connection:
-        """Open a session for `role`, shown as application_name. Raises `ConnectionFailed`."""
+        """Open a session for `role`, shown as application_name.
+
+        Raises `ConnectionFailed`, and `ConfigurationError` if it does not see what the driver has seen.
+        """
         connection = settings.connect(self.connection_string(), f"spark {role}", session, autocommit=True)
         if connection.info.server_version >= 170_000:
             if isinstance(connection, PooledConnection):
                 connection.settings = {**session, **dict([TRANSACTION_TIMEOUT])}
             else:
                 connection.execute("SELECT set_config(%s, %s, false)", TRANSACTION_TIMEOUT)
+        if self.seen is not None:
+            with contextlib.ExitStack() as unless_the_same:
+                unless_the_same.callback(connection.close)
+                demand_the_same(connection, self.schema, self.seen)
+                unless_the_same.pop_all()
         connection.autocommit = autocommit
         return connection
 
-    def check(self) -> None:
-        """Raise `ConfigurationError`, `ConnectionFailed` or `SchemaError` unless the node is there and fits."""
+    def pinned(self, connection: psycopg.Connection | None = None) -> "Node":
+        """Return the node for tasks: whoever connects to it elsewhere has to see what this process sees now.
+
+        Looked up over `connection`, or one of its own. Raises as `check` does.
+        """
+        if connection is None:
+            with self.connect("check", autocommit=True) as own:
+                return self.pinned(own)
+        seen, _ = run(connection, seeing(self.schema))
+        return replace(self, seen=seen)
+
+    def check(self) -> "Node":
+        """Return the node `pinned`, if it is there and fits.
+
+        Raises `ConfigurationError`, `ConnectionFailed` or `SchemaError`.
+        """
         with self.connect("check", autocommit=True) as connection:
             schema.check(connection, self.schema)
             if self.staging is not None and not run(connection, _may_stage(self.staging)):
@@ -104,6 +130,7 @@ class Node:
                     f"The role cannot stage in the schema {self.staging}: GRANT USAGE, CREATE ON SCHEMA {self.staging} "
                     "TO it, after CREATE SCHEMA where there is none."
                 )
+            return self.pinned(connection)
 
 
 MAY_STAGE = Sql(
@@ -120,11 +147,11 @@ def _may_stage(name: str) -> Operation[bool]:
 def without_password(dsn: str) -> str:
     """Return the connection string if it holds no password, else raise `ConfigurationError`."""
     text = settings.dsn(dsn)
-    if {"password", "sslpassword"} & conninfo.conninfo_to_dict(text).keys():
+    if settings.secrets() & conninfo.conninfo_to_dict(text).keys():
         raise ConfigurationError(
-            "The option dsn holds a password, which Spark would show in plans and logs. Leave it out and let "
-            "PGPASSWORD, a passfile or a service file of libpq have it, or name an environment variable that holds "
-            "the whole connection string: option dsnVariable."
+            "The option dsn holds a password, or another secret, which Spark would show in plans and logs. Leave it "
+            "out and let PGPASSWORD, a passfile or a service file of libpq have it, or name an environment variable "
+            "that holds the whole connection string: option dsnVariable."
         )
     return text
 

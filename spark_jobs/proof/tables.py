@@ -129,6 +129,7 @@ def read(spark: SparkSession, node: Node, sent: str | None) -> DataFrame:
     with node.connect("audit") as connection:
         connection.read_only = True
         statement = snapshot(connection, node, sent)
+        node = node.pinned(connection)
     rows = spark.range(0, 1, 1, 1).mapInArrow(partial(_rows, node=node, statement=statement), COLUMNS)
     return rows.repartition("message_id").localCheckpoint(eager=True)
 

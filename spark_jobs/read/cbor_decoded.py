@@ -1,10 +1,10 @@
 """The way back: a column of CBOR as a column of any Spark type."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import accumulate, chain
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any
 from uuid import UUID
 
@@ -13,43 +13,96 @@ import pyarrow.compute as pc
 from pyarrow import types
 from pyspark.sql import Column
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # its stub lacks it
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from mailroom.codec import decode
-from mailroom.errors import DecodeError
+from mailroom.errors import ConfigurationError, DecodeError
+from mailroom.names import shown
 from spark_jobs.write.cbor_leaves import DAY_US, in_years
 from spark_jobs.write.cbor_types import arrow_type, check_type
 
+ON_ERROR = ("fail", "null", "report")
+REPORTED = ["value", "error"]
 
-def from_cbor(column: Column | str, schema: DataType | str) -> Column:
+
+def from_cbor(
+    column: Column | str, schema: DataType | str, *, on_error: str = "fail", named_by: Sequence[str] = ()
+) -> Column:
     """Return the binary `column`, one CBOR item per row, read as `schema`: a Spark type, or its text as in DDL.
 
     A field that the schema does not name is left out, one that a value does not have is null; NOT NULL has no effect.
-    A value that does not fit the type fails the job, as does one that is not our CBOR (`DecodeError`). The error names
-    the row of the batch and the part, not the content. Raises `EncodeError` for a schema that CBOR has no form for.
+    In a text, `timestamp` is an instant, whatever `spark.sql.timestampType` says.
+
+    A value that does not fit the type, or is not our CBOR, fails the job (`DecodeError`); a stream stands at it for
+    ever. `on_error="null"` makes it null, and "report" makes the column a struct of `value` and `error`, one of which
+    is null. The error names the row of the batch and the part, not the content; and what the columns `named_by` hold
+    there, such as ("message_id", "key").
+
+    Raises `EncodeError` for a schema that CBOR has no form for, `ConfigurationError` for another `on_error`.
     """
+    if on_error not in ON_ERROR:
+        raise ConfigurationError(f"on_error is {shown(on_error)}: it is {', '.join(ON_ERROR)}.")
     wanted = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+    if isinstance(schema, str) and "ntz" not in schema.lower():
+        wanted = _with_instants(wanted)
     arrow = arrow_type(wanted)
     check_type(arrow)
+    names = tuple(named_by)
 
-    def from_cbor(raw: pa.Array) -> pa.Array:
-        return decoded(raw, arrow)
+    def from_cbor(raw: pa.Array, *named: pa.Array) -> pa.Array:
+        return decoded(raw, arrow, dict(zip(names, named, strict=True)), on_error)
 
     # Spark does not check NOT NULL.
     nullable = wanted.toNullable() if isinstance(wanted, (StructType, ArrayType, MapType)) else wanted
-    read: Callable[[Column | str], Column] = arrow_udf(from_cbor, returnType=nullable)
-    return read(column)
+    if on_error == "report":
+        nullable = StructType().add("value", nullable).add("error", StringType())
+    read: Callable[..., Column] = arrow_udf(from_cbor, returnType=nullable)
+    return read(column, *names)
 
 
-def decoded(raw: pa.Array, arrow: pa.DataType) -> pa.Array:
-    """Decode an array of CBOR items, null being null, into an array of the type. Raises `DecodeError`."""
+def _with_instants(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _with_instants(field.dataType)) for field in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_with_instants(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_with_instants(kind.keyType), _with_instants(kind.valueType))
+    return TimestampType() if isinstance(kind, TimestampNTZType) else kind
+
+
+def decoded(
+    raw: pa.Array, arrow: pa.DataType, named: Mapping[str, pa.Array] = MappingProxyType({}), on_error: str = "fail"
+) -> pa.Array:
+    """Decode an array of CBOR items, null being null, into an array of the type. Raises `DecodeError`.
+
+    `named` are columns that name a row in its error, and `on_error` says what becomes of one (`from_cbor`).
+    """
     items = raw.to_pylist()
+    faults: list[str | None] = [None] * len(items)
     try:
-        return _read(items, arrow)
+        read = _read(items, arrow)
     except (DecodeError, _Unfit):
         # Only now row by row: by column it is several times as fast, but does not know whose part it holds.
-        row, fault = next((row, fault) for row, item in enumerate(items, 1) if (fault := _fault(item, arrow)))
-        raise DecodeError(f"Row {row:,} of a batch of {len(items):,} cannot be read. {fault}") from None
+        for row, item in enumerate(items):
+            fault = _fault(item, arrow)
+            if fault is None:
+                continue
+            ids = ", ".join(f"{name} {shown(str(column[row].as_py()))}" for name, column in named.items())
+            what = f"Row {row + 1:,} of a batch of {len(items):,}{f' ({ids})' if ids else ''} cannot be read. {fault}"
+            if on_error == "fail":
+                raise DecodeError(what) from None
+            faults[row], items[row] = what, None
+        read = _read(items, arrow)
+    return read if on_error != "report" else pa.StructArray.from_arrays([read, pa.array(faults, pa.string())], REPORTED)
 
 
 class _Unfit(Exception):

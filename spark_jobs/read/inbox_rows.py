@@ -1,19 +1,23 @@
 """Rows of an inbox as Arrow batches: a range of clocks, page by page, with nothing locked and nothing held between."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
+from operator import xor
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from inbox.claim import PIN
+from mailroom.errors import ConfigurationError
 from mailroom.message import COLUMNS, SELECTED
 from mailroom.schema import BY_CLOCK
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import run
 from spark_jobs import message_rows
 from spark_jobs.node import Node
+from spark_jobs.seen import Seen
 
 IN_ONE = 50_000  # messages, where the number of ranges is not given
 FIRST_ROWS = 100  # of the first page; each later one reads at most twice as many as the one before returned
@@ -21,12 +25,27 @@ PAGE_ROWS = 10_000
 PAGE_BYTES = 8 * 1024 * 1024  # of values and headers, as they are sent; the message that reaches it is the page's last
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a task of a stream has to read: its batch's checkpoint and number, how many messages, and their digest."""
+
+    checkpoint: str
+    batch: int
+    messages: int
+    digest: int
+
+
 @dataclass(frozen=True)
 class Range(InputPartition):
-    """The clocks of one task: above `above`, up to `upto`."""
+    """The clocks of one task: above `above`, up to `upto`.
+
+    `seen` is what the driver saw of the node that it planned with, and `planned`, in a stream, what it found there.
+    """
 
     above: int
     upto: int
+    seen: Seen | None = None
+    planned: Planned | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +56,15 @@ class Chosen:
     topic: str | None = None
 
 
+# Of a message: which one it is, and where.
+DIGESTED = "uuid_hash_extended(message_id, clock)"
 # Not as stored: JSON is compressed there, and a number such as 1e9999 has far more digits than bytes.
 SIZE = """(coalesce(octet_length(value), octet_length(value_json::text))
           + coalesce(octet_length(headers::text), 0))"""
 # `before` is the size of the page's earlier messages, so the first one comes however large it is. The window's order is
 # that of the index, which is read no further than the limit.
 PAGE = """
-SELECT {selected} FROM (
+SELECT {selected}, {digested} FROM (
     SELECT *, coalesce(sum({size}) OVER (
                ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
     FROM {schema}.inbox_{inbox}
@@ -51,9 +72,10 @@ SELECT {selected} FROM (
     ORDER BY {order} LIMIT %(rows)s::bigint) AS i
 WHERE before < %(bytes)s::bigint"""
 BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
-OF_ALL = Sql(PAGE, columns=COLUMNS, selected=SELECTED, size=SIZE, order=BY_CLOCK, range=BY_RANGE)
+PAGED = (*COLUMNS, "bigint")
+OF_ALL = Sql(PAGE, columns=PAGED, selected=SELECTED, digested=DIGESTED, size=SIZE, order=BY_CLOCK, range=BY_RANGE)
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
-OF_KEY = Sql(PAGE, columns=COLUMNS, selected=SELECTED, size=SIZE, order="clock", range=BY_KEY)
+OF_KEY = Sql(PAGE, columns=PAGED, selected=SELECTED, digested=DIGESTED, size=SIZE, order="clock", range=BY_KEY)
 
 WALKED = 20_000  # messages that are counted one by one
 SAMPLED_BYTES = 8 * 1024 * 1024
@@ -116,12 +138,14 @@ def paging(schema: str, inbox: str, above: int, upto: int, chosen: Chosen, rows:
 def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) -> Iterator[pa.RecordBatch]:
     """Read the messages of a range over a connection of its own; those that are reaped meanwhile may be missing.
 
-    Each page is a transaction, READ ONLY, so that no snapshot and no lock is held however slowly Spark takes them.
+    Not in a stream: there it is all that was `planned`, which is then reported, or `ConfigurationError`. Each page is a
+    transaction, READ ONLY, so that no snapshot and no lock is held however slowly Spark takes them.
     """
-    with node.connect(f"read {inbox}", autocommit=True) as connection:
+    with replace(node, seen=wanted.seen or node.seen).connect(f"read {inbox}", autocommit=True) as connection:
         connection.read_only = True
         # The size of a row costs as much as the row, so a page reads few more than will fit.
         above, limit = wanted.above, FIRST_ROWS
+        messages = digest = 0
         while True:
             with connection.transaction():
                 rows = run(
@@ -130,6 +154,44 @@ def batches(node: Node, inbox: str, wanted: Range, chosen: Chosen = Chosen()) ->
                     message_rows.RawCursor,
                 )
             if not rows:
-                return
+                break
+            messages, digest = messages + len(rows), reduce(xor, (row[-1] for row in rows), digest)
             above, limit = max(row[1] for row in rows), min(2 * len(rows), PAGE_ROWS)
             yield pa.RecordBatch.from_arrays(message_rows.arrays(rows), schema=message_rows.COLUMNS)
+        if wanted.planned is not None:
+            _demand_all(inbox, wanted.planned, messages, digest)
+            connection.read_only = False
+            with connection.transaction():
+                run(connection, reporting(node.schema, inbox, wanted, wanted.planned))
+
+
+def _demand_all(inbox: str, planned: Planned, messages: int, digest: int) -> None:
+    if (messages, digest) != (planned.messages, planned.digest):
+        raise ConfigurationError(
+            f"A task of batch {planned.batch} of the stream of inbox {inbox!r} read {messages} messages, and "
+            f"{planned.messages} were planned: another consumer took messages meanwhile, or this process reaches "
+            "another state of the database. Nothing is deleted. See that the stream has its inbox alone, and start it "
+            "again."
+        )
+
+
+# Tasks of one batch wait here for one another, for the time of this statement.
+REPORT = Sql(
+    """
+UPDATE {schema}.spark_stream SET read = read + int8multirange(int8range(%(above)s::bigint, %(upto)s::bigint, '(]'))
+WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch = %(batch)s::bigint RETURNING true
+""",
+    columns=("boolean",),
+)
+
+
+def reporting(schema: str, inbox: str, read: Range, planned: Planned) -> Operation[None]:
+    """Report a range as read: only what was reported is deleted. Raises `ConfigurationError` if nobody wants it."""
+    reported = yield REPORT.at(schema=schema)(
+        inbox=inbox, checkpoint=planned.checkpoint, batch=planned.batch, above=read.above, upto=read.upto
+    )
+    if not reported:
+        raise ConfigurationError(
+            f"Batch {planned.batch} of the stream of inbox {inbox!r} is not under way any more: it was committed, or "
+            "another checkpoint reads the inbox now."
+        )

@@ -3,6 +3,7 @@
 # ruff: noqa: N802 - names of pyspark's
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 import pyarrow as pa
@@ -22,9 +23,10 @@ from spark_jobs.read.offsets import finding_ends
 SCHEMA = message_rows.ddl(message_rows.COLUMNS)
 OPTIONS = ("inbox", "numPartitions", *Node.OPTIONS)
 OF_READ = ("key", "topic", "clockAbove", "clockUpto")
-OF_STREAM = ("maxMessages",)
+OF_STREAM = ("maxMessages", "keepBatches", "continuesCheckpoint")
 MAX_PARTITIONS = 10_000
 MAX_MESSAGES = 100_000
+MAX_KEPT = 10_000
 MAX_CLOCK = 2**63 - 1
 
 NOTHING = Range(0, 0)  # Spark wants a partition at least, or makes up one of its own
@@ -67,6 +69,8 @@ class InboxSource(DataSource):
             _inbox(self.options),
             _number(self.options, "numPartitions", 1, MAX_PARTITIONS),
             _number(self.options, "maxMessages", 1, MAX_COUNT) or MAX_MESSAGES,
+            keep_batches=_number(self.options, "keepBatches", 0, MAX_KEPT) or 0,
+            continues=self.options.get("continuesCheckpoint"),
         )
 
 
@@ -90,7 +94,8 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int
 
 
 def _demand_ours(schema: StructType) -> None:
-    if [f"{field.name} {field.dataType.simpleString()}" for field in schema] != SCHEMA.split(", "):
+    ours = SCHEMA.replace("timestamp_ltz", "timestamp").split(", ")  # as its type calls itself, whatever is the default
+    if [f"{field.name} {field.dataType.simpleString()}" for field in schema] != ours:
         raise ConfigurationError('The columns of format("inbox") are given: leave out .schema() and use select().')
 
 
@@ -123,7 +128,9 @@ class InboxReader(DataSourceReader):
             if ends is None:
                 return [NOTHING]
             above, upto = max(ends.first - 1, self._above), min(ends.last.clock, self._upto)
-            return run(connection, cutting(self._node.schema, self._inbox, above, upto, number)) or [NOTHING]
+            ranges = run(connection, cutting(self._node.schema, self._inbox, above, upto, number))
+            seen = self._node.pinned(connection).seen
+            return [replace(one, seen=seen) for one in ranges] or [NOTHING]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""

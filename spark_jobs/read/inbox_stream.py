@@ -4,7 +4,7 @@ Spark calls `commit(end)` when it has planned the batch after the one that ends 
 in the inbox until what was made of them is durable, and a batch that Spark repeats after a failure reads the very same
 rows. It plans in a process beside the driver, where a reader lives as long as its query; the executors read.
 
-A commit deletes from the start of the inbox, since the commit before may not have come about: Spark makes none up. That
+A commit deletes all batches up to its own, since the commit before may not have come about: Spark makes none up. That
 nothing is deleted unread rests on this:
 
 - What a delivery, a requeue of dead letters or a scheduled message that is due puts into an inbox has a clock above all
@@ -15,8 +15,10 @@ nothing is deleted unread rests on this:
   messages are parked that the stream has passed, the way on is another checkpoint.
 - A session that is lost takes the lock along. The next one takes it again, and goes on if the first message of the
   batch under way is there, and its last: whoever reaps begins with the oldest.
-- What somebody inserts by hand with a clock of his own choice, or another consumer parks and somebody replays between
-  the plan of one batch and that of the next, is not seen. The stream is to have its inbox alone.
+- A task that reads other messages than were planned, or fewer, fails, and one that has read them all reports it: what
+  was not reported is not deleted (`spark_jobs.read.given_out`).
+- What somebody inserts by hand with a clock of his own choice after it was read is not seen. The stream is to have its
+  inbox alone.
 """
 
 # ruff: noqa: N802 - names of pyspark's
@@ -24,9 +26,12 @@ nothing is deleted unread rests on this:
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
 from functools import wraps
+from itertools import takewhile
 from time import sleep
 from typing import Any, Concatenate, ParamSpec, TypeAlias, cast
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -40,6 +45,15 @@ from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import is_lost, sqlstate
 from spark_jobs.node import Node
+from spark_jobs.read.given_out import (
+    finding_given,
+    finding_last,
+    finding_read,
+    forgetting,
+    giving_out,
+    measuring,
+    set_back,
+)
 from spark_jobs.read.inbox_rows import Range, batches, cutting
 from spark_jobs.read.offsets import Place, comparing, entering, finding_ends, finding_lowest, planning, reaping
 
@@ -85,11 +99,17 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     lost connection, ten times at most; `ConfigurationError` if somebody has taken messages meanwhile.
     """
 
-    def __init__(self, node: Node, inbox: str, partitions: int | None, max_messages: int) -> None:
+    def __init__(
+        self, node: Node, inbox: str, partitions: int | None, max_messages: int, *, keep_batches: int = 0,
+        continues: str | None = None,
+    ) -> None:  # fmt: skip
         self._node = node
         self._inbox = inbox
         self._number = partitions
         self._max_messages = max_messages
+        self._keep_batches = keep_batches
+        self._continues = continues
+        self._checkpoint: str | None = None
         self._connection: psycopg.Connection | None = None
         self._identity = ""
         self._known: set[Place] = set()  # given out or compared by this session, and not below the last commit
@@ -101,7 +121,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_resumed
     def initialOffset(self) -> Offset:
-        """Start before the first message."""
+        """Start before the first message: the checkpoint is new, and gets its id."""
+        self._checkpoint = str(uuid4())
         return self._offset(Place())
 
     def getDefaultReadLimit(self) -> "ReadLimit":
@@ -121,12 +142,26 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached = (self._reached or Place()) if start is None else self._place(start)
         limited = self._reached is not None if start is None else isinstance(limit, ReadMaxRows)
         number = self._max_messages if limited else None
+        reached = reached if self._checkpoint else self._resumed_at(reached)
+        given = self._run(finding_given, self._checkpoint, reached.batch + 1, self._continues)
+        # Also where the end is known: keys that are parked, or a worker, end the stream.
         end = self._run(planning, reached.clock, number) or reached
         if self._target is not None and self._target.clock < end.clock:
             end = max(reached, self._target, key=lambda place: place.clock)
+        if given is not None:
+            end = given
+        elif end.clock > reached.clock:
+            [content] = self._run(measuring, [Range(reached.clock, end.clock)])
+            end = Place(end.clock, end.message_id, reached.batch + 1, content.messages, content.digest)
         if end != reached:
             self._first = reached.clock, self._run(finding_lowest, reached.clock)
         return self._offset(end)
+
+    def _resumed_at(self, reached: Place) -> Place:
+        # Spark 4.1 again: the checkpoint is one that this node knows, or none.
+        last = self._run(finding_last)
+        self._checkpoint, batch = last or (str(uuid4()), 0)
+        return replace(reached, batch=batch)
 
     @_resumed
     def reportLatestOffset(self) -> Offset:
@@ -144,20 +179,44 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @_resumed
     def partitions(self, start: Offset, end: Offset) -> list[Range]:
         """Cut the clocks of a batch into ranges."""
-        above, upto = self._place(start).clock, self._place(end)
-        lowest = self._run(finding_lowest, above)
-        self._first, self._reached = (above, lowest), upto
-        return self._run(cutting, above if lowest is None else lowest - 1, upto.clock, self._number)
+        reached, upto = self._place(start), self._place(end)
+        lowest = self._run(finding_lowest, reached.clock)
+        self._first, self._reached = (reached.clock, lowest), upto
+        if upto == reached:
+            return []
+        if upto.batch != reached.batch + 1:
+            raise set_back(self._inbox, str(self._checkpoint), reached.batch + 1, upto.batch)
+        above = reached.clock if lowest is None else min(lowest, upto.clock) - 1
+        ranges = self._run(cutting, above, upto.clock, self._number)
+        given = self._run(giving_out, self._checkpoint, ranges, upto, self._continues)
+        seen = self._node.pinned(self._session()).seen
+        return [replace(one, seen=seen) for one in given]
 
     @_resumed
     def commit(self, end: Offset) -> None:
-        """Reap everything up to `end`: it has been read, and what was made of it is durable."""
-        upto, above = self._place(end).clock, 0
-        if self._first[0] < upto:
+        """Reap what was read up to `end`, but for the last `keep_batches`: what was made of it is durable.
+
+        Nothing of a batch that tasks have not reported as read, and nothing after it.
+        """
+        upto = self._place(end)
+        if self._first[0] < upto.clock:
             self._first = (0, None)
-        while (reached := self._run(reaping, above, upto)) is not None:
-            above = reached
-        self._known = {place for place in self._known if place.clock >= upto}
+        wanted = upto.batch - self._keep_batches
+        given = self._run(finding_read, self._checkpoint, wanted)
+        read = list(takewhile(lambda one: one.is_read, given))
+        for batch in read:
+            above = batch.above
+            while (reached := self._run(reaping, above, batch.upto)) is not None:
+                above = reached
+        if read:
+            self._run(forgetting, read[-1].batch)
+        if wanted > (read[-1].batch if read else 0):
+            log.warning(
+                "stream %s: of batch %s not every message was read, so it stays in the inbox, and so does what comes "
+                "after it; does the sink read each batch to its end? Another checkpoint reads it again",
+                self._inbox, given[len(read)].batch if len(read) < len(given) else wanted,
+            )  # fmt: skip
+        self._known = {place for place in self._known if place.clock >= upto.clock}
 
     def stop(self) -> None:
         """Release the inbox."""
@@ -174,7 +233,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._session()
         self._reached = place
         self._known.add(place)
-        return {"inbox": self._identity, "clock": place.clock, "message_id": place.message_id}
+        return {"inbox": self._identity, "checkpoint": self._checkpoint, **asdict(place)}
 
     def _place(self, offset: Offset) -> Place:
         self._session()
@@ -183,7 +242,13 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"The checkpoint is of {offset['inbox']}, and this is {self._identity}: their clocks do not compare. "
                 "Name another checkpointLocation."
             )
-        place = Place(int(offset["clock"]), offset["message_id"])
+        if "checkpoint" not in offset:
+            raise ConfigurationError(
+                "The checkpoint is of a version that did not number its batches. Name another checkpointLocation; the "
+                "stream then reads all that is in the inbox, also what it may have read before."
+            )
+        self._checkpoint = offset["checkpoint"]
+        place = Place(**{field.name: offset[field.name] for field in fields(Place)})
         if place.clock and place not in self._known:
             self._run(comparing, place)
             self._known.add(place)

@@ -19,10 +19,16 @@ PATIENCE_MS = 30_000  # for the lock: the server may take so long to notice that
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a batch ends: the clock of its last message, and that message's id; 0 and None before the first one."""
+    """Where a batch ends: the clock of its last message, and that message's id; 0 and None before the first one.
+
+    And the batch itself: its number in its checkpoint, from 1, how many messages it has, and their digest.
+    """
 
     clock: int = 0
     message_id: str | None = None
+    batch: int = 0
+    messages: int = 0
+    digest: int = 0
 
 
 # Held as long as the driver's session: two streams would each have a part of the messages.

@@ -116,7 +116,7 @@ def _levels(arrow: pa.DataType) -> int | None:
 
 def _fault(arrow: pa.DataType) -> str:
     if types.is_timestamp(arrow) and not arrow.tz:
-        return "is a timestamp_ntz, which has no time zone: cast it to timestamp"
+        return "is a timestamp_ntz, which has no time zone: cast it to timestamp_ltz"
     if types.is_time(arrow):
         return "is a time, which CBOR has no form for: cast it to string"
     if types.is_duration(arrow) or arrow == _INTERVAL:

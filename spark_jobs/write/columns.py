@@ -98,7 +98,8 @@ def _clocks(clocks: pa.Array) -> pa.Array:
     return numbers
 
 
-TEXT = (spark.StringType,)
+# With spark.sql.preserveCharVarcharTypeInfo, columns of tables are of the other two.
+TEXT = (spark.StringType, spark.VarcharType, spark.CharType)
 TIME = (spark.TimestampType,)
 COLUMNS = {
     column.name: column
@@ -111,8 +112,8 @@ COLUMNS = {
         Column("event_type", TEXT, "string", "text", _codes("event_type", "CUD")),
         Column("value", (spark.DataType,), "anything", "bytea", encoded),
         Column("headers", (spark.MapType,), "map<string,string>", "jsonb", _headers),
-        Column("deliver_at", TIME, "timestamp", "timestamptz", _moments("deliver_at")),
-        Column("expires_at", TIME, "timestamp", "timestamptz", _moments("expires_at")),
+        Column("deliver_at", TIME, "timestamp_ltz", "timestamptz", _moments("deliver_at")),
+        Column("expires_at", TIME, "timestamp_ltz", "timestamptz", _moments("expires_at")),
         Column("after_clock", INTEGERS, "an integer", "bigint", _clocks),
     )
 }
@@ -131,7 +132,7 @@ TYPES: dict[type[spark.DataType], str] = {
     spark.LongType: "bigint",
     spark.FloatType: "real",
     spark.DoubleType: "double precision",
-    spark.StringType: "text",
+    **dict.fromkeys(TEXT, "text"),
     spark.BinaryType: "bytea",
     spark.DateType: "date",
     spark.TimestampType: "timestamptz",

@@ -8,7 +8,7 @@ nothing but what its options say. What has happened stands in the database.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -49,12 +49,12 @@ class OutboxSource(DataSource):
                 "the same one, the job sends nothing twice."
             )
         options.batch(key)
-        return JobWriter(options, _shape(options, schema), key)
+        return JobWriter(*_checked(options, schema), key)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamWriter":  # noqa: N802 - Spark's name
         """Return the writer of a stream. Raises `ConfigurationError` or `InvalidMessage` before anything runs."""
         options = _options(self.options, overwrite, "streamName", "continuesQuery", "checkpointLocation")
-        return StreamWriter(options, _shape(options, schema), self.options.get("streamName"))
+        return StreamWriter(*_checked(options, schema), self.options.get("streamName"))
 
 
 def _options(given: Mapping[str, str], overwrite: bool, *others: str) -> WriteOptions:
@@ -64,10 +64,9 @@ def _options(given: Mapping[str, str], overwrite: bool, *others: str) -> WriteOp
     return WriteOptions.of(given, given.get("commitSql", ()))
 
 
-def _shape(options: WriteOptions, schema: StructType) -> Shape:
+def _checked(options: WriteOptions, schema: StructType) -> tuple[WriteOptions, Shape]:
     # Before the job runs: hours later its first task would be the one to find out.
-    options.node.check()
-    return options.shape(schema)
+    return replace(options, node=options.node.check()), options.shape(schema)
 
 
 @dataclass

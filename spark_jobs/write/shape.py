@@ -17,7 +17,7 @@ from spark_jobs.write import binary_copy
 from spark_jobs.write.byte_arrays import of_rows
 from spark_jobs.write.cbor import encoded
 from spark_jobs.write.cbor_types import check_spark_type
-from spark_jobs.write.columns import COLUMNS, BusinessColumn, Column
+from spark_jobs.write.columns import COLUMNS, TEXT, BusinessColumn, Column
 from spark_jobs.write.content import Content
 
 
@@ -113,7 +113,7 @@ def _fresh_ids(count: int) -> pa.Array:
 def _check_field(column: Column, kind: spark.DataType) -> None:
     fits = isinstance(kind, column.takes)
     if fits and isinstance(kind, spark.MapType) and column.name == "headers":
-        fits = isinstance(kind.keyType, spark.StringType) and isinstance(kind.valueType, spark.StringType)
+        fits = isinstance(kind.keyType, TEXT) and isinstance(kind.valueType, TEXT)
     if not fits:
         raise InvalidMessage(f"Column {column.name} is {kind.simpleString()}; it has to be {column.wanted}: cast it.")
     if column.name == "value":

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+# What a thread knows of the micro-batch that it runs, as Spark names it.
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
 class OutboxSink:
     """Sends each micro-batch once, whole and in order; give it to `writeStream.foreachBatch`, or call it.
 
@@ -93,11 +97,12 @@ class OutboxSink:
 
     def __call__(self, frame: "DataFrame", batch_id: int | None = None) -> Sent | None:
         """Send a DataFrame, all of it; or a micro-batch, called by Spark in the driver. Nothing that the ledger has."""
-        sent = self._send(frame, JOB if batch_id is None else batch_id)
-        return sent if batch_id is None else None
+        number = _number(frame, batch_id)
+        sent = self._send(frame, JOB if number is None else number)
+        return sent if number is None else None
 
     def _send(self, frame: "DataFrame", batch_id: int) -> Sent:
-        query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        query = frame.sparkSession.sparkContext.getLocalProperty(QUERY)
         name = self._stream or query
         # Two queries of one stream's name are told apart by their ids, or else by what their batches hold.
         is_told_apart = query or batch_id == JOB or self._options.compared
@@ -107,8 +112,8 @@ class OutboxSink:
                 "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream, with "
                 'on_known_batch="compare".'
             )
-        node, batch = self._options.node, self._options.batch(name, batch_id, query)
-        shape = self._options.shape(frame.schema)
+        batch, shape = self._options.batch(name, batch_id, query), self._options.shape(frame.schema)
+        node = self._options.node.pinned()
         try:
             # Whether the ledger has the batch or not: a stateful query goes on from the state that its tasks leave.
             staged = _staged(frame, node, batch, shape)
@@ -118,6 +123,25 @@ class OutboxSink:
             with left_to_a_sweep():
                 abandon(node, batch)
             raise
+
+
+def _number(frame: "DataFrame", given: int | None) -> int | None:
+    """Return the number of the micro-batch that this thread runs, which has to be `given`; None outside of a stream.
+
+    Without it each micro-batch would count as the same job, and all but the first be passed over.
+    """
+    context = frame.sparkSession.sparkContext
+    query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
+    if query and (given is None or batch not in (None, str(given))):
+        raise ConfigurationError(
+            f"The sink was called {'without a number' if given is None else f'with the number {given}'} for "
+            f"micro-batch {batch or 'of a stream'}, and it knows batches by their numbers: it would take the rows for "
+            "some that were sent before. Nothing was sent. Hand it the second argument of foreachBatch, as "
+            "foreachBatch(sink) does: lambda frame, number: sink(frame, number)."
+        )
+    if given is not None and given < 0:
+        raise ConfigurationError(f"A micro-batch has a number from 0, not {given}: leave it out for a DataFrame.")
+    return given
 
 
 def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[Staged]:

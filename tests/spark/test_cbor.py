@@ -18,14 +18,17 @@ pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
 import pyarrow as pa
 from pyspark.errors import PythonException
-from pyspark.sql.types import DataType
+from pyspark.sql.types import DataType, StructType
 
 from mailroom.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
-from mailroom.errors import DecodeError, EncodeError
+from mailroom.errors import ConfigurationError, DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
 from spark_jobs.read.cbor_decoded import decoded, from_cbor
+from spark_jobs.read.inbox_source import SCHEMA, _demand_ours
 from spark_jobs.write.cbor import encoded
 from spark_jobs.write.cbor_types import arrow_type, check_spark_type, check_type
+from spark_jobs.write.columns import BusinessColumn
+from spark_jobs.write.shape import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -507,3 +510,54 @@ def test_a_message_that_does_not_fit_fails_the_job_without_its_content(spark: "S
     assert read.asDict() == {"number": "SECRET", "gate": None}
     with pytest.raises(EncodeError, match=r"value\.at is a timestamp_ntz"):
         from_cbor("value", "at timestamp_ntz")
+    with pytest.raises(ConfigurationError, match="on_error is 'skip': it is fail, null, report"):
+        from_cbor("value", "number int", on_error="skip")
+
+
+ODD = [encode({"number": 1}), encode({"number": "SECRET"}), b"\xff", None, encode({"number": 2})]
+NAMED = {"message_id": pa.array(["a", "b", "c", "d", "e"]), "key": pa.array(["k1", "k2", "k3", "k4", None])}
+NUMBERS = pa.struct([("number", pa.int32())])
+
+
+def test_odd_messages_become_null_on_request() -> None:
+    read = decoded(pa.array(ODD), NUMBERS, NAMED, "null")
+    assert read.to_pylist() == [{"number": 1}, None, None, None, {"number": 2}]
+
+
+def test_odd_messages_are_reported_on_request_by_id_and_key() -> None:
+    rows = decoded(pa.array(ODD), NUMBERS, NAMED, "report").to_pylist()
+    assert [row["value"] for row in rows] == [{"number": 1}, None, None, None, {"number": 2}]
+    [first, second] = [row["error"] for row in rows if row["error"]]
+    assert first.startswith("Row 2 of a batch of 5 (message_id 'b', key 'k2') cannot be read. value.number holds")
+    assert second.startswith("Row 3 of a batch of 5 (message_id 'c', key 'k3') cannot be read.")
+    assert "SECRET" not in first
+    assert [row["error"] for row in decoded(pa.array(ODD[:1]), NUMBERS, {}, "report").to_pylist()] == [None]
+
+
+def test_an_odd_message_that_fails_the_job_is_named() -> None:
+    with pytest.raises(DecodeError, match=r"Row 2 of a batch of 5 \(message_id 'b', key 'k2'\) cannot be read"):
+        decoded(pa.array(ODD), NUMBERS, NAMED)
+
+
+def struct(ddl: str) -> StructType:
+    kind = DataType.fromDDL(ddl)
+    assert isinstance(kind, StructType)
+    return kind
+
+
+def test_settings_of_the_session_do_not_change_what_is_accepted(spark: "SparkSession") -> None:
+    """`timestamp` is an instant; text of a limited length is text."""
+    frame = spark.createDataFrame([("m", encode({"at": datetime(2026, 8, 2, tzinfo=UTC)}))], "id string, value binary")
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    spark.conf.set("spark.sql.preserveCharVarcharTypeInfo", "true")
+    try:
+        read = frame.select(from_cbor("value", "at timestamp", on_error="report", named_by=["id"]).alias("read"))
+        assert read.schema["read"].dataType.simpleString() == "struct<value:struct<at:timestamp>,error:string>"
+        assert [row.read.error for row in read.collect()] == [None]
+        _demand_ours(struct(SCHEMA))
+        texts = struct("key varchar(9), topic char(5), headers map<varchar(2),char(1)>, value int")
+        assert Shape.of(texts, {}).names == ("topic", "key", "value", "headers")
+        assert BusinessColumn.of(struct("name varchar(9)")["name"]).staged == "text"
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+        spark.conf.unset("spark.sql.preserveCharVarcharTypeInfo")

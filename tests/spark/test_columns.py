@@ -4,7 +4,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from psycopg import pq
 
+from mailroom import settings
 from mailroom.errors import ConfigurationError, InvalidMessage
 from spark_jobs.node import without_password
 from spark_jobs.write.columns import COLUMNS
@@ -71,8 +73,16 @@ def test_headers_over_a_limit() -> None:
         prepared("headers", [("a", None)], kind=kind)
 
 
-@pytest.mark.parametrize("secret", ["password=geheim", "sslpassword=geheim"])
+@pytest.mark.parametrize("secret", sorted(settings.secrets()))
 def test_no_secret_in_the_option_dsn(secret: str) -> None:
-    with pytest.raises(ConfigurationError, match="holds a password") as refused:
-        without_password(f"host=h user=u {secret}")
+    # An older libpq refuses what it does not know.
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    fault = "holds a password, or another secret" if secret in known else "cannot be read"
+    with pytest.raises(ConfigurationError, match=fault) as refused:
+        without_password(f"host=h user=u {secret}=geheim")
     assert "geheim" not in str(refused.value)
+
+
+def test_secrets_are_those_that_libpq_marks_and_those_that_it_does_not() -> None:
+    marked = {option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*"}
+    assert marked | {"oauth_client_secret", "scram_client_key", "scram_server_key"} <= settings.secrets()

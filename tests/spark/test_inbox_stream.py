@@ -164,6 +164,12 @@ def test_what_it_raises_is_seen(stream: Stream, node: Node) -> None:
         stream.writer(key="order-1").format("noop").start().awaitTermination()
 
 
+def take(reader: InboxStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+    """Read a batch as its tasks do; returns the numbers."""
+    values = (batch.column("value").to_pylist() for one in reader.partitions(start, end) for batch in reader.read(one))
+    return [codec.decode(value) for some in values for value in some]
+
+
 # -- offsets ----------------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +204,15 @@ def test_progress_tells_how_far_behind_a_batch_is(reader: InboxStreamReader, nod
         told = reader.reportLatestOffset()
         lags.append((clock(told), told["lag_clocks"], told["lag_s"] >= 3600))
     assert lags == [(25, 15, True), (25, 5, True), (25, 0, False)]
-    assert start.keys() == {"inbox", "clock", "message_id"}  # what the checkpoint holds
+    assert start.keys() == {
+        "inbox",
+        "checkpoint",
+        "clock",
+        "message_id",
+        "batch",
+        "messages",
+        "digest",
+    }  # what the checkpoint holds
 
 
 def test_spark_4_1_tells_neither_start_nor_limit(reader: InboxStreamReader, node: Node, spark_dsn: str) -> None:
@@ -249,21 +263,160 @@ def test_commit_reaps_what_was_read_and_no_more(
     reap = offsets.REAP.template.replace(str(offsets.REAPED_ROWS), "3")
     monkeypatch.setattr(offsets, "REAP", Sql(reap, offsets.REAP.columns))
     send(node, *range(25))
-    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    assert take(reader, start, end) == list(range(10))
     for _ in range(2):
         reader.commit(end)
         assert waiting(node) == list(range(10, 25))
-    end = reader.latestOffset(end, ReadAllAvailable())
+    last = reader.latestOffset(end, ReadAllAvailable())
+    assert take(reader, end, last) == list(range(10, 25))
     node.rows("DELETE FROM mailroom.inbox_shipping WHERE clock = 15 RETURNING 1")
-    reader.commit(end)
+    reader.commit(last)
     assert waiting(node) == []
 
 
 def test_a_commit_that_did_not_happen_is_made_up_for(reader: InboxStreamReader, node: Node) -> None:
     send(node, *range(25))
-    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
-    reader.commit(reader.latestOffset(first, ReadMaxRows(10)))
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, ReadMaxRows(10))
+    take(reader, start, first)
+    second = reader.latestOffset(first, ReadMaxRows(10))
+    take(reader, first, second)
+    reader.commit(second)
     assert waiting(node) == list(range(20, 25))
+
+
+def test_what_no_task_has_read_stays_and_is_told(
+    reader: InboxStreamReader, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sink that takes a part, or nothing, of a batch; and nothing after it goes, which stays in its order."""
+    reader._number = 2
+    send(node, *range(20))
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, ReadMaxRows(10))
+    [one, _] = reader.partitions(start, first)
+    list(reader.read(one))
+    second = reader.latestOffset(first, ReadMaxRows(10))
+    reader.commit(first)
+    take(reader, first, second)
+    reader.commit(second)
+    assert waiting(node) == list(range(20))
+    assert [record.getMessage()[:61] for record in caplog.records] == [
+        "stream shipping: of batch 1 not every message was read, so it"
+    ] * 2
+    take(reader, start, first)  # Spark repeats it
+    reader.commit(second)
+    assert waiting(node) == []
+
+
+@pytest.mark.parametrize("where", ["", "WHERE key = 'order-1'"])
+def test_a_task_that_reads_less_than_was_planned_fails(reader: InboxStreamReader, node: Node, where: str) -> None:
+    """Another consumer between the plan and the tasks, or a database of another moment."""
+    send(node, *range(10))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    [planned] = reader.partitions(start, end)
+    node.connection.execute(f"DELETE FROM mailroom.inbox_shipping {where}".encode())
+    with pytest.raises(ConfigurationError, match=r"A task of batch 1 .* read \d messages, and 10 were planned"):
+        list(reader.read(planned))
+    left = waiting(node)
+    reader.commit(end)
+    assert waiting(node) == left
+
+
+def test_other_messages_at_the_same_clocks_are_others(reader: InboxStreamReader, node: Node) -> None:
+    send(node, *range(10))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    [planned] = reader.partitions(start, end)
+    node.connection.execute("UPDATE mailroom.inbox_shipping SET message_id = gen_random_uuid() WHERE clock = 5")
+    with pytest.raises(ConfigurationError, match="read 10 messages, and 10 were planned"):
+        list(reader.read(planned))
+
+
+def test_what_is_taken_between_the_plan_and_its_ranges_is_missed(reader: InboxStreamReader, node: Node) -> None:
+    send(node, *range(10))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(10))
+    node.connection.execute("DELETE FROM mailroom.inbox_shipping WHERE key = 'order-1'")
+    with pytest.raises(ConfigurationError, match="had 10 messages when it was planned, and they are not all there"):
+        reader.partitions(start, end)
+
+
+# -- a checkpoint that is not the one before --------------------------------------------------------------------------
+
+
+def run_batches(reader: InboxStreamReader, count: int, start: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Run so many batches as Spark does, each committed when the next one is planned; returns where each ends."""
+    ends = [start or reader.initialOffset()]
+    for _ in range(count):
+        ends.append(reader.latestOffset(ends[-1], ReadMaxRows(10)))
+        if len(ends) > 2:
+            reader.commit(ends[-2])
+        take(reader, ends[-2], ends[-1])
+    return ends
+
+
+def test_a_checkpoint_set_back_is_refused(reader: InboxStreamReader, node: Node, spark_dsn: str) -> None:
+    """Its numbers stand for other messages at a sink that has seen them: it would pass over what it is given now."""
+    send(node, *range(50))
+    ends = run_batches(reader, 4)
+    reader.stop()
+    for use in (
+        lambda: reader.latestOffset(ends[1], ReadMaxRows(10)),
+        lambda: reader.partitions(ends[1], ends[2]),
+        lambda: reader.partitions(ends[0], ends[1]),
+    ):
+        with pytest.raises(ConfigurationError, match=r"The checkpoint was set back: .* up to batch 4.*continuesCheckp"):
+            use()
+    assert waiting(node) == list(range(30, 50))
+    reader.stop()
+    # The last one was not committed: the same number has the same messages, however many are allowed now.
+    again = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 20)
+    assert again.latestOffset(ends[3], ReadMaxRows(20)) == ends[4]
+    assert take(again, ends[3], ends[4]) == list(range(30, 40))
+    assert clock(again.latestOffset(ends[4], ReadMaxRows(20))) == 50
+    again.commit(ends[4])
+    again.stop()
+    last = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    with pytest.raises(ConfigurationError, match="had 10 messages when it was planned, and they are not all there"):
+        last.partitions(ends[3], ends[4])
+    last.stop()
+
+
+def test_a_new_checkpoint_has_to_be_told(reader: InboxStreamReader, node: Node, spark_dsn: str) -> None:
+    """A file sink with a log of its own passes over the numbers, which begin again."""
+    send(node, *range(30))
+    ends = run_batches(reader, 2)
+    reader.stop()
+    old = ends[0]["checkpoint"]
+    new = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    refused = rf"was read up to batch 2 under checkpoint {old}.*another path.*continuesCheckpoint\", \"{old}\""
+    with pytest.raises(ConfigurationError, match=refused):
+        new.latestOffset(new.initialOffset(), ReadMaxRows(10))
+    new.stop()
+    told = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10, continues=old)
+    run_batches(told, 2)
+    assert waiting(node) == list(range(20, 30))
+    told.stop()
+    late = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
+    with pytest.raises(ConfigurationError, match=r"was read up to batch 2 under checkpoint"):
+        late.latestOffset(ends[2], ReadMaxRows(10))
+    late.stop()
+
+
+def test_batches_that_are_kept_are_read_again_the_same(node: Node, spark_dsn: str) -> None:
+    send(node, *range(60))
+    reader = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10, keep_batches=2)
+    ends = run_batches(reader, 5)
+    assert waiting(node) == list(range(20, 60))  # batch 4 is committed, and two are kept
+    for number in (2, 3, 4):
+        assert reader.latestOffset(ends[number], ReadMaxRows(10)) == ends[number + 1]
+        assert take(reader, ends[number], ends[number + 1]) == list(range(number * 10, number * 10 + 10))
+    with pytest.raises(ConfigurationError, match="The checkpoint was set back"):
+        reader.latestOffset(ends[1], ReadMaxRows(10))
+    reader.stop()
 
 
 # -- sole consumer ----------------------------------------------------------------------------------------------------
@@ -381,10 +534,12 @@ def test_each_step_is_taken_once_more_on_another_session(reader: InboxStreamRead
     node.end_sessions(NAME)
     assert reader.partitions(start, end)
     node.end_sessions(NAME)
+    take(reader, start, end)
     last = reader.latestOffset(end, ReadMaxRows(10))
     node.end_sessions(NAME)
     reader.commit(end)
     assert waiting(node) == list(range(10, 25))
+    take(reader, end, last)
     node.end_sessions(NAME)
     reader.commit(last)
     assert waiting(node) == list(range(20, 25))
@@ -472,7 +627,7 @@ def end(spark_dsn: str, node: Node) -> dict[str, Any]:
     """Where a stream has read to that has ended: the fifth message."""
     deliver(node, "shipping", *range(5))
     before = InboxStreamReader(SparkNode(dsn=spark_dsn), "shipping", None, 10)
-    end = before.latestOffset(before.initialOffset(), ReadMaxRows(10))
+    [_, end] = run_batches(before, 1)
     before.stop()
     assert clock(end) == 5
     return end

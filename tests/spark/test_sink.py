@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -622,6 +623,24 @@ def test_arguments_that_cannot_be_used_are_told(spark: "SparkSession", spark_dsn
         OutboxSink(topic="numbers", dsn=spark_dsn)(frame, 0)
     with pytest.raises(ConfigurationError, match="No streaming query runs this in this thread"):
         OutboxSink("orders", topic="numbers", dsn=spark_dsn, on_known_batch="pass")(frame, 0)
+
+
+def test_sink_wants_the_number_of_its_batch_inside_a_stream(stream: Stream, spark_dsn: str) -> None:
+    """Else each micro-batch would be the same job, and all but the first be passed over."""
+    sink = OutboxSink("orders", topic="order.placed", dsn=spark_dsn, on_known_batch="pass")
+    calls: list[Callable[[Any], object]] = [
+        sink,
+        partial(sink, batch_id=None),
+        lambda frame: sink(frame, 7),
+        OutboxSink("other", topic="order.placed", dsn=spark_dsn),
+    ]
+    for call in calls:
+        error = stream.fails(lambda frame, _, call=call: call(frame.drop("number", "total")))  # type: ignore[misc]
+        assert "Hand it the second argument of foreachBatch" in error
+        assert "onKnownBatch" not in error
+    assert values(stream.connect) == []
+    stream.run(lambda frame, number: sink(frame.drop("number", "total"), number))
+    stream.check(business=False)
 
 
 def test_sink_in_a_thread_of_the_user_s_own_knows_its_query(stream: Stream, spark_dsn: str) -> None:

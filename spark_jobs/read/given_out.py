@@ -1,0 +1,202 @@
+"""What a stream has given out under which batch number, and what was read of it: the table `spark_stream`.
+
+A sink that takes a repeated batch once goes by its number. So a number stands for the same messages for ever: the node
+keeps the batches whose messages are not all deleted, and the last one. A checkpoint that was set back, or another
+checkpoint that begins again at the first number, is found out by that. Each operation runs in a transaction of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from inbox.claim import PIN
+from mailroom.errors import ConfigurationError
+from mailroom.sql.operation import Operation, Sql
+from spark_jobs.read.inbox_rows import BY_RANGE, DIGESTED, Planned, Range
+from spark_jobs.read.offsets import Place
+
+GIVEN = Sql(
+    """
+SELECT checkpoint, batch, upto, message_id, messages, digest FROM {schema}.spark_stream
+WHERE inbox = %(inbox)s::text ORDER BY batch
+""",
+    columns=("text", "bigint", "bigint", "text", "bigint", "bigint"),
+)
+
+
+def finding_given(
+    schema: str, inbox: str, checkpoint: str, number: int, continues: str | None
+) -> Operation[Place | None]:
+    """Return where the batch of that number ends if it was given out before, else None.
+
+    Raises `ConfigurationError` if the checkpoint lies behind what it has given out, or another one reads the inbox and
+    is not the one that this `continues`.
+    """
+    rows = yield GIVEN.at(schema=schema)(inbox=inbox)
+    last = None
+    for owner, batch, upto, message_id, messages, digest in rows:
+        if owner == checkpoint:
+            if batch == number:
+                return Place(int(upto), message_id, int(batch), int(messages), int(digest))
+            last = int(batch)
+        elif owner != continues:
+            raise _read_by_another(inbox, owner, rows[-1][1], checkpoint)
+    if last is not None and last > number:
+        raise set_back(inbox, checkpoint, number, last)
+    return None
+
+
+LAST = Sql(
+    "SELECT checkpoint, batch FROM {schema}.spark_stream WHERE inbox = %(inbox)s::text ORDER BY batch DESC LIMIT 1",
+    columns=("text", "bigint"),
+)
+
+
+def finding_last(schema: str, inbox: str) -> Operation[tuple[str, int] | None]:
+    """Return the checkpoint that reads the inbox, and the number of its last batch."""
+    for checkpoint, batch in (yield LAST.at(schema=schema)(inbox=inbox)):
+        return str(checkpoint), int(batch)
+    return None
+
+
+# -- what there is to read --------------------------------------------------------------------------------------------
+
+MEASURE = Sql(
+    """
+SELECT width_bucket(clock, %(lowest)s::bigint[]), count(*), bit_xor({digested})
+FROM {schema}.inbox_{inbox} WHERE {by_range} GROUP BY 1 ORDER BY 1
+""",
+    columns=("integer", "bigint", "bigint"),
+    digested=DIGESTED,
+    by_range=BY_RANGE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """How many messages, and their digest."""
+
+    messages: int = 0
+    digest: int = 0
+
+
+def measuring(schema: str, inbox: str, ranges: Sequence[Range]) -> Operation[list[Content]]:
+    """Return what is in each of the ranges, which follow one another."""
+    yield PIN.at()()
+    found = [Content()] * len(ranges)
+    lowest = [one.above + 1 for one in ranges]
+    measured = yield MEASURE.at(schema=schema, inbox=inbox)(lowest=lowest, above=ranges[0].above, upto=ranges[-1].upto)
+    for nth, messages, digest in measured:
+        found[nth - 1] = Content(int(messages), int(digest))
+    return found
+
+
+# -- giving out and deleting ------------------------------------------------------------------------------------------
+
+REPLACE = Sql("DELETE FROM {schema}.spark_stream WHERE inbox = %(inbox)s::text AND checkpoint <> %(checkpoint)s::text")
+GIVE = Sql(
+    """
+INSERT INTO {schema}.spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest)
+VALUES (%(inbox)s::text, %(checkpoint)s::text, %(batch)s::bigint, %(above)s::bigint, %(upto)s::bigint,
+        %(message_id)s::text, %(messages)s::bigint, %(digest)s::bigint)
+"""
+)
+
+
+def giving_out(
+    schema: str, inbox: str, checkpoint: str, ranges: Sequence[Range], end: Place, continues: str | None
+) -> Operation[list[Range]]:
+    """Give a batch out under its number, and return its ranges with what has to be read of each.
+
+    Raises `ConfigurationError` if the number stands for other messages, or they are not all there, and as
+    `finding_given` does.
+    """
+    known = yield from finding_given(schema, inbox, checkpoint, end.batch, continues)
+    if known not in (None, end):
+        raise set_back(inbox, checkpoint, end.batch, end.batch)
+    contents = yield from measuring(schema, inbox, ranges)
+    digest = 0
+    for one in contents:
+        digest ^= one.digest
+    if (sum(one.messages for one in contents), digest) != (end.messages, end.digest):
+        raise ConfigurationError(
+            f"Batch {end.batch} of the stream of inbox {inbox!r} had {end.messages} messages when it was planned, and "
+            "they are not all there any more: another consumer took messages, or they were deleted after an earlier "
+            f"run of it, and the checkpoint was set back. {_way_on(checkpoint)}"
+        )
+    if known is None:
+        yield REPLACE.at(schema=schema)(inbox=inbox, checkpoint=checkpoint)
+        yield GIVE.at(schema=schema)(
+            inbox=inbox, checkpoint=checkpoint, batch=end.batch, above=ranges[0].above, upto=end.clock,
+            message_id=end.message_id, messages=end.messages, digest=end.digest,
+        )  # fmt: skip
+    return [
+        replace(one, planned=Planned(checkpoint, end.batch, content.messages, content.digest))
+        for one, content in zip(ranges, contents, strict=True)
+    ]
+
+
+READ = Sql(
+    """
+SELECT batch, above, upto, read @> int8range(above, upto, '(]') FROM {schema}.spark_stream
+WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch <= %(number)s::bigint ORDER BY batch
+""",
+    columns=("bigint", "bigint", "bigint", "boolean"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A batch that was given out: its number and clocks, and whether tasks have read all of it."""
+
+    batch: int
+    above: int
+    upto: int
+    is_read: bool
+
+
+def finding_read(schema: str, inbox: str, checkpoint: str, number: int) -> Operation[list[Given]]:
+    """Return the batches up to that number that are not forgotten."""
+    rows = yield READ.at(schema=schema)(inbox=inbox, checkpoint=checkpoint, number=number)
+    return [Given(int(batch), int(above), int(upto), bool(is_read)) for batch, above, upto, is_read in rows]
+
+
+# The last one says which numbers were given out.
+FORGET = Sql(
+    """
+DELETE FROM {schema}.spark_stream AS s
+WHERE inbox = %(inbox)s::text AND batch <= %(number)s::bigint
+  AND batch < (SELECT max(batch) FROM {schema}.spark_stream WHERE inbox = %(inbox)s::text)
+"""
+)
+
+
+def forgetting(schema: str, inbox: str, number: int) -> Operation[None]:
+    """Forget batches up to that number, whose messages are deleted, but for the last."""
+    yield FORGET.at(schema=schema)(inbox=inbox, number=number)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def _way_on(owner: str) -> str:
+    return (
+        "Put the newest checkpoint back if there is one. Else name another checkpointLocation, give the sink another "
+        "path or stream name, since it passes over the batch numbers that it has seen, and say so: "
+        f'.option("continuesCheckpoint", "{owner}"). The stream then reads all that is in the inbox.'
+    )
+
+
+def set_back(inbox: str, checkpoint: str, number: int, last: int) -> ConfigurationError:
+    """Return the error for a checkpoint that is older than what it has given out."""
+    return ConfigurationError(
+        f"The checkpoint was set back: it goes on with batch {number}, and has given out other messages of inbox "
+        f"{inbox!r} up to batch {last}. A sink that has seen these numbers would pass over what they are now. "
+        f"{_way_on(checkpoint)}"
+    )
+
+
+def _read_by_another(inbox: str, owner: str, last: int, checkpoint: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Inbox {inbox!r} was read up to batch {last} under checkpoint {owner}, and this is checkpoint {checkpoint}, "
+        f"whose numbers stand for other messages. {_way_on(owner)}"
+    )
