@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0131"
-down_revision = "0125"
+down_revision = "0130"
 branch_labels = None
 depends_on = None
 

@@ -1,12 +1,15 @@
 """Reads one origin for as long as the lane leads, whatever becomes of its source.
 
-Whatever goes wrong at the source is tried again with a backoff, and concerns this origin alone. What a person must end
-is noted in `origin`, and tried again too, so that nothing needs to be started when he has.
+Whatever goes wrong at the source is tried again with a backoff, and concerns this origin alone. Why it is not read, and
+since when, is noted in `origin`. What a person must end is tried again too, so that nothing needs to be started when he
+has.
 """
 
 import logging
 import time
 from collections.abc import Callable
+
+import psycopg
 
 from dispatcher.lease import LEASE_S
 from dispatcher.links.receiver import LinkStopped
@@ -15,15 +18,28 @@ from dispatcher.links.visit import Notes, Stopped, Target, Visit
 from mailroom.errors import ConfigurationError, LinkRefused
 from mailroom.links.hello import LinkTaken, Rivals
 from mailroom.links.service import source_dsn
-from mailroom.links.target import Origin, reading_origins, stopping
+from mailroom.links.target import Origin, Trouble, failing, opening, reading_origins, stopping
 from mailroom.session import backoff
+from mailroom.sql.operation import Operation
+from mailroom.sql.sqlstate import primary_message, sqlstate
 
 log = logging.getLogger("mailroom.dispatcher")
 
 LONGEST_PAUSE_S = 4.0  # before connecting again, or saying hello again
 LONGEST_STOP_S = 30.0  # before trying again what stopped it behind a hello, which may cost more
-# A refusal is noted when it has lasted so long: while the source's server starts it is passing.
+# Trouble is noted when it has lasted so long: while the source's server starts it is passing.
 PATIENCE_S = 3.0
+# What the source's server refuses until somebody acts there: by SQLSTATE, and what that is.
+RIGHTS = "give this role the rights and policies of docs/links.md"
+REFUSED = {
+    "42501": RIGHTS,
+    "25006": "let this role write (ALTER ROLE ... RESET default_transaction_read_only), and name the primary",
+    "55000": "name the primary: a standby cannot be read",
+    "3F000": "mailroom migrate",
+    "42P01": "mailroom migrate",
+    "42703": "mailroom migrate",
+    "42883": "mailroom migrate",
+}
 
 
 class Reading:
@@ -40,6 +56,7 @@ class Reading:
         self._failures = 0
         self._failed_at = 0.0
         self._told: str | None = None
+        self._noted = origin.why is not None
 
     def stop(self) -> None:
         """Have it end after the step under way."""
@@ -53,15 +70,15 @@ class Reading:
                 await self._visit()
                 continue
             except SourceFailed as failed:
-                pause_s = self._unreachable(failed.error)
+                pause_s = await self._lost(failed.error)
             except LinkTaken:
-                pause_s = self._taken()
+                pause_s = await self._taken()
             except (LinkRefused, LinkStopped, ConfigurationError, Stopped) as error:
                 pause_s = await self._refused(error)
             except Exception as error:
                 if self._target.receiving.is_lost:
                     raise
-                pause_s = self._failed(error)
+                pause_s = await self._failed(error)
             self.notes.received = None
             await self.notes.pause(pause_s)
 
@@ -73,8 +90,13 @@ class Reading:
         async with open_source(source_dsn(origin.name, origin.service), origin.schema) as source:
             diverged = False
             while origin is not None and not self.notes.stopping:
-                visit = Visit(source, self._target, origin, self.notes, self._reads)
+                visit = Visit(source, self._target, origin, self.notes, self._reads, self._held_up)
                 diverged = await visit.run(claims=diverged)
+                if diverged and origin.state == "open":
+                    await self._waits(
+                        f"{self._name} has not the last row that was received of it, and its dispatcher has not "
+                        f"answered yet; at {self._name}: mailroom dispatcher run"
+                    )
                 origin = await self._origin()
 
     async def _origin(self) -> Origin | None:
@@ -85,10 +107,13 @@ class Reading:
         await self.notes.pause(LONGEST_PAUSE_S)
         return None
 
-    def _reads(self) -> None:
+    async def _reads(self) -> None:
         if self._told is not None:
             log.info("links: %s is read again", self._name)
         self._told, self._failures, self.state = None, 0, "reading"
+        if self._noted:
+            await self._target.receiving.transaction(opening(self._target.schema, self._number))
+            self._noted = False
 
     def _fails(self) -> int:
         if not self._failures:
@@ -96,38 +121,69 @@ class Reading:
         self._failures += 1
         return self._failures
 
-    def _unreachable(self, error: Exception) -> float:
+    async def _note(self, noting: Callable[[float], Operation[bool]]) -> None:
+        """Note trouble at the target once it has lasted; `noting` is given for how many seconds it has."""
+        for_s = time.monotonic() - self._failed_at
+        if for_s < PATIENCE_S:
+            return
+        self._noted = True
+        try:
+            await self._target.receiving.transaction(noting(for_s))
+        except psycopg.Error as error:
+            if self._target.receiving.is_lost:
+                raise
+            self._tell(error)  # and it is noted at the next try
+
+    async def _fails_with(self, trouble: Trouble, why: str) -> float:
+        pause_s = backoff.pause_s(self._fails(), LONGEST_PAUSE_S)
+        await self._note(lambda for_s: failing(self._target.schema, self._number, trouble, why, for_s))
+        return pause_s
+
+    async def _lost(self, error: Exception) -> float:
+        """The source is not reached, or its server has refused a step."""
+        if act := REFUSED.get(sqlstate(error)):
+            return await self._refused(LinkRefused(f"{self._name}: {primary_message(error)}", self._name, act))
         # What `settings` adds names the variable of this node's own database.
         reason = " ".join(str(error).split()).partition(". Check ")[0][:300] or type(error).__name__
         self.state = f"unreachable: {reason}"
         if self._told is None and not self.notes.stopping:
             log.warning("links: %s is not reached, trying again: %s", self._name, reason)
             self._told = reason
-        return backoff.pause_s(self._fails(), LONGEST_PAUSE_S)
+        return await self._fails_with("unreachable", reason)
 
-    def _taken(self) -> float:
+    async def _held_up(self, error: Exception) -> None:
+        await self._waits(f"held up by a lock, or cancelled: {primary_message(error)}")
+
+    async def _waits(self, why: str) -> None:
+        self.state = f"failing: {why}"
+        await self._fails_with("failing", why)
+
+    async def _taken(self) -> float:
         self.state = "taken by another daemon"
         if self._rivals.lost(time.monotonic()):
-            log.error(
-                "links: two daemons read %s in turns, under one name. If one of them belongs to a copy of this node, "
-                "run there: mailroom node new-id", self._name,
-            )  # fmt: skip
+            why = f"two daemons read {self._name} in turns, under one name. If one of them belongs to a copy of this "
+            why += "node, run there: mailroom node new-id"
+            log.error("links: %s", why)
+            await self._fails_with("failing", why)
         return LEASE_S  # meanwhile the keeper finds out whether this daemon still leads
 
     async def _refused(self, error: Exception) -> float:
         why, failures = str(error), self._fails()
-        is_passing = isinstance(error, LinkRefused) and time.monotonic() - self._failed_at < PATIENCE_S
+        for_s = time.monotonic() - self._failed_at
+        is_passing = isinstance(error, LinkRefused) and for_s < PATIENCE_S
         self.state = f"refused: {why}" if is_passing else f"stopped: {why}"
         if not is_passing:
-            await self._target.receiving.transaction(stopping(self._target.schema, self._number, why))
+            self._noted = True
+            await self._target.receiving.transaction(stopping(self._target.schema, self._number, why, for_s))
             if self._told != why:
                 log.error("links: %s is not read: %s", self._name, why)
                 self._told = why
         return backoff.pause_s(failures, LONGEST_PAUSE_S if isinstance(error, LinkRefused) else LONGEST_STOP_S)
 
-    def _failed(self, error: Exception) -> float:
+    async def _failed(self, error: Exception) -> float:
         self.state = f"failed: {type(error).__name__}"
         if self._told != self.state and not self.notes.stopping:
             self._tell(error)
             self._told = self.state
-        return backoff.pause_s(self._fails(), LONGEST_STOP_S)
+        await self._fails_with("failing", f"{type(error).__name__}: see the log of this node's dispatcher")
+        return backoff.pause_s(self._failures, LONGEST_STOP_S)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
@@ -25,9 +25,9 @@ from dispatcher.links.source import Source, SourceFailed
 from dispatcher.portion import Portion
 from mailroom import settings
 from mailroom.links.diverged import claiming
-from mailroom.links.hello import Greeting, LinkTaken, asking_topics, greeting, matching
+from mailroom.links.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
 from mailroom.links.marks import asking_mark
-from mailroom.links.target import Origin, introducing, opening, pinning
+from mailroom.links.target import Origin, admitting, introducing, pinning
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.sqlstate import is_held_up
@@ -109,16 +109,21 @@ class Target:
 
 
 class Visit:
-    """One hello to a source, and what is read after it. `on_read` is called whenever rows could be read."""
+    """One hello to a source, and what is read after it.
+
+    `on_read` is called whenever rows could be read, and `on_held_up` when something else held it up.
+    """
 
     def __init__(
-        self, source: Source, target: Target, origin: Origin, notes: Notes, on_read: Callable[[], None]
-    ) -> None:
+        self, source: Source, target: Target, origin: Origin, notes: Notes, on_read: Callable[[], Awaitable[None]],
+        on_held_up: Callable[[Exception], Awaitable[None]],
+    ) -> None:  # fmt: skip
         self._source = source
         self._target = target
         self._origin = origin
         self._notes = notes
         self._on_read = on_read
+        self._on_held_up = on_held_up
         self._link = 0
         self._acked = 0
         self._asked: Sequence[str] | None = None
@@ -173,7 +178,7 @@ class Visit:
                     if not sleeps:
                         await self._source.fall_asleep()
                 failures = 0
-                self._on_read()
+                await self._on_read()
                 if sleeps:
                     await self._sleep()
                 elif bounds.more:
@@ -188,6 +193,7 @@ class Visit:
                         "links: reading %s was held up by a lock or cancelled (%s), trying again",
                         self._origin.name, type(error).__name__,
                     )  # fmt: skip
+                await self._on_held_up(error)
                 await self._notes.pause(AGAIN_PAUSE_S)
         return False
 
@@ -216,12 +222,18 @@ class Visit:
         while bounds.verdict != "agrees" and (newest := await self._position()) != position:
             position = newest  # another daemon has received since, and what it acknowledged may be trimmed
             bounds = await self._bounds(position)
+        is_due = time.monotonic() - self._matched_at >= MATCH_S
+        if bounds.verdict != "agrees" or is_due:
+            is_odd = bounds.verdict != "agrees"
+            await self._source.ask(
+                checking_sight(self._source.schema, self._origin.name, self._link, position.seq, is_odd=is_odd)
+            )
         if bounds.verdict == "gap":
             raise Stopped(_gap(self._origin.name, position.seq, bounds.missing))
-        if bounds.verdict == "agrees" and time.monotonic() - self._matched_at >= MATCH_S:
+        if bounds.verdict == "agrees" and is_due:
             await self._source.ask(matching(self._source.schema, self._link, self._notes.run))
             if self._origin.state == "stopped":
-                await self._target.receiving.transaction(opening(self._target.schema, self._origin.number))
+                await self._target.receiving.transaction(admitting(self._target.schema, self._origin.number))
                 self._origin = replace(self._origin, state="open")
             self._matched_at = time.monotonic()
         return bounds, position

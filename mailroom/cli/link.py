@@ -122,13 +122,14 @@ def status(call: Call) -> None:
     link in doubt is one whose reader has not found its place yet since this node may have lost something.
 
     Of a source: the last row of its link that came, the clock up to which everything of it is here, and when that was.
-    If it is stopped, the reason and what to do.
+    If it is not read, since when, why, and what to do: it is unreachable, or failing (it is tried again and again), or
+    stopped until somebody acts. Then the command exits with 1; a source that was excluded by hand is no trouble.
 
     \b
     Examples:
       mailroom link status
       mailroom link status --json | jq '.readers[] | {name, backlog, lag_s}'
-      mailroom link status --json | jq -r '.sources[] | select(.state == "stopped") | .why'
+      mailroom link status --json | jq -r '.sources[] | select(.state != "open") | .name, .since, .why'
     """
     with call.connection("link status") as connection:
         found = Links(call.schema).status(connection)
@@ -136,6 +137,7 @@ def status(call: Call) -> None:
         document(found)
     else:
         show(found)
+    click.get_current_context().exit(0 if all(each.flows for each in found.sources) else 1)
 
 
 def show(found: LinkStates) -> None:
@@ -151,7 +153,7 @@ def show(found: LinkStates) -> None:
         table(columns, map(_source, found.sources), numbers=("row", "clock", "topics"))
     else:
         say("This node reads no other one: mailroom link add SOURCE")
-    if reasons := [(each.name, each.why) for each in found.sources if each.why is not None]:
+    if reasons := [(each.name, _trouble(each)) for each in found.sources if each.why is not None]:
         say("")
         facts(reasons)
 
@@ -165,6 +167,11 @@ def _reader(each: ReaderState) -> tuple[object, ...]:
 
 def _source(each: SourceState) -> tuple[object, ...]:
     return each.name, each.state, str(each.position), str(each.shown), len(each.topics), _ago(each.received_at)
+
+
+def _trouble(each: SourceState) -> str:
+    since = "" if each.since is None else f" since {_ago(each.since)}"
+    return f"{each.state}{since}: {each.why}"
 
 
 def _ago(at: datetime | None) -> str:

@@ -74,6 +74,7 @@ LINK_COLUMNS: dict[str, Callable[[LinkStatus], object]] = {
 SOURCE_COLUMNS: dict[str, Callable[[SourceState], object]] = {
     "link from": attrgetter("name"),
     "state": lambda source: source.state if source.state == "open" else f"{source.state}: mailroom link status",
+    "since": attrgetter("since"),
     "clock": lambda source: str(source.shown),
     "last received": attrgetter("received_at"),
 }

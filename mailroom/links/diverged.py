@@ -308,7 +308,8 @@ PIN = Sql(
     """
 UPDATE {schema}.origin
 SET incarnation = %(incarnation)s::bigint, state = CASE WHEN state = 'stopped' THEN 'open' ELSE state END,
-    why = CASE WHEN state = 'stopped' THEN NULL ELSE why END, shown = greatest(shown, %(shown)s::bigint)
+    trouble = CASE WHEN state = 'stopped' THEN coalesce(trouble, 'failing') ELSE trouble END,
+    shown = greatest(shown, %(shown)s::bigint)
 WHERE number = %(origin)s::bigint
 """
 )

@@ -81,6 +81,63 @@ WHERE number = %(link)s::bigint
 )
 
 
+# Whether policies may hide rows of a table from this session, and whose it is.
+HIDES = Sql(
+    "SELECT current_user::text WHERE pg_catalog.row_security_active('{schema}.{table}'::regclass)", columns=("text",)
+)
+# What is not seen may be no reader's fault, and is not what it looks like.
+POLICIES = "its policies of row security (docs/links.md), or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
+# What this role sees behind a row, and what there is, in one snapshot. A role of before has no right to ask.
+MAY_ASK = Sql(
+    """
+SELECT coalesce(pg_catalog.has_function_privilege(
+    pg_catalog.to_regprocedure('{schema}.link_next(bigint, bigint)')::oid, 'EXECUTE'), false)
+""",
+    columns=("boolean",),
+)
+HIDDEN = Sql(
+    """
+SELECT (SELECT t.seq FROM {schema}.transit AS t WHERE t.link = %(link)s::bigint AND t.seq > %(behind)s::bigint
+        ORDER BY t.seq LIMIT 1) IS DISTINCT FROM {schema}.link_next(%(link)s::bigint, %(behind)s::bigint)
+""",
+    columns=("boolean",),
+)
+
+
+def hidden_from(schema: str, table: str) -> Operation[str | None]:
+    """Return the role of this session if policies may hide rows of the table from it, else None."""
+    rows = yield HIDES.at(schema=schema, table=table)()
+    return str(rows[0][0]) if rows else None
+
+
+def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: bool = False) -> Operation[None]:
+    """Raise `LinkRefused` if the source's policies hide the link's row `seq`, or the first one behind it.
+
+    `is_odd`: they look as if the source had lost them. Where that cannot be told from a policy, it is refused too.
+    """
+    role = yield from hidden_from(schema, "transit")
+    if role is None:
+        return
+    [(may_ask,)] = yield MAY_ASK.at(schema=schema)()
+    if not may_ask:
+        if is_odd:
+            raise LinkRefused(
+                f"{source} has lost rows of the link, or its policies hide them from role {role}, which may not ask",
+                source,
+                f"GRANT EXECUTE ON FUNCTION {schema}.link_next(bigint, bigint) TO {role}",
+            )
+        return
+    # Of a place where nothing was read yet, there is no row to be seen.
+    for behind in {max(0, seq - 1), seq}:
+        [(is_hidden,)] = yield HIDDEN.at(schema=schema)(link=link, behind=behind)
+        if is_hidden:
+            raise LinkRefused(_hides(source, role, "rows of transit"), source, POLICIES)
+
+
+def _hides(source: str, role: str, what: str) -> str:
+    return f"{source} hides from role {role} {what}"
+
+
 def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID) -> Operation[Greeting]:
     """Say hello: one transaction in the database of the source, whose schema is `schema`; it has the link from then on.
 
@@ -94,6 +151,8 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
         raise LinkRefused(f"{source} has no schema {schema!r} with links", source, f"mailroom migrate{option}")
     rows = yield LINK.at(schema=schema)(name=reader.name)
     if not rows:
+        if role := (yield from hidden_from(schema, "link")):
+            raise LinkRefused(_hides(source, role, f"its link {reader.name}, to see or to change"), source, POLICIES)
         raise LinkRefused(f"{source} allows no reader {reader.name}", source, f"mailroom link allow {reader.name}")
     [
         (
@@ -112,7 +171,11 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
             state,
         )
     ] = rows
-    [(id, incarnation, system_id, oid, timeline, started_at, life, wire, encoding)] = yield NODE.at(schema=schema)()
+    nodes = yield NODE.at(schema=schema)()
+    if not nodes:
+        role = (yield from hidden_from(schema, "node")) or "its role"
+        raise LinkRefused(_hides(source, role, "the row of node"), source, POLICIES)
+    [(id, incarnation, system_id, oid, timeline, started_at, life, wire, encoding)] = nodes
     place = yield from reading_place()
     party = Party(source, id, place, (wire, wire), encoding)
     noted_place = None if system_id is None else Place(system_id, oid, timeline, started_at)

@@ -35,7 +35,10 @@ def _origin(schema: str, name: str) -> Operation[tuple[int, str, str | None]]:
 
 # -- At the target ----------------------------------------------------------------------------------------------------
 
-OPEN = Sql("UPDATE {schema}.origin SET state = 'open', why = NULL WHERE number = %(origin)s::bigint")
+OPEN = Sql(
+    "UPDATE {schema}.origin SET state = 'open', trouble = NULL, why = NULL, since = NULL "
+    "WHERE number = %(origin)s::bigint"
+)
 UNPIN = Sql("UPDATE {schema}.origin SET incarnation = NULL WHERE number = %(origin)s::bigint")
 ABOVE = Sql(
     """

@@ -94,7 +94,14 @@ def removing_source(schema: str, source: str, *, actor: str, why: str | None, dr
         yield from auditing(schema, "link remove", [(None, source, 0)], actor, why)
 
 
-STATE = Sql("UPDATE {schema}.origin SET state = %(state)s::text, why = %(why)s::text WHERE number = %(number)s::bigint")
+STATE = Sql(
+    """
+UPDATE {schema}.origin
+SET state = %(state)s::text, trouble = NULL, why = %(why)s::text,
+    since = CASE WHEN %(why)s::text IS NOT NULL THEN clock_timestamp() END
+WHERE number = %(number)s::bigint
+"""
+)
 
 
 def excluding(schema: str, source: str, *, actor: str, why: str | None, dry_run: bool) -> Operation[bool]:

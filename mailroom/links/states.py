@@ -39,10 +39,12 @@ class ReaderState:
 class SourceState:
     """A node that this one reads, as it stands here.
 
-    `state` is open, stopped (for the reason `why`, which names what to do), or excluded by hand. `position` is the last
-    row of its link that was received, and `shown` the clock up to which everything of it is here. `received_at` is when
-    that was; None if nothing came yet. `topics` are those that inboxes here subscribe to there. `service` is the entry
-    of the service file that leads there; None if the environment does. `reader` is this node's name there.
+    `state` is open, or it is not read since `since`, for the reason `why`, which says what to do: unreachable, if there
+    is no way to it, or failing, if it is reached and something goes wrong, which are tried again and again; stopped,
+    until somebody acts; or excluded by hand. `position` is the last row of its link that was received, and `shown` the
+    clock up to which everything of it is here. `received_at` is when that was; None if nothing came yet. `topics` are
+    those that inboxes here subscribe to there. `service` is the entry of the service file that leads there; None if the
+    environment does. `reader` is this node's name there.
     """
 
     name: str
@@ -57,6 +59,12 @@ class SourceState:
     id: UUID | None
     incarnation: int | None
     link: int | None
+    since: datetime | None
+
+    @property
+    def flows(self) -> bool:
+        """Whether all comes that is subscribed to, or somebody has said that nothing shall."""
+        return self.state in ("open", "excluded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +99,10 @@ ORDER BY l.name
 )
 SOURCES = Sql(
     """
-SELECT o.name, o.state, o.why, coalesce(r.last, 0::bigint), greatest(o.shown, r.sent_clock), r.received_at,
+SELECT o.name, coalesce(o.trouble, o.state), o.why,
+       coalesce(r.last, 0::bigint), greatest(o.shown, r.sent_clock), r.received_at,
        ARRAY(SELECT DISTINCT topic FROM {schema}.subscription WHERE origin IN (o.name, '*') ORDER BY topic)::text[],
-       coalesce(o.reader, n.name), o.service, o.id, o.incarnation, o.link
+       coalesce(o.reader, n.name), o.service, o.id, o.incarnation, o.link, o.since
 FROM {schema}.origin AS o CROSS JOIN {schema}.node AS n
 LEFT JOIN LATERAL (
     SELECT last, sent_clock, received_at FROM {schema}.receipt WHERE origin = o.number
@@ -102,7 +111,7 @@ ORDER BY o.name
 """,
     columns=(
         *("text", "text", "text", "bigint", "bigint", "timestamptz", "text[]", "text", "text", "uuid", "bigint"),
-        "bigint",
+        *("bigint", "timestamptz"),
     ),
 )
 

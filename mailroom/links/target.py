@@ -1,6 +1,7 @@
 """What a reader has noted of its sources (the table `origin`), and which topics it wants of each."""
 
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 from mailroom import clock
@@ -15,7 +16,8 @@ from mailroom.total import HAS_JOINED
 class Origin:
     """A source of this node: a row of `origin`. `state` is open, stopped (for the reason `why`) or excluded.
 
-    What was acknowledged is kept there for `keep_s` seconds.
+    An open one with a `why` is not read either, and is tried again and again. What was acknowledged is kept there for
+    `keep_s` seconds.
     """
 
     number: int
@@ -141,22 +143,67 @@ def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin
     return found[0] if found else new
 
 
-STATE = Sql(
+# Whatever else goes wrong meanwhile, it is not read since the first of it.
+SINCE = "since = coalesce(since, clock_timestamp() - %(for_s)s::float8 * interval '1 second')"
+STOP = Sql(
     """
-UPDATE {schema}.origin SET state = %(state)s::text, why = %(why)s::text
+UPDATE {schema}.origin SET state = 'stopped', trouble = NULL, why = %(why)s::text, {since}
 WHERE number = %(number)s::bigint AND state <> 'excluded'
-  AND (state <> %(state)s::text OR why IS DISTINCT FROM %(why)s::text)
+  AND (state <> 'stopped' OR trouble IS NOT NULL OR why IS DISTINCT FROM %(why)s::text)
+RETURNING true
+""",
+    columns=("boolean",),
+    since=SINCE,
+)
+FAIL = Sql(
+    """
+UPDATE {schema}.origin SET trouble = %(trouble)s::text, why = %(why)s::text, {since}
+WHERE number = %(number)s::bigint AND state <> 'excluded'
+  AND (trouble, why) IS DISTINCT FROM (%(trouble)s::text, %(why)s::text)
+RETURNING true
+""",
+    columns=("boolean",),
+    since=SINCE,
+)
+Trouble: TypeAlias = Literal["unreachable", "failing"]
+
+
+def stopping(schema: str, number: int, why: str, for_s: float = 0.0) -> Operation[bool]:
+    """Note that nothing may be received of the source before somebody acts, and why; return whether that is new.
+
+    `for_s`: for how many seconds it has not been read. One that is excluded stays so.
+    """
+    return bool((yield STOP.at(schema=schema)(number=number, why=why, for_s=for_s)))
+
+
+def failing(schema: str, number: int, trouble: Trouble, why: str, for_s: float = 0.0) -> Operation[bool]:
+    """Note that the source is not read now, and why, though it is tried again; return whether that is new.
+
+    One that is stopped may not be received before both sides have found one past, whatever happens meanwhile. One that
+    is excluded stays so.
+    """
+    return bool((yield FAIL.at(schema=schema)(number=number, trouble=trouble, why=why, for_s=for_s)))
+
+
+ADMIT = Sql(
+    "UPDATE {schema}.origin SET state = 'open', trouble = coalesce(trouble, 'failing') "
+    "WHERE number = %(number)s::bigint AND state = 'stopped'"
+)
+OPEN = Sql(
+    """
+UPDATE {schema}.origin SET state = 'open', trouble = NULL, why = NULL, since = NULL
+WHERE number = %(number)s::bigint AND state <> 'excluded' AND (state <> 'open' OR why IS NOT NULL)
 RETURNING true
 """,
     columns=("boolean",),
 )
 
 
-def stopping(schema: str, number: int, why: str) -> Operation[bool]:
-    """Note that the source is not read, and why; return whether that is new. One that is excluded stays so."""
-    return bool((yield STATE.at(schema=schema)(number=number, state="stopped", why=why)))
+def admitting(schema: str, number: int) -> Operation[None]:
+    """Let a stopped source be received again. Until something was read, why it was not stays noted: see `opening`."""
+    yield ADMIT.at(schema=schema)(number=number)
 
 
 def opening(schema: str, number: int) -> Operation[bool]:
-    """Note that the source is read again; return whether that is new. One that is excluded stays so."""
-    return bool((yield STATE.at(schema=schema)(number=number, state="open", why=None)))
+    """Note that the source is read; return whether that is new. One that is excluded stays so."""
+    return bool((yield OPEN.at(schema=schema)(number=number)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import subprocess
 import sys
@@ -25,8 +26,10 @@ from dispatcher.links.lane import Links
 from dispatcher.links.receiving import Room
 from dispatcher.links.source import Source
 from mailroom import locks
+from mailroom.cli.output import as_json
 from mailroom.embedded import Server
 from mailroom.links.start import noting_place
+from mailroom.links.states import SourceState, reading_sources
 from mailroom.schema import create_inbox, migrate
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_in_transaction
@@ -385,6 +388,12 @@ async def test_origin_that_leads_elsewhere_now_is_read_there(
         await asks(pair.source, TOPIC)
 
 
+def status(node: Node) -> SourceState:
+    """Return what `mailroom link status` tells of the only origin."""
+    [found] = run(node.connection, reading_sources(SCHEMA))
+    return found
+
+
 def told(node: Node, name: str = "north") -> str:
     """Return what the lease tells of an origin."""
     found: str = node.value("SELECT coalesce(max(counts->'origins'->>%s), '') FROM mailroom.lease", name)
@@ -433,7 +442,9 @@ async def test_login_that_fails_is_tried_again_and_keeps_its_password(
     monkeypatch.setenv("MAILROOM_DSN_NORTH", make_conninfo(pair.source.dsn, user="nobody", password="s3cret"))
     async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: "unreachable" in told(pair.target))
-        assert state(pair.target) == ("open", None)
+        await eventually_async(lambda: status(pair.target).state == "unreachable")
+        assert "nobody" in str(status(pair.target).why)
+        assert "s3cret" not in json.dumps(as_json(status(pair.target)))
     assert "s3cret" not in f"{told(pair.target)}{caplog.text}"
     assert len([each for each in caplog.records if "is not reached" in each.message]) == 1
 

@@ -79,6 +79,14 @@ async def _nothing(nth: int) -> None:
     pass
 
 
+async def _read() -> None:
+    pass
+
+
+async def _held_up(error: Exception) -> None:
+    raise error
+
+
 async def visit(
     pair: Linked,
     act: Callable[[int], Awaitable[None]] = _nothing,
@@ -104,7 +112,7 @@ async def visit(
         steps = Steps(source, notes)
         steps.act, steps.at = act, at or {}
         target = Target(pair.target.dsn, SCHEMA, receiving, room or Room(), NEVER_S, on_received)
-        assert await Visit(steps, target, origin, notes, lambda: None).run(claims=False) == diverges
+        assert await Visit(steps, target, origin, notes, _read, _held_up).run(claims=False) == diverges
         return steps.names
 
 
@@ -114,6 +122,8 @@ IDLE = [
     "after naming_channel",
     "before bounding",
     "after bounding",
+    "before checking_sight",
+    "after checking_sight",
     "before matching",
     "after matching",
     "before falling_asleep",

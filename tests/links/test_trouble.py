@@ -1,0 +1,219 @@
+"""Whatever makes a link not flow is told at the reader: which trouble it is, since when, why, and by an exit code."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dispatcher.links import lane, reading, visit
+from dispatcher.links.lane import Links
+from tests.links.test_links import do
+from tests.support.command import mailroom
+from tests.support.node import Node
+from tests.support.waiting import eventually_async
+from tests.test_docs import ROOT, blocks
+
+WITHIN_S = 60.0
+SECRET = "s3cret"
+RIGHTS, POLICIES = [block.text for block in blocks(ROOT / "docs" / "links.md") if block.language == "sql"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, seconds in (
+        (lane, "FOLLOW_S", 0.05), (lane, "ACKNOWLEDGE_S", 0.05), (reading, "PATIENCE_S", 0.0), (visit, "MATCH_S", 0.0),
+        (reading, "LONGEST_PAUSE_S", 0.1), (reading, "LONGEST_STOP_S", 0.1), (visit, "AGAIN_PAUSE_S", 0.05),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, seconds)
+
+
+class Reader:
+    """`lyon` reads `paris` as a role of its own, which has what docs/links.md gives it."""
+
+    def __init__(self, source: Node, target: Node) -> None:
+        self.source = source
+        self.target = target
+        known = conninfo_to_dict(source.dsn)
+        self.role = "reads_" + str(known["dbname"])[-20:]
+        self.execute(f"CREATE ROLE {self.role} LOGIN PASSWORD '{known.get('password', '')}'")
+        self.execute(RIGHTS)
+        self.dsn = make_conninfo(source.dsn, user=self.role)
+
+    def execute(self, statement: str) -> None:
+        self.source.connection.execute(statement.replace("lyon_reader", self.role).encode())
+
+    async def comes(self, key: str) -> None:
+        """Send a message at the source, which arrives."""
+        await asyncio.to_thread(self.source.send, "order", key=key)
+        await asyncio.to_thread(self.source.drain)
+        await eventually_async(lambda: ("invoices", key) in self.target.delivered("inbox, key"), WITHIN_S)
+
+    def status(self) -> tuple[dict[str, Any], int]:
+        """Return what the command tells of the source, and its exit code."""
+        said = mailroom("link", "status", "--json", dsn=self.target.dsn)
+        [found] = json.loads(said.stdout)["sources"]
+        return found, said.exit_code
+
+    async def is_told(self, state: str, *why: str) -> None:
+        """Wait until the command tells this trouble."""
+
+        def told() -> bool:
+            found, code = self.status()
+            said = str(found["why"])
+            return (found["state"], code) == (state, 1) and all(each in said for each in why)
+
+        try:
+            await eventually_async(told, WITHIN_S)
+        except AssertionError:
+            raise AssertionError(self.status()) from None
+        found, _ = self.status()
+        assert datetime.fromisoformat(found["since"]) <= datetime.now(UTC)
+        shown = mailroom("link", "status", dsn=self.target.dsn)
+        assert shown.exit_code == 1
+        assert f"{state} since " in shown.stdout
+        for said in (json.dumps(found), shown.output, mailroom("status", "--json", dsn=self.target.dsn).output):
+            assert SECRET not in said
+        assert state in mailroom("status", dsn=self.target.dsn).output
+
+    async def flows(self) -> None:
+        """Wait until nothing is told any more."""
+        await eventually_async(lambda: self.status()[1] == 0, WITHIN_S)
+        found, _ = self.status()
+        assert (found["state"], found["why"], found["since"]) == ("open", None, None)
+
+
+@pytest.fixture
+def reader(source: Node, target: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    source.allow_clocks()
+    do(source, "allow", "lyon")
+    do(target, "add", "paris", reader="lyon")
+    target.inbox("invoices")
+    target.connection.execute(
+        "INSERT INTO mailroom.subscription (topic, inbox, origin) VALUES ('order', 'invoices', 'paris')"
+    )
+    found = Reader(source, target)
+    monkeypatch.setenv("MAILROOM_DSN_PARIS", found.dsn)
+    yield found
+    found.execute("DROP OWNED BY lyon_reader")
+    found.execute("DROP ROLE lyon_reader")
+
+
+@contextlib.asynccontextmanager
+async def running(reader: Reader) -> AsyncIterator[None]:
+    links = Links(reader.target.dsn, poll_interval_s=0.05)
+    task = asyncio.create_task(links.run())
+    try:
+        await eventually_async(lambda: reader.target.rows("SELECT FROM mailroom.lease WHERE role = 'links'"), WITHIN_S)
+        yield
+    finally:
+        links.stop()
+        await task
+
+
+async def flowing(reader: Reader) -> None:
+    await eventually_async(lambda: reader.source.rows("SELECT FROM mailroom.link_topic"), WITHIN_S)
+    await reader.comes("first")
+    await reader.flows()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"user": "nobody", "password": SECRET}, "authentication failed"),
+        ({"port": "1", "password": SECRET}, "refused"),
+        ({"dbname": "nowhere", "password": None}, "does not exist"),
+        ({"host": "no-such-host.invalid", "password": SECRET}, "no-such-host.invalid"),
+    ],
+    ids=["password", "host away", "database", "name"],
+)
+async def test_source_that_is_not_reached(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], said: str
+) -> None:
+    given = {name: value for name, value in changes.items() if value is not None}
+    way = make_conninfo(reader.source.dsn if "dbname" in changes else reader.dsn, **given)
+    monkeypatch.setenv("MAILROOM_DSN_PARIS", way)
+    async with running(reader):
+        await reader.is_told("unreachable", said)
+        monkeypatch.setenv("MAILROOM_DSN_PARIS", reader.dsn)
+        await flowing(reader)
+
+
+@pytest.mark.parametrize(
+    ("breaking", "mending", "said"),
+    [
+        ("REVOKE USAGE ON SCHEMA mailroom FROM lyon_reader", RIGHTS, "permission denied for schema"),
+        ("REVOKE SELECT ON mailroom.transit FROM lyon_reader", RIGHTS, "permission denied for table transit"),
+        ("REVOKE DELETE ON mailroom.link_topic FROM lyon_reader", RIGHTS, "permission denied for table link_topic"),
+        ("REVOKE UPDATE (acked) ON mailroom.link FROM lyon_reader", RIGHTS, "permission denied for table link"),
+        ("ALTER ROLE lyon_reader SET default_transaction_read_only = on",
+         "ALTER ROLE lyon_reader RESET default_transaction_read_only", "read-only"),
+        ("ALTER TABLE mailroom.node ENABLE ROW LEVEL SECURITY", "ALTER TABLE mailroom.node DISABLE ROW LEVEL SECURITY",
+         "hides from role"),
+        ("ALTER TABLE mailroom.link ENABLE ROW LEVEL SECURITY", "ALTER TABLE mailroom.link DISABLE ROW LEVEL SECURITY",
+         "hides from role"),
+        ("ALTER TABLE mailroom.transit ENABLE ROW LEVEL SECURITY",
+         "ALTER TABLE mailroom.transit DISABLE ROW LEVEL SECURITY", "hides from role"),
+        ("ALTER TABLE mailroom.transit RENAME TO elsewhere", "ALTER TABLE mailroom.elsewhere RENAME TO transit",
+         "does not exist"),
+        ("UPDATE mailroom.node SET wire = 2", "UPDATE mailroom.node SET wire = 1", "version"),
+    ],
+    ids=["schema", "transit", "topics", "acked", "read only", "node hidden", "link hidden", "transit hidden", "gone",
+         "wire"],
+)  # fmt: skip
+async def test_what_a_person_must_end_stops_the_link_and_it_goes_on_when_he_has(
+    reader: Reader, breaking: str, mending: str, said: str
+) -> None:
+    async with running(reader):
+        await flowing(reader)
+        reader.execute(breaking)
+        reader.source.end_sessions("mailroom links")
+        # What is to be acknowledged, and what is wanted anew, meets the missing rights.
+        if "elsewhere" not in breaking:
+            await asyncio.to_thread(reader.source.send, "order", key="second")
+            await asyncio.to_thread(reader.source.drain)
+        reader.target.connection.execute("UPDATE mailroom.subscription SET topic = 'order.#'")
+        await reader.is_told("unreachable" if said == "read-only" else "stopped", said)
+        reader.execute(mending)
+        await reader.flows()
+        assert reader.target.value("SELECT count(*) FROM mailroom.known") == 0
+        await reader.comes("third")
+
+
+async def test_since_is_when_it_was_read_last_whatever_goes_wrong_afterwards(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(reader):
+        await flowing(reader)
+        monkeypatch.setenv("MAILROOM_DSN_PARIS", make_conninfo(reader.dsn, port="1"))
+        reader.source.end_sessions("mailroom links")
+        await reader.is_told("unreachable", "refused")
+        before = reader.status()[0]["since"]
+        do(reader.source, "remove", "lyon", side="reader")
+        monkeypatch.setenv("MAILROOM_DSN_PARIS", reader.dsn)
+        await reader.is_told("stopped", "allows no reader")
+        assert reader.status()[0]["since"] == before
+
+
+async def test_source_that_is_locked_is_told_while_it_is(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(reader):
+        await flowing(reader)
+        with psycopg.connect(reader.source.dsn) as locking:
+            locking.execute("LOCK mailroom.transit")
+            await reader.is_told("failing", "lock")
+            locking.rollback()
+        await reader.flows()
+
+
+async def test_excluded_source_is_no_trouble(reader: Reader) -> None:
+    do(reader.target, "exclude", "paris", why="no power")
+    found, code = reader.status()
+    assert (found["state"], code) == ("excluded", 0)
+    assert found["since"] is not None
+    do(reader.target, "include", "paris")
+    assert reader.status()[0]["since"] is None
