@@ -526,6 +526,10 @@ def catalog(connect: Connect) -> psycopg.Connection[TupleRow]:
 QUALIFIED = {"doorbell", "check_message", "take_dispatch_turn", "take_execute_turn"}
 
 
+# What a watch sends, its caller has no right to; and a reader asks for what policies may hide of it.
+DEFINERS = {"watch", "link_next"}
+
+
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
     catalog: psycopg.Connection[TupleRow],
 ) -> None:
@@ -535,15 +539,15 @@ def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
     assert {name for name, _, _ in functions} >= {"doorbell", "cbor_to_jsonb"}
     for name, configuration, is_definer in functions:
         assert "search_path=pg_catalog, pg_temp" in (configuration or []) or name in QUALIFIED, name
-        assert is_definer == (name == "watch"), name  # what it sends, its caller has no right to
+        assert is_definer == (name in DEFINERS), name
 
 
-def test_functions_of_watched_tables_are_nobodys_but_the_owners(catalog: psycopg.Connection[TupleRow]) -> None:
+def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psycopg.Connection[TupleRow]) -> None:
     granted = catalog.execute(
         "SELECT DISTINCT proname, a.grantee = proowner FROM pg_proc, aclexplode(proacl) a "
-        "WHERE pronamespace = 'mailroom'::regnamespace AND proname ^@ 'watch' ORDER BY 1"
+        "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
-    names = ("watch", "watch_json", "watch_query", "watch_rest")
+    names = ("link_next", "watch", "watch_json", "watch_query", "watch_rest")
     assert granted.fetchall() == [(name, True) for name in names]
 
 

@@ -149,7 +149,7 @@ def test_each_wait_is_told_once_when_it_is_long() -> None:
     now = LONG_S
     assert noted.long([wait(0.1, blocker)]) == [wait(0.1, blocker)]
     now += 1
-    assert noted.long([wait(1.1, blocker)]) == []
+    assert noted.long([wait(1, blocker)]) == []
     other = Blocker(8, "", "ada", "", None, "")
     assert noted.long([wait(LONG_S, other)]) == [wait(LONG_S, other)]  # somebody else
     now += GONE_S

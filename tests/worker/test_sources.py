@@ -238,7 +238,7 @@ def test_token_that_has_expired_since_the_source_connected_is_replaced(
             for key in "bc":
                 deliver(node, key)
                 eventually(partial(entries.__contains__, key))
-        assert entries == {"a": 1, "b": 0, "c": 1}
+        assert (entries["a"], entries["c"]) == (1, 1)  # for b it may already be the new one
     finally:
         engine.dispose()
         eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE usename = %s", role))
