@@ -11,7 +11,7 @@ from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import Engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.worker.hold import COMMIT, releasing
 from mailroom import settings
@@ -254,6 +254,8 @@ class _Factory:
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator[Any]:
         with self._factory.begin() as connection:
+            if isinstance(connection, Session):
+                connection.connection()  # else it would connect at its first statement
             try:
                 yield connection
             except Exception as error:
@@ -279,6 +281,8 @@ class _AsyncFactory:
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
         async with self._factory.begin() as connection:
+            if hasattr(connection, "sync_session"):
+                await connection.connection()
             try:
                 yield connection
             except Exception as error:
