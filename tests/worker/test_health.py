@@ -172,7 +172,7 @@ def test_first_connection_that_is_refused_is_tried_again(
     worker = Worker(engine, "shipping", write_ledger, poll_interval_s=NEVER_S, listen_dsn=node.dsn)
     try:
         with worker:  # does not wait until it is connected
-            assert (worker.healthy, type(worker.failure)) == (False, ConnectionFailed)
+            assert (worker.healthy, type(worker.failure).__name__) == (False, "OperationalError")
             assert "no first connection" in caplog.text
             doors.reopen()
             eventually(lambda: ledger_keys(node) == ["a"] and worker.healthy, WITHIN_S)
