@@ -4,7 +4,8 @@ import traceback
 from pathlib import Path
 
 # The modules that call handlers; frames up to and including theirs are left out.
-OURS = tuple(str(Path(__file__).with_name(name)) for name in ("arguments.py", "batch.py", "loop.py", "worker.py"))
+NAMES = ("arguments.py", "batch.py", "connecting.py", "loop.py", "transactions.py", "worker.py")
+OURS = tuple(str(Path(__file__).with_name(name)) for name in NAMES)
 CAUSES = 5  # logged for one error; a longer chain is truncated
 
 

@@ -16,9 +16,11 @@ from inbox.exceptions import Unavailable
 from inbox.failure import Recorded
 from inbox.worker.arguments import NotAwaited
 from inbox.worker.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_transient
+from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.frames import frames
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.wakeup import InboxListener
+from mailroom.errors import MailroomError
 from mailroom.message import Message
 from mailroom.session import backoff
 from mailroom.session.listener import heard
@@ -84,6 +86,11 @@ class Service(Protocol):
     fatal: tuple[type[BaseException], ...]
     stopping: asyncio.Event
     patience: Patience
+    troubles: dict[object, Exception]
+
+    def starting(self) -> Operation[None]:
+        """Raise an error that says what is wrong if no claim can succeed."""
+        ...
 
     async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
@@ -121,8 +128,20 @@ class Loop:
                 await self._turn()
         except SystemExit as error:
             raise Ended(error) from error
+        except Exception as error:
+            raise await self._explained(error) from error
         finally:
             self._listener.wake_up(self)
+
+    async def _explained(self, error: Exception) -> Exception:
+        """Return the error that says best why the loop has ended: a schema or inbox that is gone, or `error` itself."""
+        try:
+            await self._service.within(self._service.starting())
+        except MailroomError as found:
+            return found
+        except Exception as another:
+            log.debug("%s: not explained (%s)", self._service.name, type(another).__name__)
+        return error
 
     async def _turn(self) -> None:
         try:
@@ -167,6 +186,7 @@ class Loop:
         self._size.handled(batch)
 
     def _learn(self, claimed: Claimed, batch: Batch) -> None:
+        self._service.troubles.pop(self, None)
         if not batch.due:
             self._is_drained = claimed.is_all
             self._due.reported(claimed.due_in_s, batch.claimed_at)
@@ -180,7 +200,9 @@ class Loop:
             raise error  # the program is wrong, so every message would fail
         batch, service = self._batch, self._service
         try:
-            if service.patience.forgives(error, batch):
+            if isinstance(error, NotConnected):
+                await self._pause(error.error, "no connection, trying again")
+            elif service.patience.forgives(error, batch):
                 await self._pause(error, "retrying the batch")
             elif not batch.open:
                 raise error
@@ -192,9 +214,10 @@ class Loop:
                 self._size.failed(batch)
                 await self._report(recorded, error)
         except Exception as another:
-            if another is error or not is_transient(another, Batch()):
+            why = another.error if isinstance(another, NotConnected) else another
+            if another is error or not (why is not another or is_transient(another, Batch())):
                 raise
-            await self._pause(another, "could not record a failure")
+            await self._pause(why, "could not record a failure")
 
     async def _pause(self, error: Exception, what: str) -> None:
         self._failures += 1
@@ -202,8 +225,11 @@ class Loop:
         if isinstance(error, Unavailable):
             self._is_held = True
             pause_s = pause_s if error.after_s is None else error.after_s
+        why = type(error).__name__
+        if self._batch.claimed is None:
+            self._service.troubles[self], why = error, reason(error)
         if backoff.is_worth_a_line(self._failures, pause_s) and not self._service.stopping.is_set():
-            log.warning("%s: %s (%s)", self._service.name, what, type(error).__name__)
+            log.warning("%s: %s (%s)", self._service.name, what, why)
         await heard(self._service.stopping, pause_s)
 
     async def _report(self, recorded: Recorded, error: Exception) -> None:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from inbox.worker.django import DjangoTransactions, django_alias
 from inbox.worker.hold import COMMIT, releasing
@@ -328,6 +328,8 @@ class _Factory:
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator[Any]:
         with self._factory.begin() as connection:
+            if isinstance(connection, Session):
+                connection.connection()  # else it would connect at its first statement
             try:
                 yield connection
                 if self.home.renews():
@@ -352,6 +354,8 @@ class _AsyncFactory:
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
         async with self._factory.begin() as connection:
+            if hasattr(connection, "sync_session"):
+                await connection.connection()
             try:
                 yield connection
                 if self.home.renews():

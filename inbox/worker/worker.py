@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import psycopg
 
@@ -19,8 +21,9 @@ from inbox.inbox import AsyncInbox, Inbox
 from inbox.peek import finding
 from inbox.worker import arguments
 from inbox.worker.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
-from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations
+from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations, is_transient
 from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler
+from inbox.worker.connecting import NotConnected, connecting, reason
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.loop import Due, Loop
 from inbox.worker.signals import stopping
@@ -38,17 +41,20 @@ from inbox.worker.transactions import (
 from inbox.worker.wakeup import InboxListener
 from mailroom import schema as node
 from mailroom import settings
+from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.packages import load
-from mailroom.session import encoding
+from mailroom.session import backoff, encoding
 from mailroom.session.home import Home
+from mailroom.session.listener import heard
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import driver_of, run, run_async
 
 log = logging.getLogger("mailroom.worker")
 
 CANCELLED_S = 1.0  # the time for a cancelled task to end before it is cancelled again
+LONGEST_PAUSE_S = 10.0  # between two tries to connect at first
 
 
 class Dispatches(Protocol):
@@ -86,6 +92,25 @@ class _Service(ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_flight: InFlight
         self._home = Home()
+        self._transactions: Transactions | AsyncTransactions
+        self._is_open = False
+        self.troubles: dict[object, Exception] = {}
+        self._has_begun = False
+        self._ended_by: BaseException | None = None
+        self._on_first_try: Callable[[], None] = lambda: None  # a connection was made or refused, or `run` ends
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What keeps the worker from working: the error that has ended it, or why it gets no messages at present.
+
+        None if nothing does. The failure of a message is none of the worker's.
+        """
+        return self._ended_by or next(iter(list(self.troubles.values())), None)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the worker runs, has found its inbox, and could claim when it last tried; for a service's probe."""
+        return self._has_begun and self.failure is None
 
     def stop(self) -> None:
         """Let every loop finish its batch, and `run` return. Call it from any thread or signal, at any time."""
@@ -97,10 +122,55 @@ class _Service(ABC):
     def _signals(self) -> contextlib.AbstractContextManager[None]:
         return stopping(self.stop) if self._handle_signals else contextlib.nullcontext()
 
-    async def _serve(self, home: Home) -> None:
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run inside this context. An error that ends the worker is logged here, since perhaps nobody awaits `run`."""
+        try:
+            yield
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._ended_by = error
+            log.error("%s: the worker has ended: %s", self.name, reason(error))
+            raise
+        finally:
+            self._has_begun = False
+            self._on_first_try()
+
+    async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._is_stopped:
             self.stopping.set()
+        home = await self._first_connection()
+        if home is not None:
+            await self._serve(home)
+
+    async def _first_connection(self) -> Home | None:
+        """Connect, trying until it can, and find the inbox; return where the batches go, or None if stopped before."""
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                await self._open()
+            except Exception as error:
+                why = error.error if isinstance(error, NotConnected) else error
+                if isinstance(why, psycopg.OperationalError):
+                    why = settings.connection_failed(why)
+                if not (why is not error or is_transient(error, Batch())) or isinstance(why, self.fatal):
+                    raise why from error.__cause__
+                self.troubles[self], failures = why, failures + 1
+                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
+                if backoff.is_worth_a_line(failures, pause_s):
+                    log.warning("%s: no first connection, trying again: %s", self.name, reason(why))
+                self._on_first_try()
+                await heard(self.stopping, pause_s)
+            else:
+                self.troubles.pop(self, None)
+                self._has_begun = True
+                self._on_first_try()
+                return self._home
+        return None
+
+    async def _serve(self, home: Home) -> None:
         listener = InboxListener(home, self.schema, self.name)
         due = Due(self.poll_interval_s)
         self._in_flight = InFlight(home, self.schema, self.name)
@@ -130,7 +200,7 @@ class _Service(ABC):
         dispatchers = _dispatchers(home, self.schema, self.poll_interval_s) if self._dispatch else []
         loops = [asyncio.create_task(loop.run()) for loop in made]
         beside = [asyncio.create_task(listener.run()), asyncio.create_task(self._in_flight.watch(found))]
-        dispatching = [asyncio.create_task(each.run()) for each in dispatchers]
+        dispatching = [asyncio.create_task(self._dispatching(each)) for each in dispatchers]
         tasks = [*loops, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
         cancelled: asyncio.CancelledError | None = None
         try:
@@ -162,10 +232,30 @@ class _Service(ABC):
         if cancelled is not None:
             raise cancelled
 
-    def _start(self, connection: object) -> Operation[None]:
+    async def _dispatching(self, dispatcher: Dispatches) -> None:
+        """Run a dispatcher, which raises an error if its first connection fails: as for the worker, it tries again."""
+        failures = 0
+        while True:
+            try:
+                return await dispatcher.run()
+            except ConnectionFailed as error:
+                if isinstance(error, ConfigurationError):  # it leads to another database
+                    raise
+                failures += 1
+                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
+                if backoff.is_worth_a_line(failures, pause_s):
+                    log.warning("%s: cannot dispatch, trying again: %s", self.name, error)
+                if await heard(self.stopping, pause_s):
+                    return None
+
+    def starting(self) -> Operation[None]:
+        """Raise an error that says what is wrong if no claim can succeed: of the schema, or of the inbox."""
         yield from encoding.checking()
         yield from node.checking(self.schema)
         yield from finding(self.schema, self.name)
+
+    def _visiting(self, connection: object) -> Operation[None]:
+        yield from self.starting()
         yield from self._home.visiting(driver_of(connection))
         self._home.dsn  # noqa: B018  # raises an error if nobody can tell
 
@@ -177,6 +267,10 @@ class _Service(ABC):
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
         return blaming(self.schema, self.name, batch, error, self.fatal)
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Make `_transactions`, unless they are made (`_is_open`), and check in one of them that claims can succeed."""
 
     @abstractmethod
     async def work(self, batch: Batch, entry: Entry) -> None:
@@ -249,22 +343,74 @@ class Worker(_Service):
         self._on_error = arguments.callback(on_error)
         self._transactions: Transactions
         self._threads: ThreadPoolExecutor
+        self._thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Run until SIGTERM, SIGINT or `stop`; raises what no retry can fix: unknown inbox, wrong schema, bad login."""
-        with self._signals():
-            self._transactions = transactions(self._source, self.name, self._parallel, self._listen_dsn)
-            self._home = self._transactions.home
+        """Run until SIGTERM, SIGINT or `stop`; raises what no retry can fix, such as an unknown inbox.
+
+        Without a connection it waits and tries again, unless the first one fails by an error of a class in `fatal`.
+        """
+        with self._running(), self._signals():
             try:
-                try:
-                    with self._transactions.begin() as connection:
-                        run(connection, self._start(connection))
-                except psycopg.OperationalError as error:  # lost right after the first connection was made
-                    raise settings.connection_failed(error) from None
                 with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
-                    asyncio.run(self._serve(self._home))
+                    asyncio.run(self._main())
             finally:
-                self._transactions.close()
+                if self._is_open:
+                    self._transactions.close()
+
+    def __enter__(self) -> Self:
+        """Run in a thread of its own, as a part of another program, which asks `healthy`; leaving the block stops it.
+
+        Raises what `run` does if no retry can fix it, such as an unknown inbox; without a connection it goes on trying.
+        """
+        tried = threading.Event()
+        self._on_first_try = tried.set
+        self._thread = threading.Thread(target=self._run_in_thread, name=f"mailroom-worker-{self.name}")
+        self._thread.start()
+        try:
+            tried.wait()
+        except BaseException:
+            self._end_thread()
+            raise
+        if self._ended_by is not None:
+            self._end_thread()
+            raise self._ended_by
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        """Let the batches finish; raises the error of a worker that has ended, unless the block raises one."""
+        self._end_thread()
+        if kind is None and self._ended_by is not None:
+            raise self._ended_by
+
+    def _run_in_thread(self) -> None:
+        with contextlib.suppress(BaseException):  # `_running` has logged it, and it is raised when the block is left
+            self.run()
+
+    def _end_thread(self) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    async def _open(self) -> None:
+        await in_thread(self._threads, self._open_here)
+
+    def _open_here(self) -> None:
+        if not self._is_open:
+            with connecting():
+                self._transactions = transactions(self._source, self.name, self._parallel, self._listen_dsn)
+            self._home = self._transactions.home
+            self._is_open = True
+        with self._begin() as connection:
+            run(connection, self._visiting(connection))
+
+    @contextlib.contextmanager
+    def _begin(self, *, failing: bool = False) -> Iterator[Any]:
+        """Begin a transaction, or raise `NotConnected`."""
+        with contextlib.ExitStack() as transaction:
+            with connecting():
+                connection = transaction.enter_context(self._transactions.begin(failing=failing))
+            yield connection
 
     async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
@@ -272,7 +418,7 @@ class Worker(_Service):
 
     def _batch_of(self, batch: Batch, entry: Entry) -> None:
         with self._in_flight.removing(entry, batch):
-            with self._transactions.begin(failing=batch.due) as connection:
+            with self._begin(failing=batch.due) as connection:
                 run(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
@@ -304,7 +450,7 @@ class Worker(_Service):
         """Run an operation in a transaction of its own."""
 
         def run_it() -> T:
-            with self._transactions.begin() as connection:
+            with self._begin() as connection:
                 return run(connection, operation)
 
         return await in_thread(self._threads, run_it)
@@ -339,27 +485,80 @@ class AsyncWorker(_Service):
         )
         self._on_error = arguments.async_callback(on_error)
         self._transactions: AsyncTransactions
+        self._task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop` or until cancelled, then finish the batches; cancelled again, end at once."""
+        """Run until `stop` or until cancelled, then finish the batches; cancelled again, end at once.
+
+        Raises what no retry can fix, as `Worker.run` does.
+        """
         self._cancellations = cancellations()
-        with self._signals():
-            self._transactions = await async_transactions(self._source, self.name, self._parallel, self._listen_dsn)
-            self._home = self._transactions.home
+        with self._running(), self._signals():
             try:
-                try:
-                    async with self._transactions.begin() as connection:
-                        await run_async(connection, self._start(connection))
-                except psycopg.OperationalError as error:
-                    raise settings.connection_failed(error) from None
-                await self._serve(self._home)
+                await self._main()
             finally:
-                await self._transactions.close()
+                if self._is_open:
+                    await self._transactions.close()
+
+    async def __aenter__(self) -> Self:
+        """Run in a task of its own, as a part of another program, which asks `healthy`; leaving the block stops it.
+
+        Raises what `run` does if no retry can fix it, such as an unknown inbox; without a connection it goes on trying.
+        """
+        tried = asyncio.Event()
+        self._on_first_try = tried.set
+        self._task = asyncio.create_task(self._run_in_task(), name=f"mailroom-worker-{self.name}")
+        try:
+            await tried.wait()
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            raise
+        if self._ended_by is not None:
+            await self._task
+            raise self._ended_by
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        """Let the batches finish; raises the error of a worker that has ended, unless the block raises one."""
+        self.stop()
+        if self._task is not None:
+            await self._task
+        if kind is None and self._ended_by is not None:
+            raise self._ended_by
+
+    async def _run_in_task(self) -> None:
+        try:
+            await self.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # SystemExit would end the event loop at once
+            if error is not self._ended_by:
+                raise
+
+    async def _open(self) -> None:
+        if not self._is_open:
+            with connecting():
+                self._transactions = await async_transactions(self._source, self.name, self._parallel, self._listen_dsn)
+            self._home = self._transactions.home
+            self._is_open = True
+        async with self._begin() as connection:
+            await run_async(connection, self._visiting(connection))
+
+    @contextlib.asynccontextmanager
+    async def _begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
+        """Begin a transaction, or raise `NotConnected`."""
+        async with contextlib.AsyncExitStack() as transaction:
+            with connecting():
+                connection = await transaction.enter_async_context(self._transactions.begin(failing=failing))
+            yield connection
 
     async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
         async with self._in_flight.removing_async(entry, batch):
-            async with self._transactions.begin(failing=batch.due) as connection:
+            async with self._begin(failing=batch.due) as connection:
                 await run_async(connection, self._claiming(batch, self._inbox, connection))
                 if not batch.messages:
                     return
@@ -391,5 +590,5 @@ class AsyncWorker(_Service):
 
     async def within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
-        async with self._transactions.begin() as connection:
+        async with self._begin() as connection:
             return await run_async(connection, operation)
