@@ -6,7 +6,15 @@ import sqlalchemy
 from psycopg import errors
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 
-from mailroom.sql.sqlstate import BLAMES, Meaning, is_held_up, meaning, meaning_of_code
+from mailroom.sql.sqlstate import (
+    BLAMES,
+    Meaning,
+    is_held_up,
+    meaning,
+    meaning_of_code,
+    sqlstate,
+    was_invalidated,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +68,47 @@ def test_what_is_no_error_of_a_database_may_be_to_blame() -> None:
 @pytest.mark.parametrize(("code", "expected"), [("55P03", True), ("57014", True), ("57P01", False), ("23505", False)])
 def test_statement_that_waited_in_vain_leaves_its_session_as_good_as_it_was(code: str, expected: bool) -> None:
     assert is_held_up(errors.lookup(code)("no")) is expected
+
+
+class Odd(Exception):
+    """A user's error that has the drivers' names, for other things."""
+
+    def __init__(self, *arguments: object, **attributes: object) -> None:
+        super().__init__(*arguments)
+        vars(self).update(attributes)
+
+
+class Failing(Exception):
+    """A user's error whose properties fail."""
+
+    @property
+    def sqlstate(self) -> str:
+        raise ValueError("not yet")
+
+    orig = connection_invalidated = sqlstate
+
+
+ODD = [
+    Odd(sqlstate=404),
+    Odd(sqlstate=["40001"]),
+    Odd(sqlstate="California"),
+    Odd(pgcode=b"40001"),
+    Odd(orig="shop.example"),
+    Odd(orig={"sqlstate": "40001"}),
+    Odd({"C": 404}),
+    Odd({"C": "Celsius", "M": "warm"}),
+    Odd({"id": 7}),
+    Odd(args=None),
+    Odd(connection_invalidated="no"),
+    Odd(diag="healthy"),
+    Failing(),
+]
+
+
+@pytest.mark.parametrize("error", ODD, ids=lambda error: str(vars(error) or error.args or "properties"))
+def test_error_that_has_the_drivers_names_for_other_things_is_no_error_of_a_database(error: Exception) -> None:
+    assert sqlstate(error) == ""
+    assert meaning(error) is Meaning.OTHER
+    assert not is_held_up(error)
+    assert not was_invalidated(error)
+    assert sqlstate(sqlalchemy.exc.DBAPIError("SELECT", {}, error)) == ""

@@ -28,7 +28,7 @@ from mailroom.session.home import Place
 from mailroom.sql.apart import WritesApart, in_hand
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import is_closed, is_well
-from mailroom.sql.sqlstate import ABORTED, BLAMES, NO_CURSOR, NOT_YOURS, Meaning, meaning, sqlstate
+from mailroom.sql.sqlstate import ABORTED, BLAMES, NO_CURSOR, NOT_YOURS, Meaning, meaning, sqlstate, was_invalidated
 
 FORGIVEN = 2  # transient errors in a row that are not counted as attempts at the message being handled
 REMEMBERED = 10_000  # messages
@@ -174,7 +174,7 @@ class Batch:
         driver = self.driver
         closed = is_closed(driver)
         if closed is None:
-            closed = getattr(error, "connection_invalidated", False)
+            closed = was_invalidated(error)
         return closed or (meaning(error) is Meaning.AGAIN and not is_well(driver))
 
     def ending(self, schema: str, inbox: str) -> Operation[None]:

@@ -68,11 +68,25 @@ def meaning(error: BaseException, connection: object = None) -> Meaning:
     return Meaning.LOST if isinstance(_driver_s(error), OF_THE_SESSION) else Meaning.OTHER
 
 
-def _driver_s(error: BaseException) -> Any:
+def _driver_s(error: BaseException) -> BaseException:
     """Return the driver's error below one of SQLAlchemy or Django; any other one as it is."""
-    if type(error).__module__ == "django.db.utils":
-        return error.__cause__ or error
-    return getattr(error, "orig", None) or error
+    below = error.__cause__ if type(error).__module__ == "django.db.utils" else _attribute(error, "orig")
+    return below if isinstance(below, BaseException) else error
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    """Return an attribute of an error, or None. Users' classes may have the drivers' names, for other things."""
+    try:
+        return getattr(error, name, None)
+    except Exception:  # a property that fails
+        return None
+
+
+def _fields(error: BaseException) -> dict[object, object]:
+    """Return the fields of the server's message, which pg8000 passes on as the error's argument."""
+    arguments = _attribute(error, "args")
+    fields = arguments[0] if isinstance(arguments, tuple) and arguments else None
+    return fields if isinstance(fields, dict) and isinstance(fields.get("M"), str) else {}
 
 
 def is_held_up(error: BaseException) -> bool:
@@ -87,20 +101,20 @@ def is_held_up(error: BaseException) -> bool:
 def sqlstate(error: BaseException) -> str:
     """Return the five characters of the server's error code, or "" if the error did not come from the server."""
     cause = _driver_s(error)
-    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if code is None and cause.args and isinstance(cause.args[0], dict):
-        code = cause.args[0].get("C")  # pg8000 passes on the fields of the server's message
-    return code or ""
+    for code in (_attribute(cause, "sqlstate"), _attribute(cause, "pgcode"), _fields(cause).get("C")):
+        if isinstance(code, str) and len(code) == 5:
+            return code
+    return ""
 
 
 def primary_message(error: BaseException) -> str:
     """Return the server's primary message, without context, detail, hint or the driver's additions."""
     cause = _driver_s(error)
-    if getattr(cause, "diag", None) is not None:
+    if isinstance(cause, psycopg.Error):
         return str(cause.diag.message_primary)
-    if cause.args and isinstance(cause.args[0], dict):
-        return str(cause.args[0]["M"])  # pg8000
-    return str(getattr(cause.__cause__, "message", None) or cause)  # asyncpg, behind SQLAlchemy's adapter
+    if (diag := _attribute(cause, "diag")) is not None:  # psycopg2
+        return str(diag.message_primary)
+    return str(_fields(cause).get("M") or getattr(cause.__cause__, "message", None) or cause)  # pg8000, asyncpg
 
 
 def is_lost(error: BaseException, connection: object = None) -> bool:
@@ -110,7 +124,12 @@ def is_lost(error: BaseException, connection: object = None) -> bool:
     """
     return bool(
         meaning_of_code(sqlstate(error)) is Meaning.LOST
-        or getattr(error, "connection_invalidated", False)
+        or was_invalidated(error)
         or getattr(connection, "broken", False)
         or getattr(connection, "invalidated", False)
     )
+
+
+def was_invalidated(error: BaseException) -> bool:
+    """Return whether SQLAlchemy has found with this error that the session is lost."""
+    return _attribute(error, "connection_invalidated") is True

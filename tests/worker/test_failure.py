@@ -603,3 +603,29 @@ def test_batch_lost_while_the_worker_stops_is_not_said_to_be_retried(
     said = [each.getMessage() for each in caplog.records if each.name == "mailroom.worker"]
     assert not any("retrying" in each for each in said)
     assert node.delivered("key") == [("k",)]
+
+
+class Odd(Exception):
+    """A user's error that has the drivers' names, for other things."""
+
+    def __init__(self, *arguments: object, **attributes: object) -> None:
+        super().__init__(*arguments)
+        vars(self).update(attributes)
+
+
+ODD = [Odd(sqlstate=404), Odd(orig="shop"), Odd({"C": ["x"]})]
+
+
+@pytest.mark.parametrize("error", ODD, ids=["code", "orig", "dict"])
+def test_error_that_looks_like_a_drivers_is_recorded_reported_and_fatal_as_it_is(node: Node, error: Odd) -> None:
+    deliver(node, "bad")
+    reported: list[Exception] = []
+
+    def handle(_message: Message, _connection: Any) -> None:
+        raise error
+
+    worker = Worker(node.dsn, "shipping", handle, fatal=(Odd,), on_error=lambda _, raised: reported.append(raised))
+    with working(worker):
+        eventually(lambda: reported)
+    assert reported == [error]
+    assert node.rows("SELECT outcome, error_class, error FROM mailroom.attempt") == [("park", "Odd", f"Odd: {error}")]
