@@ -187,6 +187,49 @@ async def test_session_is_cleared_after_triggers_too(node: Node, executor: Batch
         assert await cursor.fetchone() in [("",), ("0",)]
 
 
+# -- Prepared statements ----------------------------------------------------------------------------------------------
+
+DEALLOCATES = [
+    "EXECUTE 'DEALLOCATE ALL'",
+    "EXECUTE (SELECT concat('SELECT 1', string_agg('; DEALLOCATE ' || name, '')) FROM pg_prepared_statements)",
+    "EXECUTE 'DISCARD PLANS'; EXECUTE 'DISCARD TEMP'; EXECUTE 'DISCARD SEQUENCES'",
+]
+
+
+@pytest.mark.parametrize("deallocates", DEALLOCATES, ids=["all", "by name", "discard"])
+@pytest.mark.parametrize("where", ["function", "failing function", "trigger"])
+async def test_user_code_that_deallocates_statements_is_applied_and_blamed_for_nothing(
+    node: Node, executor: BatchExecutor, deallocates: str, where: str
+) -> None:
+    make_things(node.connection)
+    if where == "trigger":
+        trigger(node, "BEFORE INSERT OR UPDATE", f"{deallocates}; RETURN new;")
+    fails = "PERFORM 1 / 0;" if where == "failing function" else ""
+    function(node, "deallocates", f"BEGIN {deallocates}; {fails} END", "void")
+    for _ in range(4):
+        sent(node, STORE.increment, "n")
+        if where == "trigger":
+            sent(node, THINGS.increment, "1")
+        else:
+            sent(node, STORE.call, "deallocates")
+        sent(node, STORE.increment, "n")
+        await executor.drain()
+    assert not executor._connection.closed
+    assert store_of(node.connection) == {"n": 8}
+    assert list(waiting(node.connection)) == []
+    assert len(dead_of(node.connection)) == (4 if fails else 0)
+    assert "26000" not in str(dead_of(node.connection))
+
+
+async def test_user_code_that_misses_a_statement_of_its_own_is_refused(node: Node, executor: BatchExecutor) -> None:
+    function(node, "misses", "BEGIN EXECUTE 'EXECUTE nothing'; END", "void")
+    sent(node, STORE.call, "misses")
+    sent(node, STORE.increment, "n")
+    await executor.drain()
+    assert "26000" in str(dead_of(node.connection))
+    assert store_of(node.connection) == {"n": 1}
+
+
 async def test_session_that_could_not_be_cleared_is_closed(
     node: Node, executor: BatchExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

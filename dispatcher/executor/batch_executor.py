@@ -8,10 +8,11 @@ import psycopg
 from dispatcher.deliverer import MAX_BYTES, ROWS
 from dispatcher.executor.execute import BOUND_S, Execution, executing
 from dispatcher.executor.user_code import clearing_session
-from dispatcher.floor import Floor
+from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
 from mailroom.session.pooler import is_pooled
-from mailroom.sql.runner import run_async, run_in_transaction
+from mailroom.sql.operation import Operation
+from mailroom.sql.runner import StatementsGone, run_async, run_in_transaction
 
 
 class BatchExecutor:
@@ -60,25 +61,14 @@ class BatchExecutor:
         rows, max_bytes = self._portion.of(self._rows_next), self._portion.of(self._max_bytes)
         try:
             with self._portion.tried():
-                execution = await run_in_transaction(
-                    self._connection,
-                    executing(
-                        self._schema,
-                        start=start,
-                        rows=rows,
-                        max_bytes=max_bytes,
-                        own_session=self._own_session,
-                        bound_s=self._bound_s,
-                        monotonic=self._monotonic,
-                    ),
-                )
+                execution = await self._executed(start, rows, max_bytes)
         except psycopg.Error:
             self._floor = Floor("outbox_executable", self._monotonic)
             raise
         self._rows_next = execution.rows(self._rows)
         if execution.ran_user_code and self._own_session:
             try:
-                await run_async(self._connection, clearing_session())
+                await run_async(self._connection, clearing_session(), prepared=False)
             except psycopg.Error:
                 await self._connection.close()  # ends what user code left in the session
                 raise
@@ -86,3 +76,21 @@ class BatchExecutor:
         if self._progress is not None:
             self._progress(execution)
         return execution
+
+    async def _executed(self, start: Start, rows: int, max_bytes: int) -> Execution:
+        def operation() -> Operation[Execution]:
+            return executing(
+                self._schema,
+                start=start,
+                rows=rows,
+                max_bytes=max_bytes,
+                own_session=self._own_session,
+                bound_s=self._bound_s,
+                monotonic=self._monotonic,
+            )
+
+        try:
+            return await run_in_transaction(self._connection, operation())
+        except StatementsGone:
+            # A function or trigger of the batch does that, and would do it again: so this time nothing is prepared.
+            return await run_in_transaction(self._connection, operation(), prepared=False)

@@ -8,7 +8,7 @@ from dispatcher.executor.fold import Taken
 from mailroom.executable import NAMES as PARTS
 from mailroom.executable import wired
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.sqlstate import BLAMES, meaning, sqlstate
+from mailroom.sql.sqlstate import BLAMES, NO_STATEMENT, meaning, sqlstate
 
 DEAD_LETTER = Sql(
     """
@@ -44,7 +44,9 @@ def dead_lettering_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -
 def reason_of(error: Exception) -> str | None:
     """Return why an executable failed, without any of its content; None if the executable is not to blame."""
     # `BLAMES` includes XX000, which extensions raise for bad input, and 55000, such as a sequence not used yet.
-    return described(error) if sqlstate(error) and meaning(error) in BLAMES else None
+    # An executor that misses a statement of its own gets `StatementsGone` instead.
+    is_its_own = meaning(error) in BLAMES or sqlstate(error) == NO_STATEMENT
+    return described(error) if sqlstate(error) and is_its_own else None
 
 
 def described(error: Exception) -> str:

@@ -165,9 +165,25 @@ FROM (SELECT objsubid = 2 AS is_pair, mode = 'ShareLock' AS is_shared,
 )
 
 
+# User code may also have deallocated what psycopg has prepared in the session. It notices only a DEALLOCATE ALL that it
+# sends itself. So a statement that nobody uses tells whether there was one.
+KEPT = Sql(
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_statements WHERE name = 'mailroom_kept')", columns=("boolean",)
+)
+FORGET = Sql("DEALLOCATE ALL")
+KEEP = Sql("PREPARE mailroom_kept AS SELECT")
+
+
 def clearing_session() -> Operation[None]:
-    """Reset a session of our own between transactions: all that user code left in it is gone."""
+    """Reset a session of our own between transactions: all that user code left in it is gone.
+
+    Run it without prepared statements.
+    """
     yield CLEAR.at(actor="")()
     unlocked = True
     while unlocked:
         [(unlocked,)] = yield UNLOCK.at()()
+    [(kept,)] = yield KEPT.at()()
+    if not kept:
+        yield FORGET.at()()
+        yield KEEP.at()()

@@ -13,7 +13,7 @@ from inbox.worker.hold import releasing
 from mailroom.errors import ConfigurationError
 from mailroom.session.home import Home
 from mailroom.sql.runner import run, unwrapped
-from mailroom.sql.sqlstate import Meaning, meaning_of_code, sqlstate
+from mailroom.sql.sqlstate import is_spent
 
 SCHEME = "django:"
 
@@ -58,7 +58,7 @@ class DjangoTransactions:
             with self._atomic(using=self._alias, durable=True):
                 yield unwrapped(django)
         except BaseException as error:
-            if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+            if is_spent(error):
                 django.close()
             raise
         if self.home.renews():

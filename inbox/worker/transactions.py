@@ -24,7 +24,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.session.home import Home
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.runner import AsyncPlainCursor, DjangoConnection, PlainCursor, is_django, run, run_async
-from mailroom.sql.sqlstate import Meaning, meaning_of_code, sqlstate
+from mailroom.sql.sqlstate import is_spent
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
@@ -222,7 +222,7 @@ class _Pool:
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):  # the connection is lost: the pool replaces it
                     connection.rollback()
-                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                if is_spent(error):
                     connection.close()
                 raise
             finally:
@@ -281,7 +281,7 @@ class _AsyncPool:
             except BaseException as error:
                 with contextlib.suppress(psycopg.Error):
                     await connection.rollback()
-                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                if is_spent(error):
                     await connection.close()
                 raise
             finally:
@@ -335,7 +335,7 @@ class _Factory:
                 if self.home.renews():
                     _replaced_later(connection)
             except Exception as error:
-                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                if is_spent(error):
                     connection.invalidate()
                 raise
 
@@ -361,7 +361,7 @@ class _AsyncFactory:
                 if self.home.renews():
                     _replaced_later(connection)
             except Exception as error:
-                if meaning_of_code(sqlstate(error)) is Meaning.READ_ONLY:
+                if is_spent(error):
                     await connection.invalidate()
                 raise
 

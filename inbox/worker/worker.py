@@ -428,7 +428,7 @@ class Worker(_Service):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:  # a message, or all of them
                             self._handler(given, connection)
-                    run(connection, batch.ending(self.schema, self.name))
+                    run(connection, batch.ending(self.schema, self.name), prepared=False)
                     with batch.committing():
                         self._transactions.commit(connection)
                 except NotAwaited:
@@ -568,7 +568,7 @@ class AsyncWorker(_Service):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:
                             await self._handler(given, connection)
-                    await run_async(connection, batch.ending(self.schema, self.name))
+                    await run_async(connection, batch.ending(self.schema, self.name), prepared=False)
                     with batch.committing():
                         await self._transactions.commit(connection)
                 except Exception as error:

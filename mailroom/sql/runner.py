@@ -90,16 +90,34 @@ def django_over(connection: "psycopg.Connection[Any]") -> DjangoConnection | Non
     return None
 
 
-def run(connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None) -> T:
-    """Run `operation` on a sync connection and return its result; `cursors` replaces our cursor class on psycopg."""
+class StatementsGone(psycopg.OperationalError):
+    """Other code has deallocated what psycopg had prepared in the session; a rollback has psycopg forget it, too."""
+
+
+def _gone(error: psycopg.Error, *, prepared: bool) -> psycopg.Error:
+    if not prepared:
+        return error  # it is of a statement of the other code's own
+    return StatementsGone(
+        f"{error.diag.message_primary}: a function, trigger or handler has run DEALLOCATE or DISCARD in this session. "
+        "Roll back and try again."
+    )
+
+
+def run(
+    connection: AnyConnection, operation: Operation[T], cursors: "type[PlainCursor] | None" = None, *,
+    prepared: bool = True,
+) -> T:  # fmt: skip
+    """Run `operation` on a sync connection and return its result.
+
+    On psycopg `cursors` replaces our cursor class, and statements are prepared only if `prepared`: what follows other
+    code in its transaction must not rest on what was prepared before.
+    """
     perform: Callable[[Step], list[Any]]
     if isinstance(connection, psycopg.Connection):
-        perform = partial(_psycopg_step, connection)
-        if cursors is not None:
-            perform = partial(_psycopg_step, connection, cursors=cursors)
+        perform = partial(_psycopg_step, connection, cursors=cursors or PlainCursor, prepared=prepared)
     elif is_django(connection):
         with connection.wrap_database_errors:
-            return run(unwrapped(connection), refusing(connection, operation), cursors)
+            return run(unwrapped(connection), refusing(connection, operation), cursors, prepared=prepared)
     else:
         perform = partial(_sqlalchemy_step, _sqlalchemy_connection(connection))
     resume: Callable[[Any], Step] = operation.send
@@ -115,26 +133,28 @@ def run(connection: AnyConnection, operation: Operation[T], cursors: "type[Plain
             resume, given = operation.throw, error
 
 
-async def run_async(connection: AnyAsyncConnection, operation: Operation[T]) -> T:
-    """Run `operation` on an async connection and return its result."""
+async def run_async(connection: AnyAsyncConnection, operation: Operation[T], *, prepared: bool = True) -> T:
+    """`run` on an async connection."""
     perform: Callable[[Step], Awaitable[list[Any]]]
     if isinstance(connection, psycopg.AsyncConnection):
-        perform = partial(_async_psycopg_step, connection)
+        perform = partial(_async_psycopg_step, connection, prepared=prepared)
     else:
         perform = partial(_async_sqlalchemy_step, await _async_sqlalchemy_connection(connection))
     return await _performing(perform, operation)
 
 
-async def run_in_transaction(connection: "psycopg.AsyncConnection[Any]", operation: Operation[T]) -> T:
+async def run_in_transaction(
+    connection: "psycopg.AsyncConnection[Any]", operation: Operation[T], *, prepared: bool = True
+) -> T:
     """Run `operation` on an autocommit connection of ours, in a transaction of its own; return its result.
 
-    BEGIN goes with the first statement in one round trip.
+    BEGIN goes with the first statement in one round trip. `prepared` is that of `run`.
     """
-    perform: Callable[[Step], Awaitable[list[Any]]] = partial(_beginning_step, connection)
+    perform: Callable[[Step], Awaitable[list[Any]]] = partial(_beginning_step, connection, prepared=prepared)
 
     async def perform_next(step: Step) -> list[Any]:
         nonlocal perform
-        performing, perform = perform, partial(_async_psycopg_step, connection)
+        performing, perform = perform, partial(_async_psycopg_step, connection, prepared=prepared)
         return await performing(step)
 
     try:
@@ -333,7 +353,7 @@ def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[A
 
 
 def _psycopg_step(
-    connection: psycopg.Connection[Any], step: Step, cursors: type[PlainCursor] = PlainCursor
+    connection: psycopg.Connection[Any], step: Step, cursors: type[PlainCursor] = PlainCursor, *, prepared: bool = True
 ) -> list[Any]:
     match step:
         case Execute(statement, values):
@@ -341,7 +361,10 @@ def _psycopg_step(
             kind = UndecodedCursor if statement.undecoded else cursors
             with in_utf8(connection):
                 cursor = kind(connection)
-                cursor.execute(query, [values[name] for name in names], prepare=True, binary=True)
+                try:
+                    cursor.execute(query, [values[name] for name in names], prepare=prepared, binary=True)
+                except psycopg.errors.InvalidSqlStatementName as error:
+                    raise _gone(error, prepared=prepared) from None
                 return cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
             with (
@@ -358,14 +381,19 @@ def _psycopg_step(
     return []
 
 
-async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Any]:
+async def _async_psycopg_step(
+    connection: psycopg.AsyncConnection[Any], step: Step, *, prepared: bool = True
+) -> list[Any]:
     match step:
         case Execute(statement, values):
             query, names = statement.numbered
             kind = AsyncUndecodedCursor if statement.undecoded else AsyncPlainCursor
             async with in_utf8_async(connection):
                 cursor = kind(connection)
-                await cursor.execute(query, [values[name] for name in names], prepare=True, binary=True)
+                try:
+                    await cursor.execute(query, [values[name] for name in names], prepare=prepared, binary=True)
+                except psycopg.errors.InvalidSqlStatementName as error:
+                    raise _gone(error, prepared=prepared) from None
                 return await cursor.fetchall() if statement.columns else []
         case Fill(copy, _, columns, rows):
             with end_of_copy(connection):
@@ -382,12 +410,12 @@ async def _async_psycopg_step(connection: psycopg.AsyncConnection[Any], step: St
     return []
 
 
-async def _beginning_step(connection: psycopg.AsyncConnection[Any], step: Step) -> list[Any]:
+async def _beginning_step(connection: psycopg.AsyncConnection[Any], step: Step, *, prepared: bool = True) -> list[Any]:
     """Begin a transaction and do its first step, in one round trip if that is a statement without values."""
     cursor = AsyncPlainCursor(connection)
     if not isinstance(step, Execute) or step.values:
         await cursor.execute(beginning(connection))
-        return await _async_psycopg_step(connection, step)
+        return await _async_psycopg_step(connection, step, prepared=prepared)
     await cursor.execute(beginning(connection) + b"; " + step.statement.numbered[0])
     while cursor.nextset():
         pass

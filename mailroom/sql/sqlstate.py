@@ -13,6 +13,7 @@ CANCELLED = "57014"  # a statement timeout, or a cancel request
 ABORTED = "25P02"  # an earlier statement of the transaction failed
 NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK where none is allowed
 NO_CURSOR = "34000"
+NO_STATEMENT = "26000"  # user code has deallocated it: a session that knows of no prepared one is well
 NO_SAVEPOINT = frozenset({"3B001", "25P01"})  # the second: nor a transaction
 # The server ends the session: shutdown, crash, starting up, database dropped, idle timeouts.
 LAST_WORDS = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
@@ -51,7 +52,7 @@ def meaning_of_code(code: str) -> Meaning:
         return Meaning.READ_ONLY
     if code[:2] == "08" or code in LAST_WORDS:
         return Meaning.LOST
-    if code[:2] == "40" or code in AGAIN:
+    if code[:2] == "40" or code in AGAIN or code == NO_STATEMENT:
         return Meaning.AGAIN
     if code[:2] in OF_THE_SERVER or code in CORRUPTED:
         return Meaning.SERVER
@@ -87,6 +88,12 @@ def _fields(error: BaseException) -> dict[object, object]:
     arguments = _attribute(error, "args")
     fields = arguments[0] if isinstance(arguments, tuple) and arguments else None
     return fields if isinstance(fields, dict) and isinstance(fields.get("M"), str) else {}
+
+
+def is_spent(error: BaseException) -> bool:
+    """Return whether another session would do where this one, which lives, does not: a new one is to be opened."""
+    code = sqlstate(error)
+    return code == NO_STATEMENT or meaning_of_code(code) is Meaning.READ_ONLY
 
 
 def is_held_up(error: BaseException) -> bool:

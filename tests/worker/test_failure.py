@@ -629,3 +629,30 @@ def test_error_that_looks_like_a_drivers_is_recorded_reported_and_fatal_as_it_is
         eventually(lambda: reported)
     assert reported == [error]
     assert node.rows("SELECT outcome, error_class, error FROM mailroom.attempt") == [("park", "Odd", f"Odd: {error}")]
+
+
+DEALLOCATES = """
+CREATE FUNCTION deallocates() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'DEALLOCATE ALL'; RETURN true; END $$
+"""
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+def test_function_that_deallocates_statements_ends_no_worker_and_is_no_failure(
+    node: Node, source: Any, batch: int
+) -> None:
+    node.connection.execute(DEALLOCATES)
+
+    def handle(message: Message, connection: Any) -> None:
+        write_ledger(message, connection)
+        connection.execute(text("SELECT deallocates()") if is_sqlalchemy(connection) else "SELECT deallocates()")
+
+    def is_sqlalchemy(connection: Any) -> bool:
+        return not isinstance(connection, psycopg.Connection)
+
+    keys = [f"k{number}" for number in range(12)]
+    with working(Worker(source, "shipping", handle, batch=batch, poll_interval_s=0.01)):
+        for key in keys:
+            deliver(node, key)
+            eventually(lambda: node.delivered() == [])
+    assert ledger_keys(node) == keys
+    assert node.value("SELECT count(*) FROM mailroom.attempt") == 0
