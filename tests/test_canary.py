@@ -102,8 +102,10 @@ LOG_IN: dict[str, Callable[[str], object]] = {
     "engine": lambda dsn: settings.engine(dsn).connect(),
     "drain": drain,
     "Dispatcher": lambda dsn: asyncio.run(Dispatcher(dsn).run()),
-    "Worker": lambda dsn: Worker(dsn, "shipping", no_handler).run(),
-    "AsyncWorker": lambda dsn: asyncio.run(AsyncWorker(dsn, "shipping", no_async_handler).run()),
+    "Worker": lambda dsn: Worker(dsn, "shipping", no_handler, fatal=(ConnectionFailed,)).run(),
+    "AsyncWorker": lambda dsn: asyncio.run(
+        AsyncWorker(dsn, "shipping", no_async_handler, fatal=(ConnectionFailed,)).run()
+    ),
 }
 REFUSED: dict[str, Callable[[str], str]] = {
     "URL": lambda dsn: url_with(dsn, quote(PASSWORD, safe="")),
