@@ -418,12 +418,6 @@ async def test_dispatcher_follows_the_primary(
                 assert [key for (key,) in promoted.delivered("key")] == ["a", "b"]
 
 
-def test_failure_is_logged_at_once_and_then_before_long_pauses_only() -> None:
-    assert backoff.is_worth_a_line(1, 0.01)
-    assert not backoff.is_worth_a_line(2, 0.99)
-    assert backoff.is_worth_a_line(3, 1.0)
-
-
 def test_repeated_failure_is_logged_once_for_each_cause_and_then_how_often() -> None:
     now = [0.0]
     repeats = Repeats(lambda: now[0])

@@ -24,6 +24,7 @@ from mailroom.errors import MailroomError
 from mailroom.message import Message
 from mailroom.session import backoff
 from mailroom.session.listener import heard
+from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Operation, T
 
 log = logging.getLogger("mailroom.worker")
@@ -87,6 +88,7 @@ class Service(Protocol):
     stopping: asyncio.Event
     patience: Patience
     troubles: dict[object, Exception]
+    repeats: Repeats
 
     def starting(self) -> Operation[None]:
         """Raise an error that says what is wrong if no claim can succeed."""
@@ -155,6 +157,7 @@ class Loop:
                 await self._work()
             if self._batch.messages or not self._is_held:
                 self._failures, self._is_held = 0, False
+                self._service.repeats.over()
         except Exception as error:
             await self._recover(error)
 
@@ -228,8 +231,9 @@ class Loop:
         why = type(error).__name__
         if self._batch.claimed is None:
             self._service.troubles[self], why = error, reason(error)
-        if backoff.is_worth_a_line(self._failures, pause_s) and not self._service.stopping.is_set():
-            log.warning("%s: %s (%s)", self._service.name, what, why)
+        again = self._service.repeats.struck(f"{what} ({why})")
+        if again is not None and not self._service.stopping.is_set():
+            log.warning("%s: %s (%s)%s", self._service.name, what, why, again)
         await heard(self._service.stopping, pause_s)
 
     async def _report(self, recorded: Recorded, error: Exception) -> None:

@@ -48,6 +48,7 @@ from mailroom.packages import load
 from mailroom.session import backoff, encoding
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
+from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import driver_of, run, run_async
 
@@ -95,6 +96,7 @@ class _Service(ABC):
         self._transactions: Transactions | AsyncTransactions
         self._is_open = False
         self.troubles: dict[object, Exception] = {}
+        self.repeats = Repeats()
         self._has_begun = False
         self._ended_by: BaseException | None = None
         self._on_first_try: Callable[[], None] = lambda: None  # a connection was made or refused, or `run` ends
@@ -159,8 +161,8 @@ class _Service(ABC):
                     raise why from error.__cause__
                 self.troubles[self], failures = why, failures + 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if backoff.is_worth_a_line(failures, pause_s):
-                    log.warning("%s: no first connection, trying again: %s", self.name, reason(why))
+                if (again := self.repeats.struck(reason(why))) is not None:
+                    log.warning("%s: no first connection, trying again: %s%s", self.name, reason(why), again)
                 self._on_first_try()
                 await heard(self.stopping, pause_s)
             else:
@@ -243,8 +245,8 @@ class _Service(ABC):
                     raise
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if backoff.is_worth_a_line(failures, pause_s):
-                    log.warning("%s: cannot dispatch, trying again: %s", self.name, error)
+                if (again := self.repeats.struck(str(error))) is not None:
+                    log.warning("%s: cannot dispatch, trying again: %s%s", self.name, error, again)
                 if await heard(self.stopping, pause_s):
                     return None
 

@@ -21,11 +21,3 @@ def spread_s(first_s: float, longest_s: float, attempts: int) -> float:
     doubled = (first_s * 2.0 ** min(nth, 30) for nth in range(min(attempts - 1, 60)))
     waits = sum(min(longest_s, each) for each in doubled) + longest_s * max(0, attempts - 61)
     return 0.75 * waits
-
-
-def is_worth_a_line(failures: int, pause_s: float) -> bool:
-    """Return whether to log a failure before such a pause: an outage logs one line at once, then at most one a second.
-
-    `failures` counts the failures in a row. Many sessions may have lost one server, and the first pauses are short.
-    """
-    return failures == 1 or pause_s >= 1
