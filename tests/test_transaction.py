@@ -434,14 +434,18 @@ async def test_operation_runs_in_a_transaction_of_its_own(
         assert await (await connection.execute(committed, [xact])).fetchone() == ("committed",)
 
 
-async def test_operation_that_is_cancelled_is_rolled_back(dsn: str) -> None:
+async def test_operation_that_is_cancelled_is_rolled_back(dsn: str, connect: Connect) -> None:
+    observer = connect(autocommit=True)
+    # The server passes over a cancel request that comes before the statement has begun there.
+    sleeps = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
+
     def waiting() -> Operation[None]:
         yield XACT.at()()
         yield Sql("SELECT pg_sleep(60)").at()()
 
     async with await settings.connect_async(dsn, "test") as connection:
         task = asyncio.create_task(run_in_transaction(connection, waiting()))
-        await eventually_async(lambda: connection.info.transaction_status == TransactionStatus.ACTIVE)
+        await eventually_async(lambda: observer.execute(sleeps, [connection.info.backend_pid]).fetchone() is not None)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

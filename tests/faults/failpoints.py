@@ -197,24 +197,24 @@ class Failpoints:
         step, async_step, post = transaction._psycopg_step, transaction._async_psycopg_step, unawaited.send
         beginning_step = transaction._beginning_step
 
-        def wrapped(connection: psycopg.Connection[Any], one: Step) -> list[Any]:
+        def wrapped(connection: psycopg.Connection[Any], one: Step, **options: Any) -> list[Any]:
             self.at_step(connection, one, "before")
-            rows = step(connection, one)
+            rows = step(connection, one, **options)
             self.at_step(connection, one, "after")
             return rows
 
-        async def async_wrapped(connection: psycopg.AsyncConnection[Any], one: Step) -> list[Any]:
+        async def async_wrapped(connection: psycopg.AsyncConnection[Any], one: Step, **options: Any) -> list[Any]:
             self.at_step(connection, one, "before")
-            rows = await async_step(connection, one)
+            rows = await async_step(connection, one, **options)
             self.at_step(connection, one, "after")
             return rows
 
-        async def beginning_wrapped(connection: psycopg.AsyncConnection[Any], one: Step) -> list[Any]:
+        async def beginning_wrapped(connection: psycopg.AsyncConnection[Any], one: Step, **options: Any) -> list[Any]:
             # With values it sends BEGIN, and then comes by as any other step.
             together = isinstance(one, Execute) and not one.values
             for name in ("BEGIN", self._step_name(one)) if together else ("BEGIN",):
                 self.at(connection, name or "?", "before")
-            rows = await beginning_step(connection, one)
+            rows = await beginning_step(connection, one, **options)
             for name in ("BEGIN", self._step_name(one)) if together else ("BEGIN",):
                 self.at(connection, name or "?", "after")
             return rows

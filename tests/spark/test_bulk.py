@@ -69,11 +69,11 @@ def at_statement(nth: int, happens: Callable[[psycopg.Connection[Any]], None]) -
     number = [0]
     perform = runner._psycopg_step
 
-    def step(connection: psycopg.Connection[Any], step: Step) -> list[Any]:
+    def step(connection: psycopg.Connection[Any], step: Step, **options: Any) -> list[Any]:
         number[0] += 1
         if number[0] == nth:
             happens(connection)
-        return perform(connection, step)
+        return perform(connection, step, **options)
 
     with mock.patch.object(runner, "_psycopg_step", step):
         yield number
