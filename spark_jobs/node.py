@@ -149,7 +149,7 @@ def without_password(dsn: str) -> str:
     text = settings.dsn(dsn)
     if settings.secrets() & conninfo.conninfo_to_dict(text).keys():
         raise ConfigurationError(
-            "The option dsn holds a password, or another secret, which Spark would show in plans and logs. Leave it "
+            "The option dsn holds a password, or other credentials, which Spark would show in plans and logs. Leave it "
             "out and let PGPASSWORD, a passfile or a service file of libpq have it, or name an environment variable "
             "that holds the whole connection string: option dsnVariable."
         )
