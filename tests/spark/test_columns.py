@@ -77,7 +77,7 @@ def test_headers_over_a_limit() -> None:
 def test_no_secret_in_the_option_dsn(secret: str) -> None:
     # An older libpq refuses what it does not know.
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    fault = "holds a password, or another secret" if secret in known else "cannot be read"
+    fault = "holds a password, or other credentials" if secret in known else "cannot be read"
     with pytest.raises(ConfigurationError, match=fault) as refused:
         without_password(f"host=h user=u {secret}=geheim")
     assert "geheim" not in str(refused.value)
