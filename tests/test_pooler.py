@@ -16,12 +16,14 @@ from sqlalchemy import NullPool, create_engine
 from dispatcher import Dispatcher, drain
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
 from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.unawaited import Unanswered, Unawaited
 from mailroom import locks, settings
 from mailroom.errors import ConfigurationError
+from mailroom.session.home import reading_place
 from mailroom.session.listener import Listener
 from mailroom.session.pooler import is_pooled, refuses_options
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import run_async, run_in_transaction
+from mailroom.sql.runner import run, run_async, run_in_transaction
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
@@ -245,6 +247,19 @@ def test_worker_does_not_wait_for_the_connection_that_its_own_batch_holds(node: 
         working(Worker(url, "shipping", write_ledger, poll_interval_s=POLL_S, batch=1)),
     ):
         eventually(lambda: ledger_keys(node) == ["a", "b", "c"])
+
+
+def test_entry_does_not_wait_to_hear_where_it_is(node: Node, server_home: Path) -> None:
+    """The batches hold all connections, and wait for their entry to be sent."""
+    with pgbouncer(node.dsn, server_home, pool_size=1) as url, psycopg.connect(url, prepare_threshold=None) as batch:
+        here = run(batch, reading_place())
+        sender = Unawaited(url, "sender", {})
+        with sender.at(here), pytest.raises(Unanswered):
+            sender.send(Sql("SELECT").at()())
+        batch.rollback()
+        with sender.at(here):
+            sender.send(Sql("SELECT").at()())
+        sender.close()
 
 
 def test_batch_does_not_wait_for_who_looks_for_the_dead(node: Node, server_home: Path) -> None:

@@ -15,10 +15,11 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import errors
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, Format
+from psycopg.rows import TupleRow
 
 from mailroom.errors import ConfigurationError, ConnectionFailed
-from mailroom.session.home import Elsewhere, Home, Place
+from mailroom.session.home import PLACE, Elsewhere, Home, Place
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Execute
 from mailroom.sql.sqlstate import BLAMES, meaning
@@ -124,7 +125,7 @@ class Unawaited:
             # Once psycopg has prepared a statement, it sends DEALLOCATE ALL after each ROLLBACK, which takes ours too.
             connection.prepare_threshold = None
             if wanted is not None:
-                found = self._home.place_at(connection)
+                found = _place(connection)
                 try:
                     self._home.compare(found, wanted)
                 except Elsewhere as elsewhere:
@@ -203,8 +204,17 @@ def _flush(connection: psycopg.Connection) -> None:
         _wait(connection, selectors.EVENT_WRITE, deadline)
 
 
-def _take_answer(connection: psycopg.Connection) -> None:
+def _place(connection: psycopg.Connection) -> Place:
+    """Return where the session is. Raises `Unanswered`: behind a pooler the batches may hold all connections."""
+    connection.pgconn.send_query_params(PLACE.at().numbered[0], None, result_format=Format.BINARY)
+    _flush(connection)
+    [row] = _take_answer(connection)
+    return Place(*row)
+
+
+def _take_answer(connection: psycopg.Connection) -> list[TupleRow]:
     pgconn = connection.pgconn
+    rows: list[TupleRow] = []
     deadline = time.monotonic() + WITHIN_S
     pgconn.consume_input()  # usually the answer has arrived by now
     while True:
@@ -212,9 +222,13 @@ def _take_answer(connection: psycopg.Connection) -> None:
             _wait(connection, selectors.EVENT_READ, deadline)
             pgconn.consume_input()
         elif (result := pgconn.get_result()) is None:
-            return
+            return rows
         elif result.status == ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)
+        elif result.status == ExecStatus.TUPLES_OK:
+            answer = Transformer(connection)
+            answer.set_pgresult(result)
+            rows += answer.load_rows(0, result.ntuples, tuple)
 
 
 def _wait(connection: psycopg.Connection, event: int, deadline: float) -> None:

@@ -20,7 +20,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session.parameters import parameters, unknown
 from mailroom.session.pooler import lone_statement
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import run, run_async
+from mailroom.sql.runner import run_async
 
 # The start of the server tells it from a copy and from a standby, which have all the rest. It needs no right.
 PLACE = Sql(
@@ -146,7 +146,7 @@ class Home:
             )
 
     def connect(self, role: str, session: Mapping[str, str]) -> psycopg.Connection:
-        """Open an autocommit session of ours, and compare nothing yet (`place_at`). Raises `ConnectionFailed`."""
+        """Open an autocommit session of ours, and compare nothing yet (`compare`). Raises `ConnectionFailed`."""
         self.check_room()
         dsn = self.dsn
         try:
@@ -154,11 +154,6 @@ class Home:
         except ConnectionFailed:
             self._refused = dsn
             raise
-
-    def place_at(self, connection: psycopg.Connection) -> Place:
-        """Return where a session of ours is."""
-        with connection.transaction():
-            return run(connection, reading_place())
 
     async def connect_async(self, role: str, session: Mapping[str, str]) -> psycopg.AsyncConnection:
         """Open an autocommit session of ours. Raises `ConnectionFailed`, and `Elsewhere` if it is not at home."""
