@@ -46,10 +46,19 @@ def load(found: EntryPoint) -> Any:
         raise
 
 
+def is_hidden(found: EntryPoint) -> bool:
+    """Return whether a user's file hides the package of ours that an entry point needs."""
+    return _hiding(found.module) is not None
+
+
 def _check(module: str) -> None:
+    if (file := _hiding(module)) is not None:
+        raise ConfigurationError(_hidden(module.partition(".")[0], file))
+
+
+def _hiding(module: str) -> str | None:
     name = module.partition(".")[0]
-    if name in NAMES and (file := in_the_way(name)) is not None:
-        raise ConfigurationError(_hidden(name, file))
+    return in_the_way(name) if name in NAMES else None
 
 
 def _hidden(name: str, file: str) -> str:

@@ -276,11 +276,18 @@ def test_command_that_cannot_be_imported_leaves_the_others_usable(monkeypatch: p
     assert "no_such_package" in error_of(mailroom("ghost", "--any", "thing", dsn=dsn))
 
 
-def test_commands_are_imported_only_when_asked_for(dsn: str) -> None:
+def test_list_of_commands_has_the_first_sentence_of_each() -> None:
+    context = click.Context(root)
+    texts = {name: root.get_command(context, name) for name in root.list_commands(context)}
+    assert {name: each.get_short_help_str(1_000) for name, each in texts.items() if each} == cli_root.ABOUT
+
+
+@pytest.mark.parametrize("arguments", [["status", "--json"], ["--help"]])
+def test_commands_are_imported_only_when_asked_for(dsn: str, arguments: list[str]) -> None:
     modules = "m for m in ('outbox', 'inbox', 'dispatcher', 'benchmarks', 'examples', 'alembic', 'sqlalchemy')"
     script = (
         "import sys; from mailroom.cli.root import root\n"
-        "try: root(['status', '--json'])\n"
+        f"try: root({arguments})\n"
         f"finally: sys.stderr.write(str([{modules} if m in sys.modules]))"
     )
     ran = subprocess.run(
