@@ -28,6 +28,8 @@ from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually
 from tests.support.working import working
 
+pytestmark = pytest.mark.sample(3)
+
 OUTBOX, LETTERS = Outbox(), DeadLetters()
 SECRET = "kanarienvogel"
 

@@ -30,6 +30,8 @@ from tests.support.executing import (
 from tests.support.node import Node
 from tests.test_fold import taken
 
+pytestmark = pytest.mark.sample(5)
+
 MIB = 2**20
 
 

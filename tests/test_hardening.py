@@ -76,6 +76,7 @@ def seen(message: Message) -> tuple[object, ...]:
     return message.key, message.value, dict(message.headers)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["psycopg", "Connection psycopg2", "Session pg8000"])
 def test_hostile_keys_headers_and_values_come_back_equal(dsn: str, connect: Connect, kind: str) -> None:
     with connect() as setup:
@@ -109,6 +110,7 @@ def parking(message: Message, connection: object) -> None:
     raise Park("bad")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", SYNC)
 def test_key_that_reads_null_is_sent_and_found_like_any_other(dsn: str, kind: str) -> None:
     with opened(dsn, kind) as connection:
@@ -330,6 +332,7 @@ def test_name_in_disguise_stands_for_the_text_it_holds(connect: Connect) -> None
     assert [(message.topic, message.value) for message in reaped] == [("order.paid", 1), ("order.paid", 2)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted(HOSTILE_NAMES.keys() - {"NUL", "lone surrogate", "empty"}))
 def test_hostile_name_at_the_command_is_one_line_of_plain_text(name: str, dsn: str, connect: Connect) -> None:
     hostile = HOSTILE_NAMES[name]
@@ -421,6 +424,7 @@ JSONS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("small_claims")
 @pytest.mark.parametrize("kind", JSONS)
 @pytest.mark.parametrize("reap", [lambda it: SHIPPING.reap(it, "a"), SHIPPING.reap_any], ids=["a key", "any"])
@@ -436,6 +440,7 @@ def test_values_written_as_json_count_as_they_are_sent(
     assert [len(reap(connection)) for _ in range(3)] == [2, 2, 0]
 
 
+@pytest.mark.slow
 def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: Node, connect: Connect) -> None:
     with node.connection.transaction():
         node.connection.execute(

@@ -22,6 +22,8 @@ from tests.support.hot import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
+pytestmark = pytest.mark.sample(2)
+
 
 @pytest.fixture
 def node(dsn: str, connect: Connect) -> Node:

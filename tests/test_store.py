@@ -24,6 +24,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.executing import LARGEST, SMALLEST, STORE, dead_of, execute_all, store_of
 
+pytestmark = pytest.mark.sample(5)
+
 AT = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)
 FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, 999999, UTC)
 SECRET = "4711-secret"
@@ -421,6 +423,7 @@ def check_agreed(connection: psycopg.Connection[Any], operation: Any, **parts: A
     return accepted
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("operation", ["delete", "delete_range", "account", "call"])
 def test_key_is_taken_by_both_or_by_neither(connect: Connect, operation: str) -> None:
     connection = connect()

@@ -552,6 +552,7 @@ async def test_link_that_was_removed_and_allowed_again_brings_nothing_old(pair: 
     assert pair.seqs() == [(1, "c")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 async def test_reconciling_does_what_the_pure_rule_says(pair: Pair, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Of random histories, with the same messages at the same and at other seqs, and rows that were trimmed."""

@@ -32,6 +32,8 @@ from tests.support.working import (
     write_ledger_async,
 )
 
+pytestmark = pytest.mark.sample(2)
+
 
 def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node, source: Any) -> None:
     deliver(node, "a", "bad", "b")
