@@ -139,7 +139,7 @@ class Execute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Insert many rows: by COPY if the driver can, else by one statement with an array per column.
+    """Insert many rows: by COPY if the driver can, not in a pipeline; else by one statement with an array per column.
 
     An id in a row is a UUID or the bytes of one.
     """

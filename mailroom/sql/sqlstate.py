@@ -12,6 +12,7 @@ AGAIN = frozenset({"40001", "40P01", "55P03"})
 CANCELLED = "57014"  # a statement timeout, or a cancel request
 ABORTED = "25P02"  # an earlier statement of the transaction failed
 NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK where none is allowed
+NO_ROOM = "53200"  # in the server's memory, above all in its table of locks
 NO_CURSOR = "34000"
 NO_STATEMENT = "26000"  # user code has deallocated it: a session that knows of no prepared one is well
 NO_SAVEPOINT = frozenset({"3B001", "25P01"})  # the second: nor a transaction
