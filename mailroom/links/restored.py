@@ -15,7 +15,7 @@ from mailroom.links.start import jumping, reading_home
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.total import raising_stable
 
-# A node that reads nobody and is read by nobody has no place noted; its first link notes one.
+# Its next start notes where it is, and the clock jumps once.
 NEW_ID = Sql(
     """
 UPDATE {schema}.node
