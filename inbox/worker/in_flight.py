@@ -48,7 +48,7 @@ WITHOUT_S = 10.0
 
 ADD = Sql(
     """
-INSERT INTO {schema}.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
+INSERT INTO {schema}.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
 VALUES (%(id)s::uuid, '{inbox}', %(host)s::text, %(pid)s::bigint, clock_timestamp(), %(messages)s::bigint,
         %(keys)s::text[], %(clocks)s::bigint[], %(life)s::integer,
         (SELECT xmax::text::bigint FROM {schema}.inbox_{inbox}
@@ -57,7 +57,7 @@ ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excl
                                clocks = excluded.clocks, life = excluded.life, xact = excluded.xact
 """
 )
-REMOVE = Sql("DELETE FROM {schema}.worker WHERE id = %(id)s::uuid")
+REMOVE = Sql("DELETE FROM {schema}.my_worker WHERE id = %(id)s::uuid")
 
 # The lock on an entry's first message tells whether its batch has ended, since a batch is claimed and released as a
 # whole. If that message is gone, either the batch was committed, or another worker has consumed the message since, and
@@ -65,12 +65,13 @@ REMOVE = Sql("DELETE FROM {schema}.worker WHERE id = %(id)s::uuid")
 # (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a full scan.
 # A server crash ends all batches, so entries from before its start blame no message. An entry without a life (from
 # behind a pooler) says nothing of its process, so it counts as soon as its batch has ended.
+# The time is a subselect, since a volatile condition on a view would be looked at only after the row was locked.
 TAKE_OVER = Sql(
     """
 WITH ended AS MATERIALIZED (
     SELECT w.id, m.message_id
-    FROM (SELECT id, keys[1] AS key, clocks[1] AS clock FROM {schema}.worker WHERE inbox = '{inbox}'
-          AND claimed_at < clock_timestamp() - %(age_s)s::float8 * interval '1 s' AND id <> ALL (%(mine)s::uuid[])
+    FROM (SELECT id, keys[1] AS key, clocks[1] AS clock FROM {schema}.my_worker WHERE inbox = '{inbox}'
+          AND claimed_at < {old} AND id <> ALL (%(mine)s::uuid[])
           AND (life IS NULL OR life = ANY (%(dead)s::integer[]))) AS w
     LEFT JOIN LATERAL (
         SELECT message_id FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock
@@ -79,12 +80,13 @@ WITH ended AS MATERIALIZED (
        OR (SELECT clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock) IS NULL),
 held AS MATERIALIZED (
     SELECT w.id, e.message_id FROM ended AS e, LATERAL (
-        SELECT id FROM {schema}.worker AS w WHERE w.id = e.id
-        AND claimed_at < clock_timestamp() - %(age_s)s::float8 * interval '1 s' FOR UPDATE SKIP LOCKED) AS w)
-DELETE FROM {schema}.worker AS w USING held WHERE w.id = held.id
+        SELECT id FROM {schema}.my_worker AS w WHERE w.id = e.id AND claimed_at < {old}
+        FOR UPDATE SKIP LOCKED) AS w)
+DELETE FROM {schema}.my_worker AS w USING held WHERE w.id = held.id
 RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, clocks, messages::bigint, message_id
 """,
     columns=("text", "bigint", "boolean", "text[]", "bigint[]", "bigint", "uuid"),
+    old="(SELECT clock_timestamp() - %(age_s)s::float8 * interval '1 s')",
 )
 
 

@@ -40,18 +40,21 @@ TAKE_LOCK = Sql(
 UNLOCKED = Sql(
     """
 WITH lives AS MATERIALIZED (
-    SELECT DISTINCT life FROM {schema}.worker
+    SELECT DISTINCT life FROM {schema}.my_worker
     WHERE inbox = '{inbox}' AND life IS DISTINCT FROM %(mine)s::integer)
 SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({alive_lock}, life)
 """,
     columns=("integer",),
     alive_lock=locks.ALIVE,
 )
-# Found by the transaction that held the messages when the entry was written: others may have claimed them since.
+# Found by the transaction that held the messages when the entry was written: others may have claimed them since. And
+# only if it holds the first of them now, which the message says and not the entry: an entry may name any transaction.
 OPEN_BATCHES = Sql(
     """
 SELECT DISTINCT w.life, w.host, w.pid::bigint, l.pid::bigint
-FROM {schema}.worker AS w JOIN pg_locks AS l ON l.transactionid::text::bigint = w.xact
+FROM {schema}.my_worker AS w
+JOIN {schema}.inbox_{inbox} AS i ON i.key = w.keys[1] AND i.clock = w.clocks[1] AND i.xmax::text::bigint = w.xact
+JOIN pg_locks AS l ON l.transactionid::text::bigint = w.xact
 WHERE w.inbox = '{inbox}' AND w.life = ANY (%(lives)s::integer[])
   AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS NOT NULL
 """,

@@ -308,7 +308,7 @@ def test_worker_whose_entries_the_database_refuses_ends_and_says_why(
     """No retry can fix it, and it is no message's fault."""
     monkeypatch.setattr(InFlight, "take_over", lambda _: None)
     deliver(node, "a", "b", "c")
-    node.connection.execute("DROP TABLE mailroom.worker")
+    node.connection.execute("DROP TABLE mailroom.worker CASCADE")
     with pytest.raises(psycopg.errors.UndefinedTable):
         Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S).run()
     assert failing_keys(node) == []
