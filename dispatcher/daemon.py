@@ -18,6 +18,7 @@ from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execute import Execution
+from dispatcher.executor.user_code import USER_CODE
 from dispatcher.housekeeping import Housekeeping
 from dispatcher.janitor import Janitor, moving_all_parked
 from dispatcher.lane import POLL_INTERVAL_S, Lane, Work
@@ -37,7 +38,7 @@ log = logging.getLogger("mailroom.dispatcher")
 # A user waits for the end and sees the progress, so locks and large batches may take as long as they need.
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # How long the executor waits for locked rows of users' tables: meanwhile it holds up all other executables.
-EXECUTOR = LANE | {"lock_timeout": "2s"}
+EXECUTOR = LANE | {"lock_timeout": "2s"} | USER_CODE
 
 
 @dataclass(slots=True)
@@ -242,7 +243,10 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
             progress(execution)
 
     try:
-        async with told(settings.dsn(dsn)), open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
+        async with (
+            told(settings.dsn(dsn)),
+            open_session(settings.dsn(dsn), "executor", DRAIN | USER_CODE) as connection,
+        ):
             await run_async(connection, node.checking(schema))
             executor = BatchExecutor(connection, schema, progress=count)
             while True:

@@ -7,8 +7,10 @@ anything of the key. Rows are never updated, so a concurrent delete only makes a
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from mailroom.errors import SchemaError
 from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.schema import BY_CLOCK
+from mailroom.sight import unseen
 from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 
 MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
@@ -23,6 +25,8 @@ NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 # restores the caller's settings: by then the statement is planned.
 PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 PINNED |= {"jit": "off", "plan_cache_mode": "force_generic_plan"}
+# A policy that hides some rows would make a claim overtake them, or find nothing for ever: the server refuses instead.
+PINNED |= {"row_security": "off"}
 CURRENT = ", ".join(f"current_setting('{name}')" for name in PINNED)
 PIN = Sql(
     f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {CURRENT}), true), "
@@ -109,9 +113,10 @@ ORDER BY clock
 )
 HAS_MORE = Sql(
     """
-SELECT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock > (
-                   SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'))
-       AND {not_waiting}, {unpinned}
+WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
+SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN
+           EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock > (SELECT floor FROM bound))
+           AND {not_waiting} END, {unpinned}
 """,
     columns=("boolean", "boolean"),
     not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
@@ -129,8 +134,15 @@ def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list
             return [Message(*row[:-1]) for row in rows]
         # The key is empty or waiting, or its head was reaped while this transaction waited: only a new snapshot tells.
         _, (more, _) = yield from _pinned(HAS_MORE.at(**names)(key=key))
+        if more is None:
+            raise unregistered(schema, inbox)
         if not more:
             return []
+
+
+def unregistered(schema: str, inbox: str) -> SchemaError:
+    """Return the error of a claim that does not see the inbox's row in `inbox_registry`, and so finds no message."""
+    return unseen(f"row of inbox {inbox!r} in inbox_registry", schema)
 
 
 # Each claim returns when the next failing key is due, so that a worker neither polls for it nor tries it late.
@@ -203,7 +215,7 @@ SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::big
        NULL::boolean
 FROM gone
 UNION ALL
-SELECT {nulls}, (SELECT is_plain FROM plain),
+SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
        (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
                OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near){or_due} FROM wanted),
        {reached},
@@ -392,6 +404,8 @@ def reaping_rows(
         taken, (*_, is_plain, left, reached, keys, due_in_s, _) = yield from _pinned(
             claim(cursor=course.cursor, depth=min(course.depth, share.deep))
         )
+        if is_plain is None:
+            raise unregistered(schema, inbox)
         if course.is_plain and not is_plain:
             course = replace(course, is_plain=False)
             continue

@@ -57,19 +57,23 @@ class _Named:
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
         text, most = _text(key), count(limit, "limit")
-        whole = yield from self._looked_up()
+        whole = yield from self._found()
         return (yield from peeking(self.schema, self.name, text, most, is_total=whole))
 
     def _backlog(self, key: Key | None) -> Operation[int]:
         text = _text(key)
-        yield from self._looked_up()
+        yield from self._found()
         return (yield from counting(self.schema, self.name, text))
 
     def _looked_up(self) -> Operation[bool]:
         """Return whether the inbox has total order. Raises `UnknownInbox`."""
         # Checked once per instance, and first: a statement that fails would abort the caller's transaction.
+        return (yield from self._found()) if self._is_total is None else self._is_total
+
+    def _found(self) -> Operation[bool]:
+        """The same, looked up anew whether the inbox is there and seen whole, which each claim asks of the server."""
+        yield from finding(self.schema, self.name)
         if self._is_total is None:
-            yield from finding(self.schema, self.name)
             self._is_total = yield from is_total(self.schema, self.name)
         return self._is_total
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from mailroom.errors import MailroomError
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 
 MAX_CLOCK = 2**63 - 1
@@ -110,5 +111,5 @@ FROM {schema}.clock c, {schema}.node n
 def recovering_clock(schema: str) -> Operation[int]:
     """Set the clock to the largest value that may have been given out: a crash may have set the sequence back."""
     yield LOCK.at(schema=schema)()
-    [(clock,)] = yield RECOVER.at(schema=schema)()
+    (clock,) = the_one((yield RECOVER.at(schema=schema)()), NODE_ROW, schema)
     return int(clock)

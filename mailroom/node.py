@@ -4,6 +4,7 @@ from mailroom.audit import auditing, check_actor
 from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_restored
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.schema import checking
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
@@ -53,7 +54,7 @@ def renaming_node(schema: str, name: str, actor: str, why: str | None) -> Operat
     check_actor(actor, why)
     yield IN_TRANSACTION
     yield from checking(schema)
-    [(before,)] = yield RENAME.at(schema=schema)(name=name)
+    (before,) = the_one((yield RENAME.at(schema=schema)(name=name)), NODE_ROW, schema)
     if before != name:
         yield from auditing(schema, "rename node", [(None, None, 0)], actor, f"{before} to {name}" + _because(why))
     return str(before)

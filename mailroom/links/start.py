@@ -13,6 +13,7 @@ from uuid import UUID
 from mailroom.clock import DURABLE, LOCK, recovering_clock
 from mailroom.links.identity import Place, jumped, start
 from mailroom.links.place import finding_place, reading_place
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 
 # The lost time may have had starts of its own, with a jump each from where this start jumps too: so it is with a backup
@@ -94,7 +95,7 @@ class _Noted:
 
 
 def _reading(schema: str) -> Operation[_Noted]:
-    [(*place, life, ceiling, clock, is_linked)] = yield NOTED.at(schema=schema)()
+    *place, life, ceiling, clock, is_linked = the_one((yield NOTED.at(schema=schema)()), NODE_ROW, schema)
     return _Noted(Place(*place) if None not in place else None, life, ceiling, clock, is_linked)
 
 

@@ -10,6 +10,7 @@ from mailroom.links.diverged import DISPATCHER
 from mailroom.links.hello import Greeting
 from mailroom.links.identity import Party, Pinned
 from mailroom.links.place import reading_place
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.total import HAS_JOINED
 
@@ -87,7 +88,7 @@ SELF = Sql(
 
 def introducing(schema: str, origin: Origin) -> Operation[Party]:
     """Return what this node says of itself when it says hello to the source."""
-    [(id, name, encoding)] = yield SELF.at(schema=schema)()
+    id, name, encoding = the_one((yield SELF.at(schema=schema)()), NODE_ROW, schema)
     place = yield from reading_place()
     return Party(origin.reader or name, id, place, encoding=encoding)
 
