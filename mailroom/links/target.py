@@ -1,5 +1,6 @@
 """What a reader has noted of its sources (the table `origin`), and which topics it wants of each."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 from uuid import UUID
@@ -64,20 +65,33 @@ def reading_origins(schema: str, number: int | None = None) -> Operation[list[Or
 
 WANTED = Sql(
     """
-SELECT DISTINCT s.topic FROM {schema}.subscription AS s JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
-WHERE o.name = %(origin)s::text AND {has_joined} ORDER BY s.topic
+SELECT s.id, s.topic FROM {schema}.subscription AS s JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
+WHERE o.name = %(origin)s::text AND {has_joined}
 """,
-    columns=("text",),
+    columns=("uuid", "text"),
     has_joined=HAS_JOINED,
 )
 
 
-def wanted_topics(schema: str, origin: str) -> Operation[list[str]]:
-    """Return the topics and patterns that inboxes of this node subscribe to at the source of that name.
+def wanted_subscriptions(schema: str, origin: str) -> Operation[dict[UUID, str]]:
+    """Return the subscriptions of this node to messages of the source of that name, by id, with their topics.
 
     Those of a total inbox only once the source has shown a clock as high as that of the inbox's subscription.
     """
-    return [topic for (topic,) in (yield WANTED.at(schema=schema)(origin=origin))]
+    return dict((yield WANTED.at(schema=schema)(origin=origin)))
+
+
+TELL = Sql(
+    """
+UPDATE {schema}.origin SET told = %(told)s::uuid[], refused = %(refused)s::uuid[]
+WHERE number = %(number)s::bigint AND (told, refused) IS DISTINCT FROM (%(told)s::uuid[], %(refused)s::uuid[])
+"""
+)
+
+
+def telling(schema: str, number: int, told: Collection[UUID], refused: Collection[UUID] = ()) -> Operation[None]:
+    """Note which subscriptions the source has now, and which it was told of and does not take."""
+    yield TELL.at(schema=schema)(number=number, told=sorted(told), refused=sorted(refused))
 
 
 SELF = Sql(
@@ -128,6 +142,8 @@ PIN = Sql(
 UPDATE {schema}.origin
 SET id = %(id)s::uuid, incarnation = %(incarnation)s::bigint,
     system_id = %(system_id)s::bigint, timeline = %(timeline)s::bigint, link = %(link)s::bigint,
+    told = CASE WHEN link = %(link)s::bigint THEN told ELSE '{}'::uuid[] END,
+    refused = CASE WHEN link = %(link)s::bigint THEN refused ELSE '{}'::uuid[] END,
     keep_s = %(keep_s)s::float8
 WHERE number = %(number)s::bigint
 """

@@ -37,12 +37,13 @@ from mailroom.links.readers import allowing, removing_reader
 from mailroom.links.restored import saying_moved, saying_restored, taking_new_id
 from mailroom.links.resume import Report, moving, reporting, resuming
 from mailroom.links.start import noting_place
-from mailroom.links.target import introducing, opening, pinning, reading_origins, wanted_topics
+from mailroom.links.target import introducing, opening, pinning, reading_origins
 from mailroom.schema import create_inbox, migrate
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
 from outbox import Outbox
 from tests.support.databases import Databases
+from tests.support.links import wanted_topics
 from tests.support.node import SCHEMA, Node
 from tests.support.standby import Standby, standby_of
 from tests.support.waiting import eventually

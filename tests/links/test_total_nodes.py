@@ -13,13 +13,12 @@ from inbox import Inbox
 from mailroom import locks
 from mailroom.links.links import Links
 from mailroom.links.marks import asking_mark, marking, wanting_marks
-from mailroom.links.target import wanted_topics
 from mailroom.schema import subscribe, unsubscribe
 from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.total import LATE, Waiting, raising_stable, waiting
 from tests.support.databases import Databases
-from tests.support.links import Linked, linked
+from tests.support.links import Linked, linked, wanted_topics
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S
 

@@ -108,7 +108,7 @@ async def visit(
     ):
         receiving = Receiving(connection, SCHEMA)
         [origin] = await receiving.run(reading_origins(SCHEMA))
-        notes = Notes([TOPIC])
+        notes = Notes()
         steps = Steps(source, notes)
         steps.act, steps.at = act, at or {}
         target = Target(pair.target.dsn, SCHEMA, receiving, room or Room(), NEVER_S, on_received)
