@@ -528,11 +528,12 @@ def catalog(connect: Connect) -> psycopg.Connection[TupleRow]:
 
 # Called for each INSERT or batch, where pinning it takes as long as all of the rest. They name the schema of all that
 # they call.
-QUALIFIED = {"doorbell", "check_message", "take_dispatch_turn", "take_execute_turn"}
+QUALIFIED = {"doorbell", "check_message", "check_executable_clock", "take_dispatch_turn", "take_execute_turn"}
 
 
-# What a watch sends, its caller has no right to; and a reader asks for what policies may hide of it.
-DEFINERS = {"watch", "link_next"}
+# What a watch sends, its caller has no right to; a reader asks for what policies may hide of it; and a writer's send is
+# held against the clock.
+DEFINERS = {"watch", "link_next", "clock_reach"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
