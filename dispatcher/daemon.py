@@ -18,7 +18,6 @@ from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execute import Execution
-from dispatcher.executor.user_code import USER_CODE
 from dispatcher.housekeeping import Housekeeping
 from dispatcher.janitor import Janitor, moving_all_parked
 from dispatcher.lane import POLL_INTERVAL_S, Lane, Work
@@ -38,7 +37,7 @@ log = logging.getLogger("mailroom.dispatcher")
 # A user waits for the end and sees the progress, so locks and large batches may take as long as they need.
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # How long the executor waits for locked rows of users' tables: meanwhile it holds up all other executables.
-EXECUTOR = LANE | {"lock_timeout": "2s"} | USER_CODE
+EXECUTOR = LANE | settings.UNDER_POLICIES | {"lock_timeout": "2s"}
 
 
 @dataclass(slots=True)
@@ -245,7 +244,7 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
     try:
         async with (
             told(settings.dsn(dsn)),
-            open_session(settings.dsn(dsn), "executor", DRAIN | USER_CODE) as connection,
+            open_session(settings.dsn(dsn), "executor", DRAIN | settings.UNDER_POLICIES) as connection,
         ):
             await run_async(connection, node.checking(schema))
             executor = BatchExecutor(connection, schema, progress=count)

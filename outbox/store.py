@@ -12,7 +12,7 @@ from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schem
 from mailroom.outgoing import aware
 from mailroom.sight import seeing
 from mailroom.sql.insert import Insert
-from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
+from mailroom.sql.operation import BOUND, IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.executable import COLUMNS, Executable, Raw
 
@@ -68,7 +68,8 @@ def writing_many(schema: str, rows: list[Row]) -> Operation[int]:
     """Insert rows of `Executable.row` in order; return how many."""
     yield IN_TRANSACTION
     if rows:
-        yield Fill(COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
+        bound = BOUND.at(schema=schema, table="outbox_executable")
+        yield Fill(bound, COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
     return len(rows)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from dispatcher import Dispatcher, drain, execute
 from dispatcher.daemon import DRAIN
@@ -17,7 +18,7 @@ from dispatcher.executor.execute import executing
 from dispatcher.executor.registration import Registrations
 from dispatcher.floor import FIRST
 from dispatcher.leading import open_session
-from inbox import AsyncInbox, Inbox, Message, Parked, Worker
+from inbox import AsyncInbox, Inbox, Message, NoReply, Parked, Requests, Worker
 from mailroom.commit import resolve
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import SchemaError
@@ -25,9 +26,11 @@ from mailroom.schema import check, create_inbox, current_revision, migrate
 from mailroom.settings import refusal
 from mailroom.sql.runner import run
 from mailroom.status import outbox_backlog, status
-from outbox import Store
+from outbox import AsyncOutbox, Outbox, Outgoing, Store
+from outbox.executable import Executable
 from tests.support.command import mailroom
 from tests.support.databases import Connect
+from tests.support.drivers import opened
 from tests.support.node import Node
 from tests.support.roles import documented, role
 from tests.support.waiting import WITHIN_S, eventually
@@ -300,3 +303,103 @@ def test_policies_of_users_tables_count_in_what_the_executor_runs(owner: Owner) 
     assert execute(owner.dsn).taken == 1
     assert owner.node.dead() == []
     assert owner.node.rows("SELECT a FROM app.mine") == [(2,)]
+
+
+# -- Writers ----------------------------------------------------------------------------------------------------------
+
+WRITER = (
+    "GRANT USAGE ON SCHEMA mailroom TO {role}",
+    "GRANT SELECT ON mailroom.alembic_version TO {role}",
+    "GRANT INSERT, SELECT (message_id) ON mailroom.outbox TO {role}",
+    "GRANT INSERT ON mailroom.outbox_executable TO {role}",
+    "CREATE POLICY mine ON mailroom.outbox FOR INSERT TO {role} WITH CHECK (topic = 'mine')",
+    "CREATE POLICY mine ON mailroom.outbox_executable FOR INSERT TO {role} WITH CHECK (key = 'mine')",
+)
+
+
+def bind(node: Node) -> None:
+    for table in ("outbox", "outbox_executable"):
+        node.connection.execute(f"ALTER TABLE mailroom.{table} ENABLE ROW LEVEL SECURITY".encode())
+
+
+@pytest.fixture
+def writer(node: Node) -> Iterator[str]:
+    """The connection string of a role that may only insert, and only what its policies let in."""
+    with role(node.dsn, *WRITER) as (_, dsn):
+        yield dsn
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "Session psycopg", "Connection psycopg2"])
+def test_many_are_sent_where_one_is(node: Node, writer: str, kind: str) -> None:
+    bind(node)
+    with opened(writer, kind) as connection:
+        Outbox().send(connection, "mine", 1, key="k")
+        for values in ((2, 3), (4, 5)):
+            assert Outbox().send_many(connection, [Outgoing("mine", n, key="k") for n in values]) == 2
+        assert Store().send_many(connection, [Executable("increment", "mine", amount=1)]) == 1
+        connection.commit()
+        with pytest.raises(Exception, match="row-level security policy for table"):
+            Outbox().send_many(connection, [Outgoing("theirs", 6)])
+        connection.rollback()
+    assert node.waiting() == ["k"] * 5
+    assert node.value("SELECT count(*) FROM mailroom.outbox_executable") == 1
+
+
+async def test_many_are_sent_where_one_is_async(node: Node, writer: str) -> None:
+    bind(node)
+    async with await psycopg.AsyncConnection.connect(writer) as connection:
+        assert await AsyncOutbox().send_many(connection, [Outgoing("mine", n, key="k") for n in (2, 3)]) == 2
+    assert node.waiting() == ["k"] * 2
+
+
+def test_session_that_changes_its_role_sends_many_as_each(node: Node, writer: str) -> None:
+    bind(node)
+    name = make_url(writer).username
+    with node.connection.transaction():
+        for current in ("postgres", str(name), "postgres", str(name)):
+            node.connection.execute(f"SET ROLE {current}".encode())
+            Outbox().send_many(node.connection, [Outgoing("mine", 1, key=current)])
+    node.connection.execute("RESET ROLE")
+    assert len(node.waiting()) == 4
+
+
+def test_row_security_that_comes_later_costs_one_transaction_of_a_session(node: Node, writer: str) -> None:
+    """Whether a table has any is asked once per session; what is refused then is asked again."""
+    many = [Outgoing("mine", 1, key="k")]
+    with psycopg.connect(writer) as connection:
+        Outbox().send_many(connection, many)
+        connection.commit()
+        bind(node)
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="row-level security"):
+            Outbox().send_many(connection, many)
+        connection.rollback()
+        Outbox().send_many(connection, many)
+        connection.commit()
+    assert node.waiting() == ["k"] * 2
+
+
+def test_free_table_is_asked_about_once_per_session(node: Node) -> None:
+    many = [Outgoing("mine", 1)]
+    with psycopg.connect(node.dsn) as connection:
+        for _ in range(3):
+            Outbox().send_many(connection, many)
+        [(asked,)] = connection.execute(
+            "SELECT custom_plans + generic_plans FROM pg_prepared_statements "
+            "WHERE statement LIKE '%row_security_active%'"
+        )
+    assert asked == 1
+
+
+def test_command_sends_under_policies(node: Node, writer: str) -> None:
+    bind(node)
+    sent = mailroom("outbox", "send", "mine", "--json", "1", dsn=writer)
+    assert (sent.exit_code, sent.stderr) == (0, "")
+
+
+def test_request_is_sent_under_policies(node: Node) -> None:
+    node.inbox("replies", keep_s=60)
+    reads = "GRANT SELECT, DELETE, UPDATE ON mailroom.inbox_replies, mailroom.inbox_registry TO {role}"
+    with role(node.dsn, *WRITER, reads) as (_, dsn):
+        bind(node)
+        with Requests(dsn, "replies") as requests, pytest.raises(NoReply):
+            requests.ask("mine", 1, timeout_s=0.5)

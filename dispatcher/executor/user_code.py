@@ -12,9 +12,6 @@ from dispatcher.executor.take import OWN
 from mailroom import locks
 from mailroom.sql.operation import Operation, Row, Sql
 
-# Sessions in which user code runs: the policies of users' tables count in it, as everywhere.
-USER_CODE = {"row_security": "on"}
-
 
 @dataclass(frozen=True, slots=True)
 class SessionState:

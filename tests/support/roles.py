@@ -8,7 +8,7 @@ from secrets import token_hex
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy import make_url
 
 from tests.support.node import Node
 
@@ -64,7 +64,7 @@ def role(dsn: str, *grants: str, owns: str | None = None) -> Iterator[tuple[str,
     stands in it; it is given back at the end.
     """
     name = f"mailroom_test_{token_hex(8)}"
-    given = make_conninfo("", **conninfo_to_dict(dsn) | {"user": name, "password": "weak"})
+    given = make_url(dsn).set(username=name, password="weak").render_as_string(hide_password=False)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'weak'")
         try:
