@@ -16,6 +16,8 @@ from psycopg.rows import TupleRow
 
 import dispatcher
 import inbox.claim
+import inbox.due
+import inbox.total
 import mailroom as library
 import outbox
 from dispatcher import AsyncRegistrations, Dispatcher, Registrations, drain
@@ -452,7 +454,7 @@ def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: N
     connection.execute(inbox.claim.PIN.at().sql)
     claim = inbox.claim.REAP_ANY.at(schema="mailroom", inbox="shipping", **inbox.claim.Share(100, 10, 100).names()).sql
     [(plan,)] = connection.execute(
-        f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0}
+        f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0, "mine": []}
     ).fetchall()
     [measured] = [step for step in nodes(plan[0]["Plan"]) if step["Node Type"] == "WindowAgg"]
     assert measured["Actual Rows"] == 3
@@ -661,9 +663,18 @@ FILLED |= {"held": "EXISTS (SELECT FROM gone)"}
 FILLED |= {"channel": "'x'", "node": "mailroom", "before": "(SELECT clock_timestamp())", "outbox": "outbox"}
 FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked": "FOR UPDATE", "bounds": ""}
 FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}
-FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED"}
+FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED", "tried": "xmax <> '0'"}
+FILLED |= {"failing": "i.key", "upto": "i.clock"}
 
+OF_WORKER = {
+    module: {"but_orphaned": module.BUT_ORPHANED.format(schema="mailroom", inbox="shipping")}
+    for module in (inbox.due, inbox.total)
+}
 OF_STATEMENT = {
+    "inbox.due.LOCK_HEAD": OF_WORKER[inbox.due],
+    "inbox.due.TAKE_HEAD": OF_WORKER[inbox.due],
+    "inbox.total.REAP": OF_WORKER[inbox.total],
+    "inbox.total.TAKE": OF_WORKER[inbox.total],
     "dispatcher.executor.target.INSERT": {"given": "g.value"},
     "outbox.bulk.MOVE": {
         "table": "mailroom.dead_letter",
