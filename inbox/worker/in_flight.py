@@ -136,8 +136,8 @@ class Entry:
 class InFlight:
     """The in-flight entries of one worker. Its methods block: on an event loop call them by `run_in_thread`.
 
-    One session sends the entries. Another one checks for entries of dead workers: it may have to wait for locks, and no
-    batch should wait with it.
+    One session sends the entries and checks for those of dead workers, which waits 0.1 s for locks at most. Behind a
+    pooler the check has a session of its own: it may wait there for the connection of a batch.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class InFlight:
         self._home = home = Home.of(home)
         # An entry that is lost in a crash of the server is not missed: the crash ended its batch too.
         session = settings.UNATTENDED | PINNED | {"synchronous_commit": "off", "lock_timeout": "100ms"}
-        self._sender = Unawaited(home, f"worker in flight {inbox}", session)
-        self._watcher = Unawaited(home, f"worker watch {inbox}", session | SESSION)
+        self._watcher = Unawaited(home, f"worker in flight {inbox}", session | SESSION)
+        self._apart = Unawaited(home, f"worker in flight {inbox}", session)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()
         self._left: set[UUID] = set()  # of batches that have ended
@@ -162,6 +162,10 @@ class InFlight:
     def mine(self) -> list[UUID]:
         """The entries of this worker."""
         return list(self._mine)
+
+    @property
+    def _sender(self) -> Unawaited:
+        return self._apart if self._watcher.is_pooled else self._watcher
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run blocking work in a thread reserved for it; handlers may keep all of asyncio's own threads busy."""
@@ -185,13 +189,13 @@ class InFlight:
             clocks=list(keys.values()), life=self._lives.mine,
         )  # fmt: skip
         try:
-            with self._sender.at(entry.place):
-                self._sender.send(adding)
+            with (sender := self._sender).at(entry.place):
+                sender.send(adding)
                 # A death has to be on record before others can take its messages, where each is counted exactly. To
                 # wait for that costs nothing beside a batch. The first try of a single message does not wait: if it was
                 # not on record in time, both tries are counted.
                 if (due or len(messages) > 1) and self._lives.mine is not None:
-                    self._sender.settle()
+                    sender.settle()
         except (Unanswered, NoSession) as error:
             self._without_until = time.monotonic() + WITHOUT_S
             if isinstance(error, NoSession):
@@ -209,11 +213,11 @@ class InFlight:
         """Remove the entry of a batch that has ended, in a process that goes on."""
         if entry.written:
             removing = REMOVE.at(**self._names)(id=entry.id)
-            with self._sender.at(entry.place):
+            with (sender := self._sender).at(entry.place):
                 try:
-                    self._sender.send(removing)
+                    sender.send(removing)
                 except Unanswered:
-                    self._sender.send(removing)  # on a new session, since the old one is closed
+                    sender.send(removing)  # on a new session, since the old one is closed
             entry.written = False
             self._mine.discard(entry.id)
             self._left.discard(entry.id)
@@ -231,7 +235,8 @@ class InFlight:
 
     def replace(self, entry: Entry, operation: Operation[T]) -> T:
         """Run an operation where the batch is, and remove its entry in one transaction, before it is rolled back."""
-        with self._sender.at(entry.place), self._sender.session() as connection, connection.transaction():
+        sender = self._sender
+        with sender.at(entry.place), sender.session(WITHIN_S) as connection, connection.transaction():
             run(connection, self._removing(entry))
             result = run(connection, operation)
         entry.written = False
@@ -344,7 +349,7 @@ class InFlight:
             for left in self._left:
                 with contextlib.suppress(psycopg.OperationalError):
                     self._sender.send(REMOVE.at(**self._names)(id=left))
-            self._sender.close()
+            self._apart.close()
         finally:
             self._watcher.close()
             if is_checked:

@@ -26,7 +26,7 @@ from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, deliver, failing_keys, ledger_keys, working, write_ledger
 
-WATCH = "mailroom worker watch"
+WATCH = "mailroom worker in flight"
 HOLDS_LOCK = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"
 
 
