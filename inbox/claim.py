@@ -176,6 +176,7 @@ WALK = f"""
 TEXT = """
 WITH RECURSIVE bound AS MATERIALIZED (
     SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s),
 {due_heads}oldest AS MATERIALIZED (
     SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > (SELECT healthy FROM bound)
     ORDER BY {by_clock} LIMIT {window}),
@@ -227,7 +228,7 @@ SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM 
                OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near){or_due} FROM wanted),
        {reached},
        (SELECT count(*) FROM granted WHERE (SELECT is_full FROM wanted)),
-       {due_in_s}, {unpinned} OR ({held} AND {schema}.hold_batch())
+       (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """
 EXTRA = ("boolean", "boolean", "text", "bigint", "float8", "boolean")  # they have values in the last row only

@@ -25,6 +25,9 @@ NOW = "(SELECT clock_timestamp())"
 LOCK_HEAD = Sql(
     """
 WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+due_next AS MATERIALIZED (
+    SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 AS in_s FROM {schema}.key_state
+    WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now}),
 head AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
         SELECT key FROM {schema}.key_state
@@ -36,8 +39,7 @@ head AS MATERIALIZED (
     LIMIT 1)
 SELECT key, clock, NULL::float8 AS due_in_s, NULL::boolean FROM head
 UNION ALL
-SELECT NULL, NULL, (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
-                    WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now}),
+SELECT NULL, NULL, (SELECT in_s FROM due_next),
        CASE WHEN NOT EXISTS (SELECT FROM head) THEN {unpinned} END
 ORDER BY clock
 """,

@@ -196,15 +196,16 @@ class InFlight:
                 # not on record in time, both tries are counted.
                 if (due or len(messages) > 1) and self._lives.mine is not None:
                     sender.settle()
-        except (Unanswered, NoSession) as error:
+        except (Unanswered, NoSession, psycopg.errors.LockNotAvailable) as error:
             self._without_until = time.monotonic() + WITHOUT_S
             if isinstance(error, NoSession):
                 entry.written = before
-            if (again := self._left_out.struck(str(error))) is not None:
+            why = "their table is locked" if isinstance(error, psycopg.errors.LockNotAvailable) else str(error)
+            if (again := self._left_out.struck(why)) is not None:
                 log.log(
                     logging.ERROR if isinstance(error, NoSession) and error.elsewhere else logging.WARNING,
                     "%s: working without in-flight entries: deaths of this worker are not counted (%s)%s",
-                    self._names["inbox"], error, again,
+                    self._names["inbox"], why, again,
                 )  # fmt: skip
         else:
             self._left_out.over()
