@@ -7,6 +7,8 @@ from mailroom import settings
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.errors import SchemaError
+from mailroom.schema.migration import migrating
+from mailroom.sql.runner import run
 
 BOTH_ENDS = ("base", "head")
 
@@ -19,7 +21,7 @@ def migrate(call: Call, revision: str, discard: bool) -> None:
     """Create the schema of a node, or bring it up to date.
 
     It runs in one transaction and changes nothing if the schema is current. A database can hold several nodes, each in
-    a schema of its own.
+    a schema of its own. Sequences that are behind their rows, as after a copy of the rows alone, are raised past them.
 
     \b
     Examples:
@@ -36,11 +38,14 @@ def migrate(call: Call, revision: str, discard: bool) -> None:
                 f"Schema {call.schema!r} is at revision {before}, which this release does not know. "
                 "Run: pip install -U pg-mailroom"
             )
-        node.migrate(connection, call.schema, revision, discard=discard)
+        raised = run(connection, migrating(call.schema, revision, discard))
         after = node.current_revision(connection, call.schema)
     if call.json:
-        document({"schema": call.schema, "before": before, "after": after})
+        document({"schema": call.schema, "before": before, "after": after, "raised": raised})
     elif before == after:
         say(f"Schema {call.schema} is at revision {after or 'base'}: nothing to do.")
     else:
         say(f"Schema {call.schema} went from revision {before or 'base'} to {after or 'base'}.")
+    if not call.json:
+        for each in raised:
+            say(f"{each.table}.{each.column} was behind its rows, as after a move, and goes on behind {each.value:,}.")

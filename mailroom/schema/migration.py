@@ -10,6 +10,7 @@ from mailroom import locks, settings
 from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema.checks import reading_revision
+from mailroom.sequences import Numbers, raising_sequences
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, run_in_transaction
 from mailroom.sql.sqlstate import primary_message, sqlstate
@@ -25,15 +26,17 @@ def migrate(
 ) -> None:
     """Migrate the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
-    With a connection string instead of a connection, this opens a session of its own and commits. A downgrade raises
+    At `head`, sequences that are behind their rows are raised past them: the rows were copied here without them. With
+    a connection string instead of a connection, this opens a session of its own and commits. A downgrade raises
     `SchemaError` while a table that it drops holds messages, unless `discard` is true. A migration that fails leaves
     the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside a transaction.
     """
     operation = migrating(schema_name(schema), revision, discard)
     if not isinstance(connection, str):
-        return run(connection, operation)
+        run(connection, operation)
+        return
     with settings.connect(settings.dsn(connection), "migrate") as session:
-        return run(session, operation)
+        run(session, operation)
 
 
 async def migrate_async(
@@ -46,9 +49,10 @@ async def migrate_async(
     """`migrate` on an async connection, or with a connection string."""
     operation = migrating(schema_name(schema), revision, discard)
     if not isinstance(connection, str):
-        return await run_async(connection, operation)
+        await run_async(connection, operation)
+        return
     async with await settings.connect_async(settings.dsn(connection), "migrate") as session:
-        return await run_in_transaction(session, operation)
+        await run_in_transaction(session, operation)
 
 
 # Of two concurrent migrations of one node, the second one waits and then finds nothing to do.
@@ -68,8 +72,11 @@ FORGET = Sql("RELEASE SAVEPOINT mailroom_migration")
 ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT mailroom_migration")
 
 
-def migrating(schema: str, revision: str, discard: bool) -> Operation[None]:
-    """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them."""
+def migrating(schema: str, revision: str, discard: bool) -> Operation[list[Numbers]]:
+    """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them.
+
+    Returns the sequences that were raised.
+    """
     yield IN_TRANSACTION
     yield LOCK.at(lock=str(locks.DDL), node=schema)()
     [(path, timeout, strings)] = yield SETTINGS.at()()
@@ -84,7 +91,9 @@ def migrating(schema: str, revision: str, discard: bool) -> Operation[None]:
             raise SchemaError(primary_message(error)) from error
         raise
     yield FORGET.at()()
+    raised = (yield from raising_sequences(schema)) if revision == "head" else []
     yield SET_BACK.at()(path=path, timeout=timeout, strings=strings)
+    return raised
 
 
 class _Statements(StringIO):
