@@ -135,10 +135,13 @@ def test_messages_sent_after_the_move_come_behind_those_that_waited(node: Node, 
     assert node.rows(RECEIVED) == [(number,) for number in range(80)]
 
 
-def test_migrate_says_what_it_raised(node: Node) -> None:
+def test_status_says_what_is_behind_and_migrate_what_it_raised(node: Node) -> None:
     copy(node, "audit", id=12, actor="a", action="b", messages=0)
+    assert json_of("status", dsn=node.dsn)["behind"] == [{"table": "audit", "column": "id", "value": 12}]
+    assert "audit.id: its sequence is behind its rows: mailroom migrate" in mailroom("status", dsn=node.dsn).output
     told = mailroom("migrate", dsn=node.dsn).output
     assert "audit.id was behind its rows, as after a move, and goes on behind 1,000,012." in told
+    assert json_of("status", dsn=node.dsn)["behind"] == []
 
 
 def test_executor_that_is_first_raises_too(node: Node) -> None:

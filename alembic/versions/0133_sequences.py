@@ -15,6 +15,7 @@ depends_on = None
 BEYOND = 1_000_000
 
 # From the catalog, so that no identity is forgotten. What is scheduled keeps the position that the outbox gave it.
+# Leaders own all of it; who may not read a table or a sequence asks for the status, and is told of the others.
 BEHIND = """
 CREATE FUNCTION sequences_behind(OUT "table" text, OUT "column" text, OUT sequence regclass, OUT highest bigint)
 RETURNS SETOF record LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -33,11 +34,13 @@ BEGIN
         WHERE s.relnamespace = '"{schema}"'::regnamespace AND t.relnamespace = s.relnamespace AND s.relkind = 'S'
         ORDER BY 1, 2
     LOOP
+        CONTINUE WHEN NOT has_sequence_privilege(sequence, 'SELECT');
         next := coalesce(pg_sequence_last_value(sequence) + 1, 1);
         highest := NULL;
         FOREACH place SLICE 1 IN ARRAY ARRAY[["table", "column"]] || CASE "table"
             WHEN 'outbox' THEN '{{scheduled,position}}'::text[] ELSE '{}' END
         LOOP
+            CONTINUE WHEN NOT has_table_privilege(format('"{schema}".%I', place[1]), 'SELECT');
             EXECUTE format('SELECT max(%2$I) FROM "{schema}".%1$I WHERE %2$I >= $1', place[1], place[2])
             INTO found USING next;
             highest := greatest(highest, found);
