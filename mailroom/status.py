@@ -9,6 +9,7 @@ from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
+from mailroom.sequences import Numbers, finding_behind
 from mailroom.sight import NODE_ROW, seeing, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
@@ -109,7 +110,8 @@ class Status:
     `executable_lag_s` are the same for the outbox of executables. `clock` is the last clock given out, and
     `clock_ceiling` the highest that may be given out before the ceiling is raised. `dispatcher` and `executor` are None
     if there has never been one. `links` are the nodes that read messages of this one, `sources` those that it reads.
-    `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it.
+    `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it. `behind` are the
+    columns whose sequences are behind their rows, as after a move without them, as far as this role may read them.
     """
 
     schema: str
@@ -128,6 +130,7 @@ class Status:
     links: tuple[LinkStatus, ...] = ()
     sources: tuple[SourceState, ...] = ()
     waits: tuple[Wait, ...] = ()
+    behind: tuple[Numbers, ...] = ()
 
 
 def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
@@ -321,6 +324,7 @@ def reading_status(schema: str) -> Operation[Status]:
         ),
         (yield from reading_sources(schema)),
         tuple((yield from reading_waits(at_least_s=SHOWN_S))),
+        tuple((yield from finding_behind(schema))),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0135"
-down_revision = "0132"
+down_revision = "0133"
 branch_labels = None
 depends_on = None
 

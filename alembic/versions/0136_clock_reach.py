@@ -60,6 +60,10 @@ TOO_FAR = """RAISE check_violation USING
                    'lets this one follow: mailroom node advance CLOCK',
             SCHEMA = tg_table_schema, TABLE = tg_table_name, COLUMN = 'after_clock',
             CONSTRAINT = pg_catalog.concat(tg_table_name, '_after_clock');"""
+# A row of another transaction is a copy, as in 0133.
+COPY = """IF (new.xact OPERATOR(pg_catalog.<>) pg_catalog.pg_current_xact_id()) THEN
+            PERFORM {schema}.raise_sequence('{schema}.outbox_position_seq', new.position);
+        END IF;"""
 # Without SET search_path, which takes as long as all of the rest. Parentheses, since IF reads to the first THEN.
 # 2^32 is within any node's reach; beyond, the node is asked, but not for replicated rows, which were sent before.
 CHECKED = f"""
@@ -69,12 +73,14 @@ DECLARE
         {BROKEN} END;
 BEGIN
     IF broken IS NULL THEN
+        {COPY}
         RETURN new;
     END IF;
     IF (broken OPERATOR(pg_catalog.=) 'after_clock' AND new.after_clock OPERATOR(pg_catalog.>) 0
         AND new.after_clock OPERATOR(pg_catalog.<=) 4611686018427387904) THEN
         IF (pg_catalog.current_setting('session_replication_role') OPERATOR(pg_catalog.=) 'replica'
             OR new.after_clock OPERATOR(pg_catalog.<=) {{schema}}.clock_reach()) THEN
+            {COPY}
             RETURN new;
         END IF;
         {TOO_FAR}
@@ -117,9 +123,9 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     scripts = op.get_context().environment_context.script  # type: ignore[union-attr]
-    before = scripts.get_revision("0119").module.CHECKED
+    before = scripts.get_revision("0133").module.raising("outbox", str(op.get_context().version_table_schema))
     op.execute("DROP TRIGGER checked_clock ON outbox_executable")
-    op.execute(before.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1))
+    op.execute(before)
     op.execute("DROP FUNCTION check_executable_clock()")
     op.execute("DROP FUNCTION clock_reach()")
     op.execute("ALTER TABLE node DROP advanced")

@@ -14,6 +14,7 @@ from dispatcher.links.fetch import Batch
 from dispatcher.links.receive import Reception, receiving
 from dispatcher.links.refusal import finding_refused
 from dispatcher.refusal import reason_of
+from mailroom import sequences
 from mailroom.clock import MAX_ADVANCED, raising_ceiling
 from mailroom.errors import MailroomError
 from mailroom.links.start import starting
@@ -56,7 +57,7 @@ class Receiver:
         """
         if not self._recovered:
             # As a dispatcher does before its first delivery: a crash may have set the sequence back.
-            await self._transaction(starting(self._schema))
+            sequences.tell((await self._transaction(starting(self._schema))).raised)
             self._recovered = True
         reasons: list[str | None] = []
         most, failures = batch.rows, 0

@@ -9,8 +9,8 @@ from mailroom import settings
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say
 from mailroom.errors import SchemaError
-from mailroom.schema.migration import LOCK_TIMEOUT_S, telling
-from mailroom.sql.runner import driver_of
+from mailroom.schema.migration import LOCK_TIMEOUT_S, migrating, telling
+from mailroom.sql.runner import driver_of, run
 
 BOTH_ENDS = ("base", "head")
 
@@ -33,7 +33,8 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
 
     It runs in one transaction and changes nothing if the schema is current. Programs may run meanwhile: it waits for
     the tables that change in short tries, between which they go on, and says who uses them. A database can hold several
-    nodes, each in a schema of its own.
+    nodes, each in a schema of its own. Sequences that are behind their rows, as after a copy of the rows alone, are
+    raised past them.
 
     \b
     Examples:
@@ -52,11 +53,14 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
                 f"Schema {call.schema!r} is at revision {before}, which this release does not know. "
                 "Run: pip install -U pg-mailroom"
             )
-        node.migrate(connection, call.schema, revision, discard=discard, lock_timeout_s=lock_timeout_s)
+        raised = run(connection, migrating(call.schema, revision, discard, lock_timeout_s))
         after = node.current_revision(connection, call.schema)
     if call.json:
-        document({"schema": call.schema, "before": before, "after": after})
+        document({"schema": call.schema, "before": before, "after": after, "raised": raised})
     elif before == after:
         say(f"Schema {call.schema} is at revision {after or 'base'}: nothing to do.")
     else:
         say(f"Schema {call.schema} went from revision {before or 'base'} to {after or 'base'}.")
+    if not call.json:
+        for each in raised:
+            say(f"{each.table}.{each.column} was behind its rows, as after a move, and goes on behind {each.value:,}.")

@@ -4,15 +4,19 @@ What others have received may be missing here, and so may the clocks that were g
 if it is not where and when it was noted, the clock jumps beyond all that a lost tail of history can have used, and each
 link is in doubt until its reader has found its own position here. That goes for a node without links too, since it may
 have had some in the time that it lost. Nobody else is asked, so a node starts while its readers are away.
+
+Rows may have been copied there without their sequences (`mailroom.sequences`), so these are looked at, too; and without
+the row of `node`, which says how far the clock was: then the rows say it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from mailroom.clock import DURABLE, LOCK, recovering_clock
 from mailroom.links.identity import Place, jumped, start
 from mailroom.links.place import finding_place, reading_place
+from mailroom.sequences import Numbers, raising_sequences
 from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 
@@ -30,6 +34,15 @@ SELECT n.system_id, n.database_oid, n.timeline, n.started_at, n.life, n.clock_ce
 FROM {schema}.node AS n, {schema}.clock AS c
 """,
     columns=("bigint", "bigint", "bigint", "timestamptz", "uuid", "bigint", "bigint", "boolean"),
+)
+# What a node without its row was brought with, which knew how far its clock was. It is looked for once in a life.
+BROUGHT = Sql(
+    """
+SELECT greatest((SELECT max(clock) FROM {schema}.inbox), (SELECT max(clock) FROM {schema}.parked),
+                (SELECT max(clock) FROM {schema}.dead_letter), (SELECT max(sent_clock) FROM {schema}.transit),
+                0::bigint)
+""",
+    columns=("bigint",),
 )
 JUMP = Sql(
     """
@@ -69,11 +82,12 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The clock after a start, whether it jumped, and whether the node was moved or is a copy."""
+    """The clock after a start, whether it jumped, whether the node was moved or is a copy, and what was `raised`."""
 
     clock: int
     jumped: bool = False
     moved: bool = False
+    raised: tuple[Numbers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +99,9 @@ class _Noted:
     is_linked: bool
 
     @property
-    def is_new(self) -> bool:
-        """Whether nobody knows where it has been, and it has never given out a clock: nothing can be lost."""
-        return self.place is None and not self.ceiling and not self.clock
+    def is_unused(self) -> bool:
+        """Whether it has never given out a clock."""
+        return not self.ceiling and not self.clock
 
     def finding(self) -> Operation[Place]:
         """Return where it is."""
@@ -108,21 +122,27 @@ def reading_home(schema: str) -> Operation[Home]:
 def starting(schema: str) -> Operation[Started]:
     """Prepare the node's clock, in a READ COMMITTED transaction of its own, before a session gives out its first one.
 
-    At the place noted, the clock becomes the largest that may have been given out. Else it jumps, and the node gets a
-    new life; that is durable once the transaction commits. While a node with links is in another database or server
-    than noted, it jumps at each start: of two databases of one server, nothing else tells the starts apart. Raises
-    `ClockOverflow` if there are no clocks left.
+    At the place noted, the clock becomes the largest that may have been given out. Else it jumps, as it does beyond
+    rows that were there before its first clock, and the node gets a new life; that is durable once the transaction
+    commits. While a node with links is in another database or server than noted, it jumps at each start: of two
+    databases of one server, nothing else tells the starts apart. Sequences that are behind their rows are raised, at
+    whatever place. Raises `ClockOverflow` if there are no clocks left.
     """
     yield LOCK.at(schema=schema)()
     noted = yield from _reading(schema)
-    return (yield from _starting(schema, noted, (yield from noted.finding())))
+    started = yield from _starting(schema, noted, (yield from noted.finding()))
+    return replace(started, raised=tuple((yield from raising_sequences(schema))))
 
 
 def _starting(schema: str, noted: _Noted, found: Place) -> Operation[Started]:
     decided = start(noted.place, found, is_linked=noted.is_linked)
-    if not (decided.jumps or decided.moved):
+    brought = 0
+    if noted.is_unused:
+        [(brought,)] = yield BROUGHT.at(schema=schema)()
+        noted = replace(noted, clock=brought)
+    if not (decided.jumps or decided.moved or brought):
         return Started((yield from recovering_clock(schema)))
-    if noted.is_new:
+    if noted.place is None and noted.is_unused:  # nobody knows where it has been, but nothing can be lost
         yield from _noting(schema, decided.note)
         return Started((yield from recovering_clock(schema)))
     clock = yield from _jumping(schema, noted, decided.note)

@@ -15,6 +15,7 @@ from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema.checks import reading_revision
 from mailroom.schema.lock_phase import IN_USE, lock_phase, locked_by
+from mailroom.sequences import Numbers, raising_sequences
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, run_in_transaction
 from mailroom.sql.sqlstate import primary_message, sqlstate
@@ -40,8 +41,9 @@ def migrate(
 ) -> None:
     """Migrate the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
-    With a connection string instead of a connection, this opens a session of its own and commits. Programs may run all
-    the while: the tables that change are locked first, in short tries between which the programs go on, until
+    At `head`, sequences that are behind their rows are raised past them: the rows were copied here without them. With a
+    connection string instead of a connection, this opens a session of its own and commits. Programs may run all the
+    while: the tables that change are locked first, in short tries between which the programs go on, until
     `lock_timeout_s` seconds have passed. Then it raises `SchemaError`, which says who uses which table; until then the
     server tells it by notices, which are logged as warnings where the session is Mailroom's own.
 
@@ -51,10 +53,11 @@ def migrate(
     """
     operation = migrating(schema_name(schema), revision, discard, lock_timeout_s)
     if not isinstance(connection, str):
-        return run(connection, operation)
+        run(connection, operation)
+        return
     with settings.connect(settings.dsn(connection), "migrate") as session:
         session.add_notice_handler(telling(logger.warning))
-        return run(session, operation)
+        run(session, operation)
 
 
 async def migrate_async(
@@ -68,10 +71,11 @@ async def migrate_async(
     """`migrate` on an async connection, or with a connection string."""
     operation = migrating(schema_name(schema), revision, discard, lock_timeout_s)
     if not isinstance(connection, str):
-        return await run_async(connection, operation)
+        await run_async(connection, operation)
+        return
     async with await settings.connect_async(settings.dsn(connection), "migrate") as session:
         session.add_notice_handler(telling(logger.warning))
-        return await run_in_transaction(session, operation)
+        await run_in_transaction(session, operation)
 
 
 def telling(tell: Callable[[str], object]) -> Callable[[psycopg.errors.Diagnostic], None]:
@@ -100,8 +104,13 @@ FORGET = Sql("RELEASE SAVEPOINT mailroom_migration")
 ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT mailroom_migration")
 
 
-def migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> Operation[None]:
-    """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them."""
+def migrating(
+    schema: str, revision: str, discard: bool, lock_timeout_s: float = LOCK_TIMEOUT_S
+) -> Operation[list[Numbers]]:
+    """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them.
+
+    Returns the sequences that were raised.
+    """
     _check_lock_timeout(lock_timeout_s)
     return _migrating(schema, revision, discard, lock_timeout_s)
 
@@ -111,7 +120,7 @@ def _check_lock_timeout(lock_timeout_s: float) -> None:
         raise ConfigurationError(f"lock_timeout_s is {lock_timeout_s!r}; give seconds, 0 or more.")
 
 
-def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float) -> Operation[None]:
+def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float) -> Operation[list[Numbers]]:
     yield IN_TRANSACTION
     [(path, lock, statement, strings)] = yield SETTINGS.at()()
     yield SAVEPOINT.at()()
@@ -127,7 +136,9 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
             raise SchemaError(primary_message(error)) from error
         raise
     yield FORGET.at()()
+    raised = (yield from raising_sequences(schema)) if revision == "head" else []
     yield SET_BACK.at()(path=path, lock=lock, statement=statement, strings=strings)
+    return raised
 
 
 class _Printed(StringIO):
