@@ -533,9 +533,9 @@ def catalog(connect: Connect) -> psycopg.Connection[TupleRow]:
 QUALIFIED = {"doorbell", "check_message", "check_executable_clock", "take_dispatch_turn", "take_execute_turn"}
 
 
-# What a watch sends, its caller has no right to; a reader asks for what policies may hide of it; and a writer's send is
-# held against the clock.
-DEFINERS = {"watch", "link_next", "clock_reach"}
+# What a watch sends, its caller has no right to; a reader asks for what policies may hide of it, and acts on its link
+# within bounds; and a writer's send is held against the clock.
+DEFINERS = {"watch", "link_next", "link_want", "link_claim", "link_match", "clock_reach"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
@@ -555,7 +555,7 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "SELECT DISTINCT proname, a.grantee = proowner FROM pg_proc, aclexplode(proacl) a "
         "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
-    names = ("link_next", "watch", "watch_json", "watch_query", "watch_rest")
+    names = ("link_claim", "link_match", "link_next", "link_want", "watch", "watch_json", "watch_query", "watch_rest")
     assert granted.fetchall() == [(name, True) for name in names]
 
 

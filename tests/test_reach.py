@@ -1,14 +1,20 @@
-"""How far one send may raise a node's clock, and what an operator lets it do."""
+"""How far one send, or one act of a reader, may raise a node's clock."""
+
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import errors
 
+from mailroom.errors import LinkRefused
+from mailroom.links.diverged import checking_claim
 from mailroom.links.identity import JUMP
+from mailroom.links.marks import asking_mark, marking
 from mailroom.outgoing import Outgoing
+from mailroom.sql.runner import run
 from outbox import Outbox
 from tests.support.databases import Connect
-from tests.support.node import Node
+from tests.support.node import SCHEMA, Node
 
 REACH = "SELECT mailroom.clock_reach()"
 EXECUTABLE = (
@@ -122,3 +128,38 @@ def test_batch_is_refused_as_a_whole(node: Node) -> None:
             Outbox().send_many(connection, [Outgoing("t", 1), Outgoing("t", 2, after_clock=2**61)])
         connection.rollback()
     assert node.value("SELECT count(*) FROM mailroom.outbox") == 0
+
+
+# -- Readers of a link ------------------------------------------------------------------------------------------------
+
+
+def test_reader_that_is_further_ahead_gets_there_in_steps(node: Node) -> None:
+    reach, daemon = far(node), uuid4()
+    number = node.value("INSERT INTO mailroom.link (name, run) VALUES ('south', %s) RETURNING number", daemon)
+    goal = reach + JUMP // 2
+    for step in (reach, goal):
+        with node.connection.transaction():
+            assert run(node.connection, asking_mark(SCHEMA, number, daemon, goal))
+        with node.connection.transaction():
+            assert run(node.connection, marking(SCHEMA)) == 1
+        assert node.value("SELECT max(sent_clock) FROM mailroom.transit") == step
+    assert not run(node.connection, asking_mark(SCHEMA, number, daemon, goal))
+
+
+def test_what_a_reader_wants_is_bounded_whoever_writes_it(node: Node) -> None:
+    reach = far(node)
+    node.connection.execute("INSERT INTO mailroom.link (name, wanted_clock) VALUES ('south', %s)", [2**63 - 1])
+    assert node.value("SELECT wanted_clock FROM mailroom.link") == reach
+
+
+def test_claim_that_is_too_far_is_refused_and_says_what_to_do(node: Node) -> None:
+    """A clock below what the reader has received would put what is sent next before it, in a total inbox."""
+    reach = far(node)
+    node.connection.execute("INSERT INTO mailroom.link (name, claim_seq, claim_clock) VALUES ('south', 1, %s)", [reach])
+    with pytest.raises(errors.CheckViolation, match=r"claim_clock .* beyond the clock") as refused:
+        node.connection.execute("UPDATE mailroom.link SET claim_clock = %s", [reach + 1])
+    assert "mailroom node advance" in str(refused.value.diag.message_hint)
+    run(node.connection, checking_claim(SCHEMA, "north", reach))
+    with pytest.raises(LinkRefused) as told:
+        run(node.connection, checking_claim(SCHEMA, "north", reach + 1))
+    assert told.value.command == f"mailroom node advance {reach + 1}"

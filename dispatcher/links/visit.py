@@ -24,7 +24,7 @@ from dispatcher.links.reconcile import reconcile
 from dispatcher.links.source import Source, SourceFailed
 from dispatcher.portion import Portion
 from mailroom import settings
-from mailroom.links.diverged import claiming
+from mailroom.links.diverged import checking_claim, claiming
 from mailroom.links.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
 from mailroom.links.marks import asking_mark
 from mailroom.links.target import Origin, admitting, forgetting, introducing, pinning, telling, wanted_subscriptions
@@ -319,6 +319,7 @@ class Visit:
             self._notes.is_asleep = False
 
     async def _claim(self, greeted: Greeting, position: Position) -> None:
+        await self._source.ask(checking_claim(self._source.schema, self._origin.name, position.sent_clock))
         claim = claiming(self._source.schema, self._link, self._notes.run, position.seq, position.sent_clock)
         await self._source.ask(claim)
         if not greeted.in_doubt:

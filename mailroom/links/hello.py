@@ -243,28 +243,18 @@ def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) ->
     if there == set(topics):
         return there
     [(held,)] = yield ASK.at(schema=schema)(link=link, run=run, topics=sorted(topics))
-    _check_held(held)
+    check_held(bool(held))
     return (yield from _stamped(schema, link, run))
 
 
 def _stamped(schema: str, link: int, run: UUID) -> Operation[frozenset[str]]:
     rows = yield TOPICS.at(schema=schema)(link=link, run=run)
-    _check_held(len(rows))
+    check_held(bool(rows))
     return frozenset(rows[0][0])
 
 
-MATCH = Sql(
-    """
-WITH matched AS (
-    UPDATE {schema}.link AS l SET matched = n.life, claim_seq = NULL, claim_clock = NULL FROM {schema}.node AS n
-    WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid
-      AND (l.matched IS DISTINCT FROM n.life OR l.claim_seq IS NOT NULL)
-    RETURNING l.number)
-SELECT (SELECT count(*) FROM matched),
-       (SELECT count(*) FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid)
-""",
-    columns=("bigint", "bigint"),
-)
+# It returns whether that is new, and null if another daemon has the link.
+MATCH = Sql("SELECT {schema}.link_match(%(link)s::bigint, %(run)s::uuid)", columns=("boolean",))
 
 
 def matching(schema: str, link: int, run: UUID) -> Operation[bool]:
@@ -274,13 +264,14 @@ def matching(schema: str, link: int, run: UUID) -> Operation[bool]:
     since is matched as well, since history is only lost when the server goes down, and the session with it. Raises
     `LinkTaken`.
     """
-    [(matched, held)] = yield MATCH.at(schema=schema)(link=link, run=run)
-    _check_held(held)
+    [(matched,)] = yield MATCH.at(schema=schema)(link=link, run=run)
+    check_held(matched is not None)
     return bool(matched)
 
 
-def _check_held(held: int) -> None:
-    if not held:
+def check_held(is_held: bool) -> None:
+    """Raise `LinkTaken` unless this daemon has the link."""
+    if not is_held:
         raise LinkTaken("another daemon has said hello to the source since, and has the link now")
 
 

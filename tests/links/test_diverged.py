@@ -707,7 +707,7 @@ async def greeted(pair: Pair) -> Pair:
     return pair
 
 
-def claim(pair: Pair, seq: int = 5, clock: int = 2**50, by: UUID | None = None) -> bool:
+def claim(pair: Pair, seq: int = 5, clock: int = 2**30, by: UUID | None = None) -> bool:
     number = pair.source.value("SELECT number FROM mailroom.link")
     return transacted(pair.source, claiming(SCHEMA, number, by or pair.run, seq, clock))
 
@@ -727,9 +727,11 @@ def test_claim_of_a_link_that_is_not_in_doubt_is_not_answered(greeted: Pair) -> 
 
 def test_new_incarnation_answers_all_claims_and_its_clock_is_beyond_them(greeted: Pair) -> None:
     claim(greeted)
+    beyond = int(greeted.source.value("SELECT mailroom.clock_reach()"))
     greeted.source.connection.execute(
-        "INSERT INTO mailroom.link (name, matched, claim_seq, claim_clock) "
-        "SELECT 'west', life, 7, 2::bigint ^ 51 FROM mailroom.node"
+        "INSERT INTO mailroom.link (name, matched, claim_seq, claim_clock) SELECT 'west', life, 7, %s "
+        "FROM mailroom.node",
+        [beyond],
     )
     greeted.source.connection.execute("UPDATE mailroom.link SET matched = NULL WHERE name = 'south'")
     greeted.source.connection.execute("SET synchronous_commit = off")
@@ -737,9 +739,9 @@ def test_new_incarnation_answers_all_claims_and_its_clock_is_beyond_them(greeted
         renewed = run(greeted.source.connection, renewing(SCHEMA))
         assert greeted.source.value("SELECT current_setting('synchronous_commit')") == "on"
     assert renewed is not None
-    assert (renewed.incarnation, renewed.clock) == (2, 2**51 + 1)
-    assert greeted.source.value("SELECT last_value FROM mailroom.clock") == 2**51 + 1
-    assert greeted.source.value("SELECT clock_ceiling FROM mailroom.node") == 2**51 + 1
+    assert (renewed.incarnation, renewed.clock) == (2, beyond + 1)
+    assert greeted.source.value("SELECT last_value FROM mailroom.clock") == beyond + 1
+    assert greeted.source.value("SELECT clock_ceiling FROM mailroom.node") == beyond + 1
     assert greeted.source.rows("SELECT FROM mailroom.link WHERE claim_seq IS NOT NULL") == []
     assert transacted(greeted.source, renewing(SCHEMA)) is None
 

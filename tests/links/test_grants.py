@@ -16,7 +16,8 @@ from dispatcher.links.bounds import START, bounding
 from dispatcher.links.fetch import fetching
 from dispatcher.links.lane import Links
 from mailroom.links.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
-from mailroom.links.hello import asking_topics, checking_sight, greeting, matching
+from mailroom.links.hello import LinkTaken, asking_topics, checking_sight, greeting, matching
+from mailroom.links.marks import asking_mark
 from mailroom.links.target import introducing, reading_origins
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
@@ -105,6 +106,10 @@ def test_login_changes_nothing_but_what_readers_write(login: Login, apart: bool)
         "UPDATE mailroom.link SET name = 'x'",
         "UPDATE mailroom.link SET state = 'open'",
         "UPDATE mailroom.link SET keep_s = 0",
+        "UPDATE mailroom.link SET wanted_clock = 1",
+        "UPDATE mailroom.link SET claim_clock = 1",
+        "UPDATE mailroom.link SET matched = gen_random_uuid()",
+        "UPDATE mailroom.link SET by_role = 'x'",
         "INSERT INTO mailroom.link (name) VALUES ('x')",
         "DELETE FROM mailroom.link",
         "DELETE FROM mailroom.transit",
@@ -124,6 +129,25 @@ def test_policies_hold_readers_apart(login: Login) -> None:
     assert connection.execute("SELECT FROM mailroom.link_topic").fetchall() == []
     assert connection.execute("UPDATE mailroom.link SET acked = 3 RETURNING name").fetchall() == [("lyon",)]
     login.refused(f"INSERT INTO mailroom.link_topic (topic, link) VALUES ('mine', {theirs})")
+
+
+def test_acts_on_a_link_are_those_of_the_login_that_said_hello(login: Login) -> None:
+    """Though the functions are bound by no policy."""
+    grant(login, apart=True)
+    login.hello()
+    connection, link, run_id = login.connection, login.link, login.run_id
+    connection.execute("RESET ROLE")
+    connection.execute("UPDATE mailroom.link SET by_role = 'somebody_else' WHERE number = %s", [link])
+    connection.execute("SET LOCAL ROLE lyon_reader")
+    for act in (matching(SCHEMA, link, run_id), claiming(SCHEMA, link, run_id, 3, 30)):
+        with pytest.raises(LinkTaken):
+            run(connection, act)
+    run(connection, asking_mark(SCHEMA, link, run_id, 100))
+    row = connection.execute("SELECT matched, claim_seq, wanted_clock FROM mailroom.link WHERE number = %s", [link])
+    assert row.fetchone() == (None, None, 0)
+    [(theirs,)] = connection.execute("SELECT number FROM mailroom.link WHERE name = 'dijon'").fetchall()
+    with pytest.raises(LinkTaken):
+        run(connection, matching(SCHEMA, theirs, run_id))
 
 
 def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None:
