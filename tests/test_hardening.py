@@ -526,8 +526,9 @@ def catalog(connect: Connect) -> psycopg.Connection[TupleRow]:
 QUALIFIED = {"doorbell", "check_message", "take_dispatch_turn", "take_execute_turn"}
 
 
-# What a watch sends, its caller has no right to; and a reader asks for what policies may hide of it.
-DEFINERS = {"watch", "link_next"}
+# What a watch sends, its caller has no right to; a reader asks for what policies may hide of it; and what other readers
+# are allowed is not a reader's to read.
+DEFINERS = {"watch", "link_next", "link_topic_asked"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
@@ -547,7 +548,7 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "SELECT DISTINCT proname, a.grantee = proowner FROM pg_proc, aclexplode(proacl) a "
         "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
-    names = ("link_next", "watch", "watch_json", "watch_query", "watch_rest")
+    names = ("link_next", "link_topic_asked", "watch", "watch_json", "watch_query", "watch_rest")
     assert granted.fetchall() == [(name, True) for name in names]
 
 
