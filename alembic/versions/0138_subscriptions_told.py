@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0138"
-down_revision = "0131"
+down_revision = "0136"
 branch_labels = None
 depends_on = None
 

@@ -38,11 +38,12 @@ RETURN (
                 THEN bool_or(a.topic = of_topic AND a.commands) END
     FROM link_allowed AS a WHERE a.link = of_link)
 """
-# With its owner's rights: readers need none on what other readers are allowed. What is not allowed is passed over and
-# not refused, so that the reader gets the rest, and sees what is missing.
+# With its owner's rights: readers need none on what other readers are allowed. Without limits all is allowed, so limits
+# that row security hides from the owner are an error. What is not allowed is passed over and not refused, so that the
+# reader gets the rest, and sees what is missing.
 ASKED = """
 CREATE FUNCTION link_topic_asked() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp AS $$
+SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
     new.commands := {schema}.link_allows(new.link, new.topic);
     RETURN CASE WHEN new.commands IS NOT NULL THEN new END;

@@ -27,7 +27,7 @@ from mailroom import settings
 from mailroom.links.diverged import claiming
 from mailroom.links.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
 from mailroom.links.marks import asking_mark
-from mailroom.links.target import Origin, admitting, introducing, pinning, telling, wanted_subscriptions
+from mailroom.links.target import Origin, admitting, forgetting, introducing, pinning, telling, wanted_subscriptions
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.sqlstate import is_held_up
@@ -142,6 +142,8 @@ class Visit:
         party = await receiving.run(introducing(schema, self._origin))
         hello = greeting(self._source.schema, self._origin.name, party, self._origin.pinned, self._notes.run)
         greeted = await self._source.transaction(hello)
+        while await receiving.transaction(forgetting(schema, self._origin, greeted.link)):
+            pass
         self._origin = await receiving.transaction(pinning(schema, self._origin, greeted))
         # Read behind the hello: whoever had the link before may have told the source of later ones than the lane knows.
         self._notes.subscriptions = await receiving.run(wanted_subscriptions(schema, self._origin.name))

@@ -53,7 +53,7 @@ WHERE commands <> {schema}.link_allows(link, topic)
 )
 
 
-def _settling(schema: str) -> Operation[None]:
+def settling(schema: str) -> Operation[None]:
     """Have the links carry what they are allowed now, after `LOCK_TOPICS`."""
     yield GIVE.at(schema=schema)()
     yield SETTLE.at(schema=schema)()
@@ -63,7 +63,7 @@ def allowing(
     schema: str,
     reader: str,
     *,
-    topics: Sequence[str] | None,
+    topics: Sequence[str] | None = None,
     keep_s: float | None,
     max_rows: int | None,
     actor: str,
@@ -86,7 +86,7 @@ def allowing(
     [(is_new, link)] = yield ALLOW.at(schema=schema)(name=name, keep_s=keep_s, usual_s=KEEP_S, max_rows=max_rows)
     if topics is not None:
         yield LIMIT.at(schema=schema)(link=link, topics=topics)
-        yield from _settling(schema)
+        yield from settling(schema)
     yield from auditing(schema, "link allow", [(None, name, 0)], actor, why)
     return bool(is_new)
 
@@ -126,6 +126,6 @@ def removing_reader(schema: str, reader: str, *, actor: str, why: str | None, dr
         yield LOCK_TOPICS.at(schema=schema)()
         yield LINK.at(schema=schema)(link=link)
         yield ROWS.at(schema=schema)(link=link)
-        yield from _settling(schema)
+        yield from settling(schema)
         yield from auditing(schema, "link remove", [(None, reader, waiting)], actor, why)
     return int(waiting)

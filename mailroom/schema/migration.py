@@ -212,6 +212,31 @@ BEGIN
 END $$""")
 
 
+def grants_moved(table: str, view: str) -> str:
+    """Return the statement that gives the rights of roles that write `table` to `view`, and takes them from `table`.
+
+    Roles that may empty the outbox, as the dispatcher's, keep theirs, and so do roles that only read.
+    """
+    return f"""
+DO $$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role,
+               string_agg(a.privilege_type, ', ') AS rights
+        FROM pg_class AS c, aclexplode(c.relacl) AS a
+        WHERE c.oid = '{table}'::regclass AND a.grantee <> c.relowner
+          AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+          AND (a.grantee = 0 OR NOT has_table_privilege(a.grantee, 'outbox', 'DELETE'))
+        GROUP BY a.grantee HAVING bool_or(a.privilege_type <> 'SELECT')
+    LOOP
+        EXECUTE format('GRANT %s ON {view} TO %s', given.rights, given.role);
+        EXECUTE format('REVOKE %s ON {table} FROM %s', given.rights, given.role);
+    END LOOP;
+END $$"""
+
+
 def revisions() -> list[str]:
     """Return the revisions that this release knows, in order."""
     from alembic.script import ScriptDirectory

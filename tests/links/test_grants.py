@@ -16,12 +16,13 @@ from dispatcher.links.bounds import START, bounding
 from dispatcher.links.fetch import fetching
 from dispatcher.links.lane import Links
 from mailroom.links.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
-from mailroom.links.hello import asking_topics, greeting, matching
+from mailroom.links.hello import asking_topics, checking_sight, greeting, matching
 from mailroom.links.target import introducing, reading_origins
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp
 from tests.support.node import SCHEMA, Node
+from tests.support.roles import take_over
 from tests.support.waiting import eventually_async
 from tests.test_docs import ROOT, blocks
 
@@ -147,6 +148,34 @@ def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None
     ).fetchall()
     conditions = [line for (line,) in plan if "Index Cond:" in line]
     assert any("link = 1" in line and "seq > 2" in line for line in conditions), plan
+
+
+def test_rows_that_are_hidden_from_the_owner_too_are_not_taken_for_none(login: Login) -> None:
+    grant(login, apart=True)
+    login.hello()
+    run(login.connection, checking_sight(SCHEMA, "paris", login.link, 0))
+    login.connection.execute("RESET ROLE")
+    login.connection.execute("CREATE ROLE lyon_owner")
+    take_over(login.connection, SCHEMA, "lyon_owner")
+    login.connection.execute("ALTER TABLE mailroom.transit FORCE ROW LEVEL SECURITY")
+    login.connection.execute("DROP POLICY lyon ON mailroom.transit")
+    login.connection.execute("SET LOCAL ROLE lyon_reader")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security policy for table"):
+        run(login.connection, checking_sight(SCHEMA, "paris", login.link, 0))
+
+
+def test_limits_that_are_hidden_from_the_owner_too_are_not_taken_for_none(source: Node, login: Login) -> None:
+    do(source, "allow", "lyon", topics="order.#")
+    grant(login, apart=False)
+    login.hello()
+    login.connection.execute("RESET ROLE")
+    login.connection.execute("CREATE ROLE lyon_owner")
+    take_over(login.connection, SCHEMA, "lyon_owner")
+    for change in ("ENABLE", "FORCE"):
+        login.connection.execute(f"ALTER TABLE mailroom.link_allowed {change} ROW LEVEL SECURITY")
+    login.connection.execute("SET LOCAL ROLE lyon_reader")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security policy for table"):
+        run(login.connection, asking_topics(SCHEMA, login.link, login.run_id, ["secret"]))
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node
 
+pytestmark = pytest.mark.sample(3)
+
 
 @pytest.fixture
 def node(dsn: str, connect: Connect) -> Node:

@@ -13,6 +13,7 @@ from dispatcher import deliverer
 from dispatcher.deliver import DELIVER_FULL, SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from mailroom import Links, locks, testing
+from mailroom.links.readers import settling
 from mailroom.message import MESSAGE
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
@@ -35,9 +36,10 @@ def node(dsn: str, connect: Connect) -> Node:
 
 def link(node: Node, name: str, *topics: str, allowed: Sequence[str] | None = None) -> int:
     """Allow a reader that wants these topics, and may have these; return the number of its link."""
-    with node.connection.transaction():
-        Links().allow(node.connection, name, topics=allowed, actor="tests")
-    number: int = node.value("SELECT number FROM mailroom.link WHERE name = %s", name)
+    number: int = node.value("INSERT INTO mailroom.link (name) VALUES (%s) RETURNING number", name)
+    for topic in allowed or ():
+        node.connection.execute("INSERT INTO mailroom.link_allowed (link, topic) VALUES (%s, %s)", [number, topic])
+    run(node.connection, settling(SCHEMA))
     for topic in topics:
         node.connection.execute("INSERT INTO mailroom.link_topic (topic, link) VALUES (%s, %s)", [topic, number])
     return number
