@@ -90,9 +90,8 @@ scheduled AS (
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, {message})
     SELECT 'deliver', CASE WHEN receivers > 1
-                           THEN pg_catalog.format('a command needs exactly one inbox or link, its topic has %%s',
-                                                  receivers)
-                           WHEN ways > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies'
+                           THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
+                           WHEN ways > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies{nor}'
                            ELSE 'no inbox gets this topic' END, {message}
     FROM stamped WHERE outcome = 'dead' ORDER BY clock),
 outcomes AS MATERIALIZED (
@@ -148,6 +147,7 @@ DELIVER = Sql(
     carry="",
     link_bells="",
     of_links="",
+    nor="",
     **PARTS,
 )
 # `ends` (the last seq of each link that carries something) is right since every delivery holds the dispatch lock until
@@ -209,6 +209,7 @@ DELIVER_FULL = Sql(
     link_bells="""
           UNION ALL SELECT {link_channel}, {transit_key} FROM departed""",
     of_links=", (SELECT coalesce(sum(rows), 0)::bigint FROM departed), {is_wanted}",
+    nor=", nor do readers that are not allowed the topic by its name (mailroom link allow)",
     is_wanted=IS_WANTED,
     link_channel=LINK_CHANNEL,
     transit_key=TRANSIT_KEY,

@@ -283,6 +283,7 @@ LINKS = Sql(
 WITH outgoing AS MATERIALIZED (
     SELECT topic, kind, count(*) AS messages, min(sent_at) AS since FROM {schema}.outbox
     WHERE EXISTS (SELECT FROM {schema}.link) GROUP BY topic, kind),
+{route},
 {link_route},
 coming AS MATERIALIZED (
     SELECT link, sum(messages)::bigint AS messages, min(since) AS since
@@ -299,6 +300,7 @@ LEFT JOIN LATERAL (
 ORDER BY l.name
 """,
     columns=("text", "text", "bigint", "bigint", "float8"),
+    route=ROUTE,
     link_route=LINK_ROUTE,
     sent="outgoing",
     carries=CARRIES,

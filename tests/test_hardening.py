@@ -534,8 +534,9 @@ QUALIFIED = {"doorbell", "check_message", "check_executable_clock", "take_dispat
 
 
 # What a watch sends, its caller has no right to; a reader asks for what policies may hide of it, and acts on its link
-# within bounds; and a writer's send is held against the clock.
-DEFINERS = {"watch", "link_next", "link_want", "link_claim", "link_match", "clock_reach"}
+# within bounds; a writer's send is held against the clock; and what other readers are allowed is not a reader's to
+# read.
+DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
@@ -555,7 +556,10 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "SELECT DISTINCT proname, a.grantee = proowner FROM pg_proc, aclexplode(proacl) a "
         "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
-    names = ("link_claim", "link_match", "link_next", "link_want", "watch", "watch_json", "watch_query", "watch_rest")
+    names = (
+        "link_claim", "link_match", "link_next", "link_topic_asked", "link_want",
+        "watch", "watch_json", "watch_query", "watch_rest",
+    )  # fmt: skip
     assert granted.fetchall() == [(name, True) for name in names]
 
 

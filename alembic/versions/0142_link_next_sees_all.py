@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0142"
-down_revision = "0138"
+down_revision = "0139"
 branch_labels = None
 depends_on = None
 

@@ -46,18 +46,29 @@ class _Operations:
         reader: str,
         *,
         actor: str,
+        topics: Topics | None = None,
         keep_s: float | None = None,
         max_rows: int | None = None,
         why: str | None = None,
     ) -> Operation[bool]:
         """Allow the node `reader` to read this one; return whether that is new.
 
-        What the reader subscribes to is stamped for it from its first hello on. What it has acknowledged is kept for
-        `keep_s` seconds more (172,800: two days), for the case that its database is put back in time. Once `max_rows`
-        messages wait for it, the link is cut, and what waits is given up; by default, and with 0, any number may wait.
-        For a reader that is allowed already, the settings that are given replace its own.
+        What the reader subscribes to is stamped for it from when it has asked for it. `topics` are the topics and
+        patterns that it may ask for; by default, and with `#`, all messages and events. Commands and replies of a topic
+        go to a reader only if it is allowed the topic by its name and no inbox of this node gets them. Of several such
+        readers the one that was allowed first has them, whatever the others ask for.
+
+        What the reader has acknowledged is kept for `keep_s` seconds more (172,800: two days), for the case that its
+        database is put back in time. Once `max_rows` messages wait for it, the link is cut, and what waits is given up;
+        by default, and with 0, any number may wait. For a reader that is allowed already, the settings that are given
+        replace its own.
         """
-        return (yield from allowing(self.schema, reader, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why))
+        texts = None if topics is None else topic_texts(topics)
+        return (
+            yield from allowing(
+                self.schema, reader, topics=texts, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
+            )
+        )
 
     def _add(
         self,

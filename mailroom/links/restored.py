@@ -33,7 +33,7 @@ SELECT id, (SELECT count(*) FROM {schema}.link), (SELECT count(*) FROM {schema}.
 """,
     columns=("uuid", "bigint", "bigint", "bigint"),
 )
-TABLES = ("link", "link_topic", "transit", "origin", "receipt", "known")
+TABLES = ("link", "link_topic", "link_allowed", "transit", "origin", "receipt", "known")
 EMPTY = Sql("DELETE FROM {schema}.{table}")
 
 

@@ -15,9 +15,10 @@ class ReaderState:
     `state` is open, or cut: then nothing is stamped for it any more. `in_doubt`: the reader has not found its position
     here since this node may last have lost something. `backlog` counts the messages that are stamped for it and not
     acknowledged, those above `acked` up to `last`, and `lag_s` is the age in seconds of the oldest of them, 0 if there
-    is none. `topics` are those that it wants. `seen_at` is when a daemon of it last said hello or acknowledged
-    something, None if none ever did. What is acknowledged is kept for `keep_s` seconds more; with `max_rows` waiting
-    the link is cut.
+    is none. `topics` are those that it wants, `allowed` those that it may ask for, empty for all messages and events,
+    and `commands` those whose commands and replies it gets unless an inbox here does. `seen_at` is when a daemon of it
+    last said hello or acknowledged something, None if none ever did. What is acknowledged is kept for `keep_s` seconds
+    more; with `max_rows` waiting the link is cut.
     """
 
     name: str
@@ -28,6 +29,8 @@ class ReaderState:
     acked: int
     last: int
     topics: tuple[str, ...]
+    allowed: tuple[str, ...]
+    commands: tuple[str, ...]
     seen_at: datetime | None
     id: UUID | None
     link: int
@@ -86,6 +89,8 @@ SELECT l.name, l.state, l.matched IS DISTINCT FROM n.life,
        greatest(extract(epoch FROM clock_timestamp() - oldest.stamped_at)::float8, 0::float8), l.acked,
        coalesce(newest.seq, 0::bigint),
        ARRAY(SELECT topic FROM {schema}.link_topic AS t WHERE t.link = l.number ORDER BY topic)::text[],
+       ARRAY(SELECT topic FROM {schema}.link_allowed AS a WHERE a.link = l.number ORDER BY topic)::text[],
+       ARRAY(SELECT topic FROM {schema}.link_allowed AS a WHERE a.link = l.number AND commands ORDER BY topic)::text[],
        l.seen_at, l.reader_id, l.number, l.keep_s, l.max_rows
 FROM {schema}.link AS l CROSS JOIN {schema}.node AS n
 LEFT JOIN LATERAL (
@@ -96,8 +101,8 @@ LEFT JOIN LATERAL (
 ORDER BY l.name
 """,
     columns=(
-        *("text", "text", "boolean", "bigint", "float8", "bigint", "bigint", "text[]", "timestamptz", "uuid", "bigint"),
-        *("float8", "bigint"),
+        *("text", "text", "boolean", "bigint", "float8", "bigint", "bigint", "text[]", "text[]", "text[]"),
+        *("timestamptz", "uuid", "bigint", "float8", "bigint"),
     ),
 )
 SOURCES = Sql(
@@ -129,8 +134,20 @@ def reading_states(schema: str) -> Operation[LinkStates]:
     readers = yield READERS.at(schema=schema)()
     return LinkStates(
         tuple(
-            ReaderState(name, state, in_doubt, backlog, lag_s or 0.0, acked, last, tuple(topics), *others)
-            for name, state, in_doubt, backlog, lag_s, acked, last, topics, *others in readers
+            ReaderState(
+                name,
+                state,
+                in_doubt,
+                backlog,
+                lag_s or 0.0,
+                acked,
+                last,
+                tuple(topics),
+                tuple(allowed),
+                tuple(commands),
+                *others,
+            )
+            for name, state, in_doubt, backlog, lag_s, acked, last, topics, allowed, commands, *others in readers
         ),
         (yield from reading_sources(schema)),
     )

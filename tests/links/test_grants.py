@@ -116,8 +116,23 @@ def test_login_changes_nothing_but_what_readers_write(login: Login, apart: bool)
         "UPDATE mailroom.transit SET seq = 0",
         "INSERT INTO mailroom.transit (link) VALUES (1)",
         "SELECT nextval('mailroom.clock')",
+        "SELECT FROM mailroom.link_allowed",
+        "UPDATE mailroom.link_topic SET commands = true",
+        "INSERT INTO mailroom.link_topic (topic, link, commands) VALUES ('order', 1, true)",
     ):
         login.refused(statement)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_login_gets_no_topic_that_its_reader_is_not_allowed(source: Node, login: Login, apart: bool) -> None:
+    do(source, "allow", "lyon", topics=["order.#", "print"])
+    grant(login, apart=apart)
+    login.hello()
+    ask = "INSERT INTO mailroom.link_topic (topic, link) VALUES (%s, %s)"
+    for topic in ("order.paid", "print", "secret", "#"):
+        login.connection.execute(ask, [topic, login.link])
+    asked = login.connection.execute("SELECT topic, commands FROM mailroom.link_topic WHERE link = %s", [login.link])
+    assert set(asked.fetchall()) == {("order.paid", False), ("print", True)}
 
 
 def test_policies_hold_readers_apart(login: Login) -> None:
@@ -171,6 +186,20 @@ def test_rows_that_are_hidden_from_the_owner_too_are_not_taken_for_none(login: L
     login.connection.execute("SET LOCAL ROLE lyon_reader")
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security policy for table"):
         run(login.connection, checking_sight(SCHEMA, "paris", login.link, 0))
+
+
+def test_limits_that_are_hidden_from_the_owner_too_are_not_taken_for_none(source: Node, login: Login) -> None:
+    do(source, "allow", "lyon", topics="order.#")
+    grant(login, apart=False)
+    login.hello()
+    login.connection.execute("RESET ROLE")
+    login.connection.execute("CREATE ROLE lyon_owner")
+    take_over(login.connection, SCHEMA, "lyon_owner")
+    for change in ("ENABLE", "FORCE"):
+        login.connection.execute(f"ALTER TABLE mailroom.link_allowed {change} ROW LEVEL SECURITY")
+    login.connection.execute("SET LOCAL ROLE lyon_reader")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security policy for table"):
+        run(login.connection, asking_topics(SCHEMA, login.link, login.run_id, ["secret"]))
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import subprocess
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -15,9 +18,9 @@ from mailroom import AsyncLinks, Links
 from mailroom.errors import ConfigurationError, NotSubscribed, UnknownInbox, UnknownLink
 from mailroom.schema import subscribe, unsubscribe
 from tests.links.test_links import do
-from tests.support.command import done, json_of, mailroom
-from tests.support.node import Node
-from tests.support.waiting import WITHIN_S, eventually_async, wait_until_blocked
+from tests.support.command import done, json_of, mailroom, process
+from tests.support.node import Node, send
+from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 
 LINKS = Links()
 
@@ -137,6 +140,50 @@ async def test_total_inbox_waits_until_the_source_has_shown_its_clock(source: No
             await asyncio.wait([waiting], timeout=0.05)
         await waiting
         assert stamped(source) == ["paid"]
+
+
+@pytest.mark.slow
+def test_subscriptions_under_flow_miss_nothing_that_is_sent_after_the_command(source: Node, reader: Node) -> None:
+    """With dispatchers as processes, and a writer that sends to all topics in turns all the time."""
+    topics = [f"flow.t{nth}" for nth in range(3)]
+    begun, ends = 0, threading.Event()
+
+    def write() -> None:
+        nonlocal begun
+        with psycopg.connect(source.dsn) as connection:
+            while not ends.is_set():
+                begun += 1
+                send(connection, topics[begun % len(topics)], key=str(begun))
+                connection.commit()
+
+    def received(nth: int) -> set[int]:
+        return {int(key) for (key,) in reader.rows(f"SELECT key FROM mailroom.inbox_inbox_{nth}")}
+
+    running = [process("dispatcher", "run", dsn=node.dsn, stderr=subprocess.DEVNULL) for node in (source, reader)]
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            writing = thread.submit(write)
+            try:
+                behind = {}
+                for nth, topic in enumerate(topics):
+                    create = ("inbox", "create", f"inbox_{nth}", "--subscribe", topic, "--origin", "paris")
+                    done(*create, dsn=reader.dsn)
+                    behind[nth] = begun
+                    eventually(partial(received, nth))  # so that all is under way at the next one
+                last = begun + 200
+                eventually(lambda: begun >= last or writing.done())
+            finally:
+                ends.set()
+            writing.result()
+        for nth in behind:
+            sent = {key for key in range(behind[nth] + 1, begun + 1) if key % len(topics) == nth}
+            assert len(sent) >= 40
+            eventually(partial(lambda nth, last: last in received(nth), nth, max(sent)))
+            assert sent - received(nth) == set()
+    finally:
+        for each in running:
+            each.terminate()
+        assert [each.wait(WITHIN_S) for each in running] == [0, 0]
 
 
 # -- What no waiting brings -------------------------------------------------------------------------------------------
