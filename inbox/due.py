@@ -22,7 +22,7 @@ LOCK_HEAD = Sql(
 WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
 head AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
-        SELECT key FROM {schema}.key_state
+        SELECT key FROM {schema}.my_due
         WHERE inbox = '{inbox}' AND retry_at <= {now} ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
@@ -31,8 +31,8 @@ head AS MATERIALIZED (
     LIMIT 1)
 SELECT key, clock, NULL::float8 AS due_in_s, NULL::boolean FROM head
 UNION ALL
-SELECT NULL, NULL, (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
-                    WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now}),
+SELECT NULL, NULL, (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due
+                    WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now} LIMIT 1),
        CASE WHEN NOT EXISTS (SELECT FROM head) THEN {unpinned} END
 ORDER BY clock
 """,
@@ -49,8 +49,8 @@ ORDER BY clock
 # The statement also returns when the next key is due. Keys that are due already count only if this claim took one:
 # otherwise LOCK_HEAD has just skipped them.
 OTHERS = (
-    "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key) "
-    "OR (SELECT max(clock) FROM gone) < greatest(key_state.clock, key_state.alone_to)"
+    "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> d.key) "
+    "OR (SELECT max(clock) FROM gone) < greatest(d.clock, d.alone_to)"
 )
 # A command that is skipped is answered here, and not by a part of the statement: an INSERT of no rows would ring the
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
@@ -67,11 +67,11 @@ HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome
 TAKE_HEAD = Sql(
     """
 WITH last AS MATERIALIZED (
-    SELECT attempt, outcome, error, error_class FROM {schema}.attempt
+    SELECT attempt, outcome, error, error_class FROM {schema}.my_attempt
     WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
 share AS MATERIALIZED (
     SELECT CASE WHEN greatest(clock, suspect_to) < %(clock)s::bigint THEN %(limit)s::bigint ELSE 1 END AS rows
-    FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at <= {now}),
+    FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at <= {now}),
 picked AS MATERIALIZED (
     SELECT i.* FROM share, LATERAL (
         SELECT {picked} FROM {schema}.inbox_{inbox}
@@ -82,7 +82,7 @@ gone AS (
 parked AS (
     INSERT INTO {schema}.parked ({delivered}) SELECT {delivered} FROM gone WHERE (SELECT outcome = 'park' FROM last)),
 held AS (
-    UPDATE {schema}.key_state AS s
+    UPDATE {schema}.my_key_state AS s
     SET clock = gone.clock, attempts = last.attempt, retry_at = 'infinity', parked_at = clock_timestamp(),
         last_error = last.error
     FROM gone, last WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'park'),
@@ -91,7 +91,7 @@ dead AS (
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {elsewhere}, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM {schema}.key_state AS s USING gone, last
+    DELETE FROM {schema}.my_key_state AS s USING gone, last
     WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
        (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}),
@@ -99,8 +99,8 @@ SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
 FROM gone
 UNION ALL
 SELECT {nulls}, NULL, NULL, NULL,
-       (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
-        WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND ({others})),
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due AS d
+        WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND ({others}) LIMIT 1),
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """,
@@ -171,10 +171,10 @@ def answering_skipped(
 HEAL = Sql(
     """
 WITH healed AS (
-    DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
+    DELETE FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
         AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint)
-UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), (
-    SELECT retry_at FROM {schema}.attempt
+UPDATE {schema}.my_key_state AS s SET retry_at = greatest(clock_timestamp(), (
+    SELECT retry_at FROM {schema}.my_attempt
     WHERE inbox = '{inbox}' AND key = %(key)s::text
       AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                    WHERE key = %(key)s::text AND clock > %(clock)s::bigint)
