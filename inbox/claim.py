@@ -55,12 +55,12 @@ def _pinned(claim: Execute) -> Operation[tuple[list[Row], Row]]:
 # key healthy. It keeps the row while the key has messages below the healthy floor (alone_to), where claims do not
 # search for healthy keys.
 # (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a join that reads all of key_state.
-KEY_STATE = "(SELECT s.clock FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
+KEY_STATE = "(SELECT s.clock FROM {schema}.my_key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
 HEALTHY = f"{KEY_STATE}) IS NULL"
 NOT_WAITING = f"{KEY_STATE} AND s.retry_at > now()) IS NULL"
 HEALED = """
 healed AS (
-    DELETE FROM {schema}.key_state s
+    DELETE FROM {schema}.my_key_state s
     USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
     WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock)"""
 
@@ -149,8 +149,8 @@ def unregistered(schema: str, inbox: str) -> SchemaError:
 
 # Each claim returns when the next failing key is due, so that a worker neither polls for it nor tries it late.
 DUE_IN_S = (
-    "(SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state "
-    "WHERE inbox = '{{inbox}}' AND retry_at < 'infinity'{})"
+    "(SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due "
+    "WHERE inbox = '{inbox}' AND retry_at < 'infinity' LIMIT 1)"
 )
 
 # The oldest rows (`oldest`) give the keys that have waited longest (`head`). The claim locks as many of these heads
@@ -212,7 +212,7 @@ picked AS MATERIALIZED (
     ORDER BY i.clock LIMIT {total}),
 plain AS MATERIALIZED (
     SELECT keys <= 0
-           AND ({due} = 0 OR NOT EXISTS (SELECT FROM {schema}.key_state
+           AND ({due} = 0 OR NOT EXISTS (SELECT FROM {schema}.my_due
                                          WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp())))
            AND (SELECT coalesce(sum({light}), 0) <= {max_bytes} FROM picked) AS is_plain
     FROM missing),
@@ -240,7 +240,7 @@ PARTS: dict[str, Any] = {
     "max_bytes": MAX_BYTES,
     "selected": SELECTED,
     "nulls": NULLS,
-    "due_in_s": DUE_IN_S.format(""),
+    "due_in_s": DUE_IN_S,
     "unpinned": UNPINNED,
 }
 # A plain claim needs no keys beyond the window, none that is due, and cannot be too large. It goes by a plan that is
@@ -264,7 +264,7 @@ REAP_ANY = Sql(
     (*COLUMNS, *EXTRA),
     due_heads="""due AS MATERIALIZED (
     SELECT l.key, l.clock, l.xmax FROM (
-        SELECT key FROM {schema}.key_state
+        SELECT key FROM {schema}.my_due
         WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}

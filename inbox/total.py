@@ -42,7 +42,7 @@ mine AS MATERIALIZED (
     SELECT FROM head, LATERAL (
         SELECT FROM {schema}.inbox_{inbox} AS i WHERE {by_clock} = head.clock FOR UPDATE SKIP LOCKED) AS i)
 SELECT EXISTS (SELECT FROM head), EXISTS (SELECT FROM mine), EXISTS (SELECT FROM head WHERE xmax <> '0'), (
-    SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+    SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
     WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
     CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
 """,
@@ -67,12 +67,12 @@ picked AS MATERIALIZED (
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 healed AS (
-    DELETE FROM {schema}.key_state AS s
+    DELETE FROM {schema}.my_key_state AS s
     WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= (SELECT max(sent_clock) FROM gone) AND {is_past})
 SELECT {selected}, NULL::boolean, NULL::float8, NULL::boolean FROM gone
 UNION ALL
 SELECT {nulls}, (SELECT count(*) = {rows} OR count(*) > (SELECT count(*) FROM gone) FROM picked),
-       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
         WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY sent_clock, origin
@@ -125,19 +125,19 @@ def _but_orphaned(mine: Sequence[UUID], *, ask: bool) -> tuple[str, dict[str, li
 TAKE = Sql(
     """
 WITH failing AS MATERIALIZED (
-    SELECT clock, suspect_to FROM {schema}.key_state
+    SELECT clock, suspect_to FROM {schema}.my_key_state
     WHERE inbox = '{inbox}' AND key = '' AND retry_at <= {now}{but_orphaned}),
 {bound},
 head AS MATERIALIZED (
     SELECT ctid AS place, clock {lowest} LIMIT (SELECT count(*) FROM failing)),
 last AS MATERIALIZED (
-    SELECT attempt, outcome, error, error_class FROM {schema}.attempt
+    SELECT attempt, outcome, error, error_class FROM {schema}.my_attempt
     WHERE inbox = '{inbox}' AND key = '' AND clock = (SELECT clock FROM head) ORDER BY id DESC LIMIT 1),
 kept AS (
     UPDATE {schema}.inbox_{inbox} AS i SET inbox = i.inbox FROM head, last
     WHERE i.ctid = head.place AND last.outcome = 'park' RETURNING i.*),
 parked AS (
-    UPDATE {schema}.key_state AS s
+    UPDATE {schema}.my_key_state AS s
     SET clock = kept.clock, attempts = last.attempt, retry_at = 'infinity', parked_at = clock_timestamp(),
         last_error = last.error
     FROM kept, last WHERE s.inbox = '{inbox}' AND s.key = ''),
@@ -149,7 +149,7 @@ dead AS (
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, gone.origin, gone.sent_clock, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM {schema}.key_state AS s
+    DELETE FROM {schema}.my_key_state AS s
     WHERE s.inbox = '{inbox}' AND s.key = '' AND EXISTS (SELECT FROM failing)
       AND (SELECT outcome FROM last) = 'skip' AND s.suspect_to <= (SELECT sent_clock FROM gone) AND {is_past})
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
@@ -158,7 +158,7 @@ SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
 FROM (SELECT * FROM gone UNION ALL SELECT * FROM kept) AS taken
 UNION ALL
 SELECT {nulls}, NULL, NULL, NULL,
-       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
         WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'
           AND (retry_at > {now} OR (SELECT max(sent_clock) FROM gone) < suspect_to)),
        {unpinned} OR ({held} AND {schema}.hold_batch())
@@ -180,7 +180,7 @@ ORDER BY sent_clock, origin
 # A row of `key_state` is stale if nothing that it suspects is left.
 HEAL_GONE = Sql(
     """
-DELETE FROM {schema}.key_state AS s
+DELETE FROM {schema}.my_key_state AS s
 WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at <= {now}
   AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE {by_sent} <= s.suspect_to)
 """,
@@ -225,9 +225,9 @@ HEAL = Sql(
     """
 WITH gone AS (SELECT %(clock)s::bigint AS clock),
 healed AS (
-    DELETE FROM {schema}.key_state AS s
+    DELETE FROM {schema}.my_key_state AS s
     WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= %(sent_clock)s::bigint AND {is_past})
-UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), ({next}))
+UPDATE {schema}.my_key_state AS s SET retry_at = greatest(clock_timestamp(), ({next}))
 WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at < 'infinity'
   AND NOT (s.suspect_to <= %(sent_clock)s::bigint AND {is_past})
 """,

@@ -8,7 +8,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import InsufficientPrivilege, WithCheckOptionViolation
 
 from inbox import Inbox, Message, Park, Worker
 from inbox.worker import in_flight
@@ -75,19 +75,14 @@ VALUES (%s, %s, 'h', 1, now() - interval '1 h', 1, ARRAY['k'], ARRAY[%s::bigint]
 """
 
 
-@pytest.mark.parametrize("conflict", ["", " ON CONFLICT (id) DO UPDATE SET host = 'x' WHERE false"])
-def test_no_entry_of_another_inbox_is_made_or_locked(
-    node: Node, session: psycopg.Connection[Any], conflict: str
-) -> None:
-    theirs = uuid4()
-    node.connection.execute(ENTRY, [theirs, "others", 1, None])
-    with pytest.raises(InsufficientPrivilege, match="may not write into worker for the inbox 'others'"):
-        session.execute((ENTRY + conflict).encode(), [theirs, "others", 1, None])
+def test_no_entry_of_another_inbox_is_made(session: psycopg.Connection[Any]) -> None:
+    with pytest.raises(WithCheckOptionViolation):
+        session.execute(ENTRY, [uuid4(), "others", 1, None])
 
 
 def test_no_entry_becomes_one_of_another_inbox(session: psycopg.Connection[Any]) -> None:
     session.execute(ENTRY, [uuid4(), "mine", 1, None])
-    with pytest.raises(InsufficientPrivilege, match="may not write into worker"):
+    with pytest.raises(WithCheckOptionViolation):
         session.execute("UPDATE mailroom.my_worker SET inbox = 'others'")
 
 
@@ -129,6 +124,91 @@ def test_entry_ends_no_session_but_one_that_holds_its_message(
     check_for(checking, clock, DEAD_S + PAUSED_S)
     checking.close()
     assert stranger.execute("SELECT 1").fetchall() == [(1,)]
+
+
+# -- Failures ---------------------------------------------------------------------------------------------------------
+
+STATE = """
+INSERT INTO mailroom.{} (inbox, key, clock, attempts, retry_at, last_error) VALUES (%s, 'k', 1, 1, 'infinity', 'secret')
+"""
+ATTEMPT = """
+INSERT INTO mailroom.{} (inbox, key, clock, message_id, attempt, outcome, error)
+VALUES (%s, 'k', 1, gen_random_uuid(), 99, 'skip', 'secret')
+"""
+MESSAGE = "gen_random_uuid(), 'topic', 'k', 'M', 'U', 'x', now(), '{{}}'"
+PARKED = f"""
+INSERT INTO mailroom.{{}} (inbox, clock, sent_clock, origin,
+                           message_id, topic, key, kind, message_type, source, sent_at, value_json)
+VALUES (%s, 1, 1, gen_random_uuid(), {MESSAGE})
+"""
+DEAD = f"""
+INSERT INTO mailroom.{{}} (inbox, stage, reason,
+                           message_id, topic, key, kind, message_type, source, sent_at, value_json)
+VALUES (%s, 'reap', 'r', {MESSAGE})
+"""
+
+
+@pytest.mark.parametrize(
+    ("insert", "conflict"),
+    [
+        (STATE.format("my_key_state"), ""),
+        (STATE.format("my_key_state"), " ON CONFLICT (inbox, key) DO UPDATE SET clock = 0 WHERE false"),
+        (STATE.format("my_key_state"), " ON CONFLICT (inbox, key) DO UPDATE SET inbox = 'mine'"),
+        (ATTEMPT.format("my_attempt"), ""),
+        (PARKED.format("parked"), ""),
+        (DEAD.format("dead_letter"), ""),
+    ],
+)
+def test_nothing_is_recorded_for_another_inbox(
+    node: Node, session: psycopg.Connection[Any], insert: str, conflict: str
+) -> None:
+    session.execute((insert + conflict).encode(), ["mine"])
+    if conflict:
+        node.connection.execute(STATE.format("key_state").encode(), ["others"])
+    with pytest.raises(InsufficientPrivilege, match=r"may not write into \w+ for the inbox 'others'"):
+        session.execute((insert + conflict).encode(), ["others"])
+
+
+@pytest.mark.parametrize("stage", ["deliver", "execute", "receive"])
+def test_dead_letter_of_a_consumer_is_neither_sent_nor_executed_when_requeued(
+    session: psycopg.Connection[Any], stage: str
+) -> None:
+    # Whatever an operator of its own is called.
+    session.execute(
+        "CREATE FUNCTION pg_temp.same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true'; "
+        "CREATE OPERATOR pg_temp.= (FUNCTION = pg_temp.same, LEFTARG = text, RIGHTARG = text); "
+        "SET LOCAL search_path = pg_temp, pg_catalog"
+    )
+    with pytest.raises(InsufficientPrivilege, match="may not write into dead_letter"):
+        session.execute(DEAD.format("dead_letter").replace("'reap'", f"'{stage}'").encode(), ["mine"])
+
+
+def test_failing_keys_do_not_become_those_of_another_inbox(session: psycopg.Connection[Any]) -> None:
+    session.execute(STATE.format("my_key_state").encode(), ["mine"])
+    with pytest.raises(InsufficientPrivilege, match="may not write into key_state"):
+        session.execute("UPDATE mailroom.my_key_state SET inbox = 'others'")
+
+
+def test_failures_of_another_inbox_are_neither_seen_nor_changed(node: Node, session: psycopg.Connection[Any]) -> None:
+    for insert, table in ((STATE, "key_state"), (ATTEMPT, "attempt"), (PARKED, "parked")):
+        for inbox in ("mine", "others"):
+            node.connection.execute(insert.format(table).encode(), [inbox])
+    for view in ("my_key_state", "my_due", "my_attempt"):
+        assert session.execute(f"SELECT inbox FROM mailroom.{view}".encode()).fetchall() == [("mine",)]
+    assert session.execute("SELECT key FROM mailroom.failing_keys('others', '{k}')").fetchall() == []
+    assert session.execute("SELECT key FROM mailroom.failing_keys('mine', '{k}')").fetchall() == [("k",)]
+    assert session.execute("SELECT FROM mailroom.my_key_state FOR UPDATE").rowcount == 1
+    assert session.execute("UPDATE mailroom.my_key_state SET retry_at = now()").rowcount == 1
+    assert session.execute("DELETE FROM mailroom.my_key_state").rowcount == 1
+    for table in ("key_state", "attempt", "parked", "dead_letter", "my_parked"):
+        with pytest.raises(InsufficientPrivilege), session.transaction():
+            session.execute(f"SELECT FROM mailroom.{table}".encode())
+    session.rollback()
+    node.connection.execute(f"GRANT SELECT ON mailroom.my_parked TO {session.info.user}".encode())
+    assert session.execute("SELECT inbox FROM mailroom.my_parked").fetchall() == [("mine",)]
+
+
+# -- All of it --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["logs in", "is acted as"])
@@ -179,10 +259,12 @@ def test_migration_moves_the_grants_of_consumers_and_leaves_those_of_dispatchers
     migrate(connection, revision="0131")
     for role in roles.values():
         connection.execute(f"CREATE ROLE {role}".encode())
-    connection.execute(
-        "GRANT SELECT, INSERT, UPDATE, DELETE ON mailroom.worker TO {consumer}; GRANT SELECT ON mailroom.worker TO "
-        "{reader}; GRANT ALL ON ALL TABLES IN SCHEMA mailroom TO {dispatcher}".format(**roles).encode()
-    )
+    for rights, role in (
+        ("SELECT, INSERT, UPDATE, DELETE ON mailroom.worker, mailroom.key_state", "consumer"),
+        ("SELECT ON mailroom.worker, mailroom.key_state", "reader"),
+        ("ALL ON ALL TABLES IN SCHEMA mailroom", "dispatcher"),
+    ):
+        connection.execute(f"GRANT {rights} TO {roles[role]}".encode())
 
     def may(table: str) -> set[tuple[str, str]]:
         names = {role: name for name, role in roles.items()}
@@ -196,12 +278,12 @@ def test_migration_moves_the_grants_of_consumers_and_leaves_those_of_dispatchers
             if right in ("SELECT", "DELETE")
         }
 
-    before = may("worker")
     kept = {("dispatcher", "SELECT"), ("dispatcher", "DELETE"), ("reader", "SELECT")}
     moved = {("consumer", "SELECT"), ("consumer", "DELETE")}
-    assert before == kept | moved
+    tables = ("worker", "key_state")
+    assert [may(table) for table in tables] == [kept | moved] * 2
     migrate(connection)
-    assert (may("worker"), may("my_worker")) == (kept, moved)
+    assert [(may(table), may(f"my_{table}")) for table in tables] == [(kept, moved)] * 2
     migrate(connection, revision="0131")
-    assert may("worker") == before
+    assert [may(table) for table in tables] == [kept | moved] * 2
     connection.rollback()

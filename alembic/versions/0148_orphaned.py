@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0148"
-down_revision = "0144"
+down_revision = "0145"
 branch_labels = None
 depends_on = None
 
@@ -28,7 +28,7 @@ RETURNS TABLE (key text, retry_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT n.key, n.retry_at FROM pg_catalog.unnest(of_keys) AS k (key), LATERAL (
-        SELECT s.key, s.retry_at FROM "{schema}".key_state AS s
+        SELECT s.key, s.retry_at FROM "{schema}".my_key_state AS s
         WHERE s.inbox = of_inbox AND s.key = k.key OFFSET 0) AS n;
     IF of_tried <> '{}' THEN
         RETURN QUERY SELECT o.key, 'infinity'::timestamptz FROM "{schema}".orphaned_keys(of_inbox, but) AS o (key)
@@ -41,7 +41,7 @@ CREATE FUNCTION failing_keys(of_inbox text, of_keys text[]) RETURNS TABLE (key t
 LANGUAGE plpgsql VOLATILE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT n.key, n.retry_at FROM pg_catalog.unnest(of_keys) AS k (key), LATERAL (
-        SELECT s.key, s.retry_at FROM "{schema}".key_state AS s
+        SELECT s.key, s.retry_at FROM "{schema}".my_key_state AS s
         WHERE s.inbox = of_inbox AND s.key = k.key OFFSET 0) AS n;
 END $$
 """

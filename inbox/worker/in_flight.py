@@ -114,9 +114,9 @@ WAS_IN_BATCH = Sql(
     """
 SELECT EXISTS (
     SELECT FROM {schema}.inbox_{inbox} AS i, LATERAL (
-        SELECT FROM {schema}.key_state AS s
+        SELECT FROM {schema}.my_key_state AS s
         WHERE s.inbox = '{inbox}' AND s.key = {failing} AND s.last_error = %(error)s::text AND s.suspect_to >= {upto}
-          AND NOT EXISTS (SELECT FROM {schema}.attempt AS a
+          AND NOT EXISTS (SELECT FROM {schema}.my_attempt AS a
                           WHERE a.inbox = '{inbox}' AND a.key = {failing} AND a.clock = i.clock)) AS s
     WHERE i.key = %(key)s::text AND i.clock = %(clock)s::bigint)
 """,

@@ -306,7 +306,8 @@ END $$""")
 def grants_moved(table: str, view: str) -> str:
     """Return the statement that gives the rights of roles that write `table` to `view`, and takes them from `table`.
 
-    Roles that may empty the outbox, as the dispatcher's, keep theirs, and so do roles that only read.
+    Roles that may deliver or keep others from it, as the dispatcher's and an operator's, keep theirs, and so do roles
+    that only read.
     """
     return f"""
 DO $$
@@ -319,7 +320,7 @@ BEGIN
         FROM pg_class AS c, aclexplode(c.relacl) AS a
         WHERE c.oid = '{table}'::regclass AND a.grantee <> c.relowner
           AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
-          AND (a.grantee = 0 OR NOT has_table_privilege(a.grantee, 'outbox', 'DELETE'))
+          AND (a.grantee = 0 OR NOT has_table_privilege(a.grantee, 'dispatch_turn', 'UPDATE'))
         GROUP BY a.grantee HAVING bool_or(a.privilege_type <> 'SELECT')
     LOOP
         EXECUTE format('GRANT %s ON {view} TO %s', given.rights, given.role);
