@@ -13,7 +13,7 @@ no message has. Parked, it keeps its messages where they are, since there is nob
 from collections.abc import Sequence
 from uuid import UUID
 
-from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share
+from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
 from inbox.due import ANSWERED, NOW, answering_skipped
 from mailroom.answer import ASKS, MAY_ANSWER
 from mailroom.message import COLUMNS, MESSAGE, SELECTED, Message
@@ -41,7 +41,8 @@ head AS MATERIALIZED (SELECT clock, xmax {lowest} LIMIT 1),
 mine AS MATERIALIZED (
     SELECT FROM head, LATERAL (
         SELECT FROM {schema}.inbox_{inbox} AS i WHERE {by_clock} = head.clock FOR UPDATE SKIP LOCKED) AS i)
-SELECT EXISTS (SELECT FROM head), EXISTS (SELECT FROM mine), EXISTS (SELECT FROM head WHERE xmax <> '0'), (
+SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN EXISTS (SELECT FROM head) END, EXISTS (SELECT FROM mine),
+    EXISTS (SELECT FROM head WHERE xmax <> '0'), (
     SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
     WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
     CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
@@ -101,7 +102,9 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
     yield PIN.at()()
-    [(_, is_mine, was_locked, due_in_s, _)] = yield LOCK.at(**names)()
+    [(is_there, is_mine, was_locked, due_in_s, _)] = yield LOCK.at(**names)()
+    if is_there is None:
+        raise unregistered(schema, inbox)
     if not is_mine:
         return Claimed([], due_in_s, is_all=True, is_total=True)
     held = "EXISTS (SELECT FROM gone)" if share.hold else "false"

@@ -96,7 +96,7 @@ def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
         raise ClockOverflow(f"The clock would exceed its maximum, {MAX_CLOCK}: this node can deliver nothing more.")
     yield LOCK.at(schema=schema)()
     yield DURABLE.at()()
-    yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)
+    the_one((yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)), NODE_ROW, schema)
 
 
 RECOVER = Sql(

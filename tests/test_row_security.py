@@ -33,7 +33,7 @@ from tests.support.databases import Connect
 from tests.support.drivers import opened
 from tests.support.node import Node
 from tests.support.roles import documented, role
-from tests.support.waiting import WITHIN_S, eventually
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, working
 
 HIDDEN = r"Row security hides rows of schema 'mailroom' from role '.*': .*\b{}\b.*BYPASSRLS"
@@ -130,15 +130,15 @@ def test_callers_own_row_security_is_as_before_after_a_claim(owner: Owner) -> No
         assert connection.execute("SHOW row_security").fetchone() == ("on",)
 
 
-@pytest.mark.parametrize("claim", ["reap_any", "reap"])
+@pytest.mark.parametrize("claim", ["reap_any", "reap", "total"])
 def test_claim_that_does_not_see_its_inbox_says_so_whatever_the_reason(node: Node, claim: str) -> None:
-    node.inbox("shipping")
+    node.inbox("shipping", order="total" if claim == "total" else "key")
     inbox = Inbox("shipping")
     inbox.peek(node.connection)
     node.connection.execute("DELETE FROM mailroom.inbox_registry")
     refused = pytest.raises(SchemaError, match="sees no row of inbox 'shipping' in inbox_registry")
     with node.connection.transaction(force_rollback=True), refused:
-        inbox.reap_any(node.connection) if claim == "reap_any" else inbox.reap(node.connection, "k")
+        inbox.reap(node.connection, "k") if claim == "reap" else inbox.reap_any(node.connection)
 
 
 def test_worker_that_runs_ends_and_says_what_to_do(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
@@ -277,6 +277,24 @@ def test_daemon_notices_row_security_that_comes_while_it_works(owner: Owner) -> 
 
     asyncio.run(work())
     assert owner.node.waiting() == ["m"]
+
+
+async def test_daemon_says_what_to_do_and_goes_on_when_it_is_done(
+    owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = Dispatcher(owner.dsn)
+    running = asyncio.create_task(daemon.run())
+    try:
+        await eventually_async(lambda: owner.node.rows("SELECT FROM mailroom.lease WHERE role = 'dispatcher'"))
+        with owner.forced("inbox_registry"):
+            owner.node.send("order.paid", 3, key="m")
+            await eventually_async(lambda: "BYPASSRLS" in caplog.text)
+            assert owner.node.waiting() == ["m"]
+        await eventually_async(lambda: not owner.node.waiting())
+    finally:
+        daemon.stop()
+        await running
+    assert [key for (key,) in owner.node.delivered("key")] == ["k", "l", "m"]
 
 
 def test_executor_notices_row_security_that_comes_while_it_works(owner: Owner) -> None:

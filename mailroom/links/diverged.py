@@ -19,6 +19,7 @@ from mailroom.clock import DURABLE, LOCK
 from mailroom.errors import LinkRefused
 from mailroom.links.hello import check_held
 from mailroom.links.history import Claim, is_in_doubt, renewed
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Row, Sql
 
 # Who acts in the audit, where no person does.
@@ -91,7 +92,7 @@ INCARNATION = Sql(
 
 def reading_incarnation(schema: str) -> Operation[int]:
     """Return the node's incarnation."""
-    [(incarnation, _)] = yield INCARNATION.at(schema=schema)()
+    incarnation, _ = the_one((yield INCARNATION.at(schema=schema)()), NODE_ROW, schema)
     return int(incarnation)
 
 
@@ -135,7 +136,7 @@ def renewing_locked(
 ) -> Operation[Renewed | None]:
     """Do the same under the dispatch lock; with `restored` whoever claims, and above the incarnation `above`."""
     rows: list[Row] = yield CLAIMS.at(schema=schema)()
-    [(incarnation, clock)] = yield INCARNATION.at(schema=schema)()
+    incarnation, clock = the_one((yield INCARNATION.at(schema=schema)()), NODE_ROW, schema)
     found = [(Claim(seq, of), is_in_doubt(matched, life)) for _, _, seq, of, matched, life, *_ in rows]
     renewal = renewed(incarnation, clock, found, restored=restored, above=above)
     if renewal is None:
