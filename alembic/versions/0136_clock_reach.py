@@ -53,6 +53,9 @@ def _qualified(rule: str) -> str:
 
 
 BROKEN = "\n        ".join(f"WHEN NOT ({_qualified(rule)}) THEN '{name}'" for name, rule in RULES.items())
+BY_TIME = """16777216.0::pg_catalog.float8 OPERATOR(pg_catalog.*) least(15768000000.0::pg_catalog.float8,
+                pg_catalog.date_part('epoch', pg_catalog.now() OPERATOR(pg_catalog.-)
+                    '2026-01-01 00:00+00'::pg_catalog.timestamptz))"""
 TOO_FAR = """RAISE check_violation USING
             MESSAGE = pg_catalog.format('after_clock %s is more than 2^32 beyond the clock of this node',
                                         new.after_clock),
@@ -61,7 +64,8 @@ TOO_FAR = """RAISE check_violation USING
             SCHEMA = tg_table_schema, TABLE = tg_table_name, COLUMN = 'after_clock',
             CONSTRAINT = pg_catalog.concat(tg_table_name, '_after_clock');"""
 # Without SET search_path, which takes as long as all of the rest. Parentheses, since IF reads to the first THEN.
-# 2^32 is within any node's reach; beyond, the node is asked, but not for replicated rows, which were sent before.
+# 2^32 is within any node's reach, and so is the clock of a start, which takes no look at the node: mostly those are
+# given. Beyond, the node is asked, but not for replicated rows, which were sent before.
 CHECKED = f"""
 CREATE OR REPLACE FUNCTION check_message() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -73,7 +77,8 @@ BEGIN
     END IF;
     IF (broken OPERATOR(pg_catalog.=) 'after_clock' AND new.after_clock OPERATOR(pg_catalog.>) 0
         AND new.after_clock OPERATOR(pg_catalog.<=) 4611686018427387904) THEN
-        IF (pg_catalog.current_setting('session_replication_role') OPERATOR(pg_catalog.=) 'replica'
+        IF ({BY_TIME} OPERATOR(pg_catalog.>=) new.after_clock::pg_catalog.float8
+            OR pg_catalog.current_setting('session_replication_role') OPERATOR(pg_catalog.=) 'replica'
             OR new.after_clock OPERATOR(pg_catalog.<=) {{schema}}.clock_reach()) THEN
             RETURN new;
         END IF;
