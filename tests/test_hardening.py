@@ -807,6 +807,13 @@ def test_rules_hold_whatever_stands_first_in_the_writers_search_path(connect: Co
         "INSERT INTO mailroom.outbox (topic, event_type, value_json, headers, deliver_at, expires_at, after_clock) "
         f"VALUES ('t', 'C', '1', {headers}, {moments}, 0)".encode()
     )
+    for clock in (2**40, int(connection.execute("SELECT mailroom.clock_reach()").fetchall()[0][0])):
+        connection.execute(
+            "INSERT INTO mailroom.outbox (topic, value_json, after_clock) VALUES ('t', '1', %s)", [clock]
+        )
+        connection.execute(
+            "INSERT INTO mailroom.outbox_executable (operation, key, after_clock) VALUES ('delete', 'k', %s)", [clock]
+        )
     for columns, values, constraint in BAD_ROWS.values():
         values = re.sub(r"\b(repeat|convert_to|to_jsonb|jsonb_build_object)\(", r"pg_catalog.\1(", values)
         with pytest.raises(psycopg.errors.CheckViolation) as caught:

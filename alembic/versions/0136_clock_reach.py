@@ -53,6 +53,9 @@ def _qualified(rule: str) -> str:
 
 
 BROKEN = "\n        ".join(f"WHEN NOT ({_qualified(rule)}) THEN '{name}'" for name, rule in RULES.items())
+BY_TIME = """16777216.0::pg_catalog.float8 OPERATOR(pg_catalog.*) least(15768000000.0::pg_catalog.float8,
+                pg_catalog.date_part('epoch', pg_catalog.now() OPERATOR(pg_catalog.-)
+                    '2026-01-01 00:00+00'::pg_catalog.timestamptz))"""
 TOO_FAR = """RAISE check_violation USING
             MESSAGE = pg_catalog.format('after_clock %s is more than 2^32 beyond the clock of this node',
                                         new.after_clock),
@@ -65,7 +68,8 @@ COPY = """IF (new.xact OPERATOR(pg_catalog.<>) pg_catalog.pg_current_xact_id()) 
             PERFORM {schema}.raise_sequence('{schema}.outbox_position_seq', new.position);
         END IF;"""
 # Without SET search_path, which takes as long as all of the rest. Parentheses, since IF reads to the first THEN.
-# 2^32 is within any node's reach; beyond, the node is asked, but not for replicated rows, which were sent before.
+# 2^32 is within any node's reach, and so is the clock of a start, which takes no look at the node: mostly those are
+# given. Beyond, the node is asked, but not for replicated rows, which were sent before.
 CHECKED = f"""
 CREATE OR REPLACE FUNCTION check_message() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -78,7 +82,8 @@ BEGIN
     END IF;
     IF (broken OPERATOR(pg_catalog.=) 'after_clock' AND new.after_clock OPERATOR(pg_catalog.>) 0
         AND new.after_clock OPERATOR(pg_catalog.<=) 4611686018427387904) THEN
-        IF (pg_catalog.current_setting('session_replication_role') OPERATOR(pg_catalog.=) 'replica'
+        IF ({BY_TIME} OPERATOR(pg_catalog.>=) new.after_clock::pg_catalog.float8
+            OR pg_catalog.current_setting('session_replication_role') OPERATOR(pg_catalog.=) 'replica'
             OR new.after_clock OPERATOR(pg_catalog.<=) {{schema}}.clock_reach()) THEN
             {COPY}
             RETURN new;
