@@ -1,6 +1,7 @@
 """A web service with FastAPI: an order and the command about it are committed together, before the response goes out.
 
-Create the inboxes once, then run the service, and beside it a dispatcher and a worker of the inbox `shop`:
+Create the inbox once, then run the service, and beside it a dispatcher. The worker of the inbox `shop` runs in the
+service: it starts and ends with it, and `/health` tells whether it does its work.
 
     mailroom inbox create shop
     uvicorn --factory examples.fastapi_shop:create_app
@@ -8,17 +9,18 @@ Create the inboxes once, then run the service, and beside it a dispatcher and a 
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inbox import Handlers, Message
+from inbox import Handlers, Message, Worker
 from mailroom import Topic, carrying
 from outbox import Outbox
 
@@ -62,7 +64,7 @@ def refused(message: Message, connection: Any) -> None:
 
 
 def _set_state(connection: Any, order: int, state: str) -> None:
-    if isinstance(connection, Connection | Session):  # in tests; a worker hands over psycopg's connection
+    if isinstance(connection, Connection | Session):  # the worker is on the service's engine
         connection.execute(text("UPDATE shop_order SET state = :state WHERE id = :id"), {"state": state, "id": order})
     else:
         connection.execute("UPDATE shop_order SET state = %s WHERE id = %s", [state, order])
@@ -115,12 +117,30 @@ def state(id: int, database: Database) -> dict[str, object]:
     return {"id": found.id, "state": found.state}
 
 
+def health(request: Request, response: Response) -> dict[str, object]:
+    """Tell a probe whether the worker claims messages; of what is wrong, the class only."""
+    worker: Worker = request.app.state.worker
+    if worker.healthy:
+        return {"worker": "ok"}
+    response.status_code = 503
+    return {"worker": "not started" if worker.failure is None else type(worker.failure).__name__}
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Run the worker beside the service; uvicorn ends this on SIGTERM, and then the worker's batches are finished."""
+    with app.state.worker:
+        yield
+
+
 def create_app(dsn: str | None = None) -> FastAPI:
     """Return the service, on the database that is given or named by MAILROOM_DSN."""
     url = (dsn or os.environ["MAILROOM_DSN"]).replace("postgresql:", "postgresql+psycopg:")
-    app = FastAPI()
+    app = FastAPI(lifespan=lifespan)
     app.state.engine = create_engine(url)
+    app.state.worker = Worker(app.state.engine, "shop", shop)
     app.add_middleware(Tracing)
     app.post("/orders", status_code=202)(order)
     app.get("/orders/{id}")(state)
+    app.get("/health")(health)
     return app

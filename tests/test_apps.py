@@ -13,10 +13,12 @@ from sqlalchemy.orm import Session
 from examples import django_shop, fastapi_shop
 from inbox import Handlers, Inbox, Message, Rejected
 from mailroom import testing
+from mailroom.errors import UnknownInbox
 from mailroom.mail import Mail, mailing
 from tests.support.databases import Connect
 from tests.support.django import connected
 from tests.support.node import Node
+from tests.support.waiting import eventually_async
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -67,6 +69,33 @@ async def test_order_commits_with_its_command_and_goes_on_when_answered(node: No
     found = [await client.get(f"/orders/{id}") for id in (1, 2, 3)]
     assert [response.json().get("state") for response in found] == ["reserved", "refused", None]
     assert found[2].status_code == 404
+
+
+async def test_worker_runs_with_the_service_and_its_probe_tells_of_it(
+    node: Node, app: FastAPI, client: httpx.AsyncClient
+) -> None:
+    stock = Handlers()
+    stock.on(fastapi_shop.reserve)(lambda message, connection: {"shelf": 7})
+
+    async def told() -> tuple[int, object]:
+        response = await client.get("/health")
+        return response.status_code, response.json()["worker"]
+
+    async def serve() -> None:
+        async with fastapi_shop.lifespan(app):
+            assert await told() == (200, "ok")
+            await ask(client)
+            with psycopg.connect(node.dsn) as connection:
+                testing.drain(connection, "warehouse", stock)
+                testing.deliver(connection)
+            await eventually_async(lambda: node.rows("SELECT state FROM shop_order") == [("reserved",)])
+            node.connection.execute("DROP TABLE mailroom.inbox_shop")
+            await eventually_async(lambda: not app.state.worker.healthy)
+            assert await told() == (503, "UnknownInbox")
+
+    assert await told() == (503, "not started")
+    with pytest.raises(UnknownInbox):
+        await serve()
 
 
 async def test_response_of_an_order_whose_commit_fails_is_no_success(node: Node, client: httpx.AsyncClient) -> None:

@@ -205,7 +205,6 @@ class _Pool:
         self.home = home
         self._pool = pool
         self._failing = failing
-        self._begun = 0
 
     @contextlib.contextmanager
     def begin(self, *, failing: bool = False) -> Iterator["psycopg.Connection[Any]"]:
@@ -235,15 +234,7 @@ class _Pool:
                 return stack.enter_context(self._failing.connection(timeout=SHORT_S))
             except PoolTimeout:
                 log.debug("the server gives no session for failing keys: they use those of the others")
-        begun = self._begun
-        try:
-            connection: psycopg.Connection[Any] = stack.enter_context(self._pool.connection())
-        except PoolTimeout:
-            if self._begun == begun:  # nor has any other loop got one meanwhile
-                self.home.make_room()
-            raise
-        self._begun += 1
-        return connection
+        return stack.enter_context(self._pool.connection())
 
     def commit(self, connection: Any) -> None:
         with PlainCursor(connection) as cursor:
@@ -265,7 +256,6 @@ class _AsyncPool:
         self.home = home
         self._pool = pool
         self._failing = failing
-        self._begun = 0
 
     @contextlib.asynccontextmanager
     async def begin(self, *, failing: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
@@ -294,15 +284,7 @@ class _AsyncPool:
                 return await stack.enter_async_context(self._failing.connection(timeout=SHORT_S))
             except PoolTimeout:
                 log.debug("the server gives no session for failing keys: they use those of the others")
-        begun = self._begun
-        try:
-            connection: psycopg.AsyncConnection[Any] = await stack.enter_async_context(self._pool.connection())
-        except PoolTimeout:
-            if self._begun == begun:
-                self.home.make_room()
-            raise
-        self._begun += 1
-        return connection
+        return await stack.enter_async_context(self._pool.connection())
 
     async def commit(self, connection: Any) -> None:
         async with AsyncPlainCursor(connection) as cursor:

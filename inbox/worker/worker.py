@@ -262,6 +262,18 @@ class _Service(ABC):
         yield from self._home.visiting(driver_of(connection))
         self._home.dsn  # noqa: B018  # raises an error if nobody can tell
 
+    @contextlib.contextmanager
+    def _getting(self) -> Iterator[None]:
+        """Get a connection for a batch, whatever the source is; if none comes, the sessions beside it make room."""
+        self._home.wanted()
+        try:
+            with connecting():
+                yield
+        except NotConnected:
+            self._home.missed()
+            raise
+        self._home.given()
+
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
         size, mine = batch.size, self._in_flight.mine
         if batch.due:
@@ -414,7 +426,7 @@ class Worker(_Service):
     def _begin(self, *, failing: bool = False) -> Iterator[Any]:
         """Begin a transaction, or raise `NotConnected`."""
         with contextlib.ExitStack() as transaction:
-            with connecting():
+            with self._getting():
                 connection = transaction.enter_context(self._transactions.begin(failing=failing))
             yield connection
 
@@ -557,7 +569,7 @@ class AsyncWorker(_Service):
     async def _begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
         """Begin a transaction, or raise `NotConnected`."""
         async with contextlib.AsyncExitStack() as transaction:
-            with connecting():
+            with self._getting():
                 connection = await transaction.enter_async_context(self._transactions.begin(failing=failing))
             yield connection
 

@@ -31,6 +31,7 @@ FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()
     columns=("bigint", "timestamptz", "text"),
 )
 RENEWED_AFTER_S = 60.0
+MISSED_S = 5.0  # how long no batch gets a connection before the sessions beside them make room
 ROOM_S = 30.0
 
 
@@ -71,6 +72,7 @@ class Home:
         self._refused: str | None = None
         self._renewed_at = -RENEWED_AFTER_S
         self._room_until = 0.0
+        self._wanted_at: float | None = None
         self.place: Place | None = None
         self.name = "" if dsn is None else settings.place(dsn)
 
@@ -133,9 +135,22 @@ class Home:
         self._renewed_at = self._monotonic()
         return True
 
-    def make_room(self) -> None:
-        """Give up the sessions beside the batches for a while: the server gives too few, and no batch has one."""
-        self._room_until = self._monotonic() + ROOM_S
+    def wanted(self) -> None:
+        """Note that a batch wants a connection."""
+        if self._wanted_at is None:
+            self._wanted_at = self._monotonic()
+
+    def given(self) -> None:
+        """Note that a batch has got its connection."""
+        self._wanted_at = None
+
+    def missed(self) -> None:
+        """Note that a batch has got none. If no other one has for so long either, give up the sessions beside them.
+
+        For a while: it may be that the server gives too few.
+        """
+        if self._wanted_at is not None and self._monotonic() - self._wanted_at >= MISSED_S:
+            self._room_until = self._monotonic() + ROOM_S
 
     def check_room(self) -> None:
         """Raise `ConnectionFailed` if sessions beside the batches are given up."""

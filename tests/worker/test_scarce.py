@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from sqlalchemy import create_engine
 
 from inbox import AsyncWorker, Message, Worker
 from tests.support.node import Node
@@ -102,15 +103,22 @@ def test_session_that_the_server_ends_while_it_idles_is_replaced_without_a_word(
 
 
 @pytest.mark.parametrize("limited", [3], indirect=True)
+@pytest.mark.parametrize("source", ["DSN", "Engine"])
 def test_sessions_beside_the_batches_make_room_for_a_lane(
-    node: Node, limited: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    node: Node, limited: str, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After an outage the others may be back first, and nobody else has gone."""
     monkeypatch.setattr("inbox.worker.transactions.ANSWER_S", 1.0)
+    monkeypatch.setattr("mailroom.session.home.MISSED_S", 1.0)
     monkeypatch.setattr("mailroom.session.listener.HEARTBEAT_S", 0.1)
     monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
     strangers: list[psycopg.Connection[Any]] = []
-    with working(Worker(limited, "shipping", write_ledger, poll_interval_s=POLL_S)), contextlib.ExitStack() as closing:
+    named = make_conninfo(limited, application_name="mailroom worker shipping")
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(named))
+    given = engine if source == "Engine" else limited
+    with contextlib.ExitStack() as closing:
+        closing.callback(engine.dispose)
+        closing.enter_context(working(Worker(given, "shipping", write_ledger, poll_interval_s=POLL_S)))
         eventually(lambda: is_asleep(node))
         eventually(lambda: node.sessions("mailroom worker in flight shipping"))
 
