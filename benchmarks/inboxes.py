@@ -26,8 +26,7 @@ def _idle_inboxes(node: Node, count: int) -> Iterator[None]:
     try:
         for group in groups:
             with node.connect() as connection:
-                for name in group:
-                    node_schema.create_inbox(connection, name, schema=node.schema)
+                node_schema.create_inbox(connection, group, schema=node.schema)
         yield
     finally:
         # Before the schema is dropped, which would take all their locks at once.

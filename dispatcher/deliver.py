@@ -16,6 +16,7 @@ from mailroom.links.marks import IS_WANTED
 from mailroom.message import MESSAGE
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import GETS, LINK_ROUTE, ROUTE
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable
 
@@ -276,14 +277,14 @@ def delivering(
     yield LOCK.at(schema=schema)()
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
-        [(*row, is_plain)] = yield DELIVER_PLAIN.at(schema=schema)(**values)
+        *row, is_plain = the_one((yield DELIVER_PLAIN.at(schema=schema)(**values)), NODE_ROW, schema)
     is_full = has_links or (has_many and not is_plain)
     if not is_plain and not is_full:
-        [row] = yield DELIVER.at(schema=schema)(**values)
+        row = list(the_one((yield DELIVER.at(schema=schema)(**values)), NODE_ROW, schema))
         *_, has_links, has_many, waits = row
         is_full = (has_links or has_many) and not waits
     if is_full:
-        [row] = yield DELIVER_FULL.at(schema=schema)(**values)
+        row = list(the_one((yield DELIVER_FULL.at(schema=schema)(**values)), NODE_ROW, schema))
     delivery = Delivery(*row)
     if delivery.has_total and delivery.clock is not None and not delivery.waits:
         yield from raising_stable(schema, delivery.inboxes)

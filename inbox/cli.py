@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
 from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.links.links import Links
 from mailroom.message import Message
 from mailroom.names import ALL, OWN
 from mailroom.packages import NAMES, warn_of_hidden
@@ -32,6 +34,7 @@ from mailroom.session.backoff import spread_s
 from mailroom.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
+from mailroom.status import links_status
 
 origin_option = click.option(
     "--origin",
@@ -43,13 +46,32 @@ origin_option = click.option(
 )
 
 
+def wait_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about the sources that are to know of a subscription."""
+    wait = click.option(
+        "--wait/--no-wait",
+        "waits",
+        default=True,
+        help="With --origin: end when the source knows of the subscription, so that what is sent there from then on "
+        "comes. The dispatcher of this node tells it, and has to run. [--wait]",
+    )
+    timeout = click.option(
+        "--timeout-s", metavar="S", type=seconds, default=60.0, show_default=True, help="How long --wait waits."
+    )
+    return wait(timeout(command))
+
+
 @click.group(cls=Group)
 def inbox() -> None:
     """Create inboxes and subscribe them, show their messages, and reap from a shell."""
 
 
+# Inboxes created per transaction: each takes six of the server's locks until it ends.
+AT_ONCE = 100
+
+
 @inbox.command()
-@click.argument("name", type=INBOX)
+@click.argument("names", metavar="NAME...", type=INBOX, nargs=-1, required=True)
 @click.option(
     "--subscribe",
     "topics",
@@ -59,6 +81,7 @@ def inbox() -> None:
     help="Subscribe to this topic or pattern; repeatable.",
 )
 @origin_option
+@wait_options
 @click.option(
     "--order",
     type=click.Choice(["key", "total"]),
@@ -80,9 +103,11 @@ def inbox() -> None:
 @pass_call
 def create(
     call: Call,
-    name: str,
+    names: tuple[str, ...],
     topics: tuple[str, ...],
     origin: str,
+    waits: bool,
+    timeout_s: float,
     order: Literal["key", "total"] | None,
     backoff_s: float | None,
     backoff_max_s: float | None,
@@ -90,10 +115,11 @@ def create(
     on_failure: Literal["park", "skip"] | None,
     keep_s: float | None,
 ) -> None:
-    """Create an inbox, or add subscriptions to it and change its settings.
+    """Create inboxes, or add subscriptions to them and change their settings.
 
-    It gets the topics it subscribes to, and the messages and commands whose topic is its own name. Messages that were
-    delivered before it subscribed are not added. Repeating the command is harmless.
+    Each gets the topics it subscribes to, and the messages and commands whose topic is its own name. Messages that were
+    delivered before it subscribed are not added. Repeating the command is harmless. Of many inboxes it commits a
+    hundred at a time.
 
     By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
     the handler calls. The command prints how long the attempts take with these settings.
@@ -109,41 +135,45 @@ def create(
       mailroom inbox create shop_replies --keep-s 600
       mailroom inbox create invoices --subscribe order.paid --origin lyon
       mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
+      mailroom inbox create shop_{1..1000} --subscribe price.changed
     """
     if origin != OWN and not topics:
         raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
     if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
         raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
     with call.connection("inbox create") as connection:
-        create_inbox(
-            connection,
-            name,
-            topics,
-            schema=call.schema,
-            backoff_s=backoff_s,
-            backoff_max_s=backoff_max_s,
-            max_attempts=max_attempts,
-            on_failure=on_failure,
-            keep_s=keep_s,
-            origin=origin,
-            order=order,
-        )
-        [made] = [each for each in run(connection, _listing(call.schema)) if each["name"] == name]
+        for first in range(0, len(names), AT_ONCE):
+            create_inbox(
+                connection,
+                names[first : first + AT_ONCE],
+                topics,
+                schema=call.schema,
+                backoff_s=backoff_s,
+                backoff_max_s=backoff_max_s,
+                max_attempts=max_attempts,
+                on_failure=on_failure,
+                keep_s=keep_s,
+                origin=origin,
+                order=order,
+            )
+            connection.commit()
+        made = {each["name"]: each for each in run(connection, _listing(call.schema))}
         known = run(connection, _knowing(call.schema, origin))
+    named = [made[name] for name in dict.fromkeys(names)]
+    if known:
+        for each in named:
+            _wait(call, each["name"], topics, origin, timeout_s if waits else None)
     if call.json:
-        document({"inbox": name, "schema": call.schema, "subscribed": topics, "origin": origin})
+        for each in named:
+            document({"inbox": each["name"], "schema": call.schema, "subscribed": topics, "origin": origin})
         return
-    say(f"Inbox {name} exists" + (f", subscribed to {', '.join(topics)}{_of(origin)}." if topics else "."))
-    then = {
-        ("park", "key"): "then its key is parked",
-        ("skip", "key"): "then it is moved to dead_letter",
-        ("park", "total"): "then the inbox is parked",
-        ("skip", "total"): "then it alone is moved to dead_letter, and the others go on",
-    }[made["on_failure"], made["order"]]
-    if made["order"] == "total":
-        say("Its order is total: one queue, and a message that fails holds up all others.")
-    often = counted(made["max_attempts"], "time")
-    say(f"A message that fails is tried {often} over about {duration(made['attempts_spread_s'])}; {then}.")
+    for each in named:
+        say(f"Inbox {each['name']} exists" + (f", subscribed to {', '.join(topics)}{_of(origin)}." if topics else "."))
+    told: dict[str, list[str]] = {}
+    for each in named:
+        told.setdefault(_of_failures(each), []).append(each["name"])
+    for sentences, of in told.items():
+        say(sentences if len(told) == 1 else f"{', '.join(of)}: {sentences}")
     if not known:
         _note_unknown(origin)
 
@@ -152,8 +182,9 @@ def create(
 @click.argument("name", type=INBOX)
 @click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
 @origin_option
+@wait_options
 @pass_call
-def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> None:
+def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits: bool, timeout_s: float) -> None:
     """Subscribe an inbox to topics and patterns. Repeating the command is harmless.
 
     Dots part the words of a topic. In a pattern * is one word, and # as the last word any number of words: order.*
@@ -170,6 +201,8 @@ def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> No
     with call.connection("inbox subscribe") as connection:
         new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
         known = run(connection, _knowing(call.schema, origin))
+    if known:
+        _wait(call, name, topics, origin, timeout_s if waits else None)
     if call.json:
         document({"inbox": name, "schema": call.schema, "subscribed": new, "origin": origin})
         return
@@ -205,8 +238,35 @@ def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> 
         note(f"It does not subscribe to {', '.join(unknown)}{_of(origin)}; mailroom inbox list shows to what.")
 
 
+def _of_failures(inbox: dict[str, Any]) -> str:
+    """Return sentences about what follows when a message of this inbox fails."""
+    then = {
+        ("park", "key"): "then its key is parked",
+        ("skip", "key"): "then it is moved to dead_letter",
+        ("park", "total"): "then the inbox is parked",
+        ("skip", "total"): "then it alone is moved to dead_letter, and the others go on",
+    }[inbox["on_failure"], inbox["order"]]
+    order = "Its order is total: one queue, and a message that fails holds up all others. "
+    often, spread = counted(inbox["max_attempts"], "time"), duration(inbox["attempts_spread_s"])
+    return f"{order * (inbox['order'] == 'total')}A message that fails is tried {often} over about {spread}; {then}."
+
+
 def _of(origin: str) -> str:
     return "" if origin == OWN else " of every node" if origin == ALL else f" of {origin}"
+
+
+def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s: float | None) -> None:
+    """Wait until the sources have the subscriptions that were just committed; None for not at all."""
+    if origin == OWN or not topics:
+        return
+    if timeout_s is None:
+        note("What is sent there comes from when the dispatcher of this node has told it: mailroom link status")
+        return
+    with call.connection("inbox wait") as connection:
+        lease = links_status(connection, call.schema)
+        if lease is None or not lease.leads:
+            note("No dispatcher of this node runs, which has to tell the source: mailroom dispatcher run")
+        Links(call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
 
 
 def _note_unknown(origin: str) -> None:

@@ -6,6 +6,8 @@ tried again: the claim moves it to `parked` or `dead_letter`. So a worker only r
 """
 
 import logging
+from collections.abc import Sequence
+from uuid import UUID
 
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.answer import ASKS, MAY_ANSWER, Undone, answering_undone
@@ -14,6 +16,9 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 log = logging.getLogger("mailroom.inbox")
 
+# A worker does not take a key whose last try has killed its worker, until that is counted. Its entry was there before
+# the handler ran (`inbox.worker.in_flight`), so whoever has got the key's lock since finds it.
+BUT_ORPHANED = " AND key NOT IN (SELECT {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]))"
 # Keys are tried one by one until the head of one can be locked; those with a locked head are skipped. The time is the
 # statement's, not the transaction's: a failure recorded since the transaction began may be due.
 NOW = "(SELECT clock_timestamp())"
@@ -23,7 +28,7 @@ WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name
 head AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
         SELECT key FROM {schema}.my_due
-        WHERE inbox = '{inbox}' AND retry_at <= {now} ORDER BY retry_at, key) AS d, LATERAL (
+        WHERE inbox = '{inbox}' AND retry_at <= {now}{but_orphaned} ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
@@ -71,7 +76,7 @@ WITH last AS MATERIALIZED (
     WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
 share AS MATERIALIZED (
     SELECT CASE WHEN greatest(clock, suspect_to) < %(clock)s::bigint THEN %(limit)s::bigint ELSE 1 END AS rows
-    FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at <= {now}),
+    FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at <= {now}{but_orphaned}),
 picked AS MATERIALIZED (
     SELECT i.* FROM share, LATERAL (
         SELECT {picked} FROM {schema}.inbox_{inbox}
@@ -121,22 +126,26 @@ ORDER BY clock
 )
 
 
-def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
+def reaping_due(
+    schema: str, inbox: str, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()
+) -> Operation[Claimed]:
     """Take one message of a failing key that is due, if there is one; end it if it has used up its attempts.
 
     Of a key none of whose messages is suspected any more, take up to `limit`. Run this in a READ COMMITTED transaction,
-    and `healing` in the same transaction once the messages are handled. `hold` is as in `Share`.
+    and `healing` in the same transaction once the messages are handled. `hold` and `mine` are as in `Share`.
     """
-    held = HELD if hold else "false"
     names = {"schema": schema, "inbox": inbox}
+    but_orphaned, entries = (BUT_ORPHANED, {"mine": list(mine)}) if hold else ("", {})
     yield IN_TRANSACTION
     while True:
         yield PIN.at()()
-        *heads, last = yield LOCK_HEAD.at(**names)()
+        *heads, last = yield LOCK_HEAD.at(but_orphaned=but_orphaned, **names)(**entries)
         if not heads:
             return Claimed([], last[-2], is_all=True)
         [(key, clock, _, _)] = heads
-        *taken, last = yield TAKE_HEAD.at(**names, held=held)(key=key, clock=clock, limit=limit)
+        *taken, last = yield TAKE_HEAD.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(
+            key=key, clock=clock, limit=limit, **entries
+        )
         if taken:
             messages, end = [Message(*row[:-5]) for row in taken], taken[0][-5]
             answers = [(error, may_answer) for *_, error, may_answer, _, _ in taken]

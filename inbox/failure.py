@@ -208,7 +208,8 @@ FROM unnest(%(keys)s::text[], %(clocks)s::bigint[]) AS u (key, clock)
 WHERE EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = u.key AND i.clock <= u.clock)
 ORDER BY key
 ON CONFLICT (inbox, key) DO UPDATE SET
-    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to
+    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to,
+    last_error = excluded.last_error
     WHERE s.suspect_to < excluded.suspect_to
 """
 )
@@ -225,7 +226,8 @@ FROM (SELECT i.clock, i.sent_clock
           WHERE i.key = u.key AND i.clock = u.clock) AS i
       ORDER BY i.sent_clock DESC, i.origin DESC LIMIT 1) AS last
 ON CONFLICT (inbox, key) DO UPDATE SET
-    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to
+    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to,
+    last_error = excluded.last_error
     WHERE s.suspect_to < excluded.suspect_to
 """
 )

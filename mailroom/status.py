@@ -9,6 +9,7 @@ from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
+from mailroom.sight import NODE_ROW, seeing, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
 from mailroom.total import Waiting
@@ -193,6 +194,7 @@ def executable_backlog(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) 
 
 
 def _counting(schema: str, outbox: str) -> Operation[int]:
+    yield from seeing(schema, outbox)
     [(count,)] = yield BACKLOG.at(schema=schema, outbox=outbox)()
     return int(count)
 
@@ -304,7 +306,8 @@ def reading_status(schema: str) -> Operation[Status]:
     """`status` as an operation."""
     dispatcher = yield from reading_dispatcher(schema)
     executor = yield from _reading_leader(schema, "executor")
-    [(clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog)] = yield NODE.at(schema=schema)()
+    rows = yield NODE.at(schema=schema)()
+    clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog = the_one(rows, NODE_ROW, schema)
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
     inboxes = yield from _reading_inboxes(schema)
     links = yield LINKS.at(schema=schema)()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
 from mailroom.schema.checks import checking
-from mailroom.schema.inboxes import PREPARE, RESTORE
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
@@ -204,6 +203,10 @@ WHERE c.oid = %(table)s::bigint::oid
 """,
     columns=("text",),
 )
+PREPARE = Sql(
+    "SELECT current_setting('lock_timeout'), set_config('lock_timeout', '3s', true)", columns=("text", "text")
+)
+RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", columns=("text",))
 APPLY = Sql("DO $$ BEGIN EXECUTE pg_catalog.current_setting('mailroom.statement'); END $$")
 
 

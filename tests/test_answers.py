@@ -27,6 +27,8 @@ from tests.support.roles import grants_of_a_consumer
 from tests.support.waiting import eventually
 from tests.support.working import working
 
+pytestmark = pytest.mark.sample(3)
+
 OUTBOX, LETTERS = Outbox(), DeadLetters()
 SECRET = "kanarienvogel"
 

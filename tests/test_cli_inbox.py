@@ -40,6 +40,25 @@ def test_create_may_be_repeated_and_adds_subscriptions(node: Node) -> None:
     assert (shipping["name"], shipping["topics"]) == ("shipping", ["orders"])
 
 
+def test_create_takes_several_names(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inbox.cli.AT_ONCE", 2)
+    done("inbox", "create", "ledger", "--order", "total", dsn=node.dsn)
+    said = done("inbox", "create", "a", "b", "a", "ledger", "--subscribe", "paid", dsn=node.dsn).splitlines()
+    assert said[:3] == [f"Inbox {name} exists, subscribed to paid." for name in ("a", "b", "ledger")]
+    assert [line.partition(" A message that fails")[0] for line in said[3:]] == [
+        "a, b:", "ledger: Its order is total: one queue, and a message that fails holds up all others."
+    ]  # fmt: skip
+    found = json_of("inbox", "list", dsn=node.dsn)
+    assert {each["name"]: each["topics"] for each in found} == {
+        "a": ["paid"], "b": ["paid"], "ledger": ["paid"], "shipping": ["orders"]
+    }  # fmt: skip
+    done("inbox", "create", "c", "d", dsn=node.dsn)
+    refused = mailroom("inbox", "create", "e", "f", "registry_pkey", "g", dsn=node.dsn)
+    assert "Inbox 'registry_pkey' cannot be created" in error_of(refused)
+    names = [each["name"] for each in json_of("inbox", "list", dsn=node.dsn)]
+    assert names == ["a", "b", "c", "d", "e", "f", "ledger", "shipping"]  # what was committed before stays
+
+
 def test_subscriptions_begin_and_end(node: Node) -> None:
     subscribe, unsubscribe = ("inbox", "subscribe", "shipping"), ("inbox", "unsubscribe", "shipping")
     said = mailroom(*subscribe, "order.*", "orders", dsn=node.dsn)

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from mailroom.embedded import Binaries, Server, account, cluster, default_directory, embedded_server, find_binaries
 from mailroom.embedded import binaries as binaries_module
+from mailroom.embedded import server as server_module
 from mailroom.errors import EmbeddedServerError
 from tests.support.postgres import FAST_SETTINGS
 from tests.support.waiting import eventually
@@ -194,6 +195,56 @@ def test_users_own_server_is_durable_and_leaves_other_versions_alone(
         names = "'fsync', 'synchronous_commit', 'full_page_writes'"
         assert query(server.dsn(), f"SELECT DISTINCT setting FROM pg_settings WHERE name IN ({names})") == [("on",)]
     assert list(other.iterdir()) == []
+
+
+def without_binaries(major: int | None = None) -> Binaries:
+    raise EmbeddedServerError(f"No PostgreSQL {major} found to run.")
+
+
+def test_environments_with_other_binaries_meet_in_one_server(
+    server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has the extra `embedded`, another an older PostgreSQL of the system's, and a third none at all."""
+    monkeypatch.setenv("MAILROOM_HOME", str(server_home))
+    monkeypatch.delenv("MAILROOM_PG_BIN", raising=False)
+    monkeypatch.setattr(server_module, "find_binaries", lambda major=None: binaries)
+    one = embedded_server()
+    one.start()
+    other = next(major for major in (15, 16) if major != binaries.major)
+    monkeypatch.setattr(
+        server_module,
+        "find_binaries",
+        lambda major=None: Binaries(server_home, other) if major in (None, other) else without_binaries(major),
+    )
+    with embedded_server() as two:
+        assert two.dsn() == one.dsn()
+        monkeypatch.setattr(server_module, "find_binaries", without_binaries)
+        with embedded_server() as three:
+            assert three.dsn() == one.dsn()
+            one.stop()
+            assert is_up(three.dsn())
+    # Now it is stopped, and what it has in it is still the user's: nothing empty takes its place.
+    with pytest.raises(EmbeddedServerError, match=rf"holds data of PostgreSQL {binaries.major}\. .*MAILROOM_HOME"):
+        embedded_server().start()
+    monkeypatch.setenv("MAILROOM_PG_BIN", str(binaries.path))
+    monkeypatch.setattr(server_module, "find_binaries", lambda major=None: Binaries(server_home, other))
+    assert embedded_server().directory == server_home / f"pg{other}"
+
+
+def test_of_several_servers_the_one_that_runs_is_the_user_s(
+    server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAILROOM_HOME", str(server_home))
+    monkeypatch.delenv("MAILROOM_PG_BIN", raising=False)
+    newest = server_home / "pg18" if binaries.major < 18 else server_home / "pg15"
+    monkeypatch.setattr(server_module, "SUPPORTED_MAJORS", sorted([binaries.major, int(newest.name[2:])]))
+    monkeypatch.setattr(server_module, "find_binaries", lambda major=None: binaries)
+    with Server(server_home / f"pg{binaries.major}", binaries=binaries, settings=FAST_SETTINGS) as running:
+        (newest / "data").mkdir(parents=True)
+        (newest / "data" / "PG_VERSION").write_text(newest.name[2:])
+        newest.chmod(0o755)
+        assert embedded_server().directory == running.directory
+    assert embedded_server().directory == max(newest, running.directory)
 
 
 # Several users

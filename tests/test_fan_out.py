@@ -256,19 +256,6 @@ def test_test_kit_fans_out(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- On a server ------------------------------------------------------------------------------------------------------
 
-MAKE = """
-DO $$ BEGIN
-    FOR nth IN {first}..{last} LOOP
-        EXECUTE format('CREATE TABLE mailroom.inbox_n%s (LIKE mailroom.inbox INCLUDING DEFAULTS)', nth);
-        EXECUTE format('ALTER TABLE mailroom.inbox_n%s ADD CONSTRAINT key_of_n%s PRIMARY KEY (key, clock)', nth, nth);
-        EXECUTE format('CREATE INDEX clock_of_n%s ON mailroom.inbox_n%s ((clock + 0))', nth, nth);
-        EXECUTE format('ALTER TABLE mailroom.inbox ATTACH PARTITION mailroom.inbox_n%s FOR VALUES IN (''n%s'')',
-                       nth, nth);
-        INSERT INTO mailroom.inbox_registry (name) VALUES (concat('n', nth));
-        INSERT INTO mailroom.subscription (topic, inbox) VALUES ('news', concat('n', nth));
-    END LOOP;
-END $$"""
-
 
 @pytest.fixture
 def start(
@@ -297,7 +284,8 @@ def test_one_event_reaches_all_its_subscribers(start: Callable[[int], Server], i
         with connection.transaction():
             migrate(connection)
         for first in range(0, inboxes, 100):
-            connection.execute(MAKE.format(first=first, last=first + 99).encode())
+            with connection.transaction():
+                create_inbox(connection, [f"n{nth}" for nth in range(first, first + 100)], ["news"])
         node = Node(dsn, connection)
         for key in "abab":
             node.send("news", key=key, kind="E")

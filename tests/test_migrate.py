@@ -27,6 +27,8 @@ from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 
+pytestmark = pytest.mark.sample(2)
+
 ROOT = Path(__file__).parents[1]
 
 # What the catalog tells of a node, without what differs by chance.
@@ -77,6 +79,7 @@ def test_node_goes_up_is_used_and_goes_down_on_every_connection(
         schema.migrate(connection)
         schema.check(connection)
         schema.create_inbox(connection, "shipping", ["order.paid"])
+        schema.create_inbox(connection, ["null", "shipping", "billing"])
         Outbox().send(connection, "shipping", 1, key="k")
         Outbox().send_many(connection, [Outgoing("order.paid", 2, key="k")])
         assert status(connection).outbox_backlog == 2
@@ -90,7 +93,7 @@ def test_node_goes_up_is_used_and_goes_down_on_every_connection(
         schema.migrate(connection, revision="base")
         assert schema.current_revision(connection) is None
         connection.rollback()
-    assert "inbox_shipping" in tables(empty_dsn)
+    assert {"inbox_shipping", "inbox_null", "inbox_billing"} <= tables(empty_dsn)
 
 
 @pytest.mark.parametrize("kind", ASYNC)
@@ -106,6 +109,7 @@ async def test_node_goes_up_is_used_and_goes_down_on_every_async_connection(
         await schema.migrate_async(connection)
         await schema.check_async(connection)
         await schema.create_inbox_async(connection, "shipping", ["order.paid"], max_attempts=7)
+        await schema.create_inbox_async(connection, ["null", "shipping", "billing"])
         await AsyncOutbox().send(connection, "shipping", 1, key="k")
         await AsyncOutbox().send_many(connection, [Outgoing("order.paid", 2, key="k")])
         await connection.commit()
@@ -117,7 +121,7 @@ async def test_node_goes_up_is_used_and_goes_down_on_every_async_connection(
         with pytest.raises(SchemaError, match="no Mailroom schema"):
             await schema.check_async(connection)
         await connection.rollback()
-    assert "inbox_shipping" in tables(empty_dsn)
+    assert {"inbox_shipping", "inbox_null", "inbox_billing"} <= tables(empty_dsn)
 
 
 ASYNC_ENV = """

@@ -265,12 +265,14 @@ def test_entry_does_not_wait_to_hear_where_it_is(node: Node, server_home: Path) 
 def test_batch_does_not_wait_for_who_looks_for_the_dead(node: Node, server_home: Path) -> None:
     """That one waits for the connection of the batch."""
     with pgbouncer(node.dsn, server_home, pool_size=1) as url, psycopg.connect(url, prepare_threshold=None) as batch:
-        batch.execute("SELECT 1")
         in_flight = InFlight(url, SCHEMA, "shipping")
+        in_flight.begin()
+        batch.execute("SELECT 1")
         looking = threading.Thread(target=in_flight.take_over)
         looking.start()
         eventually(lambda: in_flight._watcher._lock.locked())
         in_flight.add(Entry(), [])
+        assert in_flight._apart._unanswered is not None  # it has gone, by a session of its own
         assert looking.is_alive()
         batch.rollback()
         looking.join()

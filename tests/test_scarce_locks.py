@@ -9,7 +9,7 @@ import pytest
 
 from dispatcher import Dispatcher, drain
 from mailroom.embedded import Server
-from mailroom.errors import ConnectionFailed
+from mailroom.errors import ConnectionFailed, SchemaError
 from mailroom.schema import create_inbox, migrate
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
@@ -49,6 +49,17 @@ def test_drain_says_what_the_server_lacks(node: Node) -> None:
         assert "max_locks_per_transaction" in str(raised.value)
         assert "Cannot connect" not in str(raised.value)
     assert drain(node.dsn).delivered == INBOXES
+
+
+def test_too_many_new_inboxes_in_one_transaction_are_refused_with_what_to_do(node: Node) -> None:
+    names = [f"n{nth}" for nth in range(20)]
+    with full(node, but=60):
+        with pytest.raises(SchemaError, match="no room for the locks of 20 new inboxes"), node.connection.transaction():
+            create_inbox(node.connection, names)
+        with node.connection.transaction():
+            create_inbox(node.connection, names[:2])
+    with node.connection.transaction():
+        create_inbox(node.connection, names)
 
 
 async def test_dispatcher_says_what_the_server_lacks_and_goes_on(node: Node, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,8 @@ from alembic import command
 from inbox import Inbox
 from mailroom import schema
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
+from mailroom.schema.inboxes import Order
+from mailroom.sql.runner import _psycopg_step
 from mailroom.testing import deliver
 from outbox import Outbox
 from tests.support.databases import Connect
@@ -230,6 +232,68 @@ def test_two_first_migrations_at_once_make_one_schema(dsn: str, connect: Connect
 def test_same_inbox_made_twice_at_once_is_made_once(dsn: str, connect: Connect) -> None:
     waits_for_another(dsn, connect, lambda connection: schema.create_inbox(connection, "shipping", ["order.paid"]))
     assert "inbox_shipping" in tables(dsn)
+
+
+OF_INBOX = """
+SELECT c.relkind, c.reloptions,
+       replace(coalesce(pg_get_indexdef(c.oid), pg_get_expr(c.relpartbound, c.oid)), %(name)s, ''),
+       (SELECT array_agg((attname, attnotnull, atttypid, col_description(c.oid, attnum))::text ORDER BY attnum)
+        FROM pg_attribute WHERE attrelid = c.oid)
+FROM pg_class AS c
+WHERE c.oid = to_regclass('mailroom.inbox_' || %(name)s)
+   OR c.oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = to_regclass('mailroom.inbox_' || %(name)s))
+ORDER BY 3
+"""
+
+
+@pytest.mark.parametrize("order", ["key", "total"])
+def test_inboxes_of_one_call_are_as_those_of_one_call_each(connect: Connect, order: Order) -> None:
+    connection = connect()
+    schema.create_inbox(connection, "alone", ["order.paid"], max_attempts=7, order=order)
+    names = [*(f"i{nth}" for nth in range(25)), "null", "i3", "alone"]
+    connection.execute("SET lock_timeout = '7s'")
+    schema.create_inbox(connection, names, ["order.sent", "order.paid"], max_attempts=7, order=order)
+    assert connection.execute("SHOW lock_timeout").fetchone() == ("7s",)
+    expected = connection.execute(OF_INBOX, {"name": "alone"}).fetchall()
+    assert len(expected) == 3 + (order == "total")
+    for name in ("i0", "i19", "i20", "i24", "null"):  # at both ends of what is made in one trip
+        assert connection.execute(OF_INBOX, {"name": name}).fetchall() == expected
+    registered = connection.execute('SELECT name, max_attempts, "order" FROM mailroom.inbox_registry').fetchall()
+    assert sorted(registered) == sorted((name, 7, order) for name in set(names))
+    topics = connection.execute("SELECT inbox, topic FROM mailroom.subscription").fetchall()
+    assert sorted(topics) == sorted((name, topic) for name in set(names) for topic in ("order.paid", "order.sent"))
+
+
+def test_many_inboxes_take_few_trips(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand were made in as many sessions, and then one by one: each had a dozen trips to the server."""
+    trips = 0
+
+    def counted(*args: Any, **options: Any) -> list[Any]:
+        nonlocal trips
+        trips += 1
+        return _psycopg_step(*args, **options)
+
+    monkeypatch.setattr("mailroom.sql.runner._psycopg_step", counted)
+    schema.create_inbox(connect(), [f"i{nth}" for nth in range(60)], ["order.paid"])
+    assert trips <= 12
+
+
+def test_one_of_several_inboxes_that_cannot_be_leaves_all_as_they_were(connect: Connect) -> None:
+    connection = connect()
+    schema.create_inbox(connection, ["ledger"], order="total")
+    connection.execute("CREATE TABLE mailroom.inbox_taken (id int)")
+    names = ["first", "ledger", "taken", "last"]
+    with pytest.raises(SchemaError, match="Inbox 'taken' cannot be created"):
+        schema.create_inbox(connection, names, ["order.paid"])
+    names.remove("taken")
+    with pytest.raises(ConfigurationError, match="Inbox 'ledger' exists, and its order is total"):
+        schema.create_inbox(connection, names, ["order.paid"], order="key")
+    with pytest.raises(ConfigurationError, match="Inbox 'ledger' has total order, and keep_s"):
+        schema.create_inbox(connection, names, ["order.paid"], keep_s=60)
+    with pytest.raises(InvalidName, match="Last"):
+        schema.create_inbox(connection, ["first", "Last"], ["order.paid"])
+    assert connection.execute("SELECT name FROM mailroom.inbox_registry").fetchall() == [("ledger",)]
+    assert connection.execute("SELECT FROM mailroom.subscription").fetchall() == []
 
 
 def test_inbox_is_made_once_and_keeps_what_was_not_given_anew(connect: Connect) -> None:

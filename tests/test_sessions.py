@@ -47,14 +47,14 @@ def asleep(node: Node, *workers: Worker) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-def test_worker_keeps_its_lanes_and_three(node: Node, parallel: int) -> None:
+def test_worker_keeps_its_lanes_and_two(node: Node, parallel: int) -> None:
     with asleep(node, Worker(node.dsn, "shipping", handle, parallel=parallel, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(sessions(node)) == parallel + 3)
+        eventually(lambda: len(sessions(node)) == parallel + 2)
 
 
 def test_dispatching_worker_keeps_seven_more_while_it_leads(node: Node) -> None:
     with asleep(node, Worker(node.dsn, "shipping", handle, dispatch=True, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(sessions(node)) == 4 + 7)
+        eventually(lambda: len(sessions(node)) == 3 + 7)
 
 
 def test_requests_keep_three_at_rest(node: Node) -> None:

@@ -23,8 +23,8 @@ from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, Unsu
 from mailroom.schema import create_inbox
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_in_transaction
-from mailroom.testing import deliver, deliver_async, sent, sent_async
-from outbox import AsyncOutbox, Outbox, Outgoing
+from mailroom.testing import deliver, deliver_async, execute, sent, sent_async
+from outbox import AsyncOutbox, Executable, Outbox, Outgoing, Store
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.proxy import proxied
@@ -296,6 +296,24 @@ def test_calls_inside_a_pipeline_of_the_user_work(connect: Connect) -> None:
         assert inbox.backlog(connection) == 1
         assert [message.value for message in inbox.reap(connection, "k")] == [1]
         assert inbox.reap_any(connection) == []
+        assert OUTBOX.send_many(connection, [Outgoing("shipping", nth, key="k") for nth in range(3)]) == 3
+        assert Store().send_many(connection, [Executable("increment", "b", amount=2)] * 2) == 2
+        assert len({OUTBOX.send(connection, "shipping", 3, key="k", once="a request") for _ in range(2)}) == 1
+        deliver(connection)
+        execute(connection)
+        assert [message.value for message in inbox.reap(connection, "k")] == [0, 1, 2, 3]
+        assert Store().get(connection, "b") == 4
+
+
+async def test_async_calls_inside_a_pipeline_of_the_user_work(dsn: str, connect: Connect) -> None:
+    with connect() as setup:
+        create_inbox(setup, "shipping")
+    async with await psycopg.AsyncConnection.connect(dsn) as connection, connection.pipeline():
+        sent = [Outgoing("shipping", nth, key="k", headers={"n": str(nth)} if nth else None) for nth in range(3)]
+        assert await AsyncOutbox().send_many(connection, sent) == 3
+        await deliver_async(connection)
+        reaped = await AsyncInbox("shipping").reap(connection, "k")
+        assert [(message.value, message.headers) for message in reaped] == [(0, {}), (1, {"n": "1"}), (2, {"n": "2"})]
 
 
 @pytest.mark.parametrize("kind", SYNC)

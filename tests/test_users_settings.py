@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -24,6 +24,8 @@ from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import NEVER_S, deliver, working, working_async, write_ledger
+
+pytestmark = pytest.mark.sample(4)
 
 KEY = "鍵 é"
 FOLLOWING = [kind for kind in SYNC if kind.split()[-1] == "psycopg"]
@@ -204,6 +206,32 @@ def test_commands_show_a_message_of_the_year_1_west_of_utc(node: Node, monkeypat
     sent_in_year_1(node)
     monkeypatch.setenv("TZ", "America/New_York")
     assert "0001-01-01" in mailroom("inbox", "peek", "shipping", dsn=node.dsn).stdout
+
+
+# -- Arrays -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SYNC if kind.startswith("Connection")])
+def test_nothing_in_an_array_is_read_as_the_word_null(node: Node, kind: str) -> None:
+    """psycopg2 sends an array of nothing but NULLs as text, and pg8000 every array."""
+    of_all_sessions(node, "array_nulls", "off")
+    due = datetime.now(UTC) + timedelta(days=1)
+    with opened(node.dsn, kind) as connection:
+        Outbox().send_many(connection, [Outgoing("shipping", 1, key="NULL"), Outgoing("shipping", 2, key="null")])
+        Outbox().send_many(
+            connection,
+            [
+                Outgoing("shipping", 3, key="c", expires_at=due, after_clock=0),
+                Outgoing("shipping", 4, key="d", event_type="C"),
+            ],
+        )
+        assert connection.execute(sa.text("SHOW array_nulls")).scalar() == "off"
+        connection.commit()
+    sent = node.rows(
+        "SELECT key, expires_at, after_clock, event_type::text, headers FROM mailroom.outbox ORDER BY position"
+    )
+    nothing = (None, None, None, None)
+    assert sent == [("NULL", *nothing), ("null", *nothing), ("c", due, 0, None, None), ("d", None, None, "C", None)]
 
 
 # -- Everything -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from alembic import op
 from mailroom.schema.migration import grants_moved
 
 revision = "0144"
-down_revision = "0131"
+down_revision = "0142"
 branch_labels = None
 depends_on = None
 

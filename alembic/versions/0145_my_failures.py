@@ -19,8 +19,8 @@ VIEWS = {
 # What a view checks of a new row it checks after ON CONFLICT has locked the row that is in the way, and a unique index
 # has told that there is one. A trigger comes before. Roles with rights to the whole table, as the dispatcher's, write
 # for any inbox, or for none. Of dead letters a consumer writes those that an inbox has skipped: one of another stage
-# would be sent or executed when it is requeued. Without SET search_path, which costs as much as the rest; so it names the
-# schema of everything.
+# would be sent or executed when it is requeued. Without SET search_path, which costs as much as the rest; so it names
+# the schema of everything.
 REFUSE = """
 CREATE FUNCTION refuse_others() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

@@ -65,9 +65,14 @@ class Unawaited:
         finally:
             self._wanted.place = None
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the last session led through a pooler."""
+        return self._connection is not None and is_pooled(self._connection)
+
     def send(self, step: Execute) -> None:
         """Send a statement, in autocommit, without waiting for its answer; raises the error of the last one."""
-        with self.session() as connection:
+        with self.session(WITHIN_S) as connection:
             self._unanswered = step
             send(connection, step)
 
@@ -77,9 +82,14 @@ class Unawaited:
             pass
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[psycopg.Connection]:
-        """Give exclusive use of the session, with no answer outstanding. Raises `NoSession`."""
-        with self._lock:
+    def session(self, within_s: float = -1) -> Iterator[psycopg.Connection]:
+        """Give exclusive use of the session, with no answer outstanding. Raises `NoSession`.
+
+        Raises `Unanswered` if another thread uses it for longer than `within_s` seconds; by default it waits for that.
+        """
+        if not self._lock.acquire(timeout=within_s):
+            raise Unanswered("the session is in use")
+        try:
             connection = self._opened(getattr(self._wanted, "place", None) or self._home.place)
             try:
                 yield connection
@@ -89,6 +99,8 @@ class Unawaited:
                 # Its state is unknown: if it is left in a transaction, nothing sent later would be committed.
                 connection.close()
                 raise
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Wait for the answer of the last statement and close the session."""

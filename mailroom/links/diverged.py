@@ -278,8 +278,8 @@ WITH above AS (
     SELECT i.id FROM {schema}.receipt AS r, LATERAL pg_catalog.unnest(r.ids) WITH ORDINALITY AS i (id, nth)
     WHERE r.origin = %(origin)s::bigint AND r.last > %(last)s::bigint AND r.first + i.nth - 1 > %(last)s::bigint),
 known AS (
-    INSERT INTO {schema}.known (origin, message_id) SELECT %(origin)s::bigint, id FROM above
-    ON CONFLICT DO NOTHING)
+    INSERT INTO {schema}.known AS k (origin, message_id) SELECT %(origin)s::bigint, id FROM above
+    ON CONFLICT (origin, message_id) DO UPDATE SET link = NULL WHERE k.link IS NOT NULL)
 SELECT count(*) FROM above
 """,
     columns=("bigint",),

@@ -210,7 +210,14 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
     )  # fmt: skip
 
 
-TOPICS = Sql("SELECT topic FROM {schema}.link_topic WHERE link = %(link)s::bigint", columns=("text",))
+# Only for the run that has the link.
+TOPICS = Sql(
+    """
+SELECT ARRAY(SELECT topic FROM {schema}.link_topic WHERE link = l.number)::text[] FROM {schema}.link AS l
+WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid
+""",
+    columns=("text[]",),
+)
 ASK = Sql(
     """
 WITH held AS MATERIALIZED (
@@ -227,17 +234,23 @@ SELECT count(*) FROM held
 )
 
 
-def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) -> Operation[bool]:
-    """Have exactly these topics stamped for the link from now on, at the source; return whether anything changed.
+def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) -> Operation[frozenset[str]]:
+    """Have exactly these topics stamped for the link from now on, at the source; return those that are then.
 
     Writes nothing if nothing changes. Raises `LinkTaken` if another daemon has the link, and then changes nothing.
     """
-    there = {topic for (topic,) in (yield TOPICS.at(schema=schema)(link=link))}
+    there = yield from _stamped(schema, link, run)
     if there == set(topics):
-        return False
+        return there
     [(held,)] = yield ASK.at(schema=schema)(link=link, run=run, topics=sorted(topics))
     _check_held(held)
-    return True
+    return (yield from _stamped(schema, link, run))
+
+
+def _stamped(schema: str, link: int, run: UUID) -> Operation[frozenset[str]]:
+    rows = yield TOPICS.at(schema=schema)(link=link, run=run)
+    _check_held(len(rows))
+    return frozenset(rows[0][0])
 
 
 MATCH = Sql(

@@ -43,7 +43,8 @@ class SourceState:
     is no way to it, or failing, if it is reached and something goes wrong, which are tried again and again; stopped,
     until somebody acts; or excluded by hand. `position` is the last row of its link that was received, and `shown` the
     clock up to which everything of it is here. `received_at` is when that was; None if nothing came yet. `topics` are
-    those that inboxes here subscribe to there. `service` is the entry of the service file that leads there; None if the
+    those that inboxes here subscribe to there; of these, the source has not been told yet of those in `pending`, and
+    does not give those in `refused`. `service` is the entry of the service file that leads there; None if the
     environment does. `reader` is this node's name there.
     """
 
@@ -54,6 +55,8 @@ class SourceState:
     shown: int
     received_at: datetime | None
     topics: tuple[str, ...]
+    pending: tuple[str, ...]
+    refused: tuple[str, ...]
     reader: str
     service: str | None
     id: UUID | None
@@ -64,7 +67,7 @@ class SourceState:
     @property
     def flows(self) -> bool:
         """Whether all comes that is subscribed to, or somebody has said that nothing shall."""
-        return self.state in ("open", "excluded")
+        return self.state == "excluded" or (self.state == "open" and not self.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,10 @@ SOURCES = Sql(
 SELECT o.name, coalesce(o.trouble, o.state), o.why,
        coalesce(r.last, 0::bigint), greatest(o.shown, r.sent_clock), r.received_at,
        ARRAY(SELECT DISTINCT topic FROM {schema}.subscription WHERE origin IN (o.name, '*') ORDER BY topic)::text[],
+       ARRAY(SELECT DISTINCT topic FROM {schema}.subscription AS s WHERE origin IN (o.name, '*')
+             AND s.id <> ALL (o.told || o.refused) ORDER BY topic)::text[],
+       ARRAY(SELECT DISTINCT topic FROM {schema}.subscription AS s WHERE origin IN (o.name, '*')
+             AND s.id = ANY (o.refused) ORDER BY topic)::text[],
        coalesce(o.reader, n.name), o.service, o.id, o.incarnation, o.link, o.since
 FROM {schema}.origin AS o CROSS JOIN {schema}.node AS n
 LEFT JOIN LATERAL (
@@ -110,8 +117,8 @@ LEFT JOIN LATERAL (
 ORDER BY o.name
 """,
     columns=(
-        *("text", "text", "text", "bigint", "bigint", "timestamptz", "text[]", "text", "text", "uuid", "bigint"),
-        *("bigint", "timestamptz"),
+        *("text", "text", "text", "bigint", "bigint", "timestamptz", "text[]", "text[]", "text[]", "text", "text"),
+        *("uuid", "bigint", "bigint", "timestamptz"),
     ),
 )
 
@@ -133,6 +140,8 @@ def reading_sources(schema: str) -> Operation[tuple[SourceState, ...]]:
     """Return how the nodes that this one reads are doing, by name."""
     rows = yield SOURCES.at(schema=schema)()
     return tuple(
-        SourceState(name, state, why, position, shown, received_at, tuple(topics), *others)
-        for name, state, why, position, shown, received_at, topics, *others in rows
+        SourceState(
+            name, state, why, position, shown, received_at, tuple(topics), tuple(pending), tuple(refused), *others
+        )
+        for name, state, why, position, shown, received_at, topics, pending, refused, *others in rows
     )

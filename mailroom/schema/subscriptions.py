@@ -65,7 +65,9 @@ async def unsubscribe_async(
 SUBSCRIBE = Sql(
     """
 INSERT INTO {schema}.subscription (topic, inbox, origin, since)
-SELECT pg_catalog.unnest(%(topics)s::text[]), '{inbox}', %(origin)s::text, %(since)s::bigint
+SELECT t.topic, i.name, %(origin)s::text, i.since
+FROM ROWS FROM (pg_catalog.unnest(%(inboxes)s::text[]), pg_catalog.unnest(%(since)s::bigint[])) AS i (name, since),
+     pg_catalog.unnest(%(topics)s::text[]) AS t (topic)
 ON CONFLICT DO NOTHING RETURNING topic
 """,
     columns=("text",),
@@ -88,7 +90,7 @@ def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Ope
     yield from checking(schema)
     yield from finding(schema, inbox)
     since = 0 if origin == OWN else (yield from joining(schema, inbox))
-    changed = yield SUBSCRIBE.at(schema=schema, inbox=inbox)(topics=topics, origin=origin, since=since)
+    changed = yield SUBSCRIBE.at(schema=schema)(inboxes=[inbox], since=[since], topics=topics, origin=origin)
     return sorted(topic for (topic,) in changed)
 
 

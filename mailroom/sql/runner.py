@@ -5,8 +5,8 @@ statements, whatever row factory, cursor class or loaders the user has set. SQLA
 bound `text()`, on any PostgreSQL driver. Errors of the driver pass through unchanged. Below a connection of Django is
 one of psycopg; its errors are raised as Django's, as everywhere else in a Django program.
 
-Never use a pipeline: psycopg ends it with a Flush, after which the server does not count the timeout for sessions that
-idle in a transaction. A process paused at that moment would keep its locks for ever.
+Never begin a pipeline: psycopg ends it with a Flush, after which the server does not count the timeout for sessions
+that idle in a transaction. A process paused at that moment would keep its locks for ever.
 """
 
 import sys
@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import postgres
 from psycopg.adapt import AdaptersMap, Dumper, Loader, PyFormat
-from psycopg.pq import Format, TransactionStatus
+from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types import array
 
@@ -27,7 +28,7 @@ from mailroom.errors import NotInTransaction, UnsupportedConnection
 from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.session.pooler import beginning
 from mailroom.sql.apart import refusing
-from mailroom.sql.operation import Execute, Fill, Operation, Step, Undecoded
+from mailroom.sql.operation import Execute, Fill, Operation, Statement, Step, Undecoded
 
 if TYPE_CHECKING:
     from psycopg.abc import Buffer
@@ -352,6 +353,34 @@ def end_of_copy(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[A
         raise psycopg.OperationalError("the server ended the session at the end of a COPY") from error
 
 
+def is_pipelined(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
+    """Return whether the user has begun a pipeline on it, which takes neither a COPY nor several statements at once."""
+    return connection.pgconn.pipeline_status != PipelineStatus.OFF
+
+
+# The tables, by their COPY, that were seen without row security on a connection: to ask costs half as much as to send
+# a few messages. What a role may do otherwise is asked each time, since sessions change their role.
+_FREE: "WeakKeyDictionary[psycopg.Connection[Any] | psycopg.AsyncConnection[Any], set[Statement]]" = WeakKeyDictionary()
+
+
+def _allows_copy(answer: list[Any], copy: Statement, free: set[Statement]) -> bool:
+    """Return whether the answer of `Fill.bound` allows the COPY, and note if it does for every role."""
+    [(has_row_security, is_bound)] = answer
+    if not has_row_security:
+        free.add(copy)
+    return not is_bound
+
+
+@contextmanager
+def _asked_again(copy: Statement, free: set[Statement]) -> Iterator[None]:
+    """Forget what was noted of the table if the server refuses its COPY: it has got row security since."""
+    try:
+        yield
+    except psycopg.errors.FeatureNotSupported:
+        free.discard(copy)
+        raise
+
+
 def _psycopg_step(
     connection: psycopg.Connection[Any], step: Step, cursors: type[PlainCursor] = PlainCursor, *, prepared: bool = True
 ) -> list[Any]:
@@ -366,9 +395,15 @@ def _psycopg_step(
                 except psycopg.errors.InvalidSqlStatementName as error:
                     raise _gone(error, prepared=prepared) from None
                 return cursor.fetchall() if statement.columns else []
-        case Fill(copy, _, columns, rows):
+        case Fill(bound, copy, unnest, columns, rows):
+            free = _FREE.setdefault(connection, set())
+            if is_pipelined(connection) or (
+                copy not in free and not _allows_copy(_psycopg_step(connection, bound()), copy, free)
+            ):
+                return _psycopg_step(connection, unnest(**_by_column(columns, rows)), cursors, prepared=prepared)
             with (
                 in_utf8(connection),
+                _asked_again(copy, free),
                 end_of_copy(connection),
                 PlainCursor(connection) as cursor,
                 cursor.copy(copy.sql) as stream,
@@ -395,8 +430,13 @@ async def _async_psycopg_step(
                 except psycopg.errors.InvalidSqlStatementName as error:
                     raise _gone(error, prepared=prepared) from None
                 return await cursor.fetchall() if statement.columns else []
-        case Fill(copy, _, columns, rows):
-            with end_of_copy(connection):
+        case Fill(bound, copy, unnest, columns, rows):
+            free = _FREE.setdefault(connection, set())
+            if is_pipelined(connection) or (
+                copy not in free and not _allows_copy(await _async_psycopg_step(connection, bound()), copy, free)
+            ):
+                return await _async_psycopg_step(connection, unnest(**_by_column(columns, rows)), prepared=prepared)
+            with _asked_again(copy, free), end_of_copy(connection):
                 async with (
                     in_utf8_async(connection),
                     AsyncPlainCursor(connection) as cursor,
@@ -438,10 +478,10 @@ WHOLE = {"stream_results": False, "yield_per": None}
 def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
     match step:
         case Execute(statement, values):
-            with in_utf8_sqlalchemy(connection):
+            with in_utf8_sqlalchemy(connection), _reading_nulls(connection, values):
                 result = connection.execute(statement.text, values, execution_options=WHOLE)
                 return [tuple(row) for row in result] if result.returns_rows else []
-        case Fill(_, unnest, columns, rows):
+        case Fill(_, _, unnest, columns, rows):
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):
                 if not connection.in_transaction():
@@ -468,10 +508,32 @@ def _dbapi(connection: "Connection") -> Any:
 
 
 def _by_column(columns: tuple[tuple[str, str], ...], rows: "Any") -> dict[str, object]:
-    return {
+    """Return an array per column; none for a column of NULLs, which unnest fills up with them."""
+    arrays: dict[str, list[object]] = {
         name: [_uuid(row[i]) for row in rows] if kind == "uuid" else [row[i] for row in rows]
         for i, (name, kind) in enumerate(columns)
     }
+    return {name: None if array.count(None) == len(array) else array for name, array in arrays.items()}
+
+
+# Drivers that send arrays as text, in which the server may read NULL as a word: all but psycopg and asyncpg.
+AS_TEXT = {"psycopg2", "pg8000"}
+READ_NULLS = "SELECT pg_catalog.current_setting('array_nulls'), pg_catalog.set_config('array_nulls', 'on', true)"
+READ_WORDS = "SELECT pg_catalog.set_config('array_nulls', 'off', true)"
+
+
+@contextmanager
+def _reading_nulls(connection: "Connection", values: dict[str, object]) -> "Iterator[None]":
+    """Have a NULL in an array read as one, whatever the session's `array_nulls`; where no array has one, do nothing."""
+    if connection.dialect.driver not in AS_TEXT or not any(
+        isinstance(value, list) and None in value for value in values.values()
+    ):
+        yield
+        return
+    before = connection.exec_driver_sql(READ_NULLS).scalar_one()
+    yield
+    if before == "off":  # after an error the rollback does it
+        connection.exec_driver_sql(READ_WORDS)
 
 
 def _uuid(id: UUID | bytes) -> UUID:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
-from psycopg.pq import PipelineStatus
 
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import (
@@ -23,6 +22,7 @@ from mailroom.sql.runner import (
     PlainCursor,
     django_over,
     is_django,
+    is_pipelined,
     run,
     run_async,
     unwrapped,
@@ -105,10 +105,6 @@ def _undoing(is_pipelined: bool, name: str) -> Iterator[str]:
     yield from (undo, release) if is_pipelined else (f"{undo}; {release}",)
 
 
-def _is_pipelined(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
-    return connection.pgconn.pipeline_status != PipelineStatus.OFF
-
-
 @contextmanager
 def _if_gone() -> Iterator[None]:
     try:
@@ -135,7 +131,7 @@ class _OfPsycopg:
 
     def undo(self) -> None:
         with _if_gone():
-            for query in _undoing(_is_pipelined(self._cursor.connection), self._name):
+            for query in _undoing(is_pipelined(self._cursor.connection), self._name):
                 self._cursor.execute(query, prepare=False)
 
 
@@ -165,7 +161,7 @@ class _OfAsyncPsycopg:
 
     async def undo(self) -> None:
         with _if_gone():
-            for query in _undoing(_is_pipelined(self._cursor.connection), self._name):
+            for query in _undoing(is_pipelined(self._cursor.connection), self._name):
                 await self._cursor.execute(query, prepare=False)
 
 

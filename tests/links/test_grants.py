@@ -16,12 +16,13 @@ from dispatcher.links.bounds import START, bounding
 from dispatcher.links.fetch import fetching
 from dispatcher.links.lane import Links
 from mailroom.links.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
-from mailroom.links.hello import asking_topics, greeting, matching
+from mailroom.links.hello import asking_topics, checking_sight, greeting, matching
 from mailroom.links.target import introducing, reading_origins
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp
 from tests.support.node import SCHEMA, Node
+from tests.support.roles import take_over
 from tests.support.waiting import eventually_async
 from tests.test_docs import ROOT, blocks
 
@@ -79,7 +80,7 @@ def test_login_reads_its_link(login: Login, apart: bool) -> None:
     login.hello()
     connection, link, run_id = login.connection, login.link, login.run_id
     assert run(connection, asking_topics(SCHEMA, link, run_id, ["order.#", "paid"]))
-    assert run(connection, asking_topics(SCHEMA, link, run_id, ["paid"]))
+    assert run(connection, asking_topics(SCHEMA, link, run_id, ["paid"])) == {"paid"}
     bounds = run(connection, bounding(SCHEMA, link, START, rows=10, max_bytes=1_000))
     assert (bounds.verdict, bounds.last) == ("agrees", 3)
     assert run(connection, fetching(SCHEMA, link, after=0, to=3)).size > 0
@@ -132,6 +133,20 @@ def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None
     ).fetchall()
     conditions = [line for (line,) in plan if "Index Cond:" in line]
     assert any("link = 1" in line and "seq > 2" in line for line in conditions), plan
+
+
+def test_rows_that_are_hidden_from_the_owner_too_are_not_taken_for_none(login: Login) -> None:
+    grant(login, apart=True)
+    login.hello()
+    run(login.connection, checking_sight(SCHEMA, "paris", login.link, 0))
+    login.connection.execute("RESET ROLE")
+    login.connection.execute("CREATE ROLE lyon_owner")
+    take_over(login.connection, SCHEMA, "lyon_owner")
+    login.connection.execute("ALTER TABLE mailroom.transit FORCE ROW LEVEL SECURITY")
+    login.connection.execute("DROP POLICY lyon ON mailroom.transit")
+    login.connection.execute("SET LOCAL ROLE lyon_reader")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security policy for table"):
+        run(login.connection, checking_sight(SCHEMA, "paris", login.link, 0))
 
 
 @pytest.fixture
