@@ -153,7 +153,8 @@ class Fill:
 
 
 BOUND = Sql(
-    "SELECT relrowsecurity, row_security_active(oid) FROM pg_catalog.pg_class WHERE oid = '{schema}.{table}'::regclass",
+    "SELECT relrowsecurity, pg_catalog.row_security_active(oid) FROM pg_catalog.pg_class "
+    "WHERE oid OPERATOR(pg_catalog.=) '{schema}.{table}'::regclass",
     columns=("boolean", "boolean"),
 )
 
