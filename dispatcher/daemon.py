@@ -163,8 +163,9 @@ def run(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL
 
 def all_lanes(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> list[Leading]:
     """Return the lanes of a daemon. The janitor of the one that delivers also looks after what other nodes fill."""
-    dispatcher = Dispatcher(dsn, schema, poll_interval_s=poll_interval_s)
-    executor = Executor(dsn, schema, poll_interval_s=poll_interval_s)
+    home = Home(settings.dsn(dsn))  # one for both: they listen over one session
+    dispatcher = Dispatcher(home, schema, poll_interval_s=poll_interval_s)
+    executor = Executor(home, schema, poll_interval_s=poll_interval_s)
     return [dispatcher, executor, Links(dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher.watch)]
 
 

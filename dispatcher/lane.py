@@ -1,6 +1,6 @@
 """A lane of the daemon that empties one outbox while it leads.
 
-Beside the connections of what leads it has the listener's (LISTEN only); see `dispatcher.leading`.
+Beside the connections of what leads there is the one that listens, for all lanes; see `dispatcher.leading`.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from dispatcher.doorbell import Doorbell
 from dispatcher.floor import Scanned
 from dispatcher.leading import Duty, Leading
 from dispatcher.lease import RENEW_S
+from dispatcher.listening import LaneListener
 from mailroom.session.home import Home
-from mailroom.session.listener import Listener
 
 POLL_INTERVAL_S = 1.0
 
@@ -54,7 +54,7 @@ class Lane(Leading):
         return ()
 
     def _on_duty(self, connection: psycopg.AsyncConnection) -> Duty:
-        listener = Listener(self._home, self._schema, self.outbox, f"{self.role} listener")
+        listener = LaneListener(self._home, self._schema, self.outbox)
         doorbell = Doorbell(connection, self._schema, self.outbox, listener, self._poll_interval_s)
         return Duty(
             self._serve(doorbell, self._work_on(connection)),

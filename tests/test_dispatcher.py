@@ -219,7 +219,7 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
         await eventually_async(lambda: leader(node) is not None)
         standby = Dispatcher(node.dsn)
         async with running(standby):
-            await eventually_async(lambda: len(node.sessions()) == 12)
+            await eventually_async(lambda: len(node.sessions()) == 11)
             found = leader(node)
             assert found is not None
             assert found[0] == first.pid

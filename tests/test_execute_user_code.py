@@ -345,7 +345,7 @@ async def test_cancelled_executor_goes_on_in_its_session(node: Node, connect: Co
     make_things(node.connection)
     node.connection.execute("INSERT INTO app.thing VALUES (1, null, 1)")
     async with running(Executor(node.dsn, poll_interval_s=0.05)):
-        await eventually_async(lambda: len(node.sessions(EXECUTOR)) == 3)
+        await eventually_async(lambda: len(node.sessions(EXECUTOR)) == 2)
         before = set(node.sessions(EXECUTOR))
         other = connect()
         other.execute("SELECT FROM app.thing FOR UPDATE")

@@ -77,7 +77,8 @@ def is_asleep(node: Node) -> bool:
         "AND objid = ('mailroom.outbox_executable'::regclass::oid::bigint - 2147483648)::integer::oid "
         "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
-    return "executor" in leaders(node) and locks == 0 and len(node.sessions(EXECUTOR)) >= 3
+    listens = node.sessions("mailroom dispatcher listener") != []
+    return "executor" in leaders(node) and locks == 0 and len(node.sessions(EXECUTOR)) >= 2 and listens
 
 
 # -- Executing --------------------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ async def test_only_one_of_two_executors_executes_and_the_other_takes_over(node:
     async with running(first):
         await eventually_async(lambda: leaders(node) == {"executor": 1})
         async with running(second):
-            await eventually_async(lambda: len(node.sessions(EXECUTOR)) == 6)
+            await eventually_async(lambda: len(node.sessions(EXECUTOR)) == 4)
             for nth in (1, 2, 3):
                 increment(node, "n")
                 await eventually_async(partial(is_counted, node, "n", nth))

@@ -52,9 +52,13 @@ def test_worker_keeps_its_lanes_and_two(node: Node, parallel: int) -> None:
         eventually(lambda: len(sessions(node)) == parallel + 2)
 
 
-def test_dispatching_worker_keeps_seven_more_while_it_leads(node: Node) -> None:
-    with asleep(node, Worker(node.dsn, "shipping", handle, dispatch=True, poll_interval_s=NEVER_S)):
-        eventually(lambda: len(sessions(node)) == 3 + 7)
+def test_workers_of_a_process_that_dispatch_keep_six_more_between_them(node: Node) -> None:
+    node.inbox("billing")
+    workers = [
+        Worker(node.dsn, inbox, handle, dispatch=True, poll_interval_s=NEVER_S) for inbox in ("shipping", "billing")
+    ]
+    with asleep(node, *workers):
+        eventually(lambda: len(sessions(node)) == 2 * 3 + 6)
 
 
 def test_requests_keep_three_at_rest(node: Node) -> None:

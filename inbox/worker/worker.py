@@ -9,9 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import psycopg
 
@@ -25,6 +24,7 @@ from inbox.worker.arguments import AsyncHandler, AsyncOnError, Handler, NotAwait
 from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations, is_transient
 from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler
 from inbox.worker.connecting import NotConnected, connecting, reason
+from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.loop import Due, Loop
 from inbox.worker.signals import stopping
@@ -42,10 +42,8 @@ from inbox.worker.transactions import (
 from inbox.worker.wakeup import InboxListener
 from mailroom import schema as node
 from mailroom import settings
-from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
-from mailroom.packages import load
 from mailroom.session import backoff, encoding
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
@@ -57,18 +55,6 @@ log = logging.getLogger("mailroom.worker")
 
 CANCELLED_S = 1.0  # the time for a cancelled task to end before it is cancelled again
 LONGEST_PAUSE_S = 10.0  # between two tries to connect at first
-
-
-class Dispatches(Protocol):
-    """What a worker with `dispatch=True` runs beside its loops: `dispatcher.Dispatcher` and `dispatcher.Executor`."""
-
-    async def run(self) -> None:
-        """Do the dispatcher's work while no other one leads, until stopped."""
-        ...
-
-    def stop(self) -> None:
-        """Make `run` return."""
-        ...
 
 
 class _Service(ABC):
@@ -200,11 +186,13 @@ class _Service(ABC):
             listener.ring()
 
         # First, since it raises an error if the dispatcher cannot be imported.
-        dispatchers = _dispatchers(home, self.schema, self.poll_interval_s) if self._dispatch else []
+        dispatching = (
+            Dispatching(self.name, home, self.schema, self.poll_interval_s, self.repeats) if self._dispatch else None
+        )
         loops = [asyncio.create_task(loop.run()) for loop in made]
         beside = [asyncio.create_task(listener.run()), asyncio.create_task(self._in_flight.watch(found))]
-        dispatching = [asyncio.create_task(self._dispatching(each)) for each in dispatchers]
-        tasks = [*loops, *beside, *dispatching, asyncio.create_task(self.stopping.wait())]
+        lanes = [] if dispatching is None else [asyncio.create_task(dispatching.run())]
+        tasks = [*loops, *beside, *lanes, asyncio.create_task(self.stopping.wait())]
         cancelled: asyncio.CancelledError | None = None
         try:
             try:
@@ -214,10 +202,9 @@ class _Service(ABC):
             self.stopping.set()  # also if one failed, so that the others finish their batches
             listener.release()
             await asyncio.wait(loops)
-            for each in dispatchers:
-                each.stop()
-            if dispatching:
-                await asyncio.wait(dispatching)
+            if dispatching is not None:
+                dispatching.stop()
+                await asyncio.wait(lanes)
         finally:
             # Only the tasks beside the loops still run; or all, if this was cancelled again. Cancel repeatedly, since
             # Python 3.11's wait_for swallows a cancellation that coincides with its result.
@@ -229,27 +216,11 @@ class _Service(ABC):
                     await asyncio.wait(running, timeout=CANCELLED_S)
                 except asyncio.CancelledError as again:
                     cancelled = again
-        for task in (*loops, *beside, *dispatching):
+        for task in (*loops, *beside, *lanes):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error.error if isinstance(error, Ended) else error
         if cancelled is not None:
             raise cancelled
-
-    async def _dispatching(self, dispatcher: Dispatches) -> None:
-        """Run a dispatcher, which raises an error if its first connection fails: as for the worker, it tries again."""
-        failures = 0
-        while True:
-            try:
-                return await dispatcher.run()
-            except ConnectionFailed as error:
-                if isinstance(error, ConfigurationError):  # it leads to another database
-                    raise
-                failures += 1
-                pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if (again := self.repeats.struck(str(error))) is not None:
-                    log.warning("%s: cannot dispatch, trying again: %s%s", self.name, error, again)
-                if await heard(self.stopping, pause_s):
-                    return None
 
     def starting(self) -> Operation[None]:
         """Raise an error that says what is wrong if no claim can succeed: of the schema, or of the inbox."""
@@ -301,12 +272,6 @@ class _Service(ABC):
     @abstractmethod
     async def within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
-
-
-def _dispatchers(home: Home | str, schema: str, poll_interval_s: float) -> list[Dispatches]:
-    # Found by entry point, since `inbox` must not import `dispatcher`.
-    lanes = entry_points(group="mailroom.dispatcher")
-    return [load(lane)(home, schema, poll_interval_s=poll_interval_s) for lane in lanes]
 
 
 class Worker(_Service):

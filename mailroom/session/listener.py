@@ -44,7 +44,7 @@ class Listener:
         self._home = Home.of(home)
         self._role = role
         self._repeats = Repeats()
-        self._names = {"schema": schema, "table": table, "channel": locks.channel("t")}
+        self._names = (schema, table)
         self._next = asyncio.Event()
         self._connection: psycopg.AsyncConnection | None = None
         self._heartbeat_at = 0.0
@@ -53,6 +53,10 @@ class Listener:
         """Wake everybody who waits for the next ring."""
         rung, self._next = self._next, asyncio.Event()
         rung.set()
+
+    def rung(self, channel: str | None) -> None:
+        """Ring for a notification on that channel; None: for any that were missed while nobody listened."""
+        self.ring()
 
     def next_ring(self) -> asyncio.Event:
         """Return the event that the next ring sets. Take it before a scan and wait for it after: no ring is missed."""
@@ -69,7 +73,7 @@ class Listener:
                         return
                     failures = 0
                     self._repeats.over()
-                    self.ring()
+                    self.rung(None)
                     await self.attend(connection)
             except (psycopg.Error, ConnectionFailed, ConfigurationError, OSError, TimeoutError) as error:
                 # Without LISTEN the owner still polls, so no error here ends it.
@@ -77,7 +81,7 @@ class Listener:
                 why = cause(error)
                 if (again := self._repeats.struck(why)) is not None:
                     log.warning("%s: not listening, polling meanwhile (%s)%s", self._role, why, again)
-                self.ring()
+                self.rung(None)
                 await asyncio.sleep(backoff.pause_s(failures, LONGEST_PAUSE_S))
 
     def listen_anew(self) -> None:
@@ -92,8 +96,8 @@ class Listener:
 
     async def hear(self, connection: psycopg.AsyncConnection) -> None:
         """Wait for one notification and ring, or until the heartbeat is due."""
-        async for _ in connection.notifies(timeout=self._until_heartbeat_s(), stop_after=1):
-            self.ring()
+        async for notification in connection.notifies(timeout=self._until_heartbeat_s(), stop_after=1):
+            self.rung(notification.channel)
         if not self._until_heartbeat_s():
             await self.beat(connection)
 
@@ -105,6 +109,10 @@ class Listener:
         if not channels:
             raise psycopg.OperationalError("the session has ceased to listen")
         self._heartbeat_at = time.monotonic() + HEARTBEAT_S
+
+    def _naming(self) -> Operation[list[str]]:
+        """Return the channels to listen on."""
+        return [(yield from naming(*self._names))]
 
     def _until_heartbeat_s(self) -> float:
         return max(0.0, self._heartbeat_at - time.monotonic())
@@ -126,8 +134,8 @@ class Listener:
                 await connection.close()
                 yield None
             else:
-                channel = await run_async(connection, _naming(self._names))
-                await connection.execute(LISTEN.format(sql.Identifier(channel)))
+                for channel in await run_async(connection, self._naming()):
+                    await connection.execute(LISTEN.format(sql.Identifier(channel)))
                 self._heartbeat_at = time.monotonic() + HEARTBEAT_S
                 self._connection = connection
                 yield connection
@@ -136,8 +144,9 @@ class Listener:
             await connection.close()
 
 
-def _naming(names: dict[str, str]) -> Operation[str]:
-    [(channel,)] = yield CHANNEL.at(**names)()
+def naming(schema: str, table: str) -> Operation[str]:
+    """Return the name of a table's channel."""
+    [(channel,)] = yield CHANNEL.at(schema=schema, table=table, channel=locks.channel("t"))()
     return str(channel)
 
 

@@ -12,10 +12,12 @@ from typing import Any
 # (loop, in-flight entries, sleep).
 MODULES = (
     "dispatcher.daemon", "dispatcher.leading", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell",
+    "dispatcher.listening",
     "dispatcher.links.lane", "dispatcher.links.reading", "dispatcher.links.visit", "dispatcher.links.source",
     "dispatcher.links.receiving", "dispatcher.links.receiver", "dispatcher.links.reconcile",
     "mailroom.session.listener", "mailroom.session.disconnect",
     "inbox.worker.worker", "inbox.worker.loop", "inbox.worker.in_flight", "inbox.worker.wakeup",
+    "inbox.worker.dispatching",
 )  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

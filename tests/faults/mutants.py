@@ -221,7 +221,7 @@ def _listen_after_scan() -> None:
     async def run(self: Any) -> None:
         while True:
             with contextlib.suppress(Exception):
-                self.ring()  # the scan
+                self.rung(None)  # the scan
                 await asyncio.sleep(0.05)
                 async with self._listening() as connection:
                     await self.attend(connection)

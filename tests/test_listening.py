@@ -1,0 +1,105 @@
+"""Lanes that share the session that listens: each is woken for its own table, whatever becomes of the session."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dispatcher import Dispatcher, Executor
+from dispatcher.listening import LaneListener
+from mailroom.session.home import Home
+from outbox import Store
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.waiting import WITHIN_S, eventually_async
+from tests.support.working import NEVER_S
+
+STOPPED = "SELECT state = 'stopped' FROM mailroom.lease WHERE role = %s"
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("shipping")
+    return node
+
+
+@contextlib.asynccontextmanager
+async def running(*lanes: Dispatcher | Executor) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(lane.run()) for lane in lanes]
+    try:
+        yield
+    finally:
+        for lane in lanes:
+            lane.stop()
+        await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
+
+
+def lanes_of(node: Node) -> tuple[Dispatcher, Executor]:
+    home = Home(node.dsn)
+    return Dispatcher(home, poll_interval_s=NEVER_S), Executor(home, poll_interval_s=NEVER_S)
+
+
+def asleep(node: Node) -> bool:
+    """Whether nobody is awake, so that only a notification leads to a delivery or an execution."""
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1835100524 AND granted"
+    return int(node.value(locks)) == 0 and len(node.sessions("mailroom dispatcher listener")) == 1
+
+
+async def wakes_both(node: Node, nth: int) -> None:
+    for what in ("message", "executable"):
+        await eventually_async(lambda: asleep(node))
+        if what == "message":
+            node.send("shipping", key=f"k{nth}")
+            await eventually_async(lambda: len(node.delivered()) == nth)
+        else:
+            with node.connection.transaction():
+                Store().increment(node.connection, "counter")
+            await eventually_async(lambda: Store().get(node.connection, "counter") == nth)
+
+
+async def test_each_lane_is_woken_over_one_session_also_when_that_was_lost(node: Node) -> None:
+    dispatcher, executor = lanes_of(node)
+    async with running(dispatcher, executor):
+        await wakes_both(node, 1)
+        for nth in (2, 3):
+            [before] = node.sessions("mailroom dispatcher listener")
+            node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [before])
+            await wakes_both(node, nth)
+
+
+@pytest.mark.parametrize("ends", ["dispatcher", "executor"])
+async def test_lane_is_woken_when_the_other_has_ended(node: Node, ends: str) -> None:
+    """One of them had opened the session."""
+    dispatcher, executor = lanes_of(node)
+    async with running(dispatcher, executor):
+        await wakes_both(node, 1)
+        (dispatcher if ends == "dispatcher" else executor).stop()
+        await eventually_async(lambda: node.value(STOPPED, ends) and asleep(node))
+        if ends == "executor":
+            node.send("shipping", key="after")
+            await eventually_async(lambda: len(node.delivered()) == 2)
+        else:
+            with node.connection.transaction():
+                Store().increment(node.connection, "counter")
+            await eventually_async(lambda: Store().get(node.connection, "counter") == 2)
+
+
+async def test_whoever_comes_later_scans_what_came_before(node: Node) -> None:
+    home = Home(node.dsn)
+    first, second = (LaneListener(home, "mailroom", table) for table in ("outbox", "outbox_executable"))
+    ring = first.next_ring()
+    tasks = [asyncio.create_task(first.run())]
+    await asyncio.wait_for(ring.wait(), WITHIN_S)  # it listens
+    ring = second.next_ring()
+    tasks.append(asyncio.create_task(second.run()))
+    await asyncio.wait_for(ring.wait(), WITHIN_S)
+    assert len(node.sessions("mailroom dispatcher listener")) == 1
+    own, other = second.next_ring(), first.next_ring()
+    node.connection.execute("SELECT pg_notify('mailroom:' || 'mailroom.outbox_executable'::regclass::oid, '')")
+    await asyncio.wait_for(own.wait(), WITHIN_S)
+    assert not other.is_set()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
