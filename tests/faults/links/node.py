@@ -1,7 +1,6 @@
 """A node of the ring: its server, its ledgers, the networks before it and its daemons."""
 
 import contextlib
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,8 @@ import sqlalchemy
 from inbox import Inbox
 from mailroom import schema
 from mailroom.links import Links
-from mailroom.links.restored import saying_restored
 from mailroom.node import rename_node
 from mailroom.schema import create_inbox
-from mailroom.sql.runner import run
 from outbox import Outbox, Outgoing
 from tests.faults.actors import Actor
 from tests.faults.host import Host
@@ -57,10 +54,11 @@ STAMPED = """
 SELECT coalesce((SELECT max(seq) FROM mailroom.transit AS t WHERE t.link = l.number), 0)
 FROM mailroom.link AS l WHERE l.name = %s
 """
-MATCHED = """
-SELECT incarnation, resumed, (SELECT coalesce(bool_and(l.matched = n.life) AND bool_and(claim_seq IS NULL), false)
-                              FROM mailroom.link AS l WHERE name !~ '^guest')
-FROM mailroom.node AS n
+# A reader matches once it has found its place, and not before its claim was answered.
+PLACES = """
+SELECT incarnation, resumed, (SELECT coalesce(bool_and(matched IS NOT NULL AND claim_seq IS NULL), false)
+                              FROM mailroom.link WHERE name !~ '^guest')
+FROM mailroom.node
 """
 LEADING = "SELECT role, pid FROM mailroom.lease WHERE until > clock_timestamp() AND role IN ('dispatcher', 'links')"
 
@@ -77,6 +75,7 @@ class RingNode:
         self.others: Sequence[RingNode] = ()
         self.id = UUID(int=0)
         self.incarnation = 1
+        self._heeded: set[tuple[str, str]] = set()  # what readers have said since it was put back
         self._unread = (0, 0)  # clock and ceiling before others could read this node
         self.server = threading.Lock()  # held by who takes it down, until it is up again
         self._seed = seed
@@ -127,6 +126,7 @@ class RingNode:
         So many `guests` come first, so that the links have other numbers. What it has received itself stays, and its
         ledgers, since only the source's part is of interest. An operator does what refusals ask for.
         """
+        self._heeded.clear()
         with self.host.session() as session:
             with session.transaction():
                 session.execute("SELECT mailroom.take_dispatch_turn()")
@@ -136,9 +136,8 @@ class RingNode:
                 clock, ceiling = self._unread
                 session.execute("SELECT setval('mailroom.clock', %s)", [clock])
                 session.execute(
-                    "UPDATE mailroom.node SET clock_ceiling = %s, started_at = started_at - interval '1 min', "
-                    "incarnation = 1, resumed = 1", [ceiling],
-                )  # fmt: skip
+                    "UPDATE mailroom.node SET clock_ceiling = %s, started_at = started_at - interval '1 min'", [ceiling]
+                )
                 session.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
                     "AND pid <> pg_backend_pid()"
@@ -153,36 +152,28 @@ class RingNode:
             self._do_as_told(readers)
             return False
         with self.host.session() as session:
-            [(self.incarnation, resumed, matched)] = session.execute(MATCHED).fetchall()
-            if matched and resumed < self.incarnation:
+            [(self.incarnation, resumed, answered)] = session.execute(PLACES).fetchall()
+            if answered and resumed < self.incarnation:
                 with session.transaction():
                     Links().resume(session, readers[0].name, actor="campaign")
-        return bool(matched) and all(reader.reads(self) for reader in readers)
+        return bool(answered) and not any(reader.why_not(self) for reader in readers)
 
     def _do_as_told(self, readers: Sequence["RingNode"]) -> None:
         for reader in readers:
             why = reader.why_not(self)
+            if (reader.name, why) in self._heeded:  # it stands there until the reader has come again
+                continue
+            self._heeded.add((reader.name, why))
             if "mailroom link remove" in why:
                 with self.host.session() as session, session.transaction():
                     Links().remove(session, reader.name, side="reader", actor="campaign")
                     Links().allow(session, reader.name, actor="campaign", keep_s=KEEP_S)
-            elif above := re.search(r"mailroom node restored --above (\d+)", why):
-                with self.host.session() as session, session.transaction():
-                    run(session, saying_restored("mailroom", above=int(above[1]), actor="campaign"))
 
     def why_not(self, source: "RingNode") -> str:
         """Return why a source is not read, empty if it is."""
         with self.host.session() as session:
             [(why,)] = session.execute("SELECT why FROM mailroom.origin WHERE name = %s", [source.name]).fetchall()
         return str(why or "")
-
-    def reads(self, source: "RingNode") -> bool:
-        """Return whether it reads a source in its present incarnation."""
-        with self.host.session() as session:
-            return session.execute(
-                "SELECT state = 'open' AND why IS NULL AND incarnation = %s FROM mailroom.origin WHERE name = %s",
-                [source.incarnation, source.name],
-            ).fetchall() == [(True,)]
 
     def send_again(self, sent: Sequence[Sent]) -> None:
         """Send what was sent before: it was waiting, or scheduled, in what the node was put back to."""
@@ -279,6 +270,10 @@ class RingNode:
             "FROM mailroom.receipt WHERE origin = o.number) FROM mailroom.origin AS o",
             "links": "SELECT name, state, acked, wanted_clock, (SELECT (max(seq), max(sent_clock)) "
             "FROM mailroom.transit WHERE link = l.number) FROM mailroom.link AS l",
+            "topics": "SELECT * FROM mailroom.link_topic",
+            "node": "SELECT incarnation, resumed, life FROM mailroom.node",
+            "places": "SELECT name, number, matched, claim_seq FROM mailroom.link",
+            "pinned": "SELECT name, link, incarnation FROM mailroom.origin",
             "leases": "SELECT role, pid, state, until > clock_timestamp(), counts FROM mailroom.lease",
         }
         with self.host.session() as session:
