@@ -39,4 +39,4 @@ def play(task: Task, control: Control) -> None:
 
 def end_nothing() -> None:
     """Let this daemon end no other session when it begins to lead."""
-    setattr(lease, "TERMINATE", ENDS_NOTHING)  # noqa: B010
+    setattr(lease, "TERMINATE", (ENDS_NOTHING,))  # noqa: B010

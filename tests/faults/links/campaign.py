@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import click
 import psutil
 
 from tests.faults.actors import Actor
-from tests.faults.links.checks import Checker
+from tests.faults.links.checks import RING, Checker, Ledger
 from tests.faults.links.load import Signals, load
 from tests.faults.links.node import DAEMONS, LOST, RingNode
 from tests.faults.links.strikes import Aim, Striker, Tally
@@ -28,6 +28,7 @@ WAITING = 6_000  # rows not handled, at which writers rest
 ROUND_S = 90.0
 LINKED_WITHIN_S = 60.0
 SETTLED_WITHIN_S = 180.0
+SENT_AGAIN = 100  # messages of a node that was put back
 PAUSE_S = 0.4  # between two faults at a node, at most
 
 
@@ -83,7 +84,24 @@ class Ring:
             return seen
         ledgers = {node.name: node.take_ledger() for node in self._nodes}
         self._count(ledgers.values())
-        return [*self._checker.check(ledgers), *(line for node in self._nodes for line in node.trouble())]
+        found = [*self._checker.check(ledgers), *(line for node in self._nodes for line in node.trouble())]
+        return found or self._put_back(ledgers)
+
+    def _put_back(self, ledgers: Mapping[str, Ledger]) -> list[str]:
+        """Put one node back to before its readers were allowed; the next round shows what came of it."""
+        node = self._dice.choice(self._nodes)
+        readers = self._dice.sample(list(node.others), len(node.others))
+        node.put_back(readers, guests=self._dice.choice((0, 1, 3)))
+        deadline = time.monotonic() + LINKED_WITHIN_S
+        while not _read_again(node, readers):
+            if time.monotonic() > deadline:
+                return [f"{node.name} was put back and is not read again", *(each.situation() for each in self._nodes)]
+            time.sleep(0.2)
+        # Of what has come to others only: the node's own inboxes were not put back.
+        ring = [each for each in ledgers[node.name].sent if each.topic == RING]
+        node.send_again(self._dice.sample(ring, min(len(ring), SENT_AGAIN)))
+        self._tally.did("source put back to before its links")
+        return []
 
     def _count(self, ledgers: Any) -> None:
         self.messages += sum(len(ledger.sent) for ledger in ledgers)
@@ -125,6 +143,12 @@ class Ring:
             if self._errors or time.monotonic() > deadline:
                 return [f"stuck: {[rows for rows, _ in now]} rows wait", *(each.situation() for each in self._nodes)]
         return []
+
+
+def _read_again(node: RingNode, readers: Sequence[RingNode]) -> bool:
+    with contextlib.suppress(*LOST):
+        return node.is_read_again(readers)
+    return False
 
 
 @contextlib.contextmanager

@@ -90,3 +90,10 @@ def _bound_as_maximum() -> None:
     from mailroom.total import RAISE
 
     _rewrite(RAISE, "THEN min(s.clock)", "THEN max(s.clock)")
+
+
+@_mutant("what came by a link of another number is forgotten")
+def _old_link_forgotten() -> None:
+    from mailroom.links.target import FORGET
+
+    _rewrite(FORGET, "unnest(gone.ids)", "unnest(gone.ids[1:0])")

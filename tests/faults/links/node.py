@@ -15,6 +15,7 @@ from mailroom import schema
 from mailroom.links import Links
 from mailroom.node import rename_node
 from mailroom.schema import create_inbox
+from outbox import Outbox, Outgoing
 from tests.faults.actors import Actor
 from tests.faults.host import Host
 from tests.faults.links.checks import ORDER, PLAIN, RING, TOTAL, Handled, Ledger, Sent
@@ -53,6 +54,12 @@ STAMPED = """
 SELECT coalesce((SELECT max(seq) FROM mailroom.transit AS t WHERE t.link = l.number), 0)
 FROM mailroom.link AS l WHERE l.name = %s
 """
+# A reader matches once it has found its place, and not before its claim was answered.
+PLACES = """
+SELECT incarnation, resumed, (SELECT coalesce(bool_and(matched IS NOT NULL AND claim_seq IS NULL), false)
+                              FROM mailroom.link WHERE name !~ '^guest')
+FROM mailroom.node
+"""
 LEADING = "SELECT role, pid FROM mailroom.lease WHERE until > clock_timestamp() AND role IN ('dispatcher', 'links')"
 
 
@@ -67,6 +74,9 @@ class RingNode:
         self.inboxes = {name: Inbox(name) for name in (PLAIN, TOTAL)}
         self.others: Sequence[RingNode] = ()
         self.id = UUID(int=0)
+        self.incarnation = 1
+        self._heeded: set[tuple[str, str]] = set()  # what readers have said since it was put back
+        self._unread = (0, 0)  # clock and ceiling before others could read this node
         self.server = threading.Lock()  # held by who takes it down, until it is up again
         self._seed = seed
 
@@ -86,6 +96,9 @@ class RingNode:
             rename_node(session, self.name, actor="campaign")
             session.execute(LEDGERS)
             [(self.id,)] = session.execute("SELECT id FROM mailroom.node").fetchall()
+            [self._unread] = session.execute(
+                "SELECT c.last_value, clock_ceiling FROM mailroom.node, mailroom.clock AS c"
+            ).fetchall()
 
     def dsn(self, nth: int) -> str:
         """Return the way that daemons number `nth` take to it."""
@@ -106,6 +119,66 @@ class RingNode:
         with self.host.session() as session:
             found = session.execute("SELECT topic, count(*) FROM mailroom.link_topic GROUP BY topic").fetchall()
         return dict(found) == {RING: 1, ORDER: readers}
+
+    def put_back(self, readers: Sequence["RingNode"], guests: int) -> None:
+        """Put it back to before anybody might read it, as a backup from then does, and allow `readers` in this order.
+
+        So many `guests` come first, so that the links have other numbers. What it has received itself stays, and its
+        ledgers, since only the source's part is of interest. An operator does what refusals ask for.
+        """
+        self._heeded.clear()
+        with self.host.session() as session:
+            with session.transaction():
+                session.execute("SELECT mailroom.take_dispatch_turn()")
+                for table in ("link_topic", "transit", "link"):
+                    session.execute(f"DELETE FROM mailroom.{table}".encode())
+                session.execute("ALTER SEQUENCE mailroom.link_number_seq RESTART")
+                clock, ceiling = self._unread
+                session.execute("SELECT setval('mailroom.clock', %s)", [clock])
+                session.execute(
+                    "UPDATE mailroom.node SET clock_ceiling = %s, started_at = started_at - interval '1 min'", [ceiling]
+                )
+                session.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND pid <> pg_backend_pid()"
+                )
+            with session.transaction():
+                for name in [*(f"guest-{nth}" for nth in range(guests)), *(reader.name for reader in readers)]:
+                    Links().allow(session, name, actor="campaign", keep_s=KEEP_S)
+
+    def is_read_again(self, readers: Sequence["RingNode"]) -> bool:
+        """Return whether all readers have found their places, and do what an operator is asked for."""
+        if not self.is_linked(len(readers)):
+            self._do_as_told(readers)
+            return False
+        with self.host.session() as session:
+            [(self.incarnation, resumed, answered)] = session.execute(PLACES).fetchall()
+            if answered and resumed < self.incarnation:
+                with session.transaction():
+                    Links().resume(session, readers[0].name, actor="campaign")
+        return bool(answered) and not any(reader.why_not(self) for reader in readers)
+
+    def _do_as_told(self, readers: Sequence["RingNode"]) -> None:
+        for reader in readers:
+            why = reader.why_not(self)
+            if (reader.name, why) in self._heeded:  # it stands there until the reader has come again
+                continue
+            self._heeded.add((reader.name, why))
+            if "mailroom link remove" in why:
+                with self.host.session() as session, session.transaction():
+                    Links().remove(session, reader.name, side="reader", actor="campaign")
+                    Links().allow(session, reader.name, actor="campaign", keep_s=KEEP_S)
+
+    def why_not(self, source: "RingNode") -> str:
+        """Return why a source is not read, empty if it is."""
+        with self.host.session() as session:
+            [(why,)] = session.execute("SELECT why FROM mailroom.origin WHERE name = %s", [source.name]).fetchall()
+        return str(why or "")
+
+    def send_again(self, sent: Sequence[Sent]) -> None:
+        """Send what was sent before: it was waiting, or scheduled, in what the node was put back to."""
+        with self.host.session() as session, session.transaction():
+            Outbox().send_many(session, [Outgoing(each.topic, 0, key=each.key, id=each.id) for each in sent])
 
     def close(self) -> None:
         """End all of it."""
@@ -181,7 +254,9 @@ class RingNode:
             dead = session.execute("SELECT stage, reason, count(*) FROM mailroom.dead_letter GROUP BY 1, 2").fetchall()
             state = session.execute("SELECT name, state, why FROM mailroom.origin WHERE state <> 'open'").fetchall()
             links = session.execute("SELECT name, state FROM mailroom.link WHERE state <> 'open'").fetchall()
-            lost = session.execute("SELECT incarnation FROM mailroom.node WHERE incarnation <> 1").fetchall()
+            lost = session.execute(
+                "SELECT incarnation FROM mailroom.node WHERE incarnation <> %s", [self.incarnation]
+            ).fetchall()
         found = [("dead letters", dead), ("origins", state), ("links", links), ("a crash lost history", lost)]
         return [f"{self.name}: {what}: {rows[:5]}" for what, rows in found if rows]
 
@@ -195,6 +270,10 @@ class RingNode:
             "FROM mailroom.receipt WHERE origin = o.number) FROM mailroom.origin AS o",
             "links": "SELECT name, state, acked, wanted_clock, (SELECT (max(seq), max(sent_clock)) "
             "FROM mailroom.transit WHERE link = l.number) FROM mailroom.link AS l",
+            "topics": "SELECT * FROM mailroom.link_topic",
+            "node": "SELECT incarnation, resumed, life FROM mailroom.node",
+            "places": "SELECT name, number, matched, claim_seq FROM mailroom.link",
+            "pinned": "SELECT name, link, incarnation FROM mailroom.origin",
             "leases": "SELECT role, pid, state, until > clock_timestamp(), counts FROM mailroom.lease",
         }
         with self.host.session() as session:
