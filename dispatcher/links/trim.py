@@ -183,12 +183,12 @@ class Trim:
             self._rows_up_to.clear()
             self._receipts_from.clear()
 
-    def noting_acknowledged(self) -> Operation[None]:
-        """Note what the readers have acknowledged by now, from when on it is kept for as long as each link says."""
-        yield NOTE.at(schema=self._schema)(parts=PARTS)
-
     def listing_links(self) -> Operation[list[Kept]]:
-        """Return the links that others read here."""
+        """Return the links that others read here.
+
+        First it notes what the readers have acknowledged by now: that is kept from now on, for as long as a link says.
+        """
+        yield NOTE.at(schema=self._schema)(parts=PARTS)
         return [Kept(*row) for row in (yield LINKS.at(schema=self._schema)())]
 
     def listing_origins(self) -> Operation[list[Held]]:

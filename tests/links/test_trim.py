@@ -35,7 +35,7 @@ def put(link: Linked, rows: int, acked: int = 0) -> None:
 def acknowledge(link: Linked, seq: int, days: float = 0) -> None:
     """Let the reader acknowledge that row, and the source note it; then let days go by."""
     link.source.connection.execute("UPDATE mailroom.link SET acked = %s", [seq])
-    run(link.source.connection, Trim(SCHEMA).noting_acknowledged())
+    run(link.source.connection, Trim(SCHEMA).listing_links())
     age(link, days)
 
 
@@ -65,7 +65,6 @@ def receive(link: Linked, *lasts: int) -> None:
 def trim_rows(link: Linked, trim: Trim) -> bool:
     more = False
     with link.source.connection.transaction():
-        run(link.source.connection, trim.noting_acknowledged())
         for each in run(link.source.connection, trim.listing_links()):
             if each.is_full:
                 run(link.source.connection, trim.cutting_full(each))
@@ -146,7 +145,7 @@ def test_acknowledgements_are_noted_some_fifty_times_within_the_time_and_only_if
     acknowledge(link, 400)
     with link.source.connection.transaction():
         trim_rows(link, Trim(SCHEMA))
-        run(link.source.connection, Trim(SCHEMA).noting_acknowledged())
+        run(link.source.connection, Trim(SCHEMA).listing_links())
         [(acks,)] = link.source.rows("SELECT acks FROM mailroom.link")
         assert (len(acks), acks[-1]) == (2, 400)
         assert link.source.value("SELECT xmin = pg_current_xact_id()::xid FROM mailroom.link") is False
@@ -156,7 +155,7 @@ def test_clock_that_was_set_back_does_not_keep_rows_for_longer_than_from_then_on
     put(link, 6)
     acknowledge(link, 2, days=-400)
     acknowledge(link, 4, days=-300)
-    run(link.source.connection, Trim(SCHEMA).noting_acknowledged())
+    run(link.source.connection, Trim(SCHEMA).listing_links())
     age(link, 2.1)
     trim_rows(link, Trim(SCHEMA))
     assert seqs(link) == [4, 5, 6]
