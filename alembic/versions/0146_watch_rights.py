@@ -59,7 +59,7 @@ BEGIN
     RETURN CASE WHEN NOT is_same THEN concat('CASE WHEN ', given, ' IS DISTINCT FROM NULL THEN ', parts, ' END') END;
 END $$
 """
-# As it was, but for `watch_told`.
+# As it was, but for `watch_told`, which no type of PostgreSQL's own is worth a call of.
 QUERY = """
 CREATE OR REPLACE FUNCTION watch_query(relid oid, hidden_as text, hidden text[], event text, is_row boolean)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -80,8 +80,9 @@ BEGIN
                          WHEN 1 THEN concat('jsonb_build_array(', string_agg(c.name, ''), ') ->> 0')
                          ELSE concat('jsonb_build_array(', string_agg(c.name, ', ' ORDER BY c.nth), ')::text') END
     INTO key
-    FROM (SELECT coalesce({schema}.watch_told(format('n.%I', a.attname), a.atttypid), format('n.%I', a.attname))
-                     AS name, k.nth
+    FROM (SELECT coalesce(CASE WHEN a.atttypid >= 16384 THEN
+                                   {schema}.watch_told(format('n.%I', a.attname), a.atttypid) END,
+                          format('n.%I', a.attname)) AS name, k.nth
           FROM pg_index AS i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (attnum, nth)
           JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
           WHERE i.indrelid = relid AND i.indisprimary AND k.nth <= i.indnkeyatts) AS c;
@@ -100,7 +101,8 @@ BEGIN
            CASE WHEN bool_and(c.atttypid = ANY (plain)) THEN 'to_jsonb' ELSE '{schema}.watch_json' END
     INTO columns, size, as_json
     FROM (SELECT format('n.%I', a.attname) AS name, a.attnum, a.attname, a.atttypid, a.attlen,
-                 {schema}.watch_told(format('n.%I', a.attname), a.atttypid) AS told
+                 CASE WHEN a.atttypid >= 16384 THEN
+                     {schema}.watch_told(format('n.%I', a.attname), a.atttypid) END AS told
           FROM pg_attribute AS a
           WHERE a.attrelid = relid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
             AND a.attname <> ALL (hidden)) AS c;
