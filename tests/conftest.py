@@ -16,6 +16,8 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
+from inbox.worker import pace
+from inbox.worker.arguments import MOST
 from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
 from tests.support.databases import Connect, Databases
@@ -258,6 +260,12 @@ def _tasks_are_checked(request: pytest.FixtureRequest) -> None:
     # Set up before all other fixtures of the test, so looked at after they are torn down.
     if isinstance(request.node, pytest.Function) and inspect.iscoroutinefunction(request.node.obj):
         request.getfixturevalue("_no_task_left")
+
+
+@pytest.fixture(autouse=True)
+def full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let batches begin full: most tests are of what is in a batch. `tests/worker/test_pace.py` is of how they grow."""
+    monkeypatch.setattr(pace, "FIRST", MOST)
 
 
 @pytest.fixture

@@ -64,9 +64,9 @@ class Batch:
     `due` asks for messages of a failing key instead of any keys, `size` is the greatest number of messages. `claimed`
     is the result of the claim, at the monotonic time `claimed_at`. `message` is the one to blame if the batch fails
     now, None if that would be unknown. `hold`: the transaction of the claim. `is_transient`: the handler raised an
-    error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `ends`:
-    all handlers have returned. `forgiven`: whether the failure is not counted, None until decided. `recorded`: the
-    recorded outcome. `place`: the database in which the messages are.
+    error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `begun`:
+    how many messages were given to them. `ends`: all handlers have returned. `forgiven`: whether the failure is not
+    counted, None until decided. `recorded`: the recorded outcome. `place`: the database in which the messages are.
     """
 
     due: bool = False
@@ -77,6 +77,7 @@ class Batch:
     hold: Hold | None = None
     is_transient: bool = False
     open: bool = False
+    begun: int = 0
     ends: bool = False
     forgiven: bool | None = None
     recorded: Recorded | None = None
@@ -154,11 +155,13 @@ class Batch:
         """Give each message; when the next one is asked for, the handler of the last one has returned."""
         for message in self.messages:
             self.message = message
+            self.begun += 1
             turn_to(message)
             yield message
             self._check_held()
 
     def _all(self) -> Iterator[list[Message]]:
+        self.begun = len(self.messages)
         yield self.messages.copy()
         self._check_held()
 

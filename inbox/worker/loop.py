@@ -19,6 +19,7 @@ from inbox.worker.batch import Batch, Ended, HandlerFailed, Patience, Size, blam
 from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.frames import frames
 from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.pace import Pace
 from inbox.worker.wakeup import InboxListener
 from mailroom.errors import MailroomError
 from mailroom.message import Message
@@ -83,6 +84,7 @@ class Service(Protocol):
     name: str
     schema: str
     batch: int
+    batch_s: float | None
     poll_interval_s: float
     fatal: tuple[type[BaseException], ...]
     stopping: asyncio.Event
@@ -118,6 +120,7 @@ class Loop:
         self._entry = Entry()
         self._batch = Batch()
         self._size = Size(service.batch)
+        self._pace = Pace(service.batch, service.batch_s)
         self._failures = 0
         self._is_held = False  # what the handler needs is down, since it last handled a batch
         self._is_drained = False
@@ -179,13 +182,15 @@ class Loop:
         return min(self._service.poll_interval_s, self._due.in_s())
 
     async def _work(self, *, due: bool = False) -> None:
-        self._batch = batch = Batch(due, self._size.next())
+        self._batch = batch = Batch(due, min(self._size.next(), self._pace.next()))
         self._was_due = due
         try:
             await self._service.work(batch, self._entry)
         finally:
             if batch.claimed is not None:
                 self._learn(batch.claimed, batch)
+            if batch.begun and not due:
+                self._pace.took(batch.begun, time.monotonic() - batch.claimed_at)
         self._size.handled(batch)
 
     def _learn(self, claimed: Claimed, batch: Batch) -> None:

@@ -61,12 +61,13 @@ class _Service(ABC):
     """What `Worker` and `AsyncWorker` share: settings, loops, the tasks beside them, and stopping."""
 
     def __init__(
-        self, name: str, schema: str, parallel: int, batch: int, poll_interval_s: float, dispatch: bool,
-        listen_dsn: str | None, fatal: tuple[type[Exception], ...], handle_signals: bool,
+        self, name: str, schema: str, parallel: int, batch: int, batch_s: float | None, poll_interval_s: float,
+        dispatch: bool, listen_dsn: str | None, fatal: tuple[type[Exception], ...], handle_signals: bool,
     ) -> None:  # fmt: skip
         self.name = name
         self.schema = schema
         self.batch = arguments.count(batch, "batch")
+        self.batch_s = None if batch_s is None else arguments.seconds(batch_s, "batch_s")
         self.poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
         self.fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
         self.stopping = asyncio.Event()
@@ -169,7 +170,7 @@ class _Service(ABC):
             if cancellations() > self._cancellations:
                 raise asyncio.CancelledError  # Python 3.11's wait_for has swallowed it, for example in a pool
             log.info(
-                "%s: running in schema %s of %s: %d at once, batches of %d",
+                "%s: running in schema %s of %s: %d at once, batches of up to %d",
                 self.name, self.schema, home.whereabouts, self._parallel, self.batch,
             )  # fmt: skip
             await self._run_loops(
@@ -280,8 +281,10 @@ class Worker(_Service):
     A `BatchHandler` is called once per batch instead.
 
     A batch of up to `batch` messages is one transaction, and what the handler does on `connection` is part of it: the
-    messages are consumed if and only if it commits. `parallel` batches run at once, each in a thread of its own, never
-    two on one key. What the handler returns is ignored. SIGTERM lets the worker finish its batches.
+    messages are consumed if and only if it commits. The first batch has one message. Batches become larger as long as
+    one takes less than a quarter of `batch_s` seconds, and smaller if it takes longer, so that no message waits long
+    for others of its batch; with None each may have `batch`. `parallel` batches run at once, each in a thread of its
+    own, never two on one key. What the handler returns is ignored. SIGTERM lets the worker finish its batches.
 
     If the handler raises an exception, the batch is rolled back, and the message's key is tried again after a backoff
     while other keys continue. After the last attempt, or at once for `DecodeError`, `NoHandler` and the classes in
@@ -307,7 +310,8 @@ class Worker(_Service):
         *,
         schema: str = DEFAULT_SCHEMA,
         parallel: int = 1,
-        batch: int = 100,
+        batch: int = 1_000,
+        batch_s: float | None = 1.0,
         poll_interval_s: float = 1.0,
         dispatch: bool = False,
         listen_dsn: str | None = None,
@@ -315,7 +319,9 @@ class Worker(_Service):
         on_error: OnError | None = None,
         handle_signals: bool = True,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
+        super().__init__(
+            inbox, schema, parallel, batch, batch_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
+        )
         check_schema(handler, schema)
         self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
@@ -450,7 +456,8 @@ class AsyncWorker(_Service):
         *,
         schema: str = DEFAULT_SCHEMA,
         parallel: int = 1,
-        batch: int = 100,
+        batch: int = 1_000,
+        batch_s: float | None = 1.0,
         poll_interval_s: float = 1.0,
         dispatch: bool = False,
         listen_dsn: str | None = None,
@@ -458,7 +465,9 @@ class AsyncWorker(_Service):
         on_error: AsyncOnError | None = None,
         handle_signals: bool = False,
     ) -> None:
-        super().__init__(inbox, schema, parallel, batch, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals)
+        super().__init__(
+            inbox, schema, parallel, batch, batch_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
+        )
         check_schema(handler, schema)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)

@@ -56,7 +56,7 @@ def handle(message, connection):
         starts.execute("INSERT INTO starts DEFAULT VALUES")
         os.kill(os.getpid(), 9)
 
-Worker(sys.argv[1], "shipping", handle, poll_interval_s=0.05).run()
+Worker(sys.argv[1], "shipping", handle, batch_s=None, poll_interval_s=0.05).run()
 """
 
 

@@ -163,7 +163,7 @@ def at_the_gate(node: Node, process: subprocess.Popen[str], handlers: int = 1) -
 
 
 API = """
-worker = AsyncWorker(DSN, "shipping", handle_async)
+worker = AsyncWorker(DSN, "shipping", handle_async, batch_s=None)
 
 async def app(scope, receive, send):
     assert scope["type"] == "lifespan"
@@ -219,7 +219,7 @@ Telling(DSN, "shipping", handle).run()
 
 def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, run: Any) -> None:
     """asyncio handles it then and cancels the task; the handler continues in its thread."""
-    process, gate = run('Worker(DSN, "shipping", handle, handle_signals=False).run()')
+    process, gate = run('Worker(DSN, "shipping", handle, batch_s=None, handle_signals=False).run()')
     at_the_gate(node, process)
     process.send_signal(signal.SIGINT)
     gate.execute("SELECT pg_advisory_unlock(1)")
@@ -230,7 +230,7 @@ def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, r
 
 
 def test_signal_is_left_to_its_default_on_request(node: Node, run: Any) -> None:
-    process, _ = run('Worker(DSN, "shipping", handle, handle_signals=False).run()')
+    process, _ = run('Worker(DSN, "shipping", handle, batch_s=None, handle_signals=False).run()')
     at_the_gate(node, process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(WITHIN_S) == -signal.SIGTERM
@@ -240,8 +240,8 @@ def test_signal_is_left_to_its_default_on_request(node: Node, run: Any) -> None:
 # -- Several in one process -------------------------------------------------------------------------------------------
 
 SEVERAL = f"""
-sync = Worker(DSN, "shipping", handle, poll_interval_s={NEVER_S})
-not_sync = AsyncWorker(DSN, "billing", handle_async, poll_interval_s={NEVER_S})
+sync = Worker(DSN, "shipping", handle, batch_s=None, poll_interval_s={NEVER_S})
+not_sync = AsyncWorker(DSN, "billing", handle_async, batch_s=None, poll_interval_s={NEVER_S})
 lost = AsyncWorker(DSN, "nowhere", handle_async)
 
 async def exits_async(message, connection):

@@ -93,7 +93,7 @@ def test_storm_of_first_failures_repeats_little(node: Node) -> None:
             raise ValueError
         write_ledger(message, connection)
 
-    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+    with working(Worker(node.dsn, "shipping", handle, batch=100, batch_s=None, poll_interval_s=NEVER_S)):
         eventually(lambda: len(ledger_keys(node)) == keys)
     healthy = [key for key in calls if key not in bad]
     assert {calls[key] for key in bad} <= {2, 3}  # more than once, if it was before another in its batch

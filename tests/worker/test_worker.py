@@ -181,7 +181,7 @@ def handle(message, connection):
     connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
     connection.execute("SELECT pg_advisory_xact_lock(1)")
 
-Worker(sys.argv[1], "shipping", handle).run()
+Worker(sys.argv[1], "shipping", handle, batch_s=None).run()
 """
 
 
@@ -360,7 +360,7 @@ def test_worker_logs_what_it_reaps(node: Node, caplog: pytest.LogCaptureFixture)
     [line] = [record.getMessage() for record in caplog.records if "running in schema" in record.getMessage()]
     known = node.connection.info
     place = f"{known.host}:{known.port}/{known.dbname}"
-    assert line == f"shipping: running in schema mailroom of {place}: 2 at once, batches of 7"
+    assert line == f"shipping: running in schema mailroom of {place}: 2 at once, batches of up to 7"
 
 
 # -- What handlers raise that means something to the machinery around them --------------------------------------------
