@@ -79,7 +79,7 @@ def _driver_s(error: BaseException) -> BaseException:
     return below if isinstance(below, BaseException) else error
 
 
-def _attribute(error: BaseException, name: str) -> Any:
+def _attribute(error: object, name: str) -> Any:
     """Return an attribute of an error, or None. Users' classes may have the drivers' names, for other things."""
     try:
         return getattr(error, name, None)
@@ -131,8 +131,11 @@ def primary_message(error: BaseException) -> str:
 def is_of_row_security(error: BaseException) -> bool:
     """Return whether the server refused a statement because row security would choose its rows."""
     cause = _driver_s(error)
-    function = _attribute(_attribute(cause, "diag") or cause, "source_function")  # psycopg, psycopg2
-    return ROW_SECURITY in (function, _attribute(cause, "server_source_function"), _fields(cause).get("R"))
+    in_diag = _attribute(_attribute(cause, "diag"), "source_function")  # psycopg, psycopg2
+    for function in (in_diag, _attribute(cause, "server_source_function"), _fields(cause).get("R")):
+        if isinstance(function, str) and function == ROW_SECURITY:
+            return True
+    return False
 
 
 def is_lost(error: BaseException, connection: object = None) -> bool:
