@@ -100,7 +100,8 @@ def _creation(
     if order not in (None, "key", "total"):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.")
     # A text is a name: taken as an iterable, it would be a name per letter.
-    names = [inbox_name(each) for each in ([name] if isinstance(name, str) else name)]
+    several = [name] if isinstance(name, str) or not isinstance(name, Iterable) else name
+    names = [inbox_name(each) for each in several]
     return creating_inboxes(
         schema_name(schema), list(dict.fromkeys(names)), topics, backoff_s, backoff_max_s, max_attempts, on_failure,
         keep_s, origin_name(origin), order,
