@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -29,35 +28,12 @@ from mailroom.schema.lock_phase import locked_by
 from mailroom.sql.runner import run
 from outbox import Outbox, Store
 from tests.support.databases import Connect
+from tests.support.next_release import HEAD, NEXT, known_to_migrate
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async, wait_until_blocked
 from tests.support.working import deliver, working
 
 ROOT = Path(__file__).parents[1]
-HEAD, NEXT = schema.HEAD, "0201"
-
-# What a next release may do to tables that programs use; without the order of any of them.
-NEXT_RELEASE = """
-from alembic import op
-
-revision, down_revision = "0201", "{head}"
-TABLES = ("outbox", "worker", "key_state", "inbox", "attempt", "inbox_registry", "subscription", "node", "lease",
-          "outbox_executable", "store", "dead_letter", "parked", "scheduled")
-
-
-def upgrade():
-    for table in TABLES:
-        op.execute(f"ALTER TABLE {{table}} ADD later text DEFAULT 'x'")
-    op.execute("CREATE INDEX key_state_later ON key_state (later)")
-    op.execute("UPDATE inbox_registry SET later = 'y'")
-    op.execute("UPDATE lease SET later = 'y'")
-
-
-def downgrade():
-    op.execute("DROP INDEX key_state_later")
-    for table in TABLES:
-        op.execute(f"ALTER TABLE {{table}} DROP later")
-"""
 
 
 @pytest.fixture
@@ -68,12 +44,9 @@ def node(dsn: str, connect: Connect) -> Node:
 
 
 @pytest.fixture
-def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `migrate` know a migration of the next release: the programs here are those of the release before."""
-    migrations = tmp_path / "alembic"
-    shutil.copytree(ROOT / "alembic", migrations)
-    (migrations / "versions" / "0201_next.py").write_text(NEXT_RELEASE.format(head=HEAD))
-    monkeypatch.setattr(migration, "_migrations", lambda: migrations)
+def next_release() -> Iterator[None]:
+    with known_to_migrate():
+        yield
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from mailroom import locks
+from mailroom.schema import migrate
 from tests.faults.misuse import (
+    Violated,
     cancel_executors,
     come_and_go,
     end_batches,
@@ -30,6 +32,7 @@ from tests.faults.misuse import (
 )
 from tests.faults.network import QUIET, Trouble
 from tests.faults.stage import Stage
+from tests.support.next_release import HEAD, NEXT, known_to_migrate
 
 Fault = Callable[[Stage, random.Random], str]
 OURS = "faults campaign%"
@@ -408,6 +411,18 @@ def copy_rows(stage: Stage, dice: random.Random) -> str:
     return "administrator"
 
 
+def migrate_beside(stage: Stage, dice: random.Random) -> str:
+    """F46: the next release's migration goes up and down again beside the programs of this one."""
+    with known_to_migrate():
+        for revision in (NEXT, HEAD):
+            try:
+                migrate(stage.host.dsn, revision=revision)
+            except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as error:
+                raise Violated("upgrade", f"a migration beside programs was ended: {type(error).__name__}") from error
+            stage.probe(what=f"after a migration to {revision}")
+    return "administrator"
+
+
 FAULTS: dict[str, Fault] = {
     "F1": kill_process, "F2": pause_process, "F3": terminate, "F4": cancel, "F5": kill_backend, "F6": kill_server,
     "F7": stop_server, "F8": _trouble("cut before COMMIT", 0.3, 0, 1.5),
@@ -418,6 +433,5 @@ FAULTS: dict[str, Fault] = {
     "F29": lose_doorbells, "F32": rolling_restart, "F34": replay_parked,
     "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
     "F39": rude_handlers, "F40": cancel_executors, "F41": come_and_go,
-    "F42": end_batches, "F43": hoard_advisory_locks, "F44": fill_lock_table,
-    "F45": copy_rows,
+    "F42": end_batches, "F43": hoard_advisory_locks, "F44": fill_lock_table, "F45": copy_rows, "F46": migrate_beside,
 }  # fmt: skip

@@ -34,6 +34,7 @@ KINDS = {
     "F40": "executors cancelled while they wait for rows", "F41": "inboxes made, refused and removed under load",
     "F42": "handlers that end the transaction of their batch", "F43": "a stranger hoards advisory locks",
     "F44": "the lock table is full", "F45": "rows copied to where their sequences begin anew",
+    "F46": "the next release's migration beside the programs",
 }  # fmt: skip
 
 
