@@ -39,7 +39,7 @@ pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbo
 	$(BIN)/python -m examples.pipeline
 
 .PHONY: test
-test: $(STAMP) ## The tests, without the slow ones
+test: $(STAMP) ## The tests, without the slow ones and with a sample of many cases
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --ignore tests/spark --ignore tests/wheel
 
 .PHONY: test-wheel

@@ -37,7 +37,7 @@ log = logging.getLogger("mailroom.dispatcher")
 # A user waits for the end and sees the progress, so locks and large batches may take as long as they need.
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}
 # How long the executor waits for locked rows of users' tables: meanwhile it holds up all other executables.
-EXECUTOR = LANE | {"lock_timeout": "2s"}
+EXECUTOR = LANE | settings.UNDER_POLICIES | {"lock_timeout": "2s"}
 
 
 @dataclass(slots=True)
@@ -243,7 +243,10 @@ async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] 
             progress(execution)
 
     try:
-        async with told(settings.dsn(dsn)), open_session(settings.dsn(dsn), "executor", DRAIN) as connection:
+        async with (
+            told(settings.dsn(dsn)),
+            open_session(settings.dsn(dsn), "executor", DRAIN | settings.UNDER_POLICIES) as connection,
+        ):
             await run_async(connection, node.checking(schema))
             executor = BatchExecutor(connection, schema, progress=count)
             while True:

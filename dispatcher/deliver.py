@@ -16,6 +16,7 @@ from mailroom.links.marks import IS_WANTED
 from mailroom.message import MESSAGE
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import GETS, LINK_ROUTE, ROUTE
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable
 
@@ -89,9 +90,8 @@ scheduled AS (
 dead AS (
     INSERT INTO {schema}.dead_letter (stage, reason, {message})
     SELECT 'deliver', CASE WHEN receivers > 1
-                           THEN pg_catalog.format('a command needs exactly one inbox or link, its topic has %%s',
-                                                  receivers)
-                           WHEN ways > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies'
+                           THEN pg_catalog.format('a command needs exactly one inbox, its topic has %%s', receivers)
+                           WHEN ways > 0 THEN 'no inbox gets this topic: patterns get no commands and no replies{nor}'
                            ELSE 'no inbox gets this topic' END, {message}
     FROM stamped WHERE outcome = 'dead' ORDER BY clock),
 outcomes AS MATERIALIZED (
@@ -147,6 +147,7 @@ DELIVER = Sql(
     carry="",
     link_bells="",
     of_links="",
+    nor="",
     **PARTS,
 )
 # `ends` (the last seq of each link that carries something) is right since every delivery holds the dispatch lock until
@@ -208,6 +209,7 @@ DELIVER_FULL = Sql(
     link_bells="""
           UNION ALL SELECT {link_channel}, {transit_key} FROM departed""",
     of_links=", (SELECT coalesce(sum(rows), 0)::bigint FROM departed), {is_wanted}",
+    nor=", nor do readers that are not allowed the topic by its name (mailroom link allow)",
     is_wanted=IS_WANTED,
     link_channel=LINK_CHANNEL,
     transit_key=TRANSIT_KEY,
@@ -276,14 +278,14 @@ def delivering(
     yield LOCK.at(schema=schema)()
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
-        [(*row, is_plain)] = yield DELIVER_PLAIN.at(schema=schema)(**values)
+        *row, is_plain = the_one((yield DELIVER_PLAIN.at(schema=schema)(**values)), NODE_ROW, schema)
     is_full = has_links or (has_many and not is_plain)
     if not is_plain and not is_full:
-        [row] = yield DELIVER.at(schema=schema)(**values)
+        row = list(the_one((yield DELIVER.at(schema=schema)(**values)), NODE_ROW, schema))
         *_, has_links, has_many, waits = row
         is_full = (has_links or has_many) and not waits
     if is_full:
-        [row] = yield DELIVER_FULL.at(schema=schema)(**values)
+        row = list(the_one((yield DELIVER_FULL.at(schema=schema)(**values)), NODE_ROW, schema))
     delivery = Delivery(*row)
     if delivery.has_total and delivery.clock is not None and not delivery.waits:
         yield from raising_stable(schema, delivery.inboxes)

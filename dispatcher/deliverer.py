@@ -14,6 +14,7 @@ from dispatcher.fan_out import FannedOut, fan_out
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
 from dispatcher.refusal import Refused, dead_lettering, finding_refused, reason_of
+from mailroom import sequences
 from mailroom.clock import WARN_CLOCK, raising_ceiling
 from mailroom.links.marks import marking
 from mailroom.links.start import starting
@@ -79,6 +80,7 @@ class Deliverer:
         if not self._recovered:
             # Before this connection gives out its first clock: a crash may have set the sequence back.
             started = await self._transaction(starting(self._schema))
+            sequences.tell(started.raised)
             if started.clock >= WARN_CLOCK:
                 log.warning("the clock is at %d, more than half of its range", started.clock)
             if started.moved:

@@ -197,6 +197,8 @@ class Janitor:
         more = 0
         links: list[Kept] = []
         origins: list[Held] = []
+        with self._passing(connection, "acknowledgements"):
+            await run_async(connection, self._trim.noting_acknowledged())
         with self._passing(connection, "the list of links"):
             links = await run_async(connection, self._trim.listing_links())
             origins = await run_async(connection, self._trim.listing_origins())

@@ -4,11 +4,15 @@ One transaction at a time works on a key, because a claim locks the key's head r
 anything of the key. Rows are never updated, so a concurrent delete only makes a head disappear.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
+from uuid import UUID
 
+from mailroom.errors import SchemaError
 from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.schema import BY_CLOCK
+from mailroom.sight import unseen
 from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 
 MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
@@ -23,6 +27,8 @@ NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
 # restores the caller's settings: by then the statement is planned.
 PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 PINNED |= {"jit": "off", "plan_cache_mode": "force_generic_plan"}
+# A policy that hides some rows would make a claim overtake them, or find nothing for ever: the server refuses instead.
+PINNED |= {"row_security": "off"}
 CURRENT = ", ".join(f"current_setting('{name}')" for name in PINNED)
 PIN = Sql(
     f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {CURRENT}), true), "
@@ -49,12 +55,12 @@ def _pinned(claim: Execute) -> Operation[tuple[list[Row], Row]]:
 # key healthy. It keeps the row while the key has messages below the healthy floor (alone_to), where claims do not
 # search for healthy keys.
 # (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a join that reads all of key_state.
-KEY_STATE = "(SELECT s.clock FROM {schema}.key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
+KEY_STATE = "(SELECT s.clock FROM {schema}.my_key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
 HEALTHY = f"{KEY_STATE}) IS NULL"
 NOT_WAITING = f"{KEY_STATE} AND s.retry_at > now()) IS NULL"
 HEALED = """
 healed AS (
-    DELETE FROM {schema}.key_state s
+    DELETE FROM {schema}.my_key_state s
     USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
     WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock)"""
 
@@ -109,9 +115,10 @@ ORDER BY clock
 )
 HAS_MORE = Sql(
     """
-SELECT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock > (
-                   SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'))
-       AND {not_waiting}, {unpinned}
+WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
+SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN
+           EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock > (SELECT floor FROM bound))
+           AND {not_waiting} END, {unpinned}
 """,
     columns=("boolean", "boolean"),
     not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
@@ -129,14 +136,21 @@ def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list
             return [Message(*row[:-1]) for row in rows]
         # The key is empty or waiting, or its head was reaped while this transaction waited: only a new snapshot tells.
         _, (more, _) = yield from _pinned(HAS_MORE.at(**names)(key=key))
+        if more is None:
+            raise unregistered(schema, inbox)
         if not more:
             return []
 
 
+def unregistered(schema: str, inbox: str) -> SchemaError:
+    """Return the error of a claim that does not see the inbox's row in `inbox_registry`, and so finds no message."""
+    return unseen(f"row of inbox {inbox!r} in inbox_registry", schema)
+
+
 # Each claim returns when the next failing key is due, so that a worker neither polls for it nor tries it late.
 DUE_IN_S = (
-    "(SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {{schema}}.key_state "
-    "WHERE inbox = '{{inbox}}' AND retry_at < 'infinity'{})"
+    "(SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due "
+    "WHERE inbox = '{inbox}' AND retry_at < 'infinity' LIMIT 1)"
 )
 
 # The oldest rows (`oldest`) give the keys that have waited longest (`head`). The claim locks as many of these heads
@@ -152,6 +166,9 @@ DUE_IN_S = (
 # A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
 # statement's own snapshot may be older than the record; the key would then be tried at once instead of after its
 # backoff. So `failing` asks `failing_keys` after the locks are taken: a volatile function has a snapshot of its own.
+# A worker that died has recorded nothing, but its in-flight entry is there. So a worker's claim asks for those too, if
+# another transaction has locked one of its heads before (xmax), and leaves out the keys in them until the death is
+# counted.
 WALK = f"""
         SELECT key, clock, ({HEALTHY % "i.key"})::integer AS found FROM (
             SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
@@ -159,6 +176,7 @@ WALK = f"""
 TEXT = """
 WITH RECURSIVE bound AS MATERIALIZED (
     SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s),
 {due_heads}oldest AS MATERIALIZED (
     SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > (SELECT healthy FROM bound)
     ORDER BY {by_clock} LIMIT {window}),
@@ -170,16 +188,18 @@ wanted AS MATERIALIZED (
     FROM (SELECT avg(least(rows, {share}))::float8 AS rows, coalesce(sum(rows)::bigint, 0) = {window} AS is_full
           FROM head) AS h),
 near AS MATERIALIZED (
-    SELECT l.key, l.clock, h.rows
+    SELECT l.key, l.clock, l.xmax, h.rows
     FROM (SELECT * FROM (SELECT * FROM head ORDER BY clock OFFSET 0) AS head WHERE {healthy}) AS h, LATERAL (
-        SELECT key, clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
+        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
 missing AS MATERIALIZED (
     SELECT CASE WHEN is_full THEN keys - (SELECT count(*) FROM near) ELSE 0 END AS keys FROM wanted),{far_heads}
 locked AS MATERIALIZED (
-    SELECT key, clock, false AS is_due FROM near{more_heads}),
-failing AS MATERIALIZED (SELECT key, retry_at FROM {schema}.failing_keys('{inbox}', ARRAY(SELECT key FROM locked))),
+    SELECT key, clock, xmax, false AS is_due FROM near{more_heads}),
+failing AS MATERIALIZED (
+    SELECT key, retry_at FROM {schema}.failing_keys(
+        '{inbox}', ARRAY(SELECT key FROM locked), ARRAY(SELECT key FROM locked WHERE {tried}), %(mine)s::uuid[])),
 granted AS MATERIALIZED (
     SELECT key, clock FROM locked AS l
     WHERE NOT EXISTS (SELECT FROM failing AS s
@@ -192,7 +212,7 @@ picked AS MATERIALIZED (
     ORDER BY i.clock LIMIT {total}),
 plain AS MATERIALIZED (
     SELECT keys <= 0
-           AND ({due} = 0 OR NOT EXISTS (SELECT FROM {schema}.key_state
+           AND ({due} = 0 OR NOT EXISTS (SELECT FROM {schema}.my_due
                                          WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp())))
            AND (SELECT coalesce(sum({light}), 0) <= {max_bytes} FROM picked) AS is_plain
     FROM missing),
@@ -203,12 +223,12 @@ SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::big
        NULL::boolean
 FROM gone
 UNION ALL
-SELECT {nulls}, (SELECT is_plain FROM plain),
+SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
        (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
                OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near){or_due} FROM wanted),
        {reached},
        (SELECT count(*) FROM granted WHERE (SELECT is_full FROM wanted)),
-       {due_in_s}, {unpinned} OR ({held} AND {schema}.hold_batch())
+       (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """
 EXTRA = ("boolean", "boolean", "text", "bigint", "float8", "boolean")  # they have values in the last row only
@@ -220,7 +240,7 @@ PARTS: dict[str, Any] = {
     "max_bytes": MAX_BYTES,
     "selected": SELECTED,
     "nulls": NULLS,
-    "due_in_s": DUE_IN_S.format(""),
+    "due_in_s": DUE_IN_S,
     "unpinned": UNPINNED,
 }
 # A plain claim needs no keys beyond the window, none that is due, and cannot be too large. It goes by a plan that is
@@ -243,10 +263,10 @@ REAP_ANY = Sql(
     TEXT,
     (*COLUMNS, *EXTRA),
     due_heads="""due AS MATERIALIZED (
-    SELECT l.key, l.clock FROM (
-        SELECT key FROM {schema}.key_state
+    SELECT l.key, l.clock, l.xmax FROM (
+        SELECT key FROM {schema}.my_due
         WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
-        SELECT key, clock FROM {schema}.inbox_{inbox} AS i
+        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
         FOR UPDATE SKIP LOCKED) AS l
@@ -261,14 +281,14 @@ walk (key, clock, is_healthy, found, step) AS (
     SELECT n.key, n.clock, n.found = 1, w.found + n.found, w.step + 1 FROM walk AS w, LATERAL ({walk_on}) AS n
     WHERE w.found < (SELECT keys FROM missing) AND w.step < {max_steps}),
 far AS MATERIALIZED (
-    SELECT l.key, l.clock FROM (
+    SELECT l.key, l.clock, l.xmax FROM (
         SELECT * FROM walk WHERE is_healthy AND key NOT IN (SELECT key FROM near)) AS h, LATERAL (
-        SELECT key, clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
+        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l),""",
     walk_from=WALK % ">= %(cursor)s::text",
     walk_on=WALK % "> w.key",
     more_heads="""
-    UNION ALL SELECT key, clock, true FROM due UNION ALL SELECT key, clock, false FROM far""",
+    UNION ALL SELECT key, clock, xmax, true FROM due UNION ALL SELECT key, clock, xmax, false FROM far""",
     fitting=FITTING % SIZE,
     healed=f",{HEALED}",
     or_due=" OR EXISTS (SELECT FROM due)",
@@ -294,7 +314,10 @@ class Share:
     per_key: int
     total: int
     due_too: bool = True  # also take failing keys that are due; a worker takes those in transactions of their own
-    hold: bool = False  # have the server refuse a COMMIT by anybody but the worker (`inbox.worker.hold`)
+    # A worker's: have the server refuse a COMMIT by anybody else (`inbox.worker.hold`), and leave out the keys in the
+    # in-flight entries of others whose batches have ended.
+    hold: bool = False
+    mine: Sequence[UUID] = ()  # the entries of this worker
 
     @property
     def deep(self) -> int:
@@ -317,6 +340,7 @@ class Share:
             "window": str(min(4_000, max(100, min(400, most * self.total), 2 * self.total))),
             "due": str((self.keys + 1) // 2 if self.due_too else 0),
             "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
+            "tried": "xmax <> '0'" if self.hold else "false",
         }
 
 
@@ -390,8 +414,10 @@ def reaping_rows(
         statement = REAP_PLAIN if course.is_plain else REAP_ANY
         claim = statement.at(schema=schema, inbox=inbox, **share.names(course.depth))
         taken, (*_, is_plain, left, reached, keys, due_in_s, _) = yield from _pinned(
-            claim(cursor=course.cursor, depth=min(course.depth, share.deep))
+            claim(cursor=course.cursor, depth=min(course.depth, share.deep), mine=list(share.mine))
         )
+        if is_plain is None:
+            raise unregistered(schema, inbox)
         if course.is_plain and not is_plain:
             course = replace(course, is_plain=False)
             continue

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from mailroom.cli.messages import print_messages
 from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
 from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.links.links import Links
 from mailroom.message import Message
 from mailroom.names import ALL, OWN
 from mailroom.packages import NAMES, warn_of_hidden
@@ -32,6 +34,7 @@ from mailroom.session.backoff import spread_s
 from mailroom.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
+from mailroom.status import links_status
 
 origin_option = click.option(
     "--origin",
@@ -41,6 +44,21 @@ origin_option = click.option(
     help="Whose messages: those of the node of this name, which this one reads over a link, or * for this node and all "
     "that it reads. [this node]",
 )
+
+
+def wait_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about the sources that are to know of a subscription."""
+    wait = click.option(
+        "--wait/--no-wait",
+        "waits",
+        default=True,
+        help="With --origin: end when the source knows of the subscription, so that what is sent there from then on "
+        "comes. The dispatcher of this node tells it, and has to run. [--wait]",
+    )
+    timeout = click.option(
+        "--timeout-s", metavar="S", type=seconds, default=60.0, show_default=True, help="How long --wait waits."
+    )
+    return wait(timeout(command))
 
 
 @click.group(cls=Group)
@@ -63,6 +81,7 @@ AT_ONCE = 100
     help="Subscribe to this topic or pattern; repeatable.",
 )
 @origin_option
+@wait_options
 @click.option(
     "--order",
     type=click.Choice(["key", "total"]),
@@ -87,6 +106,8 @@ def create(
     names: tuple[str, ...],
     topics: tuple[str, ...],
     origin: str,
+    waits: bool,
+    timeout_s: float,
     order: Literal["key", "total"] | None,
     backoff_s: float | None,
     backoff_max_s: float | None,
@@ -139,6 +160,9 @@ def create(
         made = {each["name"]: each for each in run(connection, _listing(call.schema))}
         known = run(connection, _knowing(call.schema, origin))
     named = [made[name] for name in dict.fromkeys(names)]
+    if known:
+        for each in named:
+            _wait(call, each["name"], topics, origin, timeout_s if waits else None)
     if call.json:
         for each in named:
             document({"inbox": each["name"], "schema": call.schema, "subscribed": topics, "origin": origin})
@@ -158,8 +182,9 @@ def create(
 @click.argument("name", type=INBOX)
 @click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
 @origin_option
+@wait_options
 @pass_call
-def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> None:
+def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits: bool, timeout_s: float) -> None:
     """Subscribe an inbox to topics and patterns. Repeating the command is harmless.
 
     Dots part the words of a topic. In a pattern * is one word, and # as the last word any number of words: order.*
@@ -176,6 +201,8 @@ def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> No
     with call.connection("inbox subscribe") as connection:
         new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
         known = run(connection, _knowing(call.schema, origin))
+    if known:
+        _wait(call, name, topics, origin, timeout_s if waits else None)
     if call.json:
         document({"inbox": name, "schema": call.schema, "subscribed": new, "origin": origin})
         return
@@ -226,6 +253,20 @@ def _of_failures(inbox: dict[str, Any]) -> str:
 
 def _of(origin: str) -> str:
     return "" if origin == OWN else " of every node" if origin == ALL else f" of {origin}"
+
+
+def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s: float | None) -> None:
+    """Wait until the sources have the subscriptions that were just committed; None for not at all."""
+    if origin == OWN or not topics:
+        return
+    if timeout_s is None:
+        note("What is sent there comes from when the dispatcher of this node has told it: mailroom link status")
+        return
+    with call.connection("inbox wait") as connection:
+        lease = links_status(connection, call.schema)
+        if lease is None or not lease.leads:
+            note("No dispatcher of this node runs, which has to tell the source: mailroom dispatcher run")
+        Links(call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
 
 
 def _note_unknown(origin: str) -> None:

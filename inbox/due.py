@@ -6,6 +6,8 @@ tried again: the claim moves it to `parked` or `dead_letter`. So a worker only r
 """
 
 import logging
+from collections.abc import Sequence
+from uuid import UUID
 
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.answer import ASKS, MAY_ANSWER, Undone, answering_undone
@@ -14,16 +16,22 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 log = logging.getLogger("mailroom.inbox")
 
+# A worker does not take a key whose last try has killed its worker, until that is counted. Its entry was there before
+# the handler ran (`inbox.worker.in_flight`), so whoever has got the key's lock since finds it.
+BUT_ORPHANED = " AND key NOT IN (SELECT {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]))"
 # Keys are tried one by one until the head of one can be locked; those with a locked head are skipped. The time is the
 # statement's, not the transaction's: a failure recorded since the transaction began may be due.
 NOW = "(SELECT clock_timestamp())"
 LOCK_HEAD = Sql(
     """
 WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+due_next AS MATERIALIZED (
+    SELECT (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due
+            WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now} LIMIT 1) AS in_s),
 head AS MATERIALIZED (
     SELECT l.key, l.clock FROM (
-        SELECT key FROM {schema}.key_state
-        WHERE inbox = '{inbox}' AND retry_at <= {now} ORDER BY retry_at, key) AS d, LATERAL (
+        SELECT key FROM {schema}.my_due
+        WHERE inbox = '{inbox}' AND retry_at <= {now}{but_orphaned} ORDER BY retry_at, key) AS d, LATERAL (
         SELECT key, clock FROM {schema}.inbox_{inbox} AS i
         WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                                            WHERE key = d.key AND clock > (SELECT floor FROM bound))
@@ -31,8 +39,7 @@ head AS MATERIALIZED (
     LIMIT 1)
 SELECT key, clock, NULL::float8 AS due_in_s, NULL::boolean FROM head
 UNION ALL
-SELECT NULL, NULL, (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
-                    WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND retry_at > {now}),
+SELECT NULL, NULL, (SELECT in_s FROM due_next),
        CASE WHEN NOT EXISTS (SELECT FROM head) THEN {unpinned} END
 ORDER BY clock
 """,
@@ -49,8 +56,8 @@ ORDER BY clock
 # The statement also returns when the next key is due. Keys that are due already count only if this claim took one:
 # otherwise LOCK_HEAD has just skipped them.
 OTHERS = (
-    "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> key_state.key) "
-    "OR (SELECT max(clock) FROM gone) < greatest(key_state.clock, key_state.alone_to)"
+    "retry_at > now() OR EXISTS (SELECT FROM gone WHERE gone.key <> d.key) "
+    "OR (SELECT max(clock) FROM gone) < greatest(d.clock, d.alone_to)"
 )
 # A command that is skipped is answered here, and not by a part of the statement: an INSERT of no rows would ring the
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
@@ -67,11 +74,12 @@ HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome
 TAKE_HEAD = Sql(
     """
 WITH last AS MATERIALIZED (
-    SELECT attempt, outcome, error, error_class FROM {schema}.attempt
+    SELECT attempt, outcome, error, error_class FROM {schema}.my_attempt
     WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint ORDER BY id DESC LIMIT 1),
 share AS MATERIALIZED (
     SELECT CASE WHEN greatest(clock, suspect_to) < %(clock)s::bigint THEN %(limit)s::bigint ELSE 1 END AS rows
-    FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at <= {now}),
+    FROM {schema}.my_key_state
+    WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at <= {now}{but_orphaned}),
 picked AS MATERIALIZED (
     SELECT i.* FROM share, LATERAL (
         SELECT {picked} FROM {schema}.inbox_{inbox}
@@ -82,7 +90,7 @@ gone AS (
 parked AS (
     INSERT INTO {schema}.parked ({delivered}) SELECT {delivered} FROM gone WHERE (SELECT outcome = 'park' FROM last)),
 held AS (
-    UPDATE {schema}.key_state AS s
+    UPDATE {schema}.my_key_state AS s
     SET clock = gone.clock, attempts = last.attempt, retry_at = 'infinity', parked_at = clock_timestamp(),
         last_error = last.error
     FROM gone, last WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'park'),
@@ -91,7 +99,7 @@ dead AS (
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, {elsewhere}, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM {schema}.key_state AS s USING gone, last
+    DELETE FROM {schema}.my_key_state AS s USING gone, last
     WHERE s.inbox = '{inbox}' AND s.key = gone.key AND last.outcome = 'skip' AND s.alone_to <= gone.clock)
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
        (SELECT coalesce(error_class, 'Skip') FROM last WHERE outcome = 'skip' AND {asks}),
@@ -99,8 +107,8 @@ SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
 FROM gone
 UNION ALL
 SELECT {nulls}, NULL, NULL, NULL,
-       (SELECT extract(epoch FROM min(retry_at) - clock_timestamp())::float8 FROM {schema}.key_state
-        WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND ({others})),
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due AS d
+        WHERE inbox = '{inbox}' AND retry_at < 'infinity' AND ({others}) LIMIT 1),
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """,
@@ -121,22 +129,26 @@ ORDER BY clock
 )
 
 
-def reaping_due(schema: str, inbox: str, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
+def reaping_due(
+    schema: str, inbox: str, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()
+) -> Operation[Claimed]:
     """Take one message of a failing key that is due, if there is one; end it if it has used up its attempts.
 
     Of a key none of whose messages is suspected any more, take up to `limit`. Run this in a READ COMMITTED transaction,
-    and `healing` in the same transaction once the messages are handled. `hold` is as in `Share`.
+    and `healing` in the same transaction once the messages are handled. `hold` and `mine` are as in `Share`.
     """
-    held = HELD if hold else "false"
     names = {"schema": schema, "inbox": inbox}
+    but_orphaned, entries = (BUT_ORPHANED, {"mine": list(mine)}) if hold else ("", {})
     yield IN_TRANSACTION
     while True:
         yield PIN.at()()
-        *heads, last = yield LOCK_HEAD.at(**names)()
+        *heads, last = yield LOCK_HEAD.at(but_orphaned=but_orphaned, **names)(**entries)
         if not heads:
             return Claimed([], last[-2], is_all=True)
         [(key, clock, _, _)] = heads
-        *taken, last = yield TAKE_HEAD.at(**names, held=held)(key=key, clock=clock, limit=limit)
+        *taken, last = yield TAKE_HEAD.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(
+            key=key, clock=clock, limit=limit, **entries
+        )
         if taken:
             messages, end = [Message(*row[:-5]) for row in taken], taken[0][-5]
             answers = [(error, may_answer) for *_, error, may_answer, _, _ in taken]
@@ -171,10 +183,10 @@ def answering_skipped(
 HEAL = Sql(
     """
 WITH healed AS (
-    DELETE FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
+    DELETE FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = %(key)s::text
         AND clock <= %(clock)s::bigint AND alone_to <= %(clock)s::bigint)
-UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), (
-    SELECT retry_at FROM {schema}.attempt
+UPDATE {schema}.my_key_state AS s SET retry_at = greatest(clock_timestamp(), (
+    SELECT retry_at FROM {schema}.my_attempt
     WHERE inbox = '{inbox}' AND key = %(key)s::text
       AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
                    WHERE key = %(key)s::text AND clock > %(clock)s::bigint)

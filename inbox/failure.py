@@ -44,19 +44,19 @@ RECORD = Sql(
 WITH tried AS MATERIALIZED (
     SELECT r.*,
            %(clock)s::bigint = (SELECT min(clock) FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text) AS is_head,
-           1 + greatest(0, (SELECT attempt FROM {schema}.attempt
+           1 + greatest(0, (SELECT attempt FROM {schema}.my_attempt
                             WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint
                             ORDER BY id DESC LIMIT 1),
-                        (SELECT attempts FROM {schema}.key_state
+                        (SELECT attempts FROM {schema}.my_key_state
                          WHERE inbox = '{inbox}' AND key = %(key)s::text AND clock = %(clock)s::bigint)) AS attempt
     FROM {schema}.inbox_registry AS r
     WHERE name = '{inbox}'
       AND EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint)
-      AND NOT EXISTS (SELECT FROM {schema}.key_state
+      AND NOT EXISTS (SELECT FROM {schema}.my_key_state
                       WHERE inbox = '{inbox}' AND key = %(key)s::text AND retry_at = 'infinity')),
 {decided},
 changed AS (
-    INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
+    INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
     SELECT name, %(key)s::text, %(clock)s::bigint, attempt,
            CASE WHEN is_head AND outcome = 'retry' THEN retry_at ELSE clock_timestamp() END, %(error)s::text,
            %(clock)s::bigint, %(clock)s::bigint
@@ -68,7 +68,7 @@ changed AS (
         WHERE s.retry_at < 'infinity'
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
-    INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
+    INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
     SELECT name, %(key)s::text, %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
     FROM decided)
@@ -85,18 +85,18 @@ WITH tried AS MATERIALIZED (
     SELECT r.*, i.sent_clock, %(clock)s::bigint = (
                SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_sent} > r.sent_floor
                ORDER BY {by_sent}, origin LIMIT 1) AS is_head,
-           1 + greatest(0, (SELECT attempt FROM {schema}.attempt
+           1 + greatest(0, (SELECT attempt FROM {schema}.my_attempt
                             WHERE inbox = '{inbox}' AND key = '' AND clock = %(clock)s::bigint
                             ORDER BY id DESC LIMIT 1),
-                        (SELECT attempts FROM {schema}.key_state
+                        (SELECT attempts FROM {schema}.my_key_state
                          WHERE inbox = '{inbox}' AND key = '' AND clock = %(clock)s::bigint)) AS attempt
     FROM {schema}.inbox_registry AS r, LATERAL (
         SELECT sent_clock FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint) AS i
     WHERE r.name = '{inbox}' AND NOT EXISTS (
-        SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = '' AND retry_at = 'infinity')),
+        SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = '' AND retry_at = 'infinity')),
 {decided},
 changed AS (
-    INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
+    INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
     SELECT name, '', %(clock)s::bigint, attempt,
            CASE WHEN is_head AND outcome = 'retry' THEN retry_at ELSE clock_timestamp() END, %(error)s::text,
            sent_clock, sent_clock
@@ -108,7 +108,7 @@ changed AS (
         WHERE s.retry_at < 'infinity'
     RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
 history AS (
-    INSERT INTO {schema}.attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
+    INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
     SELECT name, '', %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
            CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
     FROM decided)
@@ -202,13 +202,14 @@ def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
 # be failing already: above `suspect_to` its messages are claimed in batches too (`inbox.due`).
 SUSPECT = Sql(
     """
-INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
+INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
 SELECT '{inbox}', key, clock, 0, clock_timestamp(), %(error)s::text, clock, clock
 FROM unnest(%(keys)s::text[], %(clocks)s::bigint[]) AS u (key, clock)
 WHERE EXISTS (SELECT FROM {schema}.inbox_{inbox} AS i WHERE i.key = u.key AND i.clock <= u.clock)
 ORDER BY key
 ON CONFLICT (inbox, key) DO UPDATE SET
-    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to
+    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to,
+    last_error = excluded.last_error
     WHERE s.suspect_to < excluded.suspect_to
 """
 )
@@ -217,7 +218,7 @@ ON CONFLICT (inbox, key) DO UPDATE SET
 # The last message of the batch is among the last ones of its keys.
 SUSPECT_TOTAL = Sql(
     """
-INSERT INTO {schema}.key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
+INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
 SELECT '{inbox}', '', clock, 0, clock_timestamp(), %(error)s::text, sent_clock, sent_clock
 FROM (SELECT i.clock, i.sent_clock
       FROM unnest(%(keys)s::text[], %(clocks)s::bigint[]) AS u (key, clock), LATERAL (
@@ -225,7 +226,8 @@ FROM (SELECT i.clock, i.sent_clock
           WHERE i.key = u.key AND i.clock = u.clock) AS i
       ORDER BY i.sent_clock DESC, i.origin DESC LIMIT 1) AS last
 ON CONFLICT (inbox, key) DO UPDATE SET
-    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to
+    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to,
+    last_error = excluded.last_error
     WHERE s.suspect_to < excluded.suspect_to
 """
 )

@@ -1,5 +1,8 @@
 """`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
+from collections.abc import Sequence
+from uuid import UUID
+
 from inbox.claim import Claimed, Course, Share, reaping_any, reaping_key
 from inbox.due import reaping_due
 from inbox.peek import counting, finding, peeking
@@ -49,27 +52,31 @@ class _Named:
         claimed, self._course = yield from reaping_any(self.schema, self.name, share, self._course)
         return claimed
 
-    def claiming_due(self, limit: int = 1, *, hold: bool = False) -> Operation[Claimed]:
+    def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
         """Take one message of a failing key that is due, or end it; take up to `limit` if none is suspected."""
         if (yield from self._looked_up()):
-            return (yield from reaping_total_due(self.schema, self.name, hold=hold))
-        return (yield from reaping_due(self.schema, self.name, limit, hold=hold))
+            return (yield from reaping_total_due(self.schema, self.name, hold=hold, mine=mine))
+        return (yield from reaping_due(self.schema, self.name, limit, hold=hold, mine=mine))
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
         text, most = _text(key), count(limit, "limit")
-        whole = yield from self._looked_up()
+        whole = yield from self._found()
         return (yield from peeking(self.schema, self.name, text, most, is_total=whole))
 
     def _backlog(self, key: Key | None) -> Operation[int]:
         text = _text(key)
-        yield from self._looked_up()
+        yield from self._found()
         return (yield from counting(self.schema, self.name, text))
 
     def _looked_up(self) -> Operation[bool]:
         """Return whether the inbox has total order. Raises `UnknownInbox`."""
         # Checked once per instance, and first: a statement that fails would abort the caller's transaction.
+        return (yield from self._found()) if self._is_total is None else self._is_total
+
+    def _found(self) -> Operation[bool]:
+        """The same, looked up anew whether the inbox is there and seen whole, which each claim asks of the server."""
+        yield from finding(self.schema, self.name)
         if self._is_total is None:
-            yield from finding(self.schema, self.name)
             self._is_total = yield from is_total(self.schema, self.name)
         return self._is_total
 

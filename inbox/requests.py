@@ -171,8 +171,9 @@ class _Service:
         with settings.connect(self._dsn, "requests", autocommit=True) as probe:
             run(probe, checking_kept(self.schema, self.name))
             pooled = is_pooled(probe)
+        session = settings.SESSION | settings.UNDER_POLICIES
         return {
-            "conninfo": settings.session_dsn(self._dsn, f"requests ask {self.name}", pooled=pooled),
+            "conninfo": settings.session_dsn(self._dsn, f"requests ask {self.name}", session, pooled=pooled),
             "kwargs": {"prepare_threshold": None} if pooled else {},
             "min_size": 1,
             "max_size": self._connections,

@@ -10,7 +10,10 @@ no message has. Parked, it keeps its messages where they are, since there is nob
 `key_state` has clocks up to which a key is suspected, these are sent_clocks.
 """
 
-from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share
+from collections.abc import Sequence
+from uuid import UUID
+
+from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
 from inbox.due import ANSWERED, NOW, answering_skipped
 from mailroom.answer import ASKS, MAY_ANSWER
 from mailroom.message import COLUMNS, MESSAGE, SELECTED, Message
@@ -27,23 +30,24 @@ BOUND = """bound AS MATERIALIZED (
 LOWEST = f"""FROM {{schema}}.inbox_{{inbox}}
         WHERE {BY_SENT} > (SELECT low FROM bound) AND {BY_SENT} <= (SELECT top FROM bound)
         ORDER BY {BY_SENT}, origin"""
-# Whether the head is there, and is locked now. It is selected first and locked then, never LIMIT 1 FOR UPDATE, which
-# would lock the second message where another transaction works on the first. One that was deleted since the snapshot
-# counts as locked by others: those that did it go on. Whoever does not get the lock has no later statement: so the time
-# is read too, and the plans are unpinned.
+# Whether the head is there, is locked now, and was locked before. It is selected first and locked then, never LIMIT 1
+# FOR UPDATE, which would lock the second message where another transaction works on the first. One that was deleted
+# since the snapshot counts as locked by others: those that did it go on. Whoever does not get the lock has no later
+# statement: so the time is read too, and the plans are unpinned.
 LOCK = Sql(
     """
 WITH {bound},
-head AS MATERIALIZED (SELECT clock {lowest} LIMIT 1),
+head AS MATERIALIZED (SELECT clock, xmax {lowest} LIMIT 1),
 mine AS MATERIALIZED (
     SELECT FROM head, LATERAL (
         SELECT FROM {schema}.inbox_{inbox} AS i WHERE {by_clock} = head.clock FOR UPDATE SKIP LOCKED) AS i)
-SELECT EXISTS (SELECT FROM head), EXISTS (SELECT FROM mine), (
-    SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN EXISTS (SELECT FROM head) END, EXISTS (SELECT FROM mine),
+    EXISTS (SELECT FROM head WHERE xmax <> '0'), (
+    SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
     WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
     CASE WHEN NOT EXISTS (SELECT FROM mine) THEN {unpinned} END
 """,
-    columns=("boolean", "boolean", "float8", "boolean"),
+    columns=("boolean", "boolean", "boolean", "float8", "boolean"),
     bound=BOUND,
     lowest=LOWEST,
     by_clock=BY_CLOCK,
@@ -64,12 +68,12 @@ picked AS MATERIALIZED (
 gone AS (
     DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
 healed AS (
-    DELETE FROM {schema}.key_state AS s
+    DELETE FROM {schema}.my_key_state AS s
     WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= (SELECT max(sent_clock) FROM gone) AND {is_past})
 SELECT {selected}, NULL::boolean, NULL::float8, NULL::boolean FROM gone
 UNION ALL
 SELECT {nulls}, (SELECT count(*) = {rows} OR count(*) > (SELECT count(*) FROM gone) FROM picked),
-       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
         WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'),
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY sent_clock, origin
@@ -77,13 +81,17 @@ ORDER BY sent_clock, origin
     columns=(*COLUMNS, "boolean", "float8", "boolean"),
     bound=BOUND,
     lowest=LOWEST,
-    healthy=KEY_STATE % "''" + f" AND ({{due}} = 0 OR s.retry_at > {NOW})) IS NULL",
+    healthy=KEY_STATE % "''" + f" AND ({{due}} = 0 OR s.retry_at > {NOW})) IS NULL{{but_orphaned}}",
     fitting=FITTING % SIZE,
     is_past=IS_PAST,
     selected=SELECTED,
     nulls=NULLS,
     unpinned=UNPINNED,
 )
+
+
+# Whose worker has died, as in `inbox.due`. Entries are read only if the head was locked before.
+BUT_ORPHANED = " AND NOT EXISTS (SELECT FROM {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]))"
 
 
 def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
@@ -94,14 +102,22 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
     yield PIN.at()()
-    [(_, is_mine, due_in_s, _)] = yield LOCK.at(**names)()
+    [(is_there, is_mine, was_locked, due_in_s, _)] = yield LOCK.at(**names)()
+    if is_there is None:
+        raise unregistered(schema, inbox)
     if not is_mine:
         return Claimed([], due_in_s, is_all=True, is_total=True)
     held = "EXISTS (SELECT FROM gone)" if share.hold else "false"
     due = str(int(share.due_too))
-    *taken, last = yield REAP.at(**names, rows=str(share.total), held=held, due=due)()
+    but_orphaned, entries = _but_orphaned(share.mine, ask=share.hold and was_locked)
+    reap = REAP.at(but_orphaned=but_orphaned, rows=str(share.total), held=held, due=due, **names)
+    *taken, last = yield reap(**entries)
     *_, left, due_in_s, _ = last
     return Claimed([Message(*row[:-3]) for row in taken], due_in_s, not (taken and left), is_total=True)
+
+
+def _but_orphaned(mine: Sequence[UUID], *, ask: bool) -> tuple[str, dict[str, list[UUID]]]:
+    return (BUT_ORPHANED, {"mine": list(mine)}) if ask else ("", {})
 
 
 # -- Failure ----------------------------------------------------------------------------------------------------------
@@ -112,18 +128,19 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
 TAKE = Sql(
     """
 WITH failing AS MATERIALIZED (
-    SELECT clock, suspect_to FROM {schema}.key_state WHERE inbox = '{inbox}' AND key = '' AND retry_at <= {now}),
+    SELECT clock, suspect_to FROM {schema}.my_key_state
+    WHERE inbox = '{inbox}' AND key = '' AND retry_at <= {now}{but_orphaned}),
 {bound},
 head AS MATERIALIZED (
     SELECT ctid AS place, clock {lowest} LIMIT (SELECT count(*) FROM failing)),
 last AS MATERIALIZED (
-    SELECT attempt, outcome, error, error_class FROM {schema}.attempt
+    SELECT attempt, outcome, error, error_class FROM {schema}.my_attempt
     WHERE inbox = '{inbox}' AND key = '' AND clock = (SELECT clock FROM head) ORDER BY id DESC LIMIT 1),
 kept AS (
     UPDATE {schema}.inbox_{inbox} AS i SET inbox = i.inbox FROM head, last
     WHERE i.ctid = head.place AND last.outcome = 'park' RETURNING i.*),
 parked AS (
-    UPDATE {schema}.key_state AS s
+    UPDATE {schema}.my_key_state AS s
     SET clock = kept.clock, attempts = last.attempt, retry_at = 'infinity', parked_at = clock_timestamp(),
         last_error = last.error
     FROM kept, last WHERE s.inbox = '{inbox}' AND s.key = ''),
@@ -135,7 +152,7 @@ dead AS (
     SELECT 'reap', last.error, gone.inbox, gone.clock, last.attempt, gone.origin, gone.sent_clock, {answered}
     FROM gone, last WHERE last.outcome = 'skip'),
 healed AS (
-    DELETE FROM {schema}.key_state AS s
+    DELETE FROM {schema}.my_key_state AS s
     WHERE s.inbox = '{inbox}' AND s.key = '' AND EXISTS (SELECT FROM failing)
       AND (SELECT outcome FROM last) = 'skip' AND s.suspect_to <= (SELECT sent_clock FROM gone) AND {is_past})
 SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
@@ -144,7 +161,7 @@ SELECT {selected}, (SELECT outcome FROM last WHERE outcome IN ('park', 'skip')),
 FROM (SELECT * FROM gone UNION ALL SELECT * FROM kept) AS taken
 UNION ALL
 SELECT {nulls}, NULL, NULL, NULL,
-       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.key_state
+       (SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_key_state
         WHERE inbox = '{inbox}' AND key = '' AND retry_at < 'infinity'
           AND (retry_at > {now} OR (SELECT max(sent_clock) FROM gone) < suspect_to)),
        {unpinned} OR ({held} AND {schema}.hold_batch())
@@ -166,7 +183,7 @@ ORDER BY sent_clock, origin
 # A row of `key_state` is stale if nothing that it suspects is left.
 HEAL_GONE = Sql(
     """
-DELETE FROM {schema}.key_state AS s
+DELETE FROM {schema}.my_key_state AS s
 WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at <= {now}
   AND NOT EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE {by_sent} <= s.suspect_to)
 """,
@@ -176,7 +193,7 @@ WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at <= {now}
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome = 'skip')"
 
 
-def reaping_total_due(schema: str, inbox: str, *, hold: bool = False) -> Operation[Claimed]:
+def reaping_total_due(schema: str, inbox: str, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
     """Take the lowest message of a failing inbox that is due; end it if it has used up its attempts.
 
     As `inbox.due.reaping_due`, and to be followed by `healing_total`.
@@ -184,12 +201,13 @@ def reaping_total_due(schema: str, inbox: str, *, hold: bool = False) -> Operati
     yield IN_TRANSACTION
     names = {"schema": schema, "inbox": inbox}
     yield PIN.at()()
-    [(is_there, is_mine, due_in_s, _)] = yield LOCK.at(**names)()
+    [(is_there, is_mine, was_locked, due_in_s, _)] = yield LOCK.at(**names)()
     if not is_there:
         yield HEAL_GONE.at(**names)()
     if not is_mine:
         return Claimed([], due_in_s, is_all=True, is_total=True)
-    *taken, last = yield TAKE.at(**names, held=HELD if hold else "false")()
+    but_orphaned, entries = _but_orphaned(mine, ask=hold and was_locked)
+    *taken, last = yield TAKE.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(**entries)
     due_in_s = last[-2]
     if not taken:
         return Claimed([], due_in_s, is_all=True, is_total=True)
@@ -210,9 +228,9 @@ HEAL = Sql(
     """
 WITH gone AS (SELECT %(clock)s::bigint AS clock),
 healed AS (
-    DELETE FROM {schema}.key_state AS s
+    DELETE FROM {schema}.my_key_state AS s
     WHERE s.inbox = '{inbox}' AND s.key = '' AND s.suspect_to <= %(sent_clock)s::bigint AND {is_past})
-UPDATE {schema}.key_state AS s SET retry_at = greatest(clock_timestamp(), ({next}))
+UPDATE {schema}.my_key_state AS s SET retry_at = greatest(clock_timestamp(), ({next}))
 WHERE s.inbox = '{inbox}' AND s.key = '' AND s.retry_at < 'infinity'
   AND NOT (s.suspect_to <= %(sent_clock)s::bigint AND {is_past})
 """,

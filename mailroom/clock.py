@@ -12,7 +12,8 @@ moves the clock of the node, and never past a ceiling that is durable.
 from collections.abc import Iterable
 from itertools import accumulate
 
-from mailroom.errors import MailroomError
+from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 
 MAX_CLOCK = 2**63 - 1
@@ -95,7 +96,7 @@ def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
         raise ClockOverflow(f"The clock would exceed its maximum, {MAX_CLOCK}: this node can deliver nothing more.")
     yield LOCK.at(schema=schema)()
     yield DURABLE.at()()
-    yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)
+    the_one((yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)), NODE_ROW, schema)
 
 
 RECOVER = Sql(
@@ -110,5 +111,38 @@ FROM {schema}.clock c, {schema}.node n
 def recovering_clock(schema: str) -> Operation[int]:
     """Set the clock to the largest value that may have been given out: a crash may have set the sequence back."""
     yield LOCK.at(schema=schema)()
-    [(clock,)] = yield RECOVER.at(schema=schema)()
+    (clock,) = the_one((yield RECOVER.at(schema=schema)()), NODE_ROW, schema)
     return int(clock)
+
+
+# How far an operator may let a clock go. Nodes count on from there, and each start goes on by 2^32.
+MAX_ADVANCED = 2**62 + 2**61
+REACHED = Sql(
+    "SELECT greatest(c.last_value, n.clock_ceiling) FROM {schema}.clock AS c, {schema}.node AS n", columns=("bigint",)
+)
+ADVANCE = Sql(
+    """
+WITH advanced AS (
+    UPDATE {schema}.node SET advanced = greatest(advanced, %(clock)s::bigint),
+           clock_ceiling = greatest(clock_ceiling, %(clock)s::bigint)
+    RETURNING true)
+SELECT setval('{schema}.clock'::regclass, greatest(c.last_value, %(clock)s::bigint)) FROM {schema}.clock AS c, advanced
+""",
+    columns=("bigint",),
+)
+
+
+def advancing_clock(schema: str, clock: int, *, dry_run: bool = False) -> Operation[int]:
+    """Let the clock go on behind `clock`, and what is received up to there; return what it had reached before.
+
+    A clock that is further than that stays. Durable once the READ COMMITTED transaction commits. With `dry_run` it only
+    returns what the clock has reached. Raises `ConfigurationError` for a clock above `MAX_ADVANCED`.
+    """
+    if not 0 <= clock <= MAX_ADVANCED:
+        raise ConfigurationError(f"The clock is {clock}; give 0 to {MAX_ADVANCED}: nodes count on from there.")
+    yield LOCK.at(schema=schema)()
+    (before,) = the_one((yield REACHED.at(schema=schema)()), NODE_ROW, schema)
+    if not dry_run:
+        yield DURABLE.at()()
+        yield ADVANCE.at(schema=schema)(clock=clock)
+    return int(before)

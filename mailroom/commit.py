@@ -22,6 +22,7 @@ from psycopg.pq import TransactionStatus
 from mailroom.errors import CommitUnknown, ConnectionFailed, MailroomError, NotAtomic, TokenExpired
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session.backoff import pause_s
+from mailroom.sight import seeing
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
 from mailroom.sql.runner import run, run_async
 from mailroom.sql.sqlstate import ABORTED, BLAMES, Meaning, is_lost, meaning_of_code, sqlstate
@@ -214,6 +215,8 @@ class Inquiry:
         yield PATIENCE.at()(wait=f"{wait_s * 1000:.0f}ms")
         yield RULE_OUT.at(schema=self._schema)(token=self._token)
         rows = yield READ.at(schema=self._schema)(token=self._token, born_s=(self._token.int >> 80) / 1000)
+        if not rows or not rows[0][0]:  # "committed" is seen, but neither that there is no such row, nor what was swept
+            yield from seeing(self._schema, "commit_token", "node")
         if not rows or rows[0][1]:  # raised, so that the row just inserted is rolled back
             raise TokenExpired(self._token, RETENTION_DAYS)
         return "committed" if rows[0][0] else "rolled back"

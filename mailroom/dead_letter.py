@@ -20,6 +20,7 @@ from mailroom.executable import NAMES, unwired
 from mailroom.message import MESSAGE, parsed
 from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
 from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from mailroom.sight import NODE_ROW, seeing, the_one
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
@@ -261,6 +262,10 @@ SELECT message_id, key, headers::text FROM gone WHERE {asks} ORDER BY id
 )
 
 
+READ = ("dead_letter",)
+CHANGED = ("node", "inbox", "inbox_registry", "subscription", "origin", "fan_out")  # or read to know what to change
+
+
 class _Operations:
     """The methods of both classes, as operations."""
 
@@ -281,11 +286,14 @@ class _Operations:
     ) -> Operation[list[DeadLetter]]:
         """Return dead letters, oldest first."""
         matching = _matching(ids, reason, stage, inbox, limit)
+        yield from seeing(self.schema, *READ)
         return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**matching))]
 
     def _get(self, id: int) -> Operation[tuple[DeadLetter, Content] | None]:
         """Return one dead letter with its content, or None if there is none with this number."""
-        rows = yield GET.at(schema=self.schema)(id=_id(id))
+        number = _id(id)
+        yield from seeing(self.schema, *READ)
+        rows = yield GET.at(schema=self.schema)(id=number)
         if not rows:
             return None
         [(*fields, headers, value, value_json)] = rows
@@ -339,6 +347,7 @@ class _Operations:
     ) -> Operation[int]:
         check_actor(actor, why)
         yield IN_TRANSACTION
+        yield from seeing(self.schema, *READ, *(() if dry_run else CHANGED))
         if dry_run:
             [(number,)] = yield COUNT.at(schema=self.schema)(**matching)
             return int(number)
@@ -404,7 +413,7 @@ class _Operations:
                 "Messages are being delivered to many inboxes, and what is requeued must come after them. Try again "
                 "in a moment, while a dispatcher runs (mailroom dispatcher run)."
             )
-        [(base,)] = yield BASE.at(schema=self.schema)()
+        (base,) = the_one((yield BASE.at(schema=self.schema)()), NODE_ROW, self.schema)
         yield from raising_ceiling(self.schema, base + clocks)
         return int(base)
 

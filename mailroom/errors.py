@@ -19,6 +19,7 @@ __all__ = [
     "NoHandler",
     "NotAtomic",
     "NotInTransaction",
+    "NotSubscribed",
     "SchemaError",
     "TokenExpired",
     "UnknownInbox",
@@ -133,6 +134,10 @@ class LinkRefused(MailroomError):
 
 class UnknownLink(MailroomError):
     """There is no link to a reader, or from a source, of that name in this schema."""
+
+
+class NotSubscribed(MailroomError):
+    """A subscription is here, and its source does not have it: in the given time it was not told, or it refuses it."""
 
 
 class ConnectionFailed(MailroomError):

@@ -1,14 +1,21 @@
-"""The node itself: its name, and what only an operator can say of it: that it is a copy, was moved, or was put back."""
+"""The node itself: its name, and what only an operator can say of it.
+
+That is that it is a copy, was moved or was put back, and how far its clock may go.
+"""
 
 from mailroom.audit import auditing, check_actor
+from mailroom.clock import advancing_clock
 from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_restored
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.schema import checking
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 __all__ = [
     "NewId",
+    "advance_clock",
+    "advance_clock_async",
     "new_node_id",
     "new_node_id_async",
     "node_moved",
@@ -53,7 +60,7 @@ def renaming_node(schema: str, name: str, actor: str, why: str | None) -> Operat
     check_actor(actor, why)
     yield IN_TRANSACTION
     yield from checking(schema)
-    [(before,)] = yield RENAME.at(schema=schema)(name=name)
+    (before,) = the_one((yield RENAME.at(schema=schema)(name=name)), NODE_ROW, schema)
     if before != name:
         yield from auditing(schema, "rename node", [(None, None, 0)], actor, f"{before} to {name}" + _because(why))
     return str(before)
@@ -161,6 +168,49 @@ async def node_restored_async(
         connection,
         _checked(schema, saying_restored(schema_name(schema), above=above, actor=actor, why=why, dry_run=dry_run)),
     )
+
+
+def advance_clock(
+    connection: AnyConnection,
+    clock: int,
+    *,
+    actor: str,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> int:
+    """Let the node's clock go on behind `clock`, in the caller's transaction; return what it had reached before.
+
+    For a node that is to follow another one, whose clock is further ahead than a send or a message may raise this one
+    at once: then what was refused is taken. A clock that is beyond `clock` stays, and no clock ever goes back. With
+    `dry_run` nothing changes. `actor` says who acts, and `why` the reason; both go into the audit. Nothing is delivered
+    before the caller commits. Raises `ConfigurationError` for a clock that is not from 0 to 2^62 + 2^61.
+    """
+    return run(connection, advancing_node(schema_name(schema), clock, actor, why, dry_run))
+
+
+async def advance_clock_async(
+    connection: AnyAsyncConnection,
+    clock: int,
+    *,
+    actor: str,
+    why: str | None = None,
+    dry_run: bool = False,
+    schema: str = DEFAULT_SCHEMA,
+) -> int:
+    """`advance_clock` on an async connection."""
+    return await run_async(connection, advancing_node(schema_name(schema), clock, actor, why, dry_run))
+
+
+def advancing_node(schema: str, clock: int, actor: str, why: str | None, dry_run: bool) -> Operation[int]:
+    """`advance_clock` as an operation."""
+    check_actor(actor, why)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    before = yield from advancing_clock(schema, clock, dry_run=dry_run)
+    if not dry_run:
+        yield from auditing(schema, "node advance", [(None, None, 0)], actor, f"{before} to {clock}" + _because(why))
+    return before
 
 
 def _checked(schema: str, operation: Operation[T]) -> Operation[T]:

@@ -34,8 +34,9 @@ route AS MATERIALIZED (
 # Whether an inbox in `route` gets a message of this kind.
 GETS = "CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END"
 
-# Which open links carry a topic, by the rule of subscriptions: by an exact topic all of it, by a pattern messages and
-# events only. No topic names a link. Without links nothing of {sent} is read.
+# Which open links carry a topic, by the rule of subscriptions; no topic names a link. Commands and replies leave only
+# if no inbox gets them, and by the one link that may have them (`link_allowed`): no reader changes who gets them. It
+# reads ROUTE. Without links nothing of {sent} is read.
 LINK_ROUTE = """link_pattern AS MATERIALIZED (
     SELECT fits, words, link FROM {schema}.link_topic JOIN {schema}.link ON number = link
     WHERE fits IS NOT NULL AND state = 'open'),
@@ -43,8 +44,8 @@ linked_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
     FROM {sent} WHERE EXISTS (SELECT FROM link_pattern) GROUP BY topic),
 link_route AS MATERIALIZED (
-    SELECT topic, link, bool_or(named) AS named
-    FROM (SELECT topic, link, true FROM {schema}.link_topic JOIN {schema}.link ON number = link
+    SELECT topic, link, bool_or(named) AND topic NOT IN (SELECT topic FROM route WHERE named) AS named
+    FROM (SELECT topic, link, commands FROM {schema}.link_topic JOIN {schema}.link ON number = link
           WHERE fits IS NULL AND state = 'open'
           UNION ALL SELECT t.topic, p.link, false FROM linked_topic AS t JOIN link_pattern AS p
                     ON {fits})

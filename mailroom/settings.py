@@ -14,7 +14,8 @@ from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session.connect_times import USUAL_S, ConnectTimes
 from mailroom.session.pooler import AsyncPooledConnection, PooledConnection, refuses_options
 from mailroom.session.service_file import service_entry
-from mailroom.sql.sqlstate import Meaning, meaning_of_code
+from mailroom.sight import ADVICE
+from mailroom.sql.sqlstate import Meaning, is_of_row_security, meaning_of_code, primary_message
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -36,7 +37,10 @@ ENDS_IT_EARLY = re.compile(r"[@/?]")
 
 # jit: its default turned a delivery of 3 ms into 48 ms. search_path: no other role's function can be called by mistake.
 # TimeZone: west of UTC, Python cannot represent the first hours of the year 1.
-SESSION = {"jit": "off", "search_path": "pg_catalog,pg_temp", "TimeZone": "UTC"}
+# row_security: a statement whose rows a policy would choose fails, instead of working on some of them.
+SESSION = {"jit": "off", "search_path": "pg_catalog,pg_temp", "TimeZone": "UTC", "row_security": "off"}
+# For sessions that only write messages, which policies may judge, and for those in which code of users runs.
+UNDER_POLICIES = {"row_security": "on"}
 # For sessions that run only our own statements. A statement that takes this long hangs and is better retried. They send
 # the statements of a transaction back to back, so a session that idles inside one is paused or cut off and must give up
 # its locks: a standby has to take over within 15 s, of which the lease takes 4.
@@ -201,10 +205,13 @@ async def _pooled_async(text: str, role: str, settings: Mapping[str, str]) -> ps
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return what the server refused for want of resources, or by an error of its own, and its hint; None for others.
+    """Return what the server refused because of row security, for want of resources, or by an error of its own.
 
-    The server's text is repeated: of these kinds none has anything of a message in it.
+    With its hint, or what to do; None for others. The server's text is repeated: of these kinds none has anything of a
+    message in it.
     """
+    if is_of_row_security(error):
+        return f"The server refused: {primary_message(error)}. {ADVICE}"
     if not isinstance(error, psycopg.Error) or meaning_of_code(error.sqlstate or "") is not Meaning.SERVER:
         return None
     hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""

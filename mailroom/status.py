@@ -9,6 +9,8 @@ from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
+from mailroom.sequences import Numbers, finding_behind
+from mailroom.sight import NODE_ROW, seeing, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyConnection, run
 from mailroom.total import Waiting
@@ -108,7 +110,8 @@ class Status:
     `executable_lag_s` are the same for the outbox of executables. `clock` is the last clock given out, and
     `clock_ceiling` the highest that may be given out before the ceiling is raised. `dispatcher` and `executor` are None
     if there has never been one. `links` are the nodes that read messages of this one, `sources` those that it reads.
-    `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it.
+    `waits` are the sessions of Mailroom in this database that wait for a lock now, with who has it. `behind` are the
+    columns whose sequences are behind their rows, as after a move without them, as far as this role may read them.
     """
 
     schema: str
@@ -127,6 +130,7 @@ class Status:
     links: tuple[LinkStatus, ...] = ()
     sources: tuple[SourceState, ...] = ()
     waits: tuple[Wait, ...] = ()
+    behind: tuple[Numbers, ...] = ()
 
 
 def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
@@ -193,6 +197,7 @@ def executable_backlog(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) 
 
 
 def _counting(schema: str, outbox: str) -> Operation[int]:
+    yield from seeing(schema, outbox)
     [(count,)] = yield BACKLOG.at(schema=schema, outbox=outbox)()
     return int(count)
 
@@ -278,6 +283,7 @@ LINKS = Sql(
 WITH outgoing AS MATERIALIZED (
     SELECT topic, kind, count(*) AS messages, min(sent_at) AS since FROM {schema}.outbox
     WHERE EXISTS (SELECT FROM {schema}.link) GROUP BY topic, kind),
+{route},
 {link_route},
 coming AS MATERIALIZED (
     SELECT link, sum(messages)::bigint AS messages, min(since) AS since
@@ -294,6 +300,7 @@ LEFT JOIN LATERAL (
 ORDER BY l.name
 """,
     columns=("text", "text", "bigint", "bigint", "float8"),
+    route=ROUTE,
     link_route=LINK_ROUTE,
     sent="outgoing",
     carries=CARRIES,
@@ -304,7 +311,8 @@ def reading_status(schema: str) -> Operation[Status]:
     """`status` as an operation."""
     dispatcher = yield from reading_dispatcher(schema)
     executor = yield from _reading_leader(schema, "executor")
-    [(clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog)] = yield NODE.at(schema=schema)()
+    rows = yield NODE.at(schema=schema)()
+    clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog = the_one(rows, NODE_ROW, schema)
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
     inboxes = yield from _reading_inboxes(schema)
     links = yield LINKS.at(schema=schema)()
@@ -318,6 +326,7 @@ def reading_status(schema: str) -> Operation[Status]:
         ),
         (yield from reading_sources(schema)),
         tuple((yield from reading_waits(at_least_s=SHOWN_S))),
+        tuple((yield from finding_behind(schema))),
     )  # fmt: skip
 
 

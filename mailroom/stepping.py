@@ -162,7 +162,7 @@ def _recording(
 # afterwards.
 SHIFT = Sql(
     """
-UPDATE {schema}.key_state SET retry_at = retry_at + %(by_s)s::float8 * interval '1 s'
+UPDATE {schema}.my_key_state SET retry_at = retry_at + %(by_s)s::float8 * interval '1 s'
 WHERE inbox = '{inbox}' AND retry_at < 'infinity'
 """
 )

@@ -24,6 +24,7 @@ from mailroom.clock import raising_ceiling
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.apart import in_hand
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, unwrapped
@@ -333,8 +334,7 @@ class _Reader:
 
 
 def _known_as(schema: str) -> Operation[_Known]:
-    [row] = yield KNOWN_AS.at(schema=schema)()
-    return _Known(*row)
+    return _Known(*the_one((yield KNOWN_AS.at(schema=schema)()), NODE_ROW, schema))
 
 
 def _reading(schema: str, source: _Known) -> Operation[_Reader]:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NoReturn, get_args
 
 import click
 
+from mailroom import settings
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
@@ -149,7 +150,7 @@ def _send_one(call: Call, topic: str, value: str, key: str | None, once: str | N
     with _wrong_usage():
         message = Outgoing(topic, _parsed(value), key, **fields)
         row = (message if once is None else identified(message, once)).row()
-    with call.connection("outbox send") as connection:
+    with call.connection("outbox send", settings.SESSION | settings.UNDER_POLICIES) as connection:
         run(connection, (sending if once is None else sending_once)(call.schema, row))
     if call.json:
         document({"id": row[0], "topic": topic, "key": key})
@@ -166,7 +167,7 @@ def _send_csv(
         _opened(file) as binary,
         # Bytes that are not UTF-8 become surrogates, so that the error can name the row.
         io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines,
-        call.connection("outbox send") as connection,
+        call.connection("outbox send", settings.SESSION | settings.UNDER_POLICIES) as connection,
         progress_bar("sent", size) as bar,
     ):
         rows = CsvSource(lines, topic, key_column, columns, fields).rows()

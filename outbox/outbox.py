@@ -11,7 +11,7 @@ from mailroom.errors import InvalidMessage
 from mailroom.headers import given
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
 from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, fresh_ids, sending
-from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
+from mailroom.sql.operation import BOUND, IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.topic import Topic, topic_text
 from outbox.once import identified, sending_once
@@ -41,7 +41,8 @@ def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
     """Insert rows of `Outgoing.row` in order; return how many."""
     yield IN_TRANSACTION
     if rows:
-        yield Fill(COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
+        bound = BOUND.at(schema=schema, table="outbox")
+        yield Fill(bound, COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
     return len(rows)
 
 

@@ -10,8 +10,9 @@ from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName
 from mailroom.executable import ACCOUNTING, STORE
 from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
 from mailroom.outgoing import aware
+from mailroom.sight import seeing
 from mailroom.sql.insert import Insert
-from mailroom.sql.operation import IN_TRANSACTION, Fill, Operation, Row, Sql
+from mailroom.sql.operation import BOUND, IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from outbox.executable import COLUMNS, Executable, Raw
 
@@ -67,18 +68,28 @@ def writing_many(schema: str, rows: list[Row]) -> Operation[int]:
     """Insert rows of `Executable.row` in order; return how many."""
     yield IN_TRANSACTION
     if rows:
-        yield Fill(COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
+        bound = BOUND.at(schema=schema, table="outbox_executable")
+        yield Fill(bound, COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
     return len(rows)
 
 
-GET = Sql("SELECT value, number FROM {schema}.store WHERE key = %(key)s::text", columns=("bytea", "bigint"))
+# A key that is absent, or hidden: whether it may be, the same statement says.
+GET = Sql(
+    """
+SELECT value, number, row_security_active('{schema}.store'::regclass::oid)
+FROM (SELECT) AS one LEFT JOIN {schema}.store ON key = %(key)s::text
+""",
+    columns=("bytea", "bigint", "boolean"),
+)
 BOOKS = Sql(
     """
-SELECT coalesce(sum(count), 0::numeric)::text, coalesce(sum(bytes), 0::numeric)::text FROM {schema}.accounting
+SELECT coalesce(sum(count), 0::numeric)::text, coalesce(sum(bytes), 0::numeric)::text,
+       row_security_active('{schema}.accounting'::regclass::oid)
+FROM {schema}.accounting
 WHERE key = %(key)s::text AND minute >= coalesce(%(since)s::timestamptz, '-infinity'::timestamptz)
   AND minute < coalesce(%(until)s::timestamptz, 'infinity'::timestamptz)
 """,
-    columns=("text", "text"),  # the sum over all minutes may exceed 64 bits
+    columns=("text", "text", "boolean"),  # the sum over all minutes may exceed 64 bits
 )
 
 
@@ -116,15 +127,19 @@ class _Target:
         if self.target != STORE:
             raise ConfigurationError(f"{self.target} is a table of your own: read it with SQL.")
         text = key_text(key)
-        rows = yield GET.at(schema=self.schema)(key=text)
-        return None if not rows else rows[0][1] if rows[0][0] is None else bytes(rows[0][0])
+        [(value, number, may_be_hidden)] = yield GET.at(schema=self.schema)(key=text)
+        if value is None and number is None and may_be_hidden:
+            yield from seeing(self.schema, "store")
+        return number if value is None else bytes(value)
 
     def _books(self, key: Key, since: datetime | None, until: datetime | None) -> Operation[Books]:
         bounds = {
             "since": None if since is None else aware(since, "since"),
             "until": None if until is None else aware(until, "until"),
         }
-        [(count, size)] = yield BOOKS.at(schema=self.schema)(key=key_text(key), **bounds)
+        [(count, size, may_be_hidden)] = yield BOOKS.at(schema=self.schema)(key=key_text(key), **bounds)
+        if may_be_hidden:
+            yield from seeing(self.schema, "accounting")
         return Books(int(count), int(size))
 
 

@@ -29,8 +29,9 @@ SESSION = settings.SESSION | {
 }
 # Set after the connect: servers before PostgreSQL 17 would refuse a session that begins with it.
 TRANSACTION_TIMEOUT = ("transaction_timeout", "0")
-# Statements of users run with the search_path of their role; ours are written for any.
-AS_THE_ROLE = {name: value for name, value in SESSION.items() if name != "search_path"}
+# Statements of users run with the search_path of their role, and their tables may have policies; ours are written for
+# any.
+AS_THE_ROLE = {name: value for name, value in SESSION.items() if name not in ("search_path", "row_security")}
 
 
 @dataclass(frozen=True, slots=True)

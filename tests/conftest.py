@@ -20,6 +20,7 @@ from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
 from tests.support.databases import Connect, Databases
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
+from tests.support.sampling import beyond_samples
 
 _RUN_DIRECTORY = pytest.StashKey[Path]()
 _MAJORS = pytest.StashKey[list[int]]()
@@ -72,7 +73,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks for the slow ones
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in beyond_samples(items):
+        item.add_marker("slow")
     if not config.getoption("beyond_test"):
         return
     default = find_binaries().major

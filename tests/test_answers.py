@@ -1,9 +1,7 @@
 """Answers of status 500: a command that will not be done is answered once, by the transaction that ends it."""
 
 import json
-import re
 from collections.abc import Callable
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -25,8 +23,11 @@ from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import SYNC, opened
 from tests.support.node import SCHEMA, Node
+from tests.support.roles import grants_of_a_consumer
 from tests.support.waiting import eventually
 from tests.support.working import working
+
+pytestmark = pytest.mark.sample(3)
 
 OUTBOX, LETTERS = Outbox(), DeadLetters()
 SECRET = "kanarienvogel"
@@ -205,12 +206,6 @@ def test_skip_is_answered_on_every_driver(node: Node, kind: str) -> None:
         work(connection, "shipping", failing(OutOfStock()))
         connection.commit()
     assert answers(node) == [(str(asked), 500, {"error": "OutOfStock"})]
-
-
-def grants_of_a_consumer(role: str, inbox: str) -> str:
-    page = (Path(__file__).parent.parent / "docs" / "sql.md").read_text()
-    [grants] = re.findall(r"```sql\n(CREATE ROLE shop_shipping LOGIN;.*?)```", page, re.S)
-    return str(grants.replace("shop_shipping", role).replace("inbox_shipping", f"inbox_{inbox}"))
 
 
 def consumer(connection: psycopg.Connection[Any], inbox: str) -> None:

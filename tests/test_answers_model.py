@@ -200,6 +200,7 @@ def handlers_of(world: World) -> Handlers:
     return handlers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_each_command_has_the_answers_that_the_contract_says(
     dsn: str, connect: Connect, failpoint: Failpoint, seed: int

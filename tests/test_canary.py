@@ -47,6 +47,8 @@ from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, working
 
+pytestmark = pytest.mark.sample(4)
+
 ROOT = Path(__file__).parents[1]
 CANARY = "kanarienvogel"
 # In several pieces, since each of these characters has ended a password early somewhere.

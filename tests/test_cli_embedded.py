@@ -82,6 +82,7 @@ def user(home: Home) -> Iterator[subprocess.Popen[str]]:
             other.kill()
 
 
+@pytest.mark.slow
 def test_dsn_starts_the_server_prints_only_that_and_leaves_it_running(home: Home) -> None:
     result = embedded(home, "dsn")
     dsn = result.stdout.strip()
@@ -115,6 +116,7 @@ def test_a_command_that_had_started_the_server_leaves_it_to_who_keeps_it(home: H
     assert is_up(dsn)
 
 
+@pytest.mark.slow
 def test_killed_server_is_brought_back_under_the_same_dsn_and_stays(home: Home) -> None:
     dsn = dsn_of(home)
     mailroom("migrate", dsn=dsn)
@@ -141,6 +143,7 @@ def test_stop_stops_it_and_of_one_that_is_down_says_so(home: Home) -> None:
     assert not condition(home)["running"]
 
 
+@pytest.mark.slow
 def test_stop_leaves_it_to_commands_that_use_it_and_the_last_one_stops_it(home: Home) -> None:
     dsn = dsn_of(home)
     with user(home) as other:
@@ -189,6 +192,7 @@ def psql(home: Home, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_psql_runs_on_the_server_with_its_own_arguments_and_exit_code(home: Home) -> None:
     ran = psql(home, "-X", "-At", "-v", "answer=42", "--field-separator", "/", stdin=subprocess.PIPE)
     output, error = ran.communicate("SELECT :answer, current_database();\n")
@@ -199,6 +203,7 @@ def test_psql_runs_on_the_server_with_its_own_arguments_and_exit_code(home: Home
     assert failed.returncode == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_psqls(home: Home) -> None:
     dsn = dsn_of(home)
     ran = psql(home, "-X", "-c", "SELECT pg_sleep(600)", start_new_session=True)
@@ -212,6 +217,7 @@ def test_ctrl_c_is_psqls(home: Home) -> None:
     assert "interrupted" not in error
 
 
+@pytest.mark.slow
 def test_password_of_psql_stands_in_no_command_line(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     dsn = dsn_of(home)
     seen: list[list[str]] = []

@@ -15,6 +15,8 @@ from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 
+pytestmark = pytest.mark.sample(2)
+
 
 @pytest.fixture
 def node(dsn: str, connect: Connect) -> Node:

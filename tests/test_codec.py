@@ -304,6 +304,7 @@ WITH_ITEMS: dict[str, tuple[object, int]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", WITH_ITEMS)
 def test_value_may_have_as_many_items_as_the_limit_and_no_more(kind: str) -> None:
     item, items = WITH_ITEMS[kind]

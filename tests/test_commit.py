@@ -37,6 +37,8 @@ from tests.support.unknown_commits import run_unknown_commits
 from tests.support.waiting import eventually, eventually_async, wait_until_blocked
 from tests.test_docs import ROOT, blocks
 
+pytestmark = pytest.mark.sample(4)
+
 NOTE = Sql("INSERT INTO ledger VALUES (%(what)s::text)")
 FAIL = Sql("INSERT INTO troubled VALUES (%(code)s::text)")
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"

@@ -352,6 +352,7 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
     assert ["session is read-only" in line for line in rest] == [True][: len(rest)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["dsn", "pool", "engine"])
 def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, kind: str) -> None:
     private.connection.execute(LEDGER)

@@ -27,6 +27,8 @@ from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, failing
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
+pytestmark = pytest.mark.sample(4)
+
 LETTERS = DeadLetters()
 CLOCK = "SELECT last_value FROM mailroom.clock"
 

@@ -40,6 +40,8 @@ from tests.support.executing import (
 )
 from tests.support.node import Node
 
+pytestmark = pytest.mark.sample(6)
+
 executor = import_module("dispatcher.executor.execute")  # the package has a function of that name
 
 AT = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)

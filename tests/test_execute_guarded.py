@@ -355,6 +355,7 @@ TRIGGERS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TRIGGERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_batch_comes_to_what_one_by_one_comes_to(
@@ -419,6 +420,7 @@ def test_trigger_of_statements_sees_each_operation(node: Node) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", SYNC)
 def test_guarded_operations_are_applied_on_a_connection_of_any_driver(node: Node, kind: str) -> None:
     guard(node)

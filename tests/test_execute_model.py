@@ -214,6 +214,7 @@ def test_model_is_not_trivial(node: Callable[[], Model]) -> None:
 
 
 # Not shrunk: a program is made of a seed, and a smaller one is another program.
+@pytest.mark.sample(1)
 @settings(
     max_examples=10,
     deadline=None,
@@ -255,6 +256,7 @@ def small_program() -> list[Executable]:
     return [Executable(**each, id=UUID(int=nth)) for nth, each in enumerate(parts, start=1)]
 
 
+@pytest.mark.sample(1)
 def test_killed_before_each_statement_in_turn_it_equals_the_model(
     dsn: str, connect: Connect, node: Callable[[], Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,8 @@ from tests.support.node import Node
 from tests.support.waiting import eventually_async, wait_until_blocked
 from tests.test_executor import EXECUTOR, running, waits
 
+pytestmark = pytest.mark.sample(6)
+
 
 @pytest.fixture
 def node(dsn: str, connect: Connect) -> Node:

@@ -297,6 +297,7 @@ async def test_deliverer_that_met_an_error_scans_from_the_start(node: Node) -> N
         assert await deliverer.drain() == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_stuck_below_the_floor_whatever_fourteen_writers_do(node: Node, connect: Connect, seed: int) -> None:
     """Every statement of writers and dispatcher is one step; a seeded choice says whose comes next."""

@@ -43,6 +43,8 @@ from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, working, working_async
 
+pytestmark = pytest.mark.sample(3)
+
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 BROKEN = "SELECT 1 / 0"
 

@@ -16,6 +16,8 @@ from psycopg.rows import TupleRow
 
 import dispatcher
 import inbox.claim
+import inbox.due
+import inbox.total
 import mailroom as library
 import outbox
 from dispatcher import AsyncRegistrations, Dispatcher, Registrations, drain
@@ -76,6 +78,7 @@ def seen(message: Message) -> tuple[object, ...]:
     return message.key, message.value, dict(message.headers)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["psycopg", "Connection psycopg2", "Session pg8000"])
 def test_hostile_keys_headers_and_values_come_back_equal(dsn: str, connect: Connect, kind: str) -> None:
     with connect() as setup:
@@ -109,6 +112,7 @@ def parking(message: Message, connection: object) -> None:
     raise Park("bad")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", SYNC)
 def test_key_that_reads_null_is_sent_and_found_like_any_other(dsn: str, kind: str) -> None:
     with opened(dsn, kind) as connection:
@@ -330,6 +334,7 @@ def test_name_in_disguise_stands_for_the_text_it_holds(connect: Connect) -> None
     assert [(message.topic, message.value) for message in reaped] == [("order.paid", 1), ("order.paid", 2)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted(HOSTILE_NAMES.keys() - {"NUL", "lone surrogate", "empty"}))
 def test_hostile_name_at_the_command_is_one_line_of_plain_text(name: str, dsn: str, connect: Connect) -> None:
     hostile = HOSTILE_NAMES[name]
@@ -421,6 +426,7 @@ JSONS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("small_claims")
 @pytest.mark.parametrize("kind", JSONS)
 @pytest.mark.parametrize("reap", [lambda it: SHIPPING.reap(it, "a"), SHIPPING.reap_any], ids=["a key", "any"])
@@ -436,6 +442,7 @@ def test_values_written_as_json_count_as_they_are_sent(
     assert [len(reap(connection)) for _ in range(3)] == [2, 2, 0]
 
 
+@pytest.mark.slow
 def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: Node, connect: Connect) -> None:
     with node.connection.transaction():
         node.connection.execute(
@@ -447,7 +454,7 @@ def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: N
     connection.execute(inbox.claim.PIN.at().sql)
     claim = inbox.claim.REAP_ANY.at(schema="mailroom", inbox="shipping", **inbox.claim.Share(100, 10, 100).names()).sql
     [(plan,)] = connection.execute(
-        f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0}
+        f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0, "mine": []}
     ).fetchall()
     [measured] = [step for step in nodes(plan[0]["Plan"]) if step["Node Type"] == "WindowAgg"]
     assert measured["Actual Rows"] == 3
@@ -523,11 +530,13 @@ def catalog(connect: Connect) -> psycopg.Connection[TupleRow]:
 
 # Called for each INSERT or batch, where pinning it takes as long as all of the rest. They name the schema of all that
 # they call.
-QUALIFIED = {"doorbell", "check_message", "take_dispatch_turn", "take_execute_turn"}
+QUALIFIED = {"doorbell", "check_message", "check_executable_clock", "take_dispatch_turn", "take_execute_turn"}
 
 
-# What a watch sends, its caller has no right to; and a reader asks for what policies may hide of it.
-DEFINERS = {"watch", "link_next"}
+# What a watch sends, its caller has no right to; a reader asks for what policies may hide of it, and acts on its link
+# within bounds; a writer's send is held against the clock; and what other readers are allowed is not a reader's to
+# read.
+DEFINERS = {"watch", "link_next", "link_topic_asked", "link_want", "link_claim", "link_match", "clock_reach"}
 
 
 def test_every_function_has_its_search_path_pinned_and_runs_as_its_caller(
@@ -547,7 +556,10 @@ def test_functions_that_run_as_the_owner_are_nobodys_but_the_owners(catalog: psy
         "SELECT DISTINCT proname, a.grantee = proowner FROM pg_proc, aclexplode(proacl) a "
         "WHERE pronamespace = 'mailroom'::regnamespace AND (prosecdef OR proname ^@ 'watch') ORDER BY 1"
     )
-    names = ("link_next", "watch", "watch_json", "watch_query", "watch_rest")
+    names = (
+        "link_claim", "link_match", "link_next", "link_topic_asked", "link_want",
+        "watch", "watch_json", "watch_query", "watch_rest",
+    )  # fmt: skip
     assert granted.fetchall() == [(name, True) for name in names]
 
 
@@ -655,9 +667,18 @@ FILLED |= {"held": "EXISTS (SELECT FROM gone)"}
 FILLED |= {"channel": "'x'", "node": "mailroom", "before": "(SELECT clock_timestamp())", "outbox": "outbox"}
 FILLED |= {"target": "mailroom.store", "key": "key", "key_type": "text", "locked": "FOR UPDATE", "bounds": ""}
 FILLED |= {"found_value": "t.value", "found_number": "t.number", "sets": "value = g.value", "columns": "value"}
-FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED"}
+FILLED |= {"function": "pg_catalog.jsonb_strip_nulls", "skipping": "SKIP LOCKED", "tried": "xmax <> '0'"}
+FILLED |= {"failing": "i.key", "upto": "i.clock"}
 
+OF_WORKER = {
+    module: {"but_orphaned": module.BUT_ORPHANED.format(schema="mailroom", inbox="shipping")}
+    for module in (inbox.due, inbox.total)
+}
 OF_STATEMENT = {
+    "inbox.due.LOCK_HEAD": OF_WORKER[inbox.due],
+    "inbox.due.TAKE_HEAD": OF_WORKER[inbox.due],
+    "inbox.total.REAP": OF_WORKER[inbox.total],
+    "inbox.total.TAKE": OF_WORKER[inbox.total],
     "dispatcher.executor.target.INSERT": {"given": "g.value"},
     "outbox.bulk.MOVE": {
         "table": "mailroom.dead_letter",

@@ -22,6 +22,8 @@ from tests.support.hot import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
+pytestmark = pytest.mark.sample(2)
+
 
 @pytest.fixture
 def node(dsn: str, connect: Connect) -> Node:
@@ -75,9 +77,10 @@ def tried(node: Node, limit: int = 1) -> list[tuple[str, int]]:
 CLAIM = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(100, 100, 100, due_too=False).names()).sql
 CLAIM_OF_ONE = claim.REAP_ANY.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 1).names()).sql
 PLAIN_CLAIM = claim.REAP_PLAIN.at(schema=SCHEMA, inbox="shipping", **Share(1, 1, 1).names()).sql
-LOCK_HEAD = due.LOCK_HEAD.at(schema=SCHEMA, inbox="shipping").sql
-TAKE_HEAD = due.TAKE_HEAD.at(schema=SCHEMA, inbox="shipping", held=due.HELD).sql
-VALUES = {"cursor": "''", "depth": "1", "key": "'k1'", "clock": "1", "limit": "100"}
+OF_WORKER = {"but_orphaned": due.BUT_ORPHANED, "held": due.HELD, "schema": SCHEMA, "inbox": "shipping"}
+LOCK_HEAD = due.LOCK_HEAD.at(**OF_WORKER).sql
+TAKE_HEAD = due.TAKE_HEAD.at(**OF_WORKER).sql
+VALUES = {"cursor": "''", "depth": "1", "key": "'k1'", "clock": "1", "limit": "100", "mine": "'{}'"}
 
 
 def rows_read(connection: psycopg.Connection[Any], statement: str) -> int:

@@ -132,6 +132,7 @@ def test_killed_leader_is_replaced(node: Node) -> None:
             assert leader(node) == second.pid
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("may_end_it", [True, False], ids=["ended", "not permitted"])
 @pytest.mark.parametrize("where", ["asleep", "within a delivery"])
 def test_paused_leader_is_replaced_and_does_no_harm_when_it_wakes(

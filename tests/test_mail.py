@@ -25,6 +25,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import Node
 
+pytestmark = pytest.mark.sample(2)
+
 ROOT = Path(__file__).parents[1]
 OUTBOX = Outbox()
 
@@ -138,6 +140,7 @@ def test_example_of_the_plugin_runs_as_it_stands_twice_on_one_connection_and_lea
     assert node.value("SELECT count(*) FROM mailroom.dead_letter") == 0  # where answers to nobody's inbox go
 
 
+@pytest.mark.slow
 def test_failure_of_a_handler_is_shown_below_the_test_that_fails_for_it(node: Node, tmp_path: Path) -> None:
     failing = SERVICE.replace('return {"shelf": 7}', 'raise RuntimeError("the shelf is gone")')
     ran = run_pytest(tmp_path, node.dsn, failing + EXAMPLE)
@@ -164,6 +167,7 @@ def test_own_connection(mail):
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.slow
 def test_test_that_takes_the_connection_alone_leaves_nothing_to_the_next(node: Node, tmp_path: Path) -> None:
     alone = "def test_alone(mail_connection):\n    outbox.send(mail_connection, 'warehouse', 1)\n"
     after = "def test_after(mail):\n    assert mail.drain(warehouse=stock).failures == mail.sent('warehouse') == []\n"
@@ -171,6 +175,7 @@ def test_test_that_takes_the_connection_alone_leaves_nothing_to_the_next(node: N
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.slow
 def test_async_fixture_gives_an_async_mail(node: Node, tmp_path: Path) -> None:
     own = """
 import os, psycopg, pytest_asyncio

@@ -27,6 +27,8 @@ from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 
+pytestmark = pytest.mark.sample(2)
+
 ROOT = Path(__file__).parents[1]
 
 # What the catalog tells of a node, without what differs by chance.

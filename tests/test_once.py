@@ -22,6 +22,8 @@ from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.waiting import wait_until_blocked
 from tests.test_sql import statements
 
+pytestmark = pytest.mark.sample(2)
+
 OUTBOX = Outbox()
 Session = psycopg.Connection[Any]
 IDS = "SELECT id FROM mailroom.outbox_jdbc_id"

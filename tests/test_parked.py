@@ -30,6 +30,8 @@ from tests.support.node import SCHEMA, Node, failing, send
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 from tests.test_plans import generic_plan
 
+pytestmark = pytest.mark.sample(4)
+
 Session = psycopg.Connection[Any]
 INBOX = Inbox("shipping")
 PARKED = Parked("shipping")
@@ -101,6 +103,7 @@ def test_parked_key_leaves_nothing_in_the_inbox_once_its_messages_are_moved(node
     assert node.value("SELECT count(*) FROM mailroom.parked") == 52
 
 
+@pytest.mark.slow
 def test_claim_touches_as_much_beside_a_parked_key_of_many_messages_as_without(node: Node, connect: Connect) -> None:
     def touched() -> int:
         node.connection.execute("VACUUM mailroom.inbox_shipping")
@@ -521,6 +524,7 @@ class Actor:
 BESIDE = ("move", "floor", "deliver", "reap", "reap_any", "park", "replay")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("beside", "end"), list(product(BESIDE, ("commit", "rollback"))))
 def test_nothing_is_lost_doubled_or_overtaken_whatever_runs_beside_a_replay(
     node: Node, connect: Connect, beside: str, end: str

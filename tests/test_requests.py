@@ -27,6 +27,8 @@ from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, working
 
+pytestmark = pytest.mark.sample(3)
+
 REPLIES = "shop_replies"
 CANARY = "canary-51d0"
 SOON_S = 0.05  # how long to wait for what does not come

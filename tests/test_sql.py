@@ -38,6 +38,8 @@ from tests.support.databases import Connect
 from tests.support.waiting import wait_until_blocked
 from tests.test_codec import supported
 
+pytestmark = pytest.mark.sample(4)
+
 PAGE = Path(__file__).parent.parent / "docs" / "sql.md"
 ROLES = ("shop_writer", "shop_shipping", "shop_spark")
 

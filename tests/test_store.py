@@ -24,6 +24,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.executing import LARGEST, SMALLEST, STORE, dead_of, execute_all, store_of
 
+pytestmark = pytest.mark.sample(5)
+
 AT = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)
 FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, 999999, UTC)
 SECRET = "4711-secret"
@@ -286,7 +288,7 @@ def test_largest_of_everything_is_sent(connect: Connect) -> None:
         ("delete_range", {"key": "k" * 1_024, "end_key": "k" * 1_024, "row_limit": LARGEST, "target": "t" * 41}),
         ("account", {**NEEDED["account"], "key": "/" * 31, "amount": LARGEST, "bytes": SMALLEST, "at": LAST}),
         ("account", {**NEEDED["account"], "amount": SMALLEST, "bytes": LARGEST, "at": FIRST}),
-        ("delete", {"key": "/" * 1_024, "notify": "t" * 200, "headers": {"a": "x" * 8_183}, "after_clock": 2**62}),
+        ("delete", {"key": "/" * 1_024, "notify": "t" * 200, "headers": {"a": "x" * 8_183}, "after_clock": 2**32}),
         ("call", {"target": "f" * 41, "arguments": ['\x7f\x1f"\\/\u2028\U0001f600', "x" * (MAX_PART_BYTES - 27)]}),
     ]
     for operation, parts in largest:
@@ -364,7 +366,7 @@ GOOD_ROWS = {
     "put that compares": ("operation, target, key, value, expected", "'put', 'things', 'k', 'v', ''"),
     "delete_range of all": ("operation", "'delete_range'"),
     "account": (f"{BOOKED}, at", "'account', 'accounting', repeat('/', 31), 1, -1, '0001-01-01 UTC'"),
-    "told": ("operation, notify, after_clock, source", "'call', repeat('t', 200), 4611686018427387904, null"),
+    "told": ("operation, notify, after_clock, source", "'call', repeat('t', 200), 4294967296, null"),
     "other version": ("version, operation", "2, 'merge'"),
     "other version of anything": (
         "version, operation, target, key, end_key, value, amount, bytes, expected, arguments, at, row_limit",
@@ -421,6 +423,7 @@ def check_agreed(connection: psycopg.Connection[Any], operation: Any, **parts: A
     return accepted
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("operation", ["delete", "delete_range", "account", "call"])
 def test_key_is_taken_by_both_or_by_neither(connect: Connect, operation: str) -> None:
     connection = connect()
@@ -454,7 +457,8 @@ def test_name_and_number_are_taken_by_both_or_by_neither(connect: Connect) -> No
         assert check_agreed(connection, "increment", key="k", amount=number) == is_int64
         assert check_agreed(connection, "account", target="accounting", key="k", amount=0, bytes=number) == is_int64
         assert check_agreed(connection, "delete_range", row_limit=number) == (1 <= number <= LARGEST)
-        assert check_agreed(connection, "delete", key="k", after_clock=number) == (0 <= number <= 2**62)
+        if not 2**32 < number <= 2**62:  # between these it depends on the node's clock: see test_reach
+            assert check_agreed(connection, "delete", key="k", after_clock=number) == (0 <= number <= 2**32)
 
     check()
 
@@ -481,7 +485,7 @@ def test_operation_with_any_set_of_parts_is_taken_by_both_or_by_neither(connect:
 SENT: list[dict[str, Any]] = [
     {"operation": "put", "key": "a", "value": b"v", "notify": "outcomes", "headers": {"h": 'ü€"b\\c{},NULL'}},
     {"operation": "put", "key": "a", "value": b"\x00\\'\xff", "expected": b"v"},
-    {"operation": "increment", "key": "%s %% :name", "amount": SMALLEST, "after_clock": 2**62},
+    {"operation": "increment", "key": "%s %% :name", "amount": SMALLEST, "after_clock": 2**32},
     {"operation": "put", "key": "NULL", "value": b"", "expected": b""},
     {"operation": "delete", "key": "NULL"},
     {"operation": "delete_range", "key": "ü€", "end_key": "\U0001f600", "row_limit": LARGEST},

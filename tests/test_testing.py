@@ -23,6 +23,8 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, opened, opened_async
 from tests.support.node import Node
 
+pytestmark = pytest.mark.sample(3)
+
 OUTBOX = Outbox()
 
 

@@ -25,6 +25,8 @@ from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async
 from tests.support.working import NEVER_S, deliver, working, working_async, write_ledger
 
+pytestmark = pytest.mark.sample(4)
+
 KEY = "鍵 é"
 FOLLOWING = [kind for kind in SYNC if kind.split()[-1] == "psycopg"]
 FOREIGN = [(kind, encoding) for kind in FOLLOWING for encoding in ("LATIN1", "EUC_JP")]

@@ -10,6 +10,8 @@ from dispatcher.executor.execute import BOUND_S, Execution, executing
 from dispatcher.executor.user_code import clearing_session
 from dispatcher.floor import Floor, Start
 from dispatcher.portion import Portion
+from mailroom import sequences
+from mailroom.sequences import raising_sequences
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import StatementsGone, run_async, run_in_transaction
@@ -45,6 +47,7 @@ class BatchExecutor:
         self._own_session = not is_pooled(connection)
         self._monotonic = monotonic
         self._floor = Floor("outbox_executable", monotonic)
+        self._started = False
 
     async def drain(self) -> int:
         """Execute until nothing is left; return how many executables were taken."""
@@ -57,6 +60,10 @@ class BatchExecutor:
 
     async def execute(self) -> Execution:
         """Execute one batch, or one step of a range."""
+        if not self._started:
+            # Rows may have been copied here without their sequence: what is sent from now on comes behind them.
+            sequences.tell(await run_in_transaction(self._connection, raising_sequences(self._schema)))
+            self._started = True
         start = self._floor.start()
         rows, max_bytes = self._portion.of(self._rows_next), self._portion.of(self._max_bytes)
         try:

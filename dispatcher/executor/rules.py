@@ -1,7 +1,8 @@
 """The rules of executables, checked again when they are taken: rows may have bypassed the trigger that checks them.
 
 A superuser's COPY with the trigger disabled bypasses it, or a session with `session_replication_role = replica`. The
-rules are those of the trigger function `check_executable`, without `new.`; a test compares them.
+rules are those of the trigger function `check_executable`, without `new.`; a test compares them. So is what
+`check_executable_clock` checks: an answer could not be sent.
 """
 
 import re
@@ -46,4 +47,5 @@ RULES = {
 # The name of a rule that the row breaks, else null. As in a CHECK, a rule that is null holds. The two functions get
 # their schema, since a user's overload could match the arguments better.
 BROKEN = "\n".join(f"WHEN NOT ({rule}) THEN '{name}'" for name, rule in RULES.items())
-FAULT = re.sub(r"\b(num_nonnulls|jsonb_path_exists)\(", r"pg_catalog.\1(", f"CASE {BROKEN} END")
+TOO_FAR = "WHEN after_clock > 4294967296 AND after_clock > {schema}.clock_reach() THEN 'after_clock'"
+FAULT = re.sub(r"\b(num_nonnulls|jsonb_path_exists)\(", r"pg_catalog.\1(", f"CASE {BROKEN}\n{TOO_FAR} END")

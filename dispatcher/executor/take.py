@@ -8,6 +8,7 @@ import psycopg
 from dispatcher.executor.fold import Taken
 from dispatcher.executor.rules import FAULT
 from dispatcher.floor import START, Start
+from mailroom.sight import seeing
 from mailroom.sql.operation import Operation, Sql
 
 # UTC, whatever the server's zone: in others year 1 has times that Python cannot hold. The other two, since psycopg
@@ -16,16 +17,27 @@ OWN = (
     "set_config('TimeZone', 'UTC', true), set_config('array_nulls', 'on', true), "
     "set_config('standard_conforming_strings', 'on', true)"
 )
+# The tables of users may have policies for the code that runs here, so `row_security` is on. Ours must have none.
+OURS = (
+    *("outbox_executable", "executable_target", "executable_function", "executable_cursor", "store", "accounting"),
+    *("outbox", "dead_letter"),
+)
 LOCK = Sql(
-    "SELECT {schema}.take_execute_turn() IS NULL, {own}",
-    columns=("boolean", "text", "text", "text"),
+    "SELECT {schema}.take_execute_turn() IS NULL, {own}, {hidden}",
+    columns=("boolean", "text", "text", "text", "boolean"),
     own=OWN,
+    hidden=" OR ".join(f"row_security_active('{{schema}}.{table}'::regclass::oid)" for table in OURS),
 )
 
 
 def locking_executables(schema: str) -> Operation[None]:
-    """Become the only executor until the transaction ends. Later statements see what the previous one committed."""
-    yield LOCK.at(schema=schema)()
+    """Become the only executor until the transaction ends. Later statements see what the previous one committed.
+
+    Raises `SchemaError` if row security hides rows of the executor's tables.
+    """
+    [(*_, is_hidden)] = yield LOCK.at(schema=schema)()
+    if is_hidden:
+        yield from seeing(schema, *OURS)
 
 
 # Times that Python cannot hold, such as infinity, break a rule anyway; they are read as the nearest it can hold.

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from uuid import UUID
 
 import psycopg
 
@@ -22,7 +23,7 @@ from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.visit import Notes, Target
 from mailroom import settings
 from mailroom.links.marks import wanting_marks
-from mailroom.links.target import Origin, reading_origins, wanted_topics
+from mailroom.links.target import Origin, reading_origins, wanted_subscriptions
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.session.listener import heard
 from mailroom.sql.runner import run_in_transaction
@@ -191,18 +192,18 @@ class Links(Leading):
             elif not running.fits(origins.get(number)):
                 running.reading.stop()
         for number, origin in origins.items():
-            topics = await receiving.run(wanted_topics(self._schema, origin.name))
+            wanted = await receiving.run(wanted_subscriptions(self._schema, origin.name))
             if number not in self._running:
-                self._running[number] = self._begin(origin, target, topics)
+                self._running[number] = self._begin(origin, target, wanted)
                 continue
             running = self._running[number]
-            if running.origin != origin or running.reading.notes.topics != topics:
+            if running.origin != origin or running.reading.notes.subscriptions != wanted:
                 self._running[number] = replace(running, origin=origin)
-                running.reading.notes.topics = topics
+                running.reading.notes.subscriptions = wanted
                 running.reading.notes.rung.set()
 
-    def _begin(self, origin: Origin, target: Target, topics: list[str]) -> _Running:
-        reading = Reading(origin, target, Notes(topics), self._log)
+    def _begin(self, origin: Origin, target: Target, wanted: dict[UUID, str]) -> _Running:
+        reading = Reading(origin, target, Notes(wanted), self._log)
         task = asyncio.create_task(reading.run())
         task.add_done_callback(lambda _: self._follow_now())
         return _Running(origin, reading, task)

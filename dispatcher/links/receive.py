@@ -14,7 +14,7 @@ from dispatcher.links.bounds import Position
 from dispatcher.links.fetch import Batch
 from mailroom import locks
 from mailroom.clock import LOCK
-from mailroom.links.wire import MARK, MAX_SENT_CLOCK, READ, SPREAD
+from mailroom.links.wire import FURTHEST, MARK, READ, SPREAD
 from mailroom.message import MESSAGE
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
@@ -57,10 +57,11 @@ WAY = """(
 GETS = "outcome = 'delivered' AND sent_clock > CASE WHEN kind IN ('M', 'E') THEN of_all ELSE of_named END"
 
 # The steps, in order: `source` (who sent it, unless that was stopped), `newest` (the position here), `came` (the clocks
-# of its rows), `batch` (how many are taken: those before a clock that is too high), `numbered` (the rows' clocks by
-# Lamport's rule; a mark is no event and gets none, but what comes behind it is later), `stamp` (whether it goes on),
-# `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where DELIVER joins: see
-# SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an array beside theirs.
+# of its rows), `furthest` and `batch` (how many are taken: those before a clock that is too high), `numbered` (the
+# rows' clocks by Lamport's rule; a mark is no event and gets none, but what comes behind it is later), `stamp` (whether
+# it goes on), `route` and `reach` (who gets what), `stamped` (each message's outcome). Scalar subqueries where DELIVER
+# joins: see SESSION. Rows are numbered without their messages, which each step would copy; the clocks are an array
+# beside theirs.
 #
 # An expired message is dropped, but no total inbox may lack what another has. One that the database refused (`reason`)
 # is kept as a dead letter, but not if a total inbox wants it: the caller is told, and takes it back.
@@ -76,8 +77,10 @@ came AS MATERIALIZED (
     SELECT pg_catalog.unnest(%(seq)s::bigint[]) AS seq, pg_catalog.unnest(%(sent_clock)s::bigint[]) AS sent_clock,
            pg_catalog.unnest(%(kind)s::text[]) AS kind,
            pg_catalog.generate_series(1::bigint, %(rows)s::bigint) AS nth),
+furthest AS MATERIALIZED (SELECT {furthest} AS clock FROM {schema}.node),
 batch AS MATERIALIZED (
-    SELECT least(%(most)s::bigint, max(nth), min(nth) FILTER (WHERE sent_clock > {max_sent_clock}) - 1) AS taken,
+    SELECT least(%(most)s::bigint, max(nth),
+                 min(nth) FILTER (WHERE sent_clock > (SELECT clock FROM furthest)) - 1) AS taken,
            bool_and(seq = %(at_seq)s::bigint + nth) AS runs_on
     FROM came),
 numbered AS MATERIALIZED (
@@ -176,7 +179,9 @@ woken AS MATERIALIZED (
     SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
     WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
 SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM touched), expired, unrouted,
-       dead + (SELECT count(*) FROM late), known, setval('{schema}.clock'::regclass, clock),
+       dead + (SELECT count(*) FROM late), known,
+       CASE WHEN stamp.outcome = 'clock' THEN (SELECT sent_clock FROM came WHERE nth = 1)
+            ELSE setval('{schema}.clock'::regclass, clock) END,
        CASE WHEN stamp.outcome = 'ceiling' THEN top END, barred, (SELECT count FROM woken),
        (SELECT coalesce(pg_catalog.array_agg(inbox), '{}'::text[]) FROM touched), EXISTS (SELECT FROM fanned),
        EXISTS (SELECT FROM total),
@@ -192,7 +197,7 @@ FROM stamp, outcomes
     spread=SPREAD,
     read=READ,
     mark=MARK,
-    max_sent_clock=MAX_SENT_CLOCK,
+    furthest=FURTHEST.format(now="(SELECT now FROM moment)"),
     route=ORIGIN_ROUTE,
     source="source",
     sent="(SELECT pg_catalog.unnest(%(topic)s::text[]) AS topic) AS came",
@@ -221,9 +226,9 @@ class Reception:
     """What one batch did. Unless `outcome` is "taken", it did nothing.
 
     `elsewhere`: the newest receipt is not the position given; read it again. `closed`: the origin is stopped, excluded
-    or gone. `hole`: the rows do not run on from the position. `clock`: the first row's sent_clock is above what any
-    node takes. `ceiling`: this node's clock must first have the ceiling `ceiling`. `waits`: what a batch before has
-    left must first be fanned out (`dispatcher.fan_out`).
+    or gone. `hole`: the rows do not run on from the position. `clock`: the first row's sent_clock, `clock`, is above
+    what is taken now. `ceiling`: this node's clock must first have the ceiling `ceiling`. `waits`: what a batch before
+    has left must first be fanned out (`dispatcher.fan_out`).
 
     `rows` counts what was taken, `marks` among them; `delivered` the copies in inboxes; `known` what had been received
     from a history that its node lost. `position` is the new one. `inboxes` got something. `barred` is the number, in

@@ -14,10 +14,10 @@ from dispatcher.links.fetch import Batch
 from dispatcher.links.receive import Reception, receiving
 from dispatcher.links.refusal import finding_refused
 from dispatcher.refusal import reason_of
-from mailroom.clock import raising_ceiling
+from mailroom import sequences
+from mailroom.clock import MAX_ADVANCED, raising_ceiling
 from mailroom.errors import MailroomError
 from mailroom.links.start import starting
-from mailroom.links.wire import MAX_SENT_CLOCK
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning
@@ -57,7 +57,7 @@ class Receiver:
         """
         if not self._recovered:
             # As a dispatcher does before its first delivery: a crash may have set the sequence back.
-            await self._transaction(starting(self._schema))
+            sequences.tell((await self._transaction(starting(self._schema))).raised)
             self._recovered = True
         reasons: list[str | None] = []
         most, failures = batch.rows, 0
@@ -104,7 +104,7 @@ class Receiver:
                 if reception.outcome == "hole":
                     raise LinkStopped(f"Rows behind {position.seq} are missing at the source.")
                 if reception.outcome == "clock":
-                    raise LinkStopped(_too_high(position.seq + 1))
+                    raise LinkStopped(_too_high(position.seq + 1, reception.clock or 0))
                 if reception.outcome == "waits":
                     await fan_out(self._connection, self._schema, self._partitions)
                     continue
@@ -139,5 +139,8 @@ def _barred(seq: int, reason: str | None) -> str:
     )
 
 
-def _too_high(seq: int) -> str:
-    return f"Row {seq} has a clock above {MAX_SENT_CLOCK}. No node counts that far by itself, and none takes it over."
+def _too_high(seq: int, clock: int) -> str:
+    told = f"Row {seq} has a clock above all that this node takes now, {clock}. "
+    if clock > MAX_ADVANCED:
+        return told + "No node counts that far by itself: start the source over in a new schema."
+    return told + f"No node counts that far by itself. To follow the source there: mailroom node advance {clock}"

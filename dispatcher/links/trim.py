@@ -1,9 +1,10 @@
 """Trim: what both ends of a link keep, and for how long.
 
-The source keeps each row until its reader has acknowledged it, and for `link.keep_s` seconds longer, for a reader that
-is put back to an earlier time. The target keeps its receipts, with the ids of what it received, a day longer than that:
-if the source is put back, they tell what only the target has. Both keep their newest row for ever, since it is the
-position; the target also keeps the newest of those that are too old, so that there is a row to go back to.
+The source keeps each row until its reader has acknowledged it, and for `link.keep_s` seconds from then on, for a reader
+that is put back to an earlier time. How old the row was does not matter, since the reader may have been away. The
+target keeps its receipts, with the ids of what it received, a day longer than that: if the source is put back, they
+tell what only the target has. Both keep their newest row for ever, since it is the position; the target also keeps the
+newest of those that are too old, so that there is a row to go back to.
 
 Ids in `known` are kept: a message that was received from a lost history may come again whenever it pleases, such as one
 that was scheduled for next year. Only what has come again, and whose receipt goes, is forgotten with the receipt.
@@ -22,35 +23,54 @@ from mailroom.sql.operation import Operation, Sql
 log = logging.getLogger("mailroom.dispatcher")
 
 ROWS = 10_000  # of transit at once
+PARTS = 48  # of `keep_s`: by at most one of them rows stay longer
 RECEIPTS = 100  # at once; each may have thousands of ids
 BEYOND_S = 86_400.0  # how long a target keeps its receipts beyond the time for which their source keeps its rows
 
+# Rows below `released` were acknowledged long enough ago, however late that was.
 LINKS = Sql(
     """
-SELECT l.number, l.name, l.acked, l.keep_s, l.state = 'cut',
-       l.state = 'open' AND coalesce(t.seq - l.acked > l.max_rows, false), coalesce(t.seq, 0)
+SELECT l.number, l.name, l.acked, least(coalesce(t.seq, 0), l.acked, coalesce((
+           SELECT max(a.seq) FROM unnest(l.acks, l.acked_at) AS a (seq, at)
+           WHERE a.at <= clock_timestamp() - l.keep_s * interval '1 second'), 0)),
+       l.state = 'cut', l.state = 'open' AND coalesce(t.seq - l.acked > l.max_rows, false), coalesce(t.seq, 0)
 FROM {schema}.link AS l LEFT JOIN LATERAL (
     SELECT seq FROM {schema}.transit WHERE link = l.number ORDER BY seq DESC LIMIT 1) AS t ON true
 ORDER BY l.number
 """,
-    columns=("bigint", "text", "bigint", "float8", "boolean", "boolean", "bigint"),
+    columns=("bigint", "text", "bigint", "bigint", "boolean", "boolean", "bigint"),
 )
-# The oldest row is looked at alone: mostly it is too young, and nothing else needs to be read. Rows go up to the first
-# one that is too young, whatever a clock that was set back has written behind it.
+# Of each link, what it has acknowledged and that this was by now; not more often than `parts` times within the time for
+# which it is kept. Of those that are older than that only the newest counts. Where the server's clock was set back, a
+# time that has not come yet becomes now. A row that is locked is noted in a later round.
+NOTE = Sql(
+    """
+WITH moment AS MATERIALIZED (SELECT clock_timestamp() AS now),
+due AS MATERIALIZED (
+    SELECT number, acked, acks, acked_at, now, now - keep_s * interval '1 second' AS until
+    FROM {schema}.link AS l, moment,
+         LATERAL (SELECT acks[pg_catalog.cardinality(acks)] AS seq, acked_at[pg_catalog.cardinality(acks)] AS at) AS n
+    WHERE acked > coalesce(seq, 0) AND coalesce(at <= now - keep_s / %(parts)s::float8 * interval '1 second', true)
+       OR at > now
+    FOR NO KEY UPDATE OF l SKIP LOCKED)
+UPDATE {schema}.link AS l SET acks = n.acks, acked_at = n.acked_at
+FROM due AS d, LATERAL (
+    SELECT pg_catalog.array_agg(seq ORDER BY at) AS acks, pg_catalog.array_agg(at ORDER BY at) AS acked_at
+    FROM (SELECT max(seq) AS seq, at, max(at) FILTER (WHERE at <= d.until) OVER () AS old
+          FROM (SELECT seq, least(at, d.now) AS at FROM unnest(d.acks, d.acked_at) AS a (seq, at)
+                UNION ALL SELECT d.acked, d.now) AS a
+          GROUP BY at) AS a
+    WHERE old IS NULL OR at >= old) AS n
+WHERE l.number = d.number
+"""
+)
 TRIM = Sql(
     """
-WITH moment AS MATERIALIZED (SELECT clock_timestamp() - %(keep_s)s::float8 * interval '1 second' AS until),
-oldest AS MATERIALIZED (
-    SELECT stamped_at FROM {schema}.transit
-    WHERE link = %(link)s::bigint AND seq > %(start)s::bigint AND seq < %(below)s::bigint ORDER BY seq LIMIT 1),
-portion AS MATERIALIZED (
-    SELECT seq, stamped_at > until AS is_young FROM moment, (
-        SELECT seq, stamped_at FROM {schema}.transit
+WITH last AS MATERIALIZED (
+    SELECT max(seq) AS seq FROM (
+        SELECT seq FROM {schema}.transit
         WHERE link = %(link)s::bigint AND seq > %(start)s::bigint AND seq < %(below)s::bigint
-        ORDER BY seq LIMIT %(rows)s::bigint) AS t
-    WHERE (SELECT stamped_at FROM oldest) <= (SELECT until FROM moment)),
-last AS MATERIALIZED (
-    SELECT coalesce(min(seq) FILTER (WHERE is_young) - 1, max(seq)) AS seq FROM portion),
+        ORDER BY seq LIMIT %(rows)s::bigint) AS t),
 gone AS (
     DELETE FROM {schema}.transit AS t
     WHERE link = %(link)s::bigint AND seq > %(start)s::bigint AND seq <= (SELECT seq FROM last) RETURNING 1)
@@ -71,12 +91,15 @@ RETURNING max_rows
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A link at the source: its reader's name, what was acknowledged, and the newest row (0: none)."""
+    """A link at the source: its reader's name, what was acknowledged, and the newest row (0: none).
+
+    Rows below `released` are needed no longer.
+    """
 
     number: int
     name: str
     acked: int
-    keep_s: float
+    released: int
     is_cut: bool
     is_full: bool
     newest: int
@@ -160,6 +183,10 @@ class Trim:
             self._rows_up_to.clear()
             self._receipts_from.clear()
 
+    def noting_acknowledged(self) -> Operation[None]:
+        """Note what the readers have acknowledged by now, from when on it is kept for as long as each link says."""
+        yield NOTE.at(schema=self._schema)(parts=PARTS)
+
     def listing_links(self) -> Operation[list[Kept]]:
         """Return the links that others read here."""
         return [Kept(*row) for row in (yield LINKS.at(schema=self._schema)())]
@@ -187,13 +214,11 @@ class Trim:
 
         Of a link that is cut all rows go but the newest.
         """
-        below = link.newest if link.is_cut else min(link.acked, link.newest)
+        below = link.newest if link.is_cut else link.released
         start = self._rows_up_to.get(link.number, 0)
         if start >= below - 1:
             return False
-        [(last, gone)] = yield TRIM.at(schema=self._schema)(
-            link=link.number, start=start, below=below, rows=self._rows, keep_s=0.0 if link.is_cut else link.keep_s
-        )
+        [(last, gone)] = yield TRIM.at(schema=self._schema)(link=link.number, start=start, below=below, rows=self._rows)
         self._rows_up_to[link.number] = last
         return bool(gone >= self._rows)
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
@@ -24,10 +24,10 @@ from dispatcher.links.reconcile import reconcile
 from dispatcher.links.source import Source, SourceFailed
 from dispatcher.portion import Portion
 from mailroom import settings
-from mailroom.links.diverged import claiming
+from mailroom.links.diverged import checking_claim, claiming
 from mailroom.links.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
 from mailroom.links.marks import asking_mark
-from mailroom.links.target import Origin, admitting, introducing, pinning
+from mailroom.links.target import Origin, admitting, forgetting, introducing, pinning, telling, wanted_subscriptions
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.sqlstate import is_held_up
@@ -36,7 +36,7 @@ log = logging.getLogger("mailroom.dispatcher")
 
 FETCH_S = 45.0  # how long the source may take for a batch,
 COMPARE_S = 600.0  # and for telling what it has lost
-MATCH_S = 5.0  # between two looks whether the source has begun a new life
+MATCH_S = 5.0  # between two looks whether the source has begun a new life, and which topics it allows
 CLAIM_PAUSE_S = 1.0  # until the source's dispatcher has looked at a claim
 AGAIN_PAUSE_S = 0.5  # after something that another session's doing explains
 
@@ -66,12 +66,12 @@ class _Ahead:
 class Notes:
     """What the lane and the reading of one origin tell each other.
 
-    From the lane, each with a ring: the `topics` that the node wants now, the `wanted_clock` that a mark is to show,
-    what is `durable`, and `stopping`. From the reading: what it has `received`, whether it `is_behind`, having more to
-    fetch, and whether it `is_asleep`. `run` is this daemon's name at the source.
+    From the lane, each with a ring: the `subscriptions` of the node to the source, by id with their topics, the
+    `wanted_clock` that a mark is to show, what is `durable`, and `stopping`. From the reading: what it has `received`,
+    whether it `is_behind`, having more to fetch, and whether it `is_asleep`. `run` is this daemon's name at the source.
     """
 
-    topics: Sequence[str] = ()
+    subscriptions: Mapping[UUID, str] = field(default_factory=dict)
     wanted_clock: int = 0
     durable: Received | None = None
     stopping: bool = False
@@ -126,7 +126,8 @@ class Visit:
         self._on_held_up = on_held_up
         self._link = 0
         self._acked = 0
-        self._asked: Sequence[str] | None = None
+        self._asked: Mapping[UUID, str] | None = None
+        self._asked_at = float("-inf")
         self._matched_at = float("-inf")
         self._ahead: _Ahead | None = None
 
@@ -141,7 +142,11 @@ class Visit:
         party = await receiving.run(introducing(schema, self._origin))
         hello = greeting(self._source.schema, self._origin.name, party, self._origin.pinned, self._notes.run)
         greeted = await self._source.transaction(hello)
+        while await receiving.transaction(forgetting(schema, self._origin, greeted.link)):
+            pass
         self._origin = await receiving.transaction(pinning(schema, self._origin, greeted))
+        # Read behind the hello: whoever had the link before may have told the source of later ones than the lane knows.
+        self._notes.subscriptions = await receiving.run(wanted_subscriptions(schema, self._origin.name))
         self._link, self._acked = greeted.link, greeted.acked
         if self._origin.incarnation is not None and greeted.incarnation > self._origin.incarnation:
             await self._reconcile(greeted)
@@ -199,10 +204,15 @@ class Visit:
 
     async def _tell(self) -> None:
         """Tell the source what is new here: the topics that are wanted, and what it need not keep any longer."""
-        topics, durable, run = self._notes.topics, self._notes.durable, self._notes.run
-        if topics != self._asked:
-            await self._source.transaction(asking_topics(self._source.schema, self._link, run, topics))
-            self._asked = topics
+        wanted, durable, run = self._notes.subscriptions, self._notes.durable, self._notes.run
+        if wanted != self._asked or time.monotonic() - self._asked_at >= MATCH_S:
+            asking = asking_topics(self._source.schema, self._link, run, frozenset(wanted.values()))
+            there = await self._source.transaction(asking)
+            told = [id for id, topic in wanted.items() if topic in there]
+            refused = [id for id, topic in wanted.items() if topic not in there]
+            noting = telling(self._target.schema, self._origin.number, told, refused)
+            await self._target.receiving.transaction(noting)
+            self._asked, self._asked_at = wanted, time.monotonic()
         if durable is not None and durable.visit is self and durable.seq != self._acked:
             if not await self._source.ask(acknowledging(self._source.schema, self._link, run, durable.seq)):
                 raise LinkTaken("another daemon has said hello to the source since, and has the link now")
@@ -309,6 +319,7 @@ class Visit:
             self._notes.is_asleep = False
 
     async def _claim(self, greeted: Greeting, position: Position) -> None:
+        await self._source.ask(checking_claim(self._source.schema, self._origin.name, position.sent_clock))
         claim = claiming(self._source.schema, self._link, self._notes.run, position.seq, position.sent_clock)
         await self._source.ask(claim)
         if not greeted.in_doubt:

@@ -4,6 +4,9 @@ A loop adds an entry for its batch on another session before the handlers run, a
 locks its messages. So an entry whose messages exist and are not locked belongs to a batch that ended without its loop.
 If, in addition, its process no longer holds its lock (`inbox.worker.life`), that process died during the batch. Process
 ids are not compared.
+
+The entry also names the transaction of its batch. From the moment when that has been rolled back, no claim of another
+worker takes a key of the entry, until the death is counted: so nobody tries a message more often than it may be tried.
 """
 
 import asyncio
@@ -36,11 +39,12 @@ from mailroom.total import is_total
 log = logging.getLogger("mailroom.worker")
 
 WATCH_INTERVAL_S = 1.0
-# A loop removes its entry shortly after its batch was rolled back, so younger entries are ignored. Less than
-# `life.DEAD_S`, which is what `begin` waits for: every entry of a process found dead has to be old enough.
+UNDECIDED_S = 0.2  # the same, while a process is silent that may be alive
+# A loop removes its entry shortly after its batch was rolled back, so younger entries that say nothing of their process
+# are ignored.
 AGE_S = 1.0
-BEGIN_S = 0.2  # between two checks before the first batch
 DIED = "the worker died while handling it"
+DIED_IN_BATCH = "the worker died while handling a batch with it"
 DIED_CLASS = "WorkerDied"  # no exception was seen
 # Behind a pooler an entry waits for a server connection, and the loops may hold all of them. If the last entry is still
 # waiting when the next one is to be sent, batches run without entries for this long.
@@ -48,30 +52,45 @@ WITHOUT_S = 10.0
 
 ADD = Sql(
     """
-INSERT INTO {schema}.worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
+INSERT INTO {schema}.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
 VALUES (%(id)s::uuid, '{inbox}', %(host)s::text, %(pid)s::bigint, clock_timestamp(), %(messages)s::bigint,
         %(keys)s::text[], %(clocks)s::bigint[], %(life)s::integer,
-        (SELECT xmax::text::bigint FROM {schema}.inbox_{inbox}
-         WHERE key = (%(keys)s::text[])[1] AND clock = (%(clocks)s::bigint[])[1]))
+        (SELECT nullif(greatest(0, {full_xact}), 0) FROM (
+            SELECT xmax::text::bigint AS x, pg_current_xact_id()::text::bigint AS n FROM {schema}.inbox_{inbox}
+            WHERE key = (%(keys)s::text[])[1] AND clock = (%(clocks)s::bigint[])[1] AND xmax <> '0') AS h))
 ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excluded.messages, keys = excluded.keys,
                                clocks = excluded.clocks, life = excluded.life, xact = excluded.xact
+""",
+    full_xact="n - ((n - x) & 4294967295)",  # the newest one before this transaction whose lower half is xmax
+)
+REMOVE = Sql("DELETE FROM {schema}.my_worker WHERE id = %(id)s::uuid")
+
+# A process that goes on says so of the batches that it has lost: others may have their messages.
+LET_GO = Sql(
+    """
+UPDATE {schema}.my_worker SET xact = NULL
+WHERE id = ANY (%(mine)s::uuid[])
+  AND CASE WHEN xact < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+           THEN pg_xact_status(xact::text::xid8) = 'aborted' END
 """
 )
-REMOVE = Sql("DELETE FROM {schema}.worker WHERE id = %(id)s::uuid")
-
 # The lock on an entry's first message tells whether its batch has ended, since a batch is claimed and released as a
 # whole. If that message is gone, either the batch was committed, or another worker has consumed the message since, and
 # the one that killed the worker may still be there. Entries are locked last, so those of live workers never are.
 # (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a full scan.
 # A server crash ends all batches, so entries from before its start blame no message. An entry without a life (from
-# behind a pooler) says nothing of its process, so it counts as soon as its batch has ended.
+# behind a pooler) says nothing of its process, so it counts as soon as its batch has ended. So does one of several
+# messages whose process is silent: it blames none of them, so that waiting for certainty would only hold them up.
+# The time is a subselect, since a volatile condition on a view would be looked at only after the row was locked.
 TAKE_OVER = Sql(
     """
 WITH ended AS MATERIALIZED (
-    SELECT w.id, m.message_id
-    FROM (SELECT id, keys[1] AS key, clocks[1] AS clock FROM {schema}.worker WHERE inbox = '{inbox}'
-          AND claimed_at < clock_timestamp() - %(age_s)s::float8 * interval '1 s' AND id <> ALL (%(mine)s::uuid[])
-          AND (life IS NULL OR life = ANY (%(dead)s::integer[]))) AS w
+    SELECT w.id, w.claimed_at, m.message_id
+    FROM (SELECT id, claimed_at, keys[1] AS key, clocks[1] AS clock FROM {schema}.my_worker
+          WHERE inbox = '{inbox}' AND id <> ALL (%(mine)s::uuid[])
+          AND CASE WHEN life IS NULL THEN claimed_at < {old}
+                   WHEN messages > 1 THEN life = ANY (%(silent)s::integer[])
+                   ELSE life = ANY (%(dead)s::integer[]) END) AS w
     LEFT JOIN LATERAL (
         SELECT message_id FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock
         FOR UPDATE SKIP LOCKED) AS m ON true
@@ -79,12 +98,29 @@ WITH ended AS MATERIALIZED (
        OR (SELECT clock FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock) IS NULL),
 held AS MATERIALIZED (
     SELECT w.id, e.message_id FROM ended AS e, LATERAL (
-        SELECT id FROM {schema}.worker AS w WHERE w.id = e.id
-        AND claimed_at < clock_timestamp() - %(age_s)s::float8 * interval '1 s' FOR UPDATE SKIP LOCKED) AS w)
-DELETE FROM {schema}.worker AS w USING held WHERE w.id = held.id
+        SELECT id FROM {schema}.my_worker AS w WHERE w.id = e.id AND w.claimed_at = e.claimed_at
+        FOR UPDATE SKIP LOCKED) AS w)
+DELETE FROM {schema}.my_worker AS w USING held WHERE w.id = held.id
 RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, clocks, messages::bigint, message_id
 """,
     columns=("text", "bigint", "boolean", "text[]", "bigint[]", "bigint", "uuid"),
+    old="(SELECT clock_timestamp() - %(age_s)s::float8 * interval '1 s')",
+)
+
+
+# Whether the worker of a batch with this message has died, and no attempt at it was counted since. A total inbox fails
+# under the key '', and is suspected by sent_clock.
+WAS_IN_BATCH = Sql(
+    """
+SELECT EXISTS (
+    SELECT FROM {schema}.inbox_{inbox} AS i, LATERAL (
+        SELECT FROM {schema}.my_key_state AS s
+        WHERE s.inbox = '{inbox}' AND s.key = {failing} AND s.last_error = %(error)s::text AND s.suspect_to >= {upto}
+          AND NOT EXISTS (SELECT FROM {schema}.my_attempt AS a
+                          WHERE a.inbox = '{inbox}' AND a.key = {failing} AND a.clock = i.clock)) AS s
+    WHERE i.key = %(key)s::text AND i.clock = %(clock)s::bigint)
+""",
+    columns=("boolean",),
 )
 
 
@@ -123,6 +159,11 @@ class InFlight:
         self._threads = ThreadPoolExecutor(2, f"mailroom-in-flight-{inbox}")
 
     @property
+    def mine(self) -> list[UUID]:
+        """The entries of this worker."""
+        return list(self._mine)
+
+    @property
     def _sender(self) -> Unawaited:
         return self._apart if self._watcher.is_pooled else self._watcher
 
@@ -130,10 +171,11 @@ class InFlight:
         """Run blocking work in a thread reserved for it; handlers may keep all of asyncio's own threads busy."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def add(self, entry: Entry, messages: Sequence[Message]) -> None:
+    def add(self, entry: Entry, messages: Sequence[Message], *, due: bool = False) -> None:
         """Send the entry of a batch; leave entries out for a while if there is no session for them where the batch is.
 
-        Behind a pooler that may be since no connection is free. No batch waits for that, or fails by it.
+        Behind a pooler that may be since no connection is free. No batch waits for that, or fails by it. `due`: the
+        messages are of a failing key.
         """
         if time.monotonic() < self._without_until:
             return
@@ -149,15 +191,21 @@ class InFlight:
         try:
             with (sender := self._sender).at(entry.place):
                 sender.send(adding)
-        except (Unanswered, NoSession) as error:
+                # A death has to be on record before others can take its messages, where each is counted exactly. To
+                # wait for that costs nothing beside a batch. The first try of a single message does not wait: if it was
+                # not on record in time, both tries are counted.
+                if (due or len(messages) > 1) and self._lives.mine is not None:
+                    sender.settle()
+        except (Unanswered, NoSession, psycopg.errors.LockNotAvailable) as error:
             self._without_until = time.monotonic() + WITHOUT_S
             if isinstance(error, NoSession):
                 entry.written = before
-            if (again := self._left_out.struck(str(error))) is not None:
+            why = "their table is locked" if isinstance(error, psycopg.errors.LockNotAvailable) else str(error)
+            if (again := self._left_out.struck(why)) is not None:
                 log.log(
                     logging.ERROR if isinstance(error, NoSession) and error.elsewhere else logging.WARNING,
                     "%s: working without in-flight entries: deaths of this worker are not counted (%s)%s",
-                    self._names["inbox"], error, again,
+                    self._names["inbox"], why, again,
                 )  # fmt: skip
         else:
             self._left_out.over()
@@ -235,7 +283,7 @@ class InFlight:
             await self.run_in_thread(self.remove, entry)
 
     def begin(self) -> None:
-        """Take over from dead workers before the first batch, which might hold the message that killed the last one.
+        """Take over from dead workers before the first batch, so that it need not wait for the next check.
 
         Raises `Elsewhere` if that would be in another database.
         """
@@ -247,8 +295,6 @@ class InFlight:
         except psycopg.OperationalError as error:
             log.debug("%s: lost a session at once (%s)", self._names["inbox"], type(error).__name__)
         self.take_over()
-        while self._lives.undecided and not self._closing.wait(BEGIN_S):
-            self.take_over()
 
     def take_over(self) -> bool:
         """Find entries of dead workers, record their messages as failed or suspect; return whether there were any."""
@@ -312,7 +358,7 @@ class InFlight:
 
     def _watch(self, found: Callable[[], object]) -> None:
         try:
-            while not self._closing.wait(WATCH_INTERVAL_S):
+            while not self._closing.wait(UNDECIDED_S if self._lives.undecided else WATCH_INTERVAL_S):
                 if self._check():
                     found()
         finally:
@@ -326,9 +372,13 @@ class InFlight:
             return self.take_over()
 
     def _taking_over(self) -> Operation[bool]:
+        mine = self.mine
+        if mine:
+            yield LET_GO.at(**self._names)(mine=mine)
         if not (yield from self._lives.checking()):
             return False
-        rows = yield TAKE_OVER.at(**self._names)(age_s=AGE_S, mine=list(self._mine), dead=self._lives.dead())
+        lives = self._lives
+        rows = yield TAKE_OVER.at(**self._names)(age_s=AGE_S, mine=mine, dead=lives.dead(), silent=lives.silent)
         for host, pid, is_their_own, keys, clocks, messages, message_id in rows:
             if is_their_own and (messages > 1 or message_id is not None):
                 yield from self._blaming(f"worker {pid} on {host}", keys, clocks, messages, message_id)
@@ -338,12 +388,25 @@ class InFlight:
         schema, inbox = self._names["schema"], self._names["inbox"]
         whole = yield from is_total(schema, inbox)
         if messages > 1:
-            yield from suspecting(schema, inbox, keys, clocks, DIED, is_total=whole)
+            yield from suspecting(schema, inbox, keys, clocks, DIED_IN_BATCH, is_total=whole)
             log.warning("%s: %s died while handling a batch of %d messages", inbox, dead, messages)
         else:
-            recorded: Recorded = yield from recording_failure(
-                schema, inbox, keys[0], clocks[0], first, DIED, DIED_CLASS, "fail", is_total=whole
+            # One that kills its worker has killed the last one too, as far as anybody knows: that start counts as well.
+            where = {"failing": "''", "upto": "i.sent_clock"} if whole else {"failing": "i.key", "upto": "i.clock"}
+            [(was_in_batch,)] = yield WAS_IN_BATCH.at(**where, **self._names)(
+                key=keys[0], clock=clocks[0], error=DIED_IN_BATCH
             )
+            if was_in_batch:
+                yield from self._counting(keys[0], clocks[0], first, DIED_IN_BATCH, is_total=whole)
+            recorded = yield from self._counting(keys[0], clocks[0], first, DIED, is_total=whole)
             log.warning(
                 "%s: %s died while handling %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome
             )
+
+    def _counting(self, key: str, clock: int, id: UUID, error: str, *, is_total: bool) -> Operation[Recorded]:
+        return (
+            yield from recording_failure(
+                self._names["schema"], self._names["inbox"], key, clock, id, error, DIED_CLASS, "fail",
+                is_total=is_total,
+            )
+        )  # fmt: skip

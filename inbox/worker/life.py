@@ -40,18 +40,22 @@ TAKE_LOCK = Sql(
 UNLOCKED = Sql(
     """
 WITH lives AS MATERIALIZED (
-    SELECT DISTINCT life FROM {schema}.worker
+    SELECT DISTINCT life FROM {schema}.my_worker
     WHERE inbox = '{inbox}' AND life IS DISTINCT FROM %(mine)s::integer)
 SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({alive_lock}, life)
 """,
     columns=("integer",),
     alive_lock=locks.ALIVE,
 )
-# Found by the transaction that held the messages when the entry was written: others may have claimed them since.
+# Found by the transaction that held the messages when the entry was written: others may have claimed them since. And
+# only if it holds the first of them now, which the message says and not the entry: an entry may name any transaction.
 OPEN_BATCHES = Sql(
     """
 SELECT DISTINCT w.life, w.host, w.pid::bigint, l.pid::bigint
-FROM {schema}.worker AS w JOIN pg_locks AS l ON l.transactionid::text::bigint = w.xact
+FROM {schema}.my_worker AS w
+JOIN {schema}.inbox_{inbox} AS i
+  ON i.key = w.keys[1] AND i.clock = w.clocks[1] AND i.xmax::text::bigint = w.xact & 4294967295
+JOIN pg_locks AS l ON l.transactionid::text::bigint = w.xact & 4294967295
 WHERE w.inbox = '{inbox}' AND w.life = ANY (%(lives)s::integer[])
   AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS NOT NULL
 """,
@@ -86,6 +90,11 @@ class Lives:
         """Whether some process is silent but not considered dead yet."""
         return any(not self._is_over(life, DEAD_S) for life in self._silent)
 
+    @property
+    def silent(self) -> list[int]:
+        """The lives that did not hold their lock when last checked."""
+        return list(self._silent)
+
     def hold_lock(self, connection: psycopg.Connection) -> None:
         """Take this process's lock if `connection` is a new session; behind a pooler there is no lock."""
         if connection is not self._session and not is_pooled(connection):
@@ -94,14 +103,14 @@ class Lives:
             self._session = connection if is_held else None
 
     def checking(self) -> Operation[bool]:
-        """Update which processes are silent, in a transaction; return whether any entry may be taken over."""
+        """Update which processes are silent, in a transaction; return whether there is any, or one without a life."""
         rows = yield UNLOCKED.at(**self._names)(mine=self._number)
         silent = {life for (life,) in rows}
         before, self._checked_at = self._checked_at, self._monotonic()
         if self._checked_at - before > DEAD_S:
             self._silent = {}  # nobody checked for a while: a process may have held its lock in between
         self._silent = {life: self._silent.get(life, self._checked_at) for life in silent if life is not None}
-        return None in silent or bool(self.dead())
+        return bool(silent)
 
     def dead(self) -> list[int]:
         """Return the lives that have been silent for so long that they are considered dead."""

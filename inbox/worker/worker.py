@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -233,9 +234,12 @@ class _Service(ABC):
         self._home.dsn  # noqa: B018  # raises an error if nobody can tell
 
     def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
-        share = Share(keys=batch.size, per_key=batch.size, total=batch.size, due_too=False, hold=True)
-        claiming = inbox.claiming_due(batch.size, hold=True) if batch.due else inbox.claiming(share)
-        claimed = yield from claiming
+        size, mine = batch.size, self._in_flight.mine
+        if batch.due:
+            claimed = yield from inbox.claiming_due(size, hold=True, mine=mine)
+        else:
+            share = Share(keys=size, per_key=size, total=size, due_too=False, hold=True, mine=mine)
+            claimed = yield from inbox.claiming(share)
         batch.take(claimed, connection, (yield from self._home.visiting(driver_of(connection))))
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
@@ -390,7 +394,7 @@ class Worker(_Service):
                 if not batch.messages:
                     return
                 entry.place = batch.place
-                self._in_flight.add(entry, batch.messages)
+                self._in_flight.add(entry, batch.messages, due=batch.due)
                 try:
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:  # a message, or all of them
@@ -530,7 +534,8 @@ class AsyncWorker(_Service):
                 if not batch.messages:
                     return
                 entry.place = batch.place
-                await self._in_flight.run_in_thread(self._in_flight.add, entry, batch.messages)
+                add = partial(self._in_flight.add, entry, batch.messages, due=batch.due)
+                await self._in_flight.run_in_thread(add)
                 try:
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:

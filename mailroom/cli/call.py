@@ -1,7 +1,7 @@
 """One call of `mailroom`: the values of the options that every command shares."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,9 +60,11 @@ class Call:
         return str(user) or None
 
     @contextmanager
-    def connection(self, role: str, *, autocommit: bool = False) -> Iterator[psycopg.Connection]:
+    def connection(
+        self, role: str, session: Mapping[str, str] = settings.SESSION, *, autocommit: bool = False
+    ) -> Iterator[psycopg.Connection]:
         """Connect to the node and check its schema; commits at the end, rolls back on an error."""
-        with settings.connect(self.dsn(), role, autocommit=autocommit) as connection:
+        with settings.connect(self.dsn(), role, session, autocommit=autocommit) as connection:
             node.check(connection, self.schema)
             yield connection
 

@@ -12,6 +12,8 @@ from mailroom.cli.call import Call
 from mailroom.cli.output import one_line
 from mailroom.errors import MailroomError
 from mailroom.settings import connection_failed
+from mailroom.sight import ADVICE
+from mailroom.sql.sqlstate import is_of_row_security
 
 # A URL's password ends at the last @ before a blank, and one in key=value form at a blank unless it is quoted.
 URL_PASSWORD = re.compile(r"(\w+://[^\s:@/]*):\S*@")
@@ -73,7 +75,9 @@ def _text_of_database_error(error: psycopg.Error, call: Call) -> str:
         return str(connection_failed(error)) if isinstance(error, psycopg.OperationalError) else str(error)
     # Not str(error): its DETAIL repeats the row.
     hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+    if is_of_row_security(error):
+        hint = f" {ADVICE}"
+    elif isinstance(error, psycopg.errors.InsufficientPrivilege):
         hint += _grant(error.diag.message_primary or "", call.user)
     return f"The database refused: {error.diag.message_primary} ({error.sqlstate}).{hint}"
 

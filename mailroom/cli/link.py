@@ -1,5 +1,6 @@
 """`mailroom link`."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import click
@@ -8,8 +9,8 @@ from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.link_repair import cut, moved, report, resume
-from mailroom.cli.output import document, duration, facts, say, shown, table
-from mailroom.cli.parameters import NODE, checked, seconds
+from mailroom.cli.output import document, duration, facts, note, say, shown, table
+from mailroom.cli.parameters import NODE, PATTERN, checked, seconds
 from mailroom.links.links import Links, Side
 from mailroom.links.readers import MAX_ROWS
 from mailroom.links.service import service_name, variable
@@ -40,6 +41,15 @@ def link() -> None:
 @link.command()
 @click.argument("reader", metavar="READER", type=NODE)
 @click.option(
+    "--topics",
+    "topics",
+    metavar="PATTERN",
+    type=PATTERN,
+    multiple=True,
+    help="What READER may ask for; repeatable. It gets commands and replies of a topic only if it is allowed that by "
+    "its name. [#: all messages and events]",
+)
+@click.option(
     "--keep-s",
     metavar="S",
     type=seconds,
@@ -54,18 +64,38 @@ def link() -> None:
 )
 @answering
 @pass_call
-def allow(call: Call, reader: str, keep_s: float | None, max_rows: int | None, actor: str, why: str | None) -> None:
+def allow(
+    call: Call,
+    reader: str,
+    topics: tuple[str, ...],
+    keep_s: float | None,
+    max_rows: int | None,
+    actor: str,
+    why: str | None,
+) -> None:
     """Allow the node READER to read messages of this one.
 
-    It says itself which topics it wants. If it is allowed already, the options that are given replace its settings.
+    It says itself which topics it wants, of those that it may ask for; it is told of those that it may not. If it is
+    allowed already, the options that are given replace its settings.
+
+    Commands and replies of a topic leave this node only if no inbox here gets them, and only for a reader that is
+    allowed the topic by its name: of several, the one that was allowed first.
 
     \b
     Examples:
       mailroom link allow lyon
+      mailroom link allow lyon --topics 'order.#' --topics invoice.print
       mailroom link allow lyon --keep-s 604800 --max-rows 10000000
     """
     with call.connection("link allow") as connection:
-        is_new = Links(call.schema).allow(connection, reader, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why)
+        links = Links(call.schema)
+        is_new = links.allow(
+            connection, reader, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
+        )
+        readers = links.status(connection).readers
+    for each in readers:
+        if each.name != reader and (others := sorted(set(each.commands).intersection(topics))):
+            note(f"Commands and replies of {', '.join(others)} go to {each.name}, which was allowed them first.")
     if call.json:
         document({"reader": reader, "is_new": is_new})
     elif is_new:
@@ -144,16 +174,17 @@ def show(found: LinkStates) -> None:
     """Print the links of a node."""
     if found.readers:
         by = ("read by", "state", "backlog", "lag", "acknowledged", "topics", "last seen")
-        table(by, map(_reader, found.readers), numbers=("backlog", "lag", "acknowledged", "topics"))
+        table(by, map(_reader, found.readers), numbers=("backlog", "lag", "acknowledged"))
     else:
         say("No other node may read this one: mailroom link allow READER")
     say("")
     if found.sources:
         columns = ("reads", "state", "row", "clock", "topics", "last received")
-        table(columns, map(_source, found.sources), numbers=("row", "clock", "topics"))
+        table(columns, map(_source, found.sources), numbers=("row", "clock"))
     else:
         say("This node reads no other one: mailroom link add SOURCE")
-    if reasons := [(each.name, _trouble(each)) for each in found.sources if each.why is not None]:
+    limits = [(each.name, _limits(each)) for each in found.readers if each.allowed]
+    if reasons := limits + [(each.name, why) for each in found.sources for why in _troubles(each)]:
         say("")
         facts(reasons)
 
@@ -161,17 +192,29 @@ def show(found: LinkStates) -> None:
 def _reader(each: ReaderState) -> tuple[object, ...]:
     state = f"{each.state}, in doubt" if each.in_doubt and each.seen_at is not None else each.state
     return (
-        each.name, state, each.backlog, duration(each.lag_s), str(each.acked), len(each.topics), _ago(each.seen_at),
+        each.name, state, each.backlog, duration(each.lag_s), str(each.acked), "\n".join(each.topics) or "none",
+        _ago(each.seen_at),
     )  # fmt: skip
 
 
+def _limits(each: ReaderState) -> str:
+    commands = f"; commands and replies of {', '.join(each.commands)}" if each.commands else ""
+    return f"may ask for {', '.join(each.allowed)}{commands}"
+
+
 def _source(each: SourceState) -> tuple[object, ...]:
-    return each.name, each.state, str(each.position), str(each.shown), len(each.topics), _ago(each.received_at)
+    marked = {topic: f"{topic} (not told yet)" for topic in each.pending}
+    marked |= {topic: f"{topic} (refused)" for topic in each.refused}
+    topics = "\n".join(marked.get(topic, topic) for topic in each.topics) or "none"
+    return each.name, each.state, str(each.position), str(each.shown), topics, _ago(each.received_at)
 
 
-def _trouble(each: SourceState) -> str:
-    since = "" if each.since is None else f" since {_ago(each.since)}"
-    return f"{each.state}{since}: {each.why}"
+def _troubles(each: SourceState) -> Iterator[str]:
+    if each.why is not None:
+        since = "" if each.since is None else f" since {_ago(each.since)}"
+        yield f"{each.state}{since}: {each.why}"
+    if each.refused:
+        yield f"does not allow {', '.join(each.refused)}; there: mailroom link allow {each.reader} --topics ..."
 
 
 def _ago(at: datetime | None) -> str:

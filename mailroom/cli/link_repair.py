@@ -121,6 +121,8 @@ def report(call: Call, source: str) -> None:
     say(f"{source} is {found.state}{'.' if found.why is None else f': {found.why}'}")
     for first, last in found.skipped:
         say(f"Rows {first:,} to {last:,} never came.")
+    if found.earlier:
+        say(f"{counted(found.earlier, 'message')} came by an earlier link, and will be left out if they come again.")
     say(f"{counted(len(found.lost), 'message')} that {source} has lost {'are' if len(found.lost) != 1 else 'is'} here.")
     for each in found.lost:
         say(str(each))

@@ -7,7 +7,8 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, say
 from mailroom.cli.parameters import NODE
-from mailroom.node import new_node_id, node_moved, node_restored, rename_node
+from mailroom.clock import MAX_ADVANCED
+from mailroom.node import advance_clock, new_node_id, node_moved, node_restored, rename_node
 
 
 @click.group(cls=Group)
@@ -126,3 +127,29 @@ def restored(call: Call, above: int, dry_run: bool, actor: str, why: str | None)
         document({"schema": call.schema, "incarnation": incarnation, "dry_run": dry_run})
     else:
         say(f"The node {'would go' if dry_run else 'goes'} on as incarnation {incarnation}.")
+
+
+@node.command()
+@click.argument("clock", type=click.IntRange(min=0, max=MAX_ADVANCED))
+@acting
+@pass_call
+def advance(call: Call, clock: int, dry_run: bool, actor: str, why: str | None) -> None:
+    """Let the clock of this node go on behind CLOCK, as that of a node that it is to follow has.
+
+    A send, or a reader, may raise the clock of a node by 2^32 at once, and a message of another node up to 2^61 and
+    some more. What lies beyond is refused until an operator has said that it is right. No clock ever goes back: one
+    that is beyond CLOCK stays.
+
+    \b
+    Examples:
+      mailroom node advance 1125899906842624 --dry-run
+      mailroom node advance 1125899906842624 --why 'follows lyon'
+    """
+    with call.connection("node advance") as connection:
+        before = advance_clock(connection, clock, actor=actor, why=why, dry_run=dry_run, schema=call.schema)
+    if call.json:
+        document({"schema": call.schema, "before": before, "clock": max(before, clock), "dry_run": dry_run})
+    elif before >= clock:
+        say(f"The clock is at {before} already.")
+    else:
+        say(f"The clock {'would go' if dry_run else 'goes'} on behind {clock}; it was at {before}.")

@@ -28,7 +28,8 @@ def status(call: Call) -> None:
     for longer than their inbox keeps them (mailroom inbox create --keep-s). Held are messages of an inbox of total
     order that may not be reaped yet, since the node they are held for may still send earlier ones.
 
-    If a session of Mailroom waits for a lock, one line says for which, and who has it.
+    If a session of Mailroom waits for a lock, one line says for which, and who has it. If a sequence is behind its
+    rows, since the node was moved without it, one line says which.
 
     Last, for each node that reads messages of this one: those on the way to it (committed, not yet stamped) and in its
     backlog (stamped, not yet acknowledged), with the age of the oldest.
@@ -92,6 +93,10 @@ def _show(found: Status) -> None:
         ),
         ("Executables", _waiting(found.executable_backlog, found.executable_lag_s)),
         *(("Waits", str(wait)) for wait in found.waits),
+        *(
+            ("Behind", f"{each.table}.{each.column}: its sequence is behind its rows: mailroom migrate")
+            for each in found.behind
+        ),
         ("Dead", f"{found.dead_letters:,} dead letters{': mailroom dead-letter list' if found.dead_letters else ''}"),
     ]
     if not found.inboxes:

@@ -16,8 +16,10 @@ from uuid import UUID
 
 from mailroom.audit import auditing
 from mailroom.clock import DURABLE, LOCK
-from mailroom.links.hello import LinkTaken
+from mailroom.errors import LinkRefused
+from mailroom.links.hello import check_held
 from mailroom.links.history import Claim, is_in_doubt, renewed
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Row, Sql
 
 # Who acts in the audit, where no person does.
@@ -27,18 +29,25 @@ BY_HAND = UUID(int=0)
 
 # -- At the source, by the target -------------------------------------------------------------------------------------
 
+REACH = Sql("SELECT {schema}.clock_reach()", columns=("bigint",))
+
+
+def checking_claim(schema: str, source: str, clock: int) -> Operation[None]:
+    """Raise `LinkRefused` if the source's clock would not go beyond `clock`, which was received of it."""
+    [(reach,)] = yield REACH.at(schema=schema)()
+    if clock > reach:
+        raise LinkRefused(
+            f"{source} has lost rows that were received of it, with clocks up to {clock}, and no reader raises its "
+            f"clock so far. If it is to go on behind that",
+            source,
+            f"mailroom node advance {clock}",
+        )
+
+
+# It returns whether that is new, and null if another daemon has the link.
 CLAIM = Sql(
-    """
-WITH held AS MATERIALIZED (
-    SELECT number FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid FOR NO KEY UPDATE),
-claimed AS (
-    UPDATE {schema}.link AS l SET claim_seq = %(seq)s::bigint, claim_clock = %(clock)s::bigint
-    FROM held AS h WHERE l.number = h.number
-      AND (l.claim_seq, l.claim_clock) IS DISTINCT FROM (%(seq)s::bigint, %(clock)s::bigint)
-    RETURNING 1)
-SELECT (SELECT count(*) FROM held), (SELECT count(*) FROM claimed)
-""",
-    columns=("bigint", "bigint"),
+    "SELECT {schema}.link_claim(%(link)s::bigint, %(run)s::uuid, %(seq)s::bigint, %(clock)s::bigint)",
+    columns=("boolean",),
 )
 
 
@@ -48,9 +57,8 @@ def claiming(schema: str, link: int, run: UUID, seq: int, clock: int) -> Operati
     Nothing is written if it stands there already. The answer is a newer incarnation, at a later hello. Raises
     `LinkTaken` if another daemon has the link.
     """
-    [(held, claimed)] = yield CLAIM.at(schema=schema)(link=link, run=run, seq=seq, clock=clock)
-    if not held:
-        raise LinkTaken("another daemon has said hello to the source since, and has the link now")
+    [(claimed,)] = yield CLAIM.at(schema=schema)(link=link, run=run, seq=seq, clock=clock)
+    check_held(claimed is not None)
     return bool(claimed)
 
 
@@ -84,7 +92,7 @@ INCARNATION = Sql(
 
 def reading_incarnation(schema: str) -> Operation[int]:
     """Return the node's incarnation."""
-    [(incarnation, _)] = yield INCARNATION.at(schema=schema)()
+    incarnation, _ = the_one((yield INCARNATION.at(schema=schema)()), NODE_ROW, schema)
     return int(incarnation)
 
 
@@ -128,7 +136,7 @@ def renewing_locked(
 ) -> Operation[Renewed | None]:
     """Do the same under the dispatch lock; with `restored` whoever claims, and above the incarnation `above`."""
     rows: list[Row] = yield CLAIMS.at(schema=schema)()
-    [(incarnation, clock)] = yield INCARNATION.at(schema=schema)()
+    incarnation, clock = the_one((yield INCARNATION.at(schema=schema)()), NODE_ROW, schema)
     found = [(Claim(seq, of), is_in_doubt(matched, life)) for _, _, seq, of, matched, life, *_ in rows]
     renewal = renewed(incarnation, clock, found, restored=restored, above=above)
     if renewal is None:
@@ -278,8 +286,8 @@ WITH above AS (
     SELECT i.id FROM {schema}.receipt AS r, LATERAL pg_catalog.unnest(r.ids) WITH ORDINALITY AS i (id, nth)
     WHERE r.origin = %(origin)s::bigint AND r.last > %(last)s::bigint AND r.first + i.nth - 1 > %(last)s::bigint),
 known AS (
-    INSERT INTO {schema}.known (origin, message_id) SELECT %(origin)s::bigint, id FROM above
-    ON CONFLICT DO NOTHING)
+    INSERT INTO {schema}.known AS k (origin, message_id) SELECT %(origin)s::bigint, id FROM above
+    ON CONFLICT (origin, message_id) DO UPDATE SET link = NULL WHERE k.link IS NOT NULL)
 SELECT count(*) FROM above
 """,
     columns=("bigint",),

@@ -210,7 +210,14 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
     )  # fmt: skip
 
 
-TOPICS = Sql("SELECT topic FROM {schema}.link_topic WHERE link = %(link)s::bigint", columns=("text",))
+# Only for the run that has the link.
+TOPICS = Sql(
+    """
+SELECT ARRAY(SELECT topic FROM {schema}.link_topic WHERE link = l.number)::text[] FROM {schema}.link AS l
+WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid
+""",
+    columns=("text[]",),
+)
 ASK = Sql(
     """
 WITH held AS MATERIALIZED (
@@ -227,31 +234,27 @@ SELECT count(*) FROM held
 )
 
 
-def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) -> Operation[bool]:
-    """Have exactly these topics stamped for the link from now on, at the source; return whether anything changed.
+def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) -> Operation[frozenset[str]]:
+    """Have exactly these topics stamped for the link from now on, at the source; return those that are then.
 
     Writes nothing if nothing changes. Raises `LinkTaken` if another daemon has the link, and then changes nothing.
     """
-    there = {topic for (topic,) in (yield TOPICS.at(schema=schema)(link=link))}
+    there = yield from _stamped(schema, link, run)
     if there == set(topics):
-        return False
+        return there
     [(held,)] = yield ASK.at(schema=schema)(link=link, run=run, topics=sorted(topics))
-    _check_held(held)
-    return True
+    check_held(bool(held))
+    return (yield from _stamped(schema, link, run))
 
 
-MATCH = Sql(
-    """
-WITH matched AS (
-    UPDATE {schema}.link AS l SET matched = n.life, claim_seq = NULL, claim_clock = NULL FROM {schema}.node AS n
-    WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid
-      AND (l.matched IS DISTINCT FROM n.life OR l.claim_seq IS NOT NULL)
-    RETURNING l.number)
-SELECT (SELECT count(*) FROM matched),
-       (SELECT count(*) FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid)
-""",
-    columns=("bigint", "bigint"),
-)
+def _stamped(schema: str, link: int, run: UUID) -> Operation[frozenset[str]]:
+    rows = yield TOPICS.at(schema=schema)(link=link, run=run)
+    check_held(bool(rows))
+    return frozenset(rows[0][0])
+
+
+# It returns whether that is new, and null if another daemon has the link.
+MATCH = Sql("SELECT {schema}.link_match(%(link)s::bigint, %(run)s::uuid)", columns=("boolean",))
 
 
 def matching(schema: str, link: int, run: UUID) -> Operation[bool]:
@@ -261,13 +264,14 @@ def matching(schema: str, link: int, run: UUID) -> Operation[bool]:
     since is matched as well, since history is only lost when the server goes down, and the session with it. Raises
     `LinkTaken`.
     """
-    [(matched, held)] = yield MATCH.at(schema=schema)(link=link, run=run)
-    _check_held(held)
+    [(matched,)] = yield MATCH.at(schema=schema)(link=link, run=run)
+    check_held(matched is not None)
     return bool(matched)
 
 
-def _check_held(held: int) -> None:
-    if not held:
+def check_held(is_held: bool) -> None:
+    """Raise `LinkTaken` unless this daemon has the link."""
+    if not is_held:
         raise LinkTaken("another daemon has said hello to the source since, and has the link now")
 
 

@@ -52,16 +52,17 @@ class Start:
     note: Place
 
 
-def start(noted: Place | None, found: Place) -> Start:
+def start(noted: Place | None, found: Place, *, is_linked: bool = True) -> Start:
     """Decide what follows from the place `found`, if `noted` was written down before; None if nothing was.
 
     The same place: nothing is lost, unless a machine was put back while it ran, which its readers find out. Otherwise
     history may be lost, and the clock jumps. Of a node that was moved, system identifier and oid stay as noted: that is
     how the next hello and the next start know it. It jumps at each start: a dump put into another database of the same
-    server has its timeline and the time of its start.
+    server has its timeline and the time of its start. A node without links is at home wherever it is: nobody reads it
+    who could take it for another one.
     """
-    if noted is None:
-        return Start(jumps=True, moved=False, note=found)
+    if noted is None or not is_linked:
+        return Start(jumps=found != noted, moved=False, note=found)
     note = replace(found, system_id=noted.system_id, database_oid=noted.database_oid)
     return Start(jumps=found != noted, moved=not found.is_where(noted), note=note)
 

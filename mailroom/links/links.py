@@ -9,8 +9,10 @@ from mailroom.links.readers import allowing, removing_reader
 from mailroom.links.resume import Moved, Report, Resumed, cutting, moving, reporting, resuming
 from mailroom.links.sources import adding, excluding, including, removing_source
 from mailroom.links.states import LinkStates, reading_states
-from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
+from mailroom.links.told import waiting_told
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
 from mailroom.schema.checks import checking
+from mailroom.schema.subscriptions import Topics, topic_texts
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation
 from mailroom.total import resuming_order
@@ -44,18 +46,29 @@ class _Operations:
         reader: str,
         *,
         actor: str,
+        topics: Topics | None = None,
         keep_s: float | None = None,
         max_rows: int | None = None,
         why: str | None = None,
     ) -> Operation[bool]:
         """Allow the node `reader` to read this one; return whether that is new.
 
-        What the reader subscribes to is stamped for it from its first hello on. What it has acknowledged is kept for
-        `keep_s` seconds more (172,800: two days), for the case that its database is put back in time. Once `max_rows`
-        messages wait for it, the link is cut, and what waits is given up; by default, and with 0, any number may wait.
-        For a reader that is allowed already, the settings that are given replace its own.
+        What the reader subscribes to is stamped for it from when it has asked for it. `topics` are the topics and
+        patterns that it may ask for; by default, and with `#`, all messages and events. Commands and replies of a topic
+        go to a reader only if it is allowed the topic by its name and no inbox of this node gets them. Of several such
+        readers the one that was allowed first has them, whatever the others ask for.
+
+        What the reader has acknowledged is kept for `keep_s` seconds more (172,800: two days), for the case that its
+        database is put back in time. Once `max_rows` messages wait for it, the link is cut, and what waits is given up;
+        by default, and with 0, any number may wait. For a reader that is allowed already, the settings that are given
+        replace its own.
         """
-        return (yield from allowing(self.schema, reader, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why))
+        texts = None if topics is None else topic_texts(topics)
+        return (
+            yield from allowing(
+                self.schema, reader, topics=texts, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
+            )
+        )
 
     def _add(
         self,
@@ -83,6 +96,18 @@ class _Operations:
     def _status(self) -> Operation[LinkStates]:
         """Return how the links are doing: those that read this node, and those that it reads."""
         return (yield from reading_states(self.schema))
+
+    def _wait(
+        self, inbox: str, *, origin: str | None = None, topics: Topics | None = None, timeout_s: float = 60.0
+    ) -> Operation[None]:
+        """Wait until the sources have the subscriptions of an inbox to their messages, at most `timeout_s` seconds.
+
+        What a source is sent after that comes. With `origin` and `topics` only those subscriptions are meant. Call it
+        after the transaction that subscribed has committed, and outside of a REPEATABLE READ one. Raises
+        `NotSubscribed`, which says why, at once if a source refuses the topic; the subscription stays.
+        """
+        texts = None if topics is None else topic_texts(topics)
+        return (yield from waiting_told(self.schema, inbox_name(inbox), origin, texts, timeout_s))
 
     def _remove(
         self, name: str, *, actor: str, side: Side | None = None, why: str | None = None, dry_run: bool = False
@@ -196,6 +221,7 @@ class Links(_Operations):
     allow = on_connection(_Operations._allow)
     add = on_connection(_Operations._add)
     status = on_connection(_Operations._status)
+    wait = on_connection(_Operations._wait)
     remove = on_connection(_Operations._remove)
     exclude = on_connection(_Operations._exclude)
     include = on_connection(_Operations._include)
@@ -212,6 +238,7 @@ class AsyncLinks(_Operations):
     allow = on_async_connection(_Operations._allow)
     add = on_async_connection(_Operations._add)
     status = on_async_connection(_Operations._status)
+    wait = on_async_connection(_Operations._wait)
     remove = on_async_connection(_Operations._remove)
     exclude = on_async_connection(_Operations._exclude)
     include = on_async_connection(_Operations._include)

@@ -6,7 +6,7 @@ when an inbox joins. So idle nodes write nothing.
 """
 
 from mailroom import locks
-from mailroom.clock import DURABLE, LOCK, WARN_CLOCK, raising_ceiling
+from mailroom.clock import DURABLE, LOCK, raising_ceiling
 from mailroom.schema.inboxes import BY_SENT
 from mailroom.sql.operation import Operation, Sql
 from mailroom.total import ORIGINS, TOTAL
@@ -54,17 +54,13 @@ def wanting_marks(schema: str) -> Operation[list[tuple[int, int]]]:
 # The dispatcher at the source finds what is wanted when it is rung, and at the latest at its next poll.
 ASK = Sql(
     """
-WITH wanted AS MATERIALIZED (
-    SELECT l.number, l.wanted_clock FROM {schema}.link AS l
-    WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid AND coalesce((
-        SELECT t.sent_clock FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1), 0)
-        < %(clock)s::bigint),
-noted AS (
-    UPDATE {schema}.link AS l SET wanted_clock = %(clock)s::bigint FROM wanted AS w
-    WHERE l.number = w.number AND l.wanted_clock < %(clock)s::bigint)
-SELECT pg_notify({outbox_channel}, '') IS NULL FROM wanted
+SELECT {schema}.link_want(l.number, %(run)s::uuid, %(clock)s::bigint), pg_notify({outbox_channel}, '') IS NULL
+FROM {schema}.link AS l
+WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid AND coalesce((
+    SELECT t.sent_clock FROM {schema}.transit AS t WHERE t.link = l.number ORDER BY t.seq DESC LIMIT 1), 0)
+    < %(clock)s::bigint
 """,
-    columns=("boolean",),
+    columns=("boolean", "boolean"),
     outbox_channel=locks.channel("'{schema}.outbox'::regclass"),
 )
 
@@ -72,9 +68,10 @@ SELECT pg_notify({outbox_channel}, '') IS NULL FROM wanted
 def asking_mark(schema: str, link: int, run: object, clock: int) -> Operation[bool]:
     """At the source: ask for a mark of at least this clock, and ring its dispatcher; return whether that was needed.
 
-    It is not if a row with such a clock is there to be fetched, or if another daemon has the link by now.
+    It is not if a row with such a clock is there to be fetched, or if another daemon has the link by now. The source
+    raises its clock by 2^32 at once, and so comes to a clock that is further ahead when it is asked again and again.
     """
-    return bool((yield ASK.at(schema=schema)(link=link, run=run, clock=min(clock, WARN_CLOCK))))
+    return bool((yield ASK.at(schema=schema)(link=link, run=run, clock=clock)))
 
 
 # -- At the source ----------------------------------------------------------------------------------------------------

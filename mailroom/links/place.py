@@ -2,6 +2,7 @@
 
 from mailroom.links.identity import Place
 from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.sqlstate import sqlstate
 
 # The timeline is the first part of the name of a WAL file; no other function gives the one that is written now:
 # pg_control_checkpoint() has that of the last checkpoint, which may be older than a promotion.
@@ -15,6 +16,18 @@ WHERE d.datname = pg_catalog.current_database()
 """,
     columns=("bigint", "bigint", "bigint", "timestamptz"),
 )
+# What every role may know, on a server that hides the rest.
+OUTSIDE = Sql(
+    """
+SELECT 0::bigint, d.oid::bigint, 0::bigint, pg_catalog.pg_postmaster_start_time()
+FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database()
+""",
+    columns=("bigint", "bigint", "bigint", "timestamptz"),
+)
+HIDDEN = ("42501", "0A000")  # by SQLSTATE: no right, or a function that a managed server does not have
+SAVEPOINT = Sql("SAVEPOINT mailroom_place")
+RELEASE = Sql("RELEASE SAVEPOINT mailroom_place")
+ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT mailroom_place")
 
 
 def reading_place() -> Operation[Place]:
@@ -24,3 +37,22 @@ def reading_place() -> Operation[Place]:
     """
     [row] = yield PLACE.at()()
     return Place(*row)
+
+
+def finding_place() -> Operation[Place]:
+    """Return it in a transaction, for a node without links, as far as this server tells.
+
+    A managed server may keep its control file to itself. Of those, the time of the server's start is known, and without
+    it no history can be lost; identifier and timeline are 0. Links need the rest too, so they use `reading_place`.
+    """
+    yield SAVEPOINT.at()()
+    try:
+        place = yield from reading_place()
+    except Exception as error:
+        yield ROLL_BACK.at()()
+        if sqlstate(error) not in HIDDEN:
+            raise
+        [row] = yield OUTSIDE.at()()
+        place = Place(*row)
+    yield RELEASE.at()()
+    return place

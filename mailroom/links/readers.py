@@ -1,6 +1,7 @@
 """The source's side: who may read messages of this node."""
 
 import math
+from collections.abc import Sequence
 
 from mailroom import clock
 from mailroom.audit import auditing, check_actor
@@ -21,14 +22,52 @@ VALUES (%(name)s::text, coalesce(%(keep_s)s::float8, %(usual_s)s::float8), nulli
 ON CONFLICT (name) DO UPDATE SET
     keep_s = coalesce(%(keep_s)s::float8, l.keep_s),
     max_rows = CASE WHEN %(max_rows)s::bigint IS NULL THEN l.max_rows ELSE excluded.max_rows END
-RETURNING l.xmax::text = '0'
+RETURNING l.xmax::text = '0', number
 """,
-    columns=("boolean",),
+    columns=("boolean", "bigint"),
+)
+# Whoever changes what readers may ask for, and a reader that asks, wait for each other; deliveries only read.
+LOCK_TOPICS = Sql("LOCK TABLE {schema}.link_topic IN SHARE ROW EXCLUSIVE MODE")
+LIMIT = Sql(
+    """
+WITH gone AS (
+    DELETE FROM {schema}.link_allowed WHERE link = %(link)s::bigint AND topic <> ALL (%(topics)s::text[]))
+INSERT INTO {schema}.link_allowed (link, topic) SELECT %(link)s::bigint, pg_catalog.unnest(%(topics)s::text[])
+ON CONFLICT DO NOTHING
+"""
+)
+# Who has the commands of a topic keeps them; where nobody has, the oldest link that is allowed it by name gets them.
+GIVE = Sql(
+    """
+UPDATE {schema}.link_allowed AS a SET commands = true
+WHERE fits IS NULL AND NOT EXISTS (SELECT FROM {schema}.link_allowed AS o WHERE o.topic = a.topic AND o.commands)
+  AND link = (SELECT min(o.link) FROM {schema}.link_allowed AS o WHERE o.topic = a.topic)
+"""
+)
+SETTLE = Sql(
+    """
+WITH gone AS (DELETE FROM {schema}.link_topic WHERE {schema}.link_allows(link, topic) IS NULL)
+UPDATE {schema}.link_topic SET commands = {schema}.link_allows(link, topic)
+WHERE commands <> {schema}.link_allows(link, topic)
+"""
 )
 
 
+def settling(schema: str) -> Operation[None]:
+    """Have the links carry what they are allowed now, after `LOCK_TOPICS`."""
+    yield GIVE.at(schema=schema)()
+    yield SETTLE.at(schema=schema)()
+
+
 def allowing(
-    schema: str, reader: str, *, keep_s: float | None, max_rows: int | None, actor: str, why: str | None
+    schema: str,
+    reader: str,
+    *,
+    topics: Sequence[str] | None = None,
+    keep_s: float | None,
+    max_rows: int | None,
+    actor: str,
+    why: str | None,
 ) -> Operation[bool]:
     """`Links.allow` as an operation."""
     check_actor(actor, why)
@@ -37,10 +76,17 @@ def allowing(
         raise ConfigurationError(f"keep_s is {keep_s!r}; give 0 to {MAX_KEEP_S:,} seconds.")
     if max_rows is not None and not 0 <= max_rows <= MAX_ROWS:
         raise ConfigurationError(f"max_rows is {max_rows!r}; give the number of rows, or 0 for no limit.")
+    if topics is not None and not topics:
+        raise ConfigurationError("topics is empty; give topics or patterns, or '#' for all messages and events.")
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from noting_place(schema)
-    [(is_new,)] = yield ALLOW.at(schema=schema)(name=name, keep_s=keep_s, usual_s=KEEP_S, max_rows=max_rows)
+    if topics is not None:
+        yield LOCK_TOPICS.at(schema=schema)()
+    [(is_new, link)] = yield ALLOW.at(schema=schema)(name=name, keep_s=keep_s, usual_s=KEEP_S, max_rows=max_rows)
+    if topics is not None:
+        yield LIMIT.at(schema=schema)(link=link, topics=topics)
+        yield from settling(schema)
     yield from auditing(schema, "link allow", [(None, name, 0)], actor, why)
     return bool(is_new)
 
@@ -56,7 +102,8 @@ FROM {schema}.link AS l WHERE l.name = %(name)s::text
 ROWS = Sql("DELETE FROM {schema}.transit WHERE link = %(link)s::bigint")
 LINK = Sql(
     """
-WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint)
+WITH topics AS (DELETE FROM {schema}.link_topic WHERE link = %(link)s::bigint),
+allowed AS (DELETE FROM {schema}.link_allowed WHERE link = %(link)s::bigint)
 DELETE FROM {schema}.link WHERE number = %(link)s::bigint
 """
 )
@@ -76,7 +123,9 @@ def removing_reader(schema: str, reader: str, *, actor: str, why: str | None, dr
         # delivery that still knew the link leaves any. Whoever locks both locks the link behind the dispatch lock.
         yield ROWS.at(schema=schema)(link=link)
         yield clock.LOCK.at(schema=schema)()
+        yield LOCK_TOPICS.at(schema=schema)()
         yield LINK.at(schema=schema)(link=link)
         yield ROWS.at(schema=schema)(link=link)
+        yield from settling(schema)
         yield from auditing(schema, "link remove", [(None, reader, waiting)], actor, why)
     return int(waiting)

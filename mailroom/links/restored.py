@@ -12,10 +12,11 @@ from mailroom.clock import LOCK
 from mailroom.errors import MailroomError
 from mailroom.links.diverged import reading_incarnation, renewing_locked
 from mailroom.links.start import jumping, reading_home
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.total import raising_stable
 
-# A node that reads nobody and is read by nobody has no place noted; its first link notes one.
+# Its next start notes where it is, and the clock jumps once.
 NEW_ID = Sql(
     """
 UPDATE {schema}.node
@@ -32,7 +33,7 @@ SELECT id, (SELECT count(*) FROM {schema}.link), (SELECT count(*) FROM {schema}.
 """,
     columns=("uuid", "bigint", "bigint", "bigint"),
 )
-TABLES = ("link", "link_topic", "transit", "origin", "receipt", "known")
+TABLES = ("link", "link_topic", "link_allowed", "transit", "origin", "receipt", "known")
 EMPTY = Sql("DELETE FROM {schema}.{table}")
 
 
@@ -59,7 +60,7 @@ def taking_new_id(schema: str) -> Operation[UUID]:
     yield LOCK.at(schema=schema)()
     for table in TABLES:
         yield EMPTY.at(schema=schema, table=table)()
-    [(id,)] = yield NEW_ID.at(schema=schema)()
+    (id,) = the_one((yield NEW_ID.at(schema=schema)()), NODE_ROW, schema)
     return UUID(str(id))
 
 
@@ -67,7 +68,7 @@ def saying_copied(schema: str, *, actor: str, why: str | None = None, dry_run: b
     """Do `taking_new_id`, with an entry in the audit; with `dry_run` only count what it would give up."""
     check_actor(actor, why)
     yield IN_TRANSACTION
-    [(before, links, rows, origins)] = yield LEFT.at(schema=schema)()
+    before, links, rows, origins = the_one((yield LEFT.at(schema=schema)()), NODE_ROW, schema)
     if dry_run:
         return NewId(before, before, links, rows, origins)
     id = yield from taking_new_id(schema)

@@ -135,15 +135,19 @@ def _placing(schema: str, number: int, at: int, was: str | None, dry_run: bool) 
     return Resumed(was, at, known, unknown, skipped)
 
 
-# What came again stands in a receipt behind it. So a message is lost as long as only the target has it.
+# What came again stands in a receipt behind it. So a message is lost as long as only the target has it. Of what came by
+# a link before this one nobody knows whether the source has lost it.
 LOST = Sql(
     """
-SELECT message_id FROM {schema}.known WHERE origin = %(origin)s::bigint
+SELECT message_id FROM {schema}.known WHERE origin = %(origin)s::bigint AND link IS NULL
 EXCEPT SELECT i.id FROM {schema}.receipt AS r, LATERAL pg_catalog.unnest(r.ids) AS i (id)
        WHERE r.origin = %(origin)s::bigint
 ORDER BY 1
 """,
     columns=("uuid",),
+)
+EARLIER = Sql(
+    "SELECT count(*) FROM {schema}.known WHERE origin = %(origin)s::bigint AND link IS NOT NULL", columns=("bigint",)
 )
 SKIPPED = Sql(
     """
@@ -163,7 +167,8 @@ ORDER BY 1
 class Report:
     """What of a source's messages is only here (`lost`, ids), and which seqs never came (`skipped`, first and last).
 
-    `state` and `why` say whether it is read.
+    `earlier` messages came by a link before this one: whether the source still has them is unknown, and they are left
+    out if they come again. `state` and `why` say whether it is read.
     """
 
     name: str
@@ -171,6 +176,7 @@ class Report:
     why: str | None
     lost: tuple[UUID, ...]
     skipped: tuple[tuple[int, int], ...]
+    earlier: int = 0
 
 
 def reporting(schema: str, name: str) -> Operation[Report]:
@@ -181,7 +187,10 @@ def reporting(schema: str, name: str) -> Operation[Report]:
     number, state, why = yield from _origin(schema, name)
     lost = yield LOST.at(schema=schema)(origin=number)
     skipped = yield SKIPPED.at(schema=schema)(origin=number, by_hand=BY_HAND)
-    return Report(name, state, why, tuple(id for (id,) in lost), tuple((first, last) for first, last in skipped))
+    [(earlier,)] = yield EARLIER.at(schema=schema)(origin=number)
+    return Report(
+        name, state, why, tuple(id for (id,) in lost), tuple((first, last) for first, last in skipped), earlier
+    )
 
 
 # -- At either end ----------------------------------------------------------------------------------------------------

@@ -1,18 +1,23 @@
 """The start of a node: before the first clock is given out, what a crash or a restore may have taken away.
 
-On a node without links only the clock is recovered. On one with links, what others have received may be missing here,
-and so may the clocks that were given out for it. The node's place tells: if it is not where and when it was noted, the
-clock jumps beyond all that a lost tail of history can have used, and each link is in doubt until its reader has found
-its own position here. Nobody else is asked, so a node starts while its readers are away.
+What others have received may be missing here, and so may the clocks that were given out for it. The node's place tells:
+if it is not where and when it was noted, the clock jumps beyond all that a lost tail of history can have used, and each
+link is in doubt until its reader has found its own position here. That goes for a node without links too, since it may
+have had some in the time that it lost. Nobody else is asked, so a node starts while its readers are away.
+
+Rows may have been copied there without their sequences (`mailroom.sequences`), so these are looked at, too; and without
+the row of `node`, which says how far the clock was: then the rows say it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from mailroom.clock import DURABLE, LOCK, recovering_clock
 from mailroom.links.identity import Place, jumped, start
-from mailroom.links.place import reading_place
+from mailroom.links.place import finding_place, reading_place
+from mailroom.sequences import Numbers, raising_sequences
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 
 # The lost time may have had starts of its own, with a jump each from where this start jumps too: so it is with a backup
@@ -29,6 +34,15 @@ SELECT n.system_id, n.database_oid, n.timeline, n.started_at, n.life, n.clock_ce
 FROM {schema}.node AS n, {schema}.clock AS c
 """,
     columns=("bigint", "bigint", "bigint", "timestamptz", "uuid", "bigint", "bigint", "boolean"),
+)
+# What a node without its row was brought with, which knew how far its clock was. It is looked for once in a life.
+BROUGHT = Sql(
+    """
+SELECT greatest((SELECT max(clock) FROM {schema}.inbox), (SELECT max(clock) FROM {schema}.parked),
+                (SELECT max(clock) FROM {schema}.dead_letter), (SELECT max(sent_clock) FROM {schema}.transit),
+                0::bigint)
+""",
+    columns=("bigint",),
 )
 JUMP = Sql(
     """
@@ -68,11 +82,12 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The clock after a start, whether it jumped, and whether the node was moved or is a copy."""
+    """The clock after a start, whether it jumped, whether the node was moved or is a copy, and what was `raised`."""
 
     clock: int
     jumped: bool = False
     moved: bool = False
+    raised: tuple[Numbers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +98,23 @@ class _Noted:
     clock: int
     is_linked: bool
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether it has never given out a clock."""
+        return not self.ceiling and not self.clock
+
+    def finding(self) -> Operation[Place]:
+        """Return where it is."""
+        return (yield from (reading_place() if self.is_linked else finding_place()))
+
 
 def _reading(schema: str) -> Operation[_Noted]:
-    [(*place, life, ceiling, clock, is_linked)] = yield NOTED.at(schema=schema)()
+    *place, life, ceiling, clock, is_linked = the_one((yield NOTED.at(schema=schema)()), NODE_ROW, schema)
     return _Noted(Place(*place) if None not in place else None, life, ceiling, clock, is_linked)
 
 
 def reading_home(schema: str) -> Operation[Home]:
-    """Return where the node was noted, and where it is."""
+    """Return where the node was noted, and where it is, as links need it (see `reading_place`)."""
     noted = yield from _reading(schema)
     return Home(noted.place, (yield from reading_place()), noted.life)
 
@@ -98,19 +122,31 @@ def reading_home(schema: str) -> Operation[Home]:
 def starting(schema: str) -> Operation[Started]:
     """Prepare the node's clock, in a READ COMMITTED transaction of its own, before a session gives out its first one.
 
-    At the place noted, and on a node without links, the clock becomes the largest that may have been given out. Else it
-    jumps, and the node gets a new life; that is durable once the transaction commits. While the node is in another
-    database or server than noted, it jumps at each start: of two databases of one server, nothing else tells the starts
-    apart. Raises `ClockOverflow` if there are no clocks left.
+    At the place noted, the clock becomes the largest that may have been given out. Else it jumps, as it does beyond
+    rows that were there before its first clock, and the node gets a new life; that is durable once the transaction
+    commits. While a node with links is in another database or server than noted, it jumps at each start: of two
+    databases of one server, nothing else tells the starts apart. Sequences that are behind their rows are raised, at
+    whatever place. Raises `ClockOverflow` if there are no clocks left.
     """
     yield LOCK.at(schema=schema)()
     noted = yield from _reading(schema)
-    if noted.is_linked:
-        decided = start(noted.place, (yield from reading_place()))
-        if decided.jumps or decided.moved:
-            clock = yield from _jumping(schema, noted, decided.note)
-            return Started(clock, jumped=True, moved=decided.moved)
-    return Started((yield from recovering_clock(schema)))
+    started = yield from _starting(schema, noted, (yield from noted.finding()))
+    return replace(started, raised=tuple((yield from raising_sequences(schema))))
+
+
+def _starting(schema: str, noted: _Noted, found: Place) -> Operation[Started]:
+    decided = start(noted.place, found, is_linked=noted.is_linked)
+    brought = 0
+    if noted.is_unused:
+        [(brought,)] = yield BROUGHT.at(schema=schema)()
+        noted = replace(noted, clock=brought)
+    if not (decided.jumps or decided.moved or brought):
+        return Started((yield from recovering_clock(schema)))
+    if noted.place is None and noted.is_unused:  # nobody knows where it has been, but nothing can be lost
+        yield from _noting(schema, decided.note)
+        return Started((yield from recovering_clock(schema)))
+    clock = yield from _jumping(schema, noted, decided.note)
+    return Started(clock, jumped=True, moved=decided.moved)
 
 
 def jumping(schema: str, *, is_here: bool) -> Operation[int]:
@@ -120,7 +156,7 @@ def jumping(schema: str, *, is_here: bool) -> Operation[int]:
     """
     yield LOCK.at(schema=schema)()
     noted = yield from _reading(schema)
-    found = yield from reading_place()
+    found = yield from noted.finding()
     return (yield from _jumping(schema, noted, found if is_here else start(noted.place, found).note))
 
 
@@ -142,23 +178,32 @@ def _jumping(schema: str, noted: _Noted, note: Place) -> Operation[int]:
     return int(clock)
 
 
-# Only while nobody reads or is read: what was noted when the last link went says nothing.
 NOTE = Sql(
     """
 UPDATE {schema}.node
 SET system_id = %(system_id)s::bigint, database_oid = %(database_oid)s::bigint, timeline = %(timeline)s::bigint,
     started_at = %(started_at)s::timestamptz
-WHERE NOT EXISTS (SELECT FROM {schema}.link) AND NOT EXISTS (SELECT FROM {schema}.origin)
 """
 )
 
 
-def noting_place(schema: str) -> Operation[None]:
-    """Note where the node is, before its first link or origin is inserted; if it has one, do nothing."""
-    place = yield from reading_place()
+def _noting(schema: str, place: Place) -> Operation[None]:
     yield NOTE.at(schema=schema)(
         system_id=place.system_id,
         database_oid=place.database_oid,
         timeline=place.timeline,
         started_at=place.started_at,
     )
+
+
+def noting_place(schema: str) -> Operation[None]:
+    """Before the first link or origin is inserted, note where the node is; if it has one, do nothing.
+
+    What the node has lost before then is unknown to the link. So if it is not where it was noted, its clock jumps now,
+    as at the next start.
+    """
+    noted = yield from _reading(schema)
+    found = yield from reading_place()
+    if not noted.is_linked and noted.place != found:
+        yield LOCK.at(schema=schema)()  # deliveries wait for it, so only then
+        yield from _starting(schema, (yield from _reading(schema)), found)

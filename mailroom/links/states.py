@@ -15,9 +15,10 @@ class ReaderState:
     `state` is open, or cut: then nothing is stamped for it any more. `in_doubt`: the reader has not found its position
     here since this node may last have lost something. `backlog` counts the messages that are stamped for it and not
     acknowledged, those above `acked` up to `last`, and `lag_s` is the age in seconds of the oldest of them, 0 if there
-    is none. `topics` are those that it wants. `seen_at` is when a daemon of it last said hello or acknowledged
-    something, None if none ever did. What is acknowledged is kept for `keep_s` seconds more; with `max_rows` waiting
-    the link is cut.
+    is none. `topics` are those that it wants, `allowed` those that it may ask for, empty for all messages and events,
+    and `commands` those whose commands and replies it gets unless an inbox here does. `seen_at` is when a daemon of it
+    last said hello or acknowledged something, None if none ever did. What is acknowledged is kept for `keep_s` seconds
+    more; with `max_rows` waiting the link is cut.
     """
 
     name: str
@@ -28,6 +29,8 @@ class ReaderState:
     acked: int
     last: int
     topics: tuple[str, ...]
+    allowed: tuple[str, ...]
+    commands: tuple[str, ...]
     seen_at: datetime | None
     id: UUID | None
     link: int
@@ -43,7 +46,8 @@ class SourceState:
     is no way to it, or failing, if it is reached and something goes wrong, which are tried again and again; stopped,
     until somebody acts; or excluded by hand. `position` is the last row of its link that was received, and `shown` the
     clock up to which everything of it is here. `received_at` is when that was; None if nothing came yet. `topics` are
-    those that inboxes here subscribe to there. `service` is the entry of the service file that leads there; None if the
+    those that inboxes here subscribe to there; of these, the source has not been told yet of those in `pending`, and
+    does not give those in `refused`. `service` is the entry of the service file that leads there; None if the
     environment does. `reader` is this node's name there.
     """
 
@@ -54,6 +58,8 @@ class SourceState:
     shown: int
     received_at: datetime | None
     topics: tuple[str, ...]
+    pending: tuple[str, ...]
+    refused: tuple[str, ...]
     reader: str
     service: str | None
     id: UUID | None
@@ -64,7 +70,7 @@ class SourceState:
     @property
     def flows(self) -> bool:
         """Whether all comes that is subscribed to, or somebody has said that nothing shall."""
-        return self.state in ("open", "excluded")
+        return self.state == "excluded" or (self.state == "open" and not self.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ SELECT l.name, l.state, l.matched IS DISTINCT FROM n.life,
        greatest(extract(epoch FROM clock_timestamp() - oldest.stamped_at)::float8, 0::float8), l.acked,
        coalesce(newest.seq, 0::bigint),
        ARRAY(SELECT topic FROM {schema}.link_topic AS t WHERE t.link = l.number ORDER BY topic)::text[],
+       ARRAY(SELECT topic FROM {schema}.link_allowed AS a WHERE a.link = l.number ORDER BY topic)::text[],
+       ARRAY(SELECT topic FROM {schema}.link_allowed AS a WHERE a.link = l.number AND commands ORDER BY topic)::text[],
        l.seen_at, l.reader_id, l.number, l.keep_s, l.max_rows
 FROM {schema}.link AS l CROSS JOIN {schema}.node AS n
 LEFT JOIN LATERAL (
@@ -93,8 +101,8 @@ LEFT JOIN LATERAL (
 ORDER BY l.name
 """,
     columns=(
-        *("text", "text", "boolean", "bigint", "float8", "bigint", "bigint", "text[]", "timestamptz", "uuid", "bigint"),
-        *("float8", "bigint"),
+        *("text", "text", "boolean", "bigint", "float8", "bigint", "bigint", "text[]", "text[]", "text[]"),
+        *("timestamptz", "uuid", "bigint", "float8", "bigint"),
     ),
 )
 SOURCES = Sql(
@@ -102,6 +110,10 @@ SOURCES = Sql(
 SELECT o.name, coalesce(o.trouble, o.state), o.why,
        coalesce(r.last, 0::bigint), greatest(o.shown, r.sent_clock), r.received_at,
        ARRAY(SELECT DISTINCT topic FROM {schema}.subscription WHERE origin IN (o.name, '*') ORDER BY topic)::text[],
+       ARRAY(SELECT DISTINCT topic FROM {schema}.subscription AS s WHERE origin IN (o.name, '*')
+             AND s.id <> ALL (o.told || o.refused) ORDER BY topic)::text[],
+       ARRAY(SELECT DISTINCT topic FROM {schema}.subscription AS s WHERE origin IN (o.name, '*')
+             AND s.id = ANY (o.refused) ORDER BY topic)::text[],
        coalesce(o.reader, n.name), o.service, o.id, o.incarnation, o.link, o.since
 FROM {schema}.origin AS o CROSS JOIN {schema}.node AS n
 LEFT JOIN LATERAL (
@@ -110,8 +122,8 @@ LEFT JOIN LATERAL (
 ORDER BY o.name
 """,
     columns=(
-        *("text", "text", "text", "bigint", "bigint", "timestamptz", "text[]", "text", "text", "uuid", "bigint"),
-        *("bigint", "timestamptz"),
+        *("text", "text", "text", "bigint", "bigint", "timestamptz", "text[]", "text[]", "text[]", "text", "text"),
+        *("uuid", "bigint", "bigint", "timestamptz"),
     ),
 )
 
@@ -122,8 +134,20 @@ def reading_states(schema: str) -> Operation[LinkStates]:
     readers = yield READERS.at(schema=schema)()
     return LinkStates(
         tuple(
-            ReaderState(name, state, in_doubt, backlog, lag_s or 0.0, acked, last, tuple(topics), *others)
-            for name, state, in_doubt, backlog, lag_s, acked, last, topics, *others in readers
+            ReaderState(
+                name,
+                state,
+                in_doubt,
+                backlog,
+                lag_s or 0.0,
+                acked,
+                last,
+                tuple(topics),
+                tuple(allowed),
+                tuple(commands),
+                *others,
+            )
+            for name, state, in_doubt, backlog, lag_s, acked, last, topics, allowed, commands, *others in readers
         ),
         (yield from reading_sources(schema)),
     )
@@ -133,6 +157,8 @@ def reading_sources(schema: str) -> Operation[tuple[SourceState, ...]]:
     """Return how the nodes that this one reads are doing, by name."""
     rows = yield SOURCES.at(schema=schema)()
     return tuple(
-        SourceState(name, state, why, position, shown, received_at, tuple(topics), *others)
-        for name, state, why, position, shown, received_at, topics, *others in rows
+        SourceState(
+            name, state, why, position, shown, received_at, tuple(topics), tuple(pending), tuple(refused), *others
+        )
+        for name, state, why, position, shown, received_at, topics, pending, refused, *others in rows
     )

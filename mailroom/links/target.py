@@ -1,13 +1,17 @@
 """What a reader has noted of its sources (the table `origin`), and which topics it wants of each."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 from uuid import UUID
 
 from mailroom import clock
+from mailroom.audit import auditing
+from mailroom.links.diverged import DISPATCHER
 from mailroom.links.hello import Greeting
 from mailroom.links.identity import Party, Pinned
 from mailroom.links.place import reading_place
+from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.total import HAS_JOINED
 
@@ -61,20 +65,33 @@ def reading_origins(schema: str, number: int | None = None) -> Operation[list[Or
 
 WANTED = Sql(
     """
-SELECT DISTINCT s.topic FROM {schema}.subscription AS s JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
-WHERE o.name = %(origin)s::text AND {has_joined} ORDER BY s.topic
+SELECT s.id, s.topic FROM {schema}.subscription AS s JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
+WHERE o.name = %(origin)s::text AND {has_joined}
 """,
-    columns=("text",),
+    columns=("uuid", "text"),
     has_joined=HAS_JOINED,
 )
 
 
-def wanted_topics(schema: str, origin: str) -> Operation[list[str]]:
-    """Return the topics and patterns that inboxes of this node subscribe to at the source of that name.
+def wanted_subscriptions(schema: str, origin: str) -> Operation[dict[UUID, str]]:
+    """Return the subscriptions of this node to messages of the source of that name, by id, with their topics.
 
     Those of a total inbox only once the source has shown a clock as high as that of the inbox's subscription.
     """
-    return [topic for (topic,) in (yield WANTED.at(schema=schema)(origin=origin))]
+    return dict((yield WANTED.at(schema=schema)(origin=origin)))
+
+
+TELL = Sql(
+    """
+UPDATE {schema}.origin SET told = %(told)s::uuid[], refused = %(refused)s::uuid[]
+WHERE number = %(number)s::bigint AND (told, refused) IS DISTINCT FROM (%(told)s::uuid[], %(refused)s::uuid[])
+"""
+)
+
+
+def telling(schema: str, number: int, told: Collection[UUID], refused: Collection[UUID] = ()) -> Operation[None]:
+    """Note which subscriptions the source has now, and which it was told of and does not take."""
+    yield TELL.at(schema=schema)(number=number, told=sorted(told), refused=sorted(refused))
 
 
 SELF = Sql(
@@ -85,36 +102,69 @@ SELF = Sql(
 
 def introducing(schema: str, origin: Origin) -> Operation[Party]:
     """Return what this node says of itself when it says hello to the source."""
-    [(id, name, encoding)] = yield SELF.at(schema=schema)()
+    id, name, encoding = the_one((yield SELF.at(schema=schema)()), NODE_ROW, schema)
     place = yield from reading_place()
     return Party(origin.reader or name, id, place, encoding=encoding)
 
 
 HELD = Sql("SELECT link FROM {schema}.origin WHERE number = %(number)s::bigint FOR UPDATE", columns=("bigint",))
-# The clock up to which everything has come stays known: `shown` takes it from the receipts.
+# What was received stays known: the source may have been put back to before it allowed this node, and then sends it
+# all again by a link of another number. So does the clock up to which everything has come (`shown`).
 FORGET = Sql(
     """
-WITH gone AS (DELETE FROM {schema}.receipt WHERE origin = %(number)s::bigint RETURNING sent_clock)
-UPDATE {schema}.origin SET shown = greatest(shown, (SELECT max(sent_clock) FROM gone))
-WHERE number = %(number)s::bigint
-"""
+WITH held AS MATERIALIZED (
+    SELECT number, link FROM {schema}.origin
+    WHERE number = %(number)s::bigint AND link <> %(link)s::bigint FOR UPDATE),
+portion AS MATERIALIZED (
+    SELECT r.origin, r.last FROM {schema}.receipt AS r JOIN held AS h ON r.origin = h.number
+    ORDER BY r.last LIMIT %(receipts)s::bigint),
+gone AS (
+    DELETE FROM {schema}.receipt AS r USING portion AS p WHERE (r.origin, r.last) = (p.origin, p.last)
+    RETURNING r.sent_clock, r.ids),
+known AS (
+    INSERT INTO {schema}.known (origin, message_id, link)
+    SELECT h.number, i.id, h.link FROM held AS h, gone, LATERAL pg_catalog.unnest(gone.ids) AS i (id)
+    ON CONFLICT DO NOTHING),
+shown AS (
+    UPDATE {schema}.origin AS o SET shown = greatest(o.shown, (SELECT max(sent_clock) FROM gone))
+    FROM held AS h WHERE o.number = h.number)
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
 )
+BY_LINK = Sql(
+    "SELECT count(*) FROM {schema}.known WHERE origin = %(number)s::bigint AND link = %(link)s::bigint",
+    columns=("bigint",),
+)
+RECEIPTS = 20  # at once; each may have thousands of ids
 PIN = Sql(
     """
 UPDATE {schema}.origin
 SET id = %(id)s::uuid, incarnation = %(incarnation)s::bigint,
     system_id = %(system_id)s::bigint, timeline = %(timeline)s::bigint, link = %(link)s::bigint,
+    told = CASE WHEN link = %(link)s::bigint THEN told ELSE '{}'::uuid[] END,
+    refused = CASE WHEN link = %(link)s::bigint THEN refused ELSE '{}'::uuid[] END,
     keep_s = %(keep_s)s::float8
 WHERE number = %(number)s::bigint
 """
 )
 
 
+def forgetting(schema: str, origin: Origin, link: int, receipts: int | None = RECEIPTS) -> Operation[bool]:
+    """Note what has come by another link than `link` as known, and forget those rows; return whether more may be left.
+
+    In transactions of their own, before `pinning` does the rest under the dispatch lock: there may be many messages.
+    """
+    [(gone,)] = yield FORGET.at(schema=schema)(number=origin.number, link=link, receipts=receipts)
+    return bool(gone)
+
+
 def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin]:
     """Note who the source is, in a transaction that is durable when it commits; return the origin as it is now.
 
     Nothing is written if nothing is new. With a new link the source counts from 1 again (the old one was removed there
-    and another one allowed), so the position starts over: the receipts of the old link go.
+    and another one allowed, or is unknown after a restore), so the position starts over: the receipts of the old link
+    go, and the messages in them are known.
     """
     # It says of which history the receipts are, so while there are any, who brings them to a newer one notes it.
     is_first = origin.incarnation is None or origin.link != greeting.link
@@ -133,8 +183,12 @@ def pinning(schema: str, origin: Origin, greeting: Greeting) -> Operation[Origin
     yield clock.LOCK.at(schema=schema)()
     yield clock.DURABLE.at()()
     held = yield HELD.at(schema=schema)(number=origin.number)
-    if held and held[0][0] not in (None, greeting.link):
-        yield FORGET.at(schema=schema)(number=origin.number)
+    before = held[0][0] if held else None
+    if before not in (None, greeting.link):
+        yield from forgetting(schema, origin, greeting.link, receipts=None)
+        [(known,)] = yield BY_LINK.at(schema=schema)(number=origin.number, link=before)
+        told = f"link {greeting.link} in place of link {before}: what came by that one is left out if it comes again"
+        yield from auditing(schema, "new link", [(None, origin.name, known)], DISPATCHER, told)
     yield PIN.at(schema=schema)(
         number=origin.number, id=new.id, incarnation=new.incarnation, system_id=new.system_id,
         timeline=new.timeline, link=new.link, keep_s=new.keep_s,

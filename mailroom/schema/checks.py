@@ -1,22 +1,26 @@
-"""Check that a node's schema is there, and at a revision that this release can work on, and that an inbox is there."""
+"""Check that a node's schema is there, at a revision that this release can work on, and seen whole; and an inbox."""
 
 from mailroom.errors import SchemaError, UnknownInbox
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.sight import HIDDEN, READABLE, refuse_hidden, the_one
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0131"
+HEAD = "0148"
 
 
 def current_revision(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> str | None:
-    """Return the revision of the node's schema, or None if there is no such node."""
+    """Return the revision of the node's schema, or None if there is no such node.
+
+    Raises `SchemaError` if row security hides rows of the node from this role.
+    """
     return run(connection, reading_revision(schema_name(schema)))
 
 
 def check(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Raise `SchemaError`, which names the command to run, unless this release can work on the schema."""
+    """Raise `SchemaError`, which says what to do, unless this release and this role can work on the schema."""
     run(connection, checking(schema_name(schema)))
 
 
@@ -42,29 +46,45 @@ def checking(schema: str) -> Operation[None]:
         )
 
 
-VERSION_TABLE = Sql("SELECT to_regclass('{schema}.alembic_version') IS NOT NULL", columns=("boolean",))
+# One statement, and before any other: a SELECT that fails would abort the caller's transaction.
+VERSION_TABLE = Sql(
+    f"SELECT to_regclass('{{schema}}.alembic_version') IS NOT NULL, to_regclass('{{schema}}.node') IS NOT NULL, "
+    f"current_user::text, {HIDDEN}",
+    columns=("boolean", "boolean", "text", "text"),
+    tables="c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = '{named}'::name)",
+    readable=READABLE,
+)
 VERSION = Sql("SELECT version_num FROM {schema}.alembic_version", columns=("text",))
 
 
 def reading_revision(schema: str) -> Operation[str | None]:
     """`current_revision` as an operation."""
-    # Look it up first: a failed SELECT would abort the caller's transaction.
-    [(migrated,)] = yield VERSION_TABLE.at(schema=schema)()
-    if not migrated:
-        return None
-    rows = yield VERSION.at(schema=schema)()
+    [(has_table, has_node, role, hidden)] = yield VERSION_TABLE.at(schema=schema, named=schema)()
+    refuse_hidden(schema, role, hidden)
+    rows = (yield VERSION.at(schema=schema)()) if has_table else []
+    if has_node:
+        return str(the_one(rows, "row in the table alembic_version", schema)[0])
     return str(rows[0][0]) if rows else None
 
 
-KNOWN = Sql("SELECT to_regclass('{schema}.inbox_{inbox}') IS NOT NULL", columns=("boolean",))
+# What consumers of an inbox read.
+READ = ("inbox_{inbox}", "inbox_registry", "key_state", "parked", "attempt", "worker", "stable")
+OF_THE_INBOX = ", ".join(f"to_regclass('{{schema}}.{table}')::oid" for table in READ)
+KNOWN = Sql(
+    f"SELECT to_regclass('{{schema}}.inbox_{{inbox}}') IS NOT NULL, current_user::text, {HIDDEN}",
+    columns=("boolean", "text", "text"),
+    tables=f"c.oid IN ({OF_THE_INBOX})",
+    readable=READABLE,
+)
 
 
 def finding(schema: str, inbox: str) -> Operation[None]:
-    """Raise `UnknownInbox` unless there is such an inbox."""
-    [(found,)] = yield KNOWN.at(schema=schema, inbox=inbox)()
+    """Raise `UnknownInbox` unless there is such an inbox, and `SchemaError` if this role does not see it whole."""
+    [(found, role, hidden)] = yield KNOWN.at(schema=schema, inbox=inbox)()
     if not found:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise UnknownInbox(
             f"There is no inbox {inbox!r} in schema {schema!r}. Create it: mailroom inbox create {inbox}{option}; "
             f"or list the inboxes: mailroom inbox list{option}"
         )
+    refuse_hidden(schema, role, hidden)

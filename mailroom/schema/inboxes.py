@@ -7,7 +7,6 @@ from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, OWN, count, inbox_name, origin_name, schema_name
 from mailroom.schema.checks import checking
-from mailroom.schema.migration import LOCK
 from mailroom.schema.subscriptions import SUBSCRIBE, Topics, topic_texts
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
@@ -191,6 +190,8 @@ ON CONFLICT (name) DO UPDATE SET
     keep_s = coalesce(%(keep_s)s::float8, r.keep_s)
 """
 )
+# Also migrations take it.
+LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
 ORDERS = Sql(
     """
 SELECT g.name, coalesce(r."order", 'key')

@@ -1,15 +1,21 @@
 """Migrate a node's schema, also within users' own migrations, and keep it out of what Alembic generates for them."""
 
-from collections.abc import Collection, Iterator
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mailroom import locks, settings
-from mailroom.errors import SchemaError
+import psycopg
+
+from mailroom import settings
+from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema.checks import reading_revision
+from mailroom.schema.lock_phase import IN_USE, lock_phase, locked_by
+from mailroom.sequences import Numbers, raising_sequences
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, run_in_transaction
 from mailroom.sql.sqlstate import primary_message, sqlstate
@@ -20,20 +26,38 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
+logger = logging.getLogger("mailroom.schema")
+
+LOCK_TIMEOUT_S = 60.0
+
+
 def migrate(
-    connection: "AnyConnection | str", schema: str = DEFAULT_SCHEMA, revision: str = "head", *, discard: bool = False
+    connection: "AnyConnection | str",
+    schema: str = DEFAULT_SCHEMA,
+    revision: str = "head",
+    *,
+    discard: bool = False,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> None:
     """Migrate the node named `schema` to `revision` in the caller's transaction; `base` removes it.
 
-    With a connection string instead of a connection, this opens a session of its own and commits. A downgrade raises
-    `SchemaError` while a table that it drops holds messages, unless `discard` is true. A migration that fails leaves
-    the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside a transaction.
+    At `head`, sequences that are behind their rows are raised past them: the rows were copied here without them. With a
+    connection string instead of a connection, this opens a session of its own and commits. Programs may run all the
+    while: the tables that change are locked first, in short tries between which the programs go on, until
+    `lock_timeout_s` seconds have passed. Then it raises `SchemaError`, which says who uses which table; until then the
+    server tells it by notices, which are logged as warnings where the session is Mailroom's own.
+
+    A downgrade raises `SchemaError` while a table that it drops holds messages, unless `discard` is true. A migration
+    that fails leaves the transaction as it was. Raises `NotInTransaction` on an autocommit connection outside a
+    transaction, and `ConfigurationError` for a `lock_timeout_s` below 0.
     """
-    operation = migrating(schema_name(schema), revision, discard)
+    operation = migrating(schema_name(schema), revision, discard, lock_timeout_s)
     if not isinstance(connection, str):
-        return run(connection, operation)
+        run(connection, operation)
+        return
     with settings.connect(settings.dsn(connection), "migrate") as session:
-        return run(session, operation)
+        session.add_notice_handler(telling(logger.warning))
+        run(session, operation)
 
 
 async def migrate_async(
@@ -42,65 +66,98 @@ async def migrate_async(
     revision: str = "head",
     *,
     discard: bool = False,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> None:
     """`migrate` on an async connection, or with a connection string."""
-    operation = migrating(schema_name(schema), revision, discard)
+    operation = migrating(schema_name(schema), revision, discard, lock_timeout_s)
     if not isinstance(connection, str):
-        return await run_async(connection, operation)
+        await run_async(connection, operation)
+        return
     async with await settings.connect_async(settings.dsn(connection), "migrate") as session:
-        return await run_in_transaction(session, operation)
+        session.add_notice_handler(telling(logger.warning))
+        await run_in_transaction(session, operation)
 
 
-# Of two concurrent migrations of one node, the second one waits and then finds nothing to do.
-LOCK = Sql("SELECT pg_advisory_xact_lock({lock}, hashtext('{node}')) IS NULL", columns=("boolean",))
+def telling(tell: Callable[[str], object]) -> Callable[[psycopg.errors.Diagnostic], None]:
+    """Return a handler of psycopg's notices that passes on for whom a migration waits."""
+
+    def handle(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "INFO":
+            tell(str(notice.message_primary))
+
+    return handle
+
+
 SETTINGS = Sql(
-    "SELECT current_setting('search_path'), current_setting('lock_timeout'), "
+    "SELECT current_setting('search_path'), current_setting('lock_timeout'), current_setting('statement_timeout'), "
     "current_setting('standard_conforming_strings')",
-    columns=("text",) * 3,
+    columns=("text",) * 4,
 )
 SET_BACK = Sql(
-    "SELECT set_config('search_path', %(path)s::text, true), set_config('lock_timeout', %(timeout)s::text, true), "
+    "SELECT set_config('search_path', %(path)s::text, true), set_config('lock_timeout', %(lock)s::text, true), "
+    "set_config('statement_timeout', %(statement)s::text, true), "
     "set_config('standard_conforming_strings', %(strings)s::text, true)",
-    columns=("text",) * 3,
+    columns=("text",) * 4,
 )
 SAVEPOINT = Sql("SAVEPOINT mailroom_migration")
 FORGET = Sql("RELEASE SAVEPOINT mailroom_migration")
 ROLL_BACK = Sql("ROLLBACK TO SAVEPOINT mailroom_migration")
 
 
-def migrating(schema: str, revision: str, discard: bool) -> Operation[None]:
-    """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them."""
+def migrating(
+    schema: str, revision: str, discard: bool, lock_timeout_s: float = LOCK_TIMEOUT_S
+) -> Operation[list[Numbers]]:
+    """`migrate` as an operation: the statements of alembic's offline mode, so that any connection can run them.
+
+    Returns the sequences that were raised.
+    """
+    _check_lock_timeout(lock_timeout_s)
+    return _migrating(schema, revision, discard, lock_timeout_s)
+
+
+def _check_lock_timeout(lock_timeout_s: float) -> None:
+    if isinstance(lock_timeout_s, bool) or not isinstance(lock_timeout_s, int | float) or not 0 <= lock_timeout_s < 1e9:
+        raise ConfigurationError(f"lock_timeout_s is {lock_timeout_s!r}; give seconds, 0 or more.")
+
+
+def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float) -> Operation[list[Numbers]]:
     yield IN_TRANSACTION
-    yield LOCK.at(lock=str(locks.DDL), node=schema)()
-    [(path, timeout, strings)] = yield SETTINGS.at()()
-    statements = _script(schema, (yield from reading_revision(schema)), revision, discard)
+    [(path, lock, statement, strings)] = yield SETTINGS.at()()
     yield SAVEPOINT.at()()
     try:
-        for statement in statements:
-            yield Statement(statement.replace("%", "%%"), ())()
+        for each in _alone(schema, lock_timeout_s):
+            yield Statement(each, ())()
+        current = yield from reading_revision(schema)
+        for each in _script(schema, current, revision, discard, lock_timeout_s):
+            yield Statement(each.replace("%", "%%"), ())()
     except Exception as error:
         yield ROLL_BACK.at()()
-        if sqlstate(error) in (HOLDS_MESSAGES, UNKNOWN_ENCODING):
+        if sqlstate(error) in (HOLDS_MESSAGES, UNKNOWN_ENCODING, IN_USE):
             raise SchemaError(primary_message(error)) from error
         raise
     yield FORGET.at()()
-    yield SET_BACK.at()(path=path, timeout=timeout, strings=strings)
+    raised = (yield from raising_sequences(schema)) if revision == "head" else []
+    yield SET_BACK.at()(path=path, lock=lock, statement=statement, strings=strings)
+    return raised
 
 
-class _Statements(StringIO):
+class _Printed(StringIO):
     """Receives what alembic prints in its offline mode: one statement or one comment per call."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.pieces: list[str] = []
 
     def write(self, text: str) -> int:
-        if not text.startswith("--"):
-            self.found.append(text.strip())
+        self.pieces.append(text)
         return len(text)
 
+    @property
+    def statements(self) -> list[str]:
+        return [text.strip() for text in self.pieces if not text.startswith("--")]
 
-def _script(schema: str, current: str | None, revision: str, discard: bool) -> list[str]:
+
+def _script(schema: str, current: str | None, revision: str, discard: bool, lock_timeout_s: float) -> list[str]:
     """Return the statements that bring a node from one revision to another."""
     from alembic.config import Config
 
@@ -108,18 +165,18 @@ def _script(schema: str, current: str | None, revision: str, discard: bool) -> l
 
     if current is None and revision == "base":
         return []
-    statements = _Statements()
-    config = Config(output_buffer=statements)
+    printed = _Printed()
+    config = Config(output_buffer=printed)
     config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
     # The caller owns the transaction.
-    config.attributes.update(schema=schema, discard=discard, transactional_ddl=False)
+    config.attributes.update(schema=schema, discard=discard, lock_timeout_s=lock_timeout_s, transactional_ddl=False)
     way = revision if current is None else f"{current}:{revision}"
     with _outer_run_kept():
         if revision == "base" or (revision not in ("head", "heads") and revision < (current or "")):
             command.downgrade(config, way, sql=True)
         else:
             command.upgrade(config, way, sql=True)
-    return statements.found
+    return printed.statements
 
 
 @contextmanager
@@ -137,6 +194,9 @@ def _outer_run_kept() -> Iterator[None]:
 
 def run_migrations(context: "EnvironmentContext", connection: "Connection | None", schema: str) -> None:
     """Run the migrations that `context` asks for; without a connection, print them. Called by alembic's env.py only."""
+    lock_timeout_s: float = context.config.attributes.get("lock_timeout_s", LOCK_TIMEOUT_S)
+    _check_lock_timeout(lock_timeout_s)
+    printed = _Printed()
     context.configure(
         connection=connection,
         dialect_name="postgresql",
@@ -144,20 +204,51 @@ def run_migrations(context: "EnvironmentContext", connection: "Connection | None
         transactional_ddl=context.config.attributes.get("transactional_ddl"),
         version_table="alembic_version",
         version_table_schema=schema,
+        output_buffer=printed,
     )
     with context.begin_transaction():
-        for statement in _opening(schema):
+        for statement in (*_alone(schema, lock_timeout_s), *_opening(schema)):
             context.execute(statement)
         if context.is_offline_mode():
             # A tuple would mean several branches; there is only one.
             context.execute(_starting(schema, cast("str | None", context.get_starting_revision_argument())))
+        else:
+            context.execute(lock_phase(schema, _changed(context, schema), lock_timeout_s))
+        begun = len(printed.pieces)
         context.run_migrations()
+    if context.is_offline_mode():
+        names = locked_by(text for text in printed.pieces[begun:] if not text.startswith("--"))
+        printed.pieces.insert(begun, f"{lock_phase(schema, names, lock_timeout_s)};\n\n")
+        for text in printed.pieces:
+            (context.config.output_buffer or sys.stdout).write(text)
+
+
+def _changed(context: "EnvironmentContext", schema: str) -> list[str]:
+    """Return what the alembic command at hand will lock, which begins where the database is."""
+    try:
+        target = context.get_revision_argument()
+    except KeyError:  # a command that goes nowhere, such as `alembic current`
+        return []
+    current = context.get_context().get_current_revision()
+    target = str(target or "base")
+    if target.startswith("+"):  # which offline mode does not know
+        known = revisions()
+        target = known[known.index(current) + int(target) if current in known else int(target) - 1]
+    return locked_by(_script(schema, current, target, True, LOCK_TIMEOUT_S))
+
+
+def _alone(schema: str, lock_timeout_s: float) -> tuple[str, ...]:
+    """Of two concurrent migrations of one node, the second one waits and then finds nothing to do."""
+    return (
+        f"""SELECT set_config('search_path', '"{schema}", pg_catalog, pg_temp', true)""",
+        # The waits are short by themselves, and what follows them does not wait.
+        "SELECT set_config('statement_timeout', '0', true)",
+        lock_phase(schema, (), lock_timeout_s),
+    )
 
 
 def _opening(schema: str) -> tuple[str, ...]:
     return (
-        LOCK.at(lock=str(locks.DDL), node=schema).sql,
-        f"""SELECT set_config('search_path', '"{schema}", pg_catalog, pg_temp', true)""",
         # A statement that waits for a lock blocks everybody behind it, so the wait is short.
         "SELECT set_config('lock_timeout', '5s', true)",
         "SELECT set_config('standard_conforming_strings', 'on', true)",
@@ -210,6 +301,32 @@ BEGIN
             'mailroom migrate --revision base --discard (alembic -x discard=yes downgrade base).');
     END IF;
 END $$""")
+
+
+def grants_moved(table: str, view: str) -> str:
+    """Return the statement that gives the rights of roles that write `table` to `view`, and takes them from `table`.
+
+    Roles that may deliver or keep others from it, as the dispatcher's and an operator's, keep theirs, and so do roles
+    that only read.
+    """
+    return f"""
+DO $$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role,
+               string_agg(a.privilege_type, ', ') AS rights
+        FROM pg_class AS c, aclexplode(c.relacl) AS a
+        WHERE c.oid = '{table}'::regclass AND a.grantee <> c.relowner
+          AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+          AND (a.grantee = 0 OR NOT has_table_privilege(a.grantee, 'dispatch_turn', 'UPDATE'))
+        GROUP BY a.grantee HAVING bool_or(a.privilege_type <> 'SELECT')
+    LOOP
+        EXECUTE format('GRANT %s ON {view} TO %s', given.rights, given.role);
+        EXECUTE format('REVOKE %s ON {table} FROM %s', given.rights, given.role);
+    END LOOP;
+END $$"""
 
 
 def revisions() -> list[str]:

@@ -139,15 +139,23 @@ class Execute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Insert many rows: by COPY if the driver can, not in a pipeline; else by one statement with an array per column.
+    """Insert many rows: by COPY if driver and table allow it, not in a pipeline; else by a statement of arrays.
 
-    An id in a row is a UUID or the bytes of one.
+    `bound` asks whether the table has row security, and whether that binds this role: then the server refuses COPY,
+    even of rows that the policies let in. An id in a row is a UUID or the bytes of one.
     """
 
+    bound: Statement
     copy: Statement
     unnest: Statement
     columns: tuple[tuple[str, str], ...]
     rows: Sequence[Row]
+
+
+BOUND = Sql(
+    "SELECT relrowsecurity, row_security_active(oid) FROM pg_catalog.pg_class WHERE oid = '{schema}.{table}'::regclass",
+    columns=("boolean", "boolean"),
+)
 
 
 class InTransaction:

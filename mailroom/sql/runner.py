@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import postgres
@@ -27,7 +28,7 @@ from mailroom.errors import NotInTransaction, UnsupportedConnection
 from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.session.pooler import beginning
 from mailroom.sql.apart import refusing
-from mailroom.sql.operation import Execute, Fill, Operation, Step, Undecoded
+from mailroom.sql.operation import Execute, Fill, Operation, Statement, Step, Undecoded
 
 if TYPE_CHECKING:
     from psycopg.abc import Buffer
@@ -357,6 +358,29 @@ def is_pipelined(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[
     return connection.pgconn.pipeline_status != PipelineStatus.OFF
 
 
+# The tables, by their COPY, that were seen without row security on a connection: to ask costs half as much as to send
+# a few messages. What a role may do otherwise is asked each time, since sessions change their role.
+_FREE: "WeakKeyDictionary[psycopg.Connection[Any] | psycopg.AsyncConnection[Any], set[Statement]]" = WeakKeyDictionary()
+
+
+def _allows_copy(answer: list[Any], copy: Statement, free: set[Statement]) -> bool:
+    """Return whether the answer of `Fill.bound` allows the COPY, and note if it does for every role."""
+    [(has_row_security, is_bound)] = answer
+    if not has_row_security:
+        free.add(copy)
+    return not is_bound
+
+
+@contextmanager
+def _asked_again(copy: Statement, free: set[Statement]) -> Iterator[None]:
+    """Forget what was noted of the table if the server refuses its COPY: it has got row security since."""
+    try:
+        yield
+    except psycopg.errors.FeatureNotSupported:
+        free.discard(copy)
+        raise
+
+
 def _psycopg_step(
     connection: psycopg.Connection[Any], step: Step, cursors: type[PlainCursor] = PlainCursor, *, prepared: bool = True
 ) -> list[Any]:
@@ -371,11 +395,15 @@ def _psycopg_step(
                 except psycopg.errors.InvalidSqlStatementName as error:
                     raise _gone(error, prepared=prepared) from None
                 return cursor.fetchall() if statement.columns else []
-        case Fill(_, unnest, columns, rows) if is_pipelined(connection):
-            return _psycopg_step(connection, unnest(**_by_column(columns, rows)), cursors, prepared=prepared)
-        case Fill(copy, _, columns, rows):
+        case Fill(bound, copy, unnest, columns, rows):
+            free = _FREE.setdefault(connection, set())
+            if is_pipelined(connection) or (
+                copy not in free and not _allows_copy(_psycopg_step(connection, bound()), copy, free)
+            ):
+                return _psycopg_step(connection, unnest(**_by_column(columns, rows)), cursors, prepared=prepared)
             with (
                 in_utf8(connection),
+                _asked_again(copy, free),
                 end_of_copy(connection),
                 PlainCursor(connection) as cursor,
                 cursor.copy(copy.sql) as stream,
@@ -402,10 +430,13 @@ async def _async_psycopg_step(
                 except psycopg.errors.InvalidSqlStatementName as error:
                     raise _gone(error, prepared=prepared) from None
                 return await cursor.fetchall() if statement.columns else []
-        case Fill(_, unnest, columns, rows) if is_pipelined(connection):
-            return await _async_psycopg_step(connection, unnest(**_by_column(columns, rows)), prepared=prepared)
-        case Fill(copy, _, columns, rows):
-            with end_of_copy(connection):
+        case Fill(bound, copy, unnest, columns, rows):
+            free = _FREE.setdefault(connection, set())
+            if is_pipelined(connection) or (
+                copy not in free and not _allows_copy(await _async_psycopg_step(connection, bound()), copy, free)
+            ):
+                return await _async_psycopg_step(connection, unnest(**_by_column(columns, rows)), prepared=prepared)
+            with _asked_again(copy, free), end_of_copy(connection):
                 async with (
                     in_utf8_async(connection),
                     AsyncPlainCursor(connection) as cursor,
@@ -450,7 +481,7 @@ def _sqlalchemy_step(connection: "Connection", step: Step) -> list[Any]:
             with in_utf8_sqlalchemy(connection), _reading_nulls(connection, values):
                 result = connection.execute(statement.text, values, execution_options=WHOLE)
                 return [tuple(row) for row in result] if result.returns_rows else []
-        case Fill(_, unnest, columns, rows):
+        case Fill(_, _, unnest, columns, rows):
             driver = connection.connection.driver_connection
             if isinstance(driver, psycopg.Connection):
                 if not connection.in_transaction():

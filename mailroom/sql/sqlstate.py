@@ -15,6 +15,9 @@ NOT_YOURS = "2D000"  # a COMMIT or ROLLBACK where none is allowed
 NO_ROOM = "53200"  # in the server's memory, above all in its table of locks
 NO_CURSOR = "34000"
 NO_STATEMENT = "26000"  # user code has deallocated it: a session that knows of no prepared one is well
+# What refuses, in the server's source, a statement whose rows a policy would choose. Its code is that of any missing
+# right, and its text is in the server's language.
+ROW_SECURITY = "check_enable_rls"
 NO_SAVEPOINT = frozenset({"3B001", "25P01"})  # the second: nor a transaction
 # The server ends the session: shutdown, crash, starting up, database dropped, idle timeouts.
 LAST_WORDS = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
@@ -123,6 +126,13 @@ def primary_message(error: BaseException) -> str:
     if (diag := _attribute(cause, "diag")) is not None:  # psycopg2
         return str(diag.message_primary)
     return str(_fields(cause).get("M") or getattr(cause.__cause__, "message", None) or cause)  # pg8000, asyncpg
+
+
+def is_of_row_security(error: BaseException) -> bool:
+    """Return whether the server refused a statement because row security would choose its rows."""
+    cause = _driver_s(error)
+    function = _attribute(_attribute(cause, "diag") or cause, "source_function")  # psycopg, psycopg2
+    return ROW_SECURITY in (function, _attribute(cause, "server_source_function"), _fields(cause).get("R"))
 
 
 def is_lost(error: BaseException, connection: object = None) -> bool:

@@ -120,8 +120,8 @@ last AS MATERIALIZED (
     ORDER BY {by_clock} DESC LIMIT 1)
 SELECT coalesce((SELECT clock FROM nth), (SELECT clock FROM last)),
        coalesce((SELECT message_id FROM nth), (SELECT message_id FROM last))::text,
-       EXISTS (SELECT FROM {schema}.key_state WHERE inbox = '{inbox}' AND retry_at = 'infinity'),
-       EXISTS (SELECT FROM {schema}.parked WHERE inbox = '{inbox}' AND clock <= %(start)s::bigint),
+       EXISTS (SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND retry_at = 'infinity'),
+       EXISTS (SELECT FROM {schema}.my_parked WHERE inbox = '{inbox}' AND clock <= %(start)s::bigint),
        EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'
                AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
                AND classid = {asleep_lock}::oid AND objid::bigint = {partition_key}::bigint & 4294967295)

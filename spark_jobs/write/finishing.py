@@ -14,8 +14,9 @@ import psycopg
 from mailroom.errors import ConnectionFailed, MailroomError
 from mailroom.names import shown
 from mailroom.session.backoff import pause_s
+from mailroom.settings import refusal
 from mailroom.sql.runner import run
-from mailroom.sql.sqlstate import BLAMES, meaning, sqlstate
+from mailroom.sql.sqlstate import BLAMES, is_of_row_security, meaning, sqlstate
 from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, Moved, advancing, is_dispatched, oldest
 from spark_jobs.node import Node
 
@@ -75,6 +76,8 @@ def _advanced(connection: psycopg.Connection, schema: str, name: str, pace: Pace
 
 def described(error: Exception) -> str:
     """Name an error without its text, which may repeat a row."""
+    if is_of_row_security(error):
+        return str(refusal(error)).rstrip(".")
     if not isinstance(error, psycopg.Error):
         return type(error).__name__
     known = (error.diag.constraint_name, *getattr(error, "__notes__", ()))

@@ -163,7 +163,7 @@ class Failpoints:
         match step:
             case Execute(statement, _):
                 return self._named(statement)
-            case Fill(copy, _, _, _):
+            case Fill(_, copy, _, _, _):
                 return self._named(copy)
         return None
 

@@ -373,6 +373,41 @@ def fill_lock_table(stage: Stage, dice: random.Random) -> str:
     return "server"
 
 
+NUMBERED = """
+SELECT t.relname, s.oid::regclass::text FROM pg_class AS s
+JOIN pg_depend AS d ON d.objid = s.oid AND d.deptype IN ('a', 'i') JOIN pg_class AS t ON t.oid = d.refobjid
+WHERE s.relnamespace = 'mailroom'::regnamespace AND s.relkind = 'S' ORDER BY t.relname
+"""
+
+
+def copy_rows(stage: Stage, dice: random.Random) -> str:
+    """F45: all rows that have numbers are copied to where the sequences begin anew, and nobody leads any more."""
+    with stage.host.session(options="-c lock_timeout=2s") as session:
+        numbered = session.execute(NUMBERED).fetchall()
+        try:
+            with session.transaction():
+                for table, _ in numbered:
+                    session.execute(f"LOCK TABLE mailroom.{table} IN ACCESS EXCLUSIVE MODE".encode())
+                session.execute("SET LOCAL session_replication_role = replica")
+                for table, sequence in numbered:
+                    session.execute(f"CREATE TEMP TABLE copied ON COMMIT DROP AS TABLE mailroom.{table}".encode())
+                    session.execute(f"DELETE FROM mailroom.{table}".encode())
+                    session.execute(f"ALTER SEQUENCE {sequence} RESTART".encode())
+                    session.execute(
+                        f"INSERT INTO mailroom.{table} OVERRIDING SYSTEM VALUE TABLE copied ORDER BY random()".encode()
+                    )
+                    session.execute("DROP TABLE copied")
+                # Who has led until now knows of numbers that were never drawn here.
+                session.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                    f"AND pid <> pg_backend_pid() AND application_name NOT LIKE '{OURS}'".encode()
+                )
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            return ""
+    stage.probe(what="after its rows were copied")
+    return "administrator"
+
+
 FAULTS: dict[str, Fault] = {
     "F1": kill_process, "F2": pause_process, "F3": terminate, "F4": cancel, "F5": kill_backend, "F6": kill_server,
     "F7": stop_server, "F8": _trouble("cut before COMMIT", 0.3, 0, 1.5),
@@ -384,4 +419,5 @@ FAULTS: dict[str, Fault] = {
     "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
     "F39": rude_handlers, "F40": cancel_executors, "F41": come_and_go,
     "F42": end_batches, "F43": hoard_advisory_locks, "F44": fill_lock_table,
+    "F45": copy_rows,
 }  # fmt: skip

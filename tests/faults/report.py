@@ -32,7 +32,8 @@ KINDS = {
     "F37": "slow disk: each flush takes long, or every row", "F38": "busy cores: everything takes many times as long",
     "F39": "handlers fail with errors like the database's: 55P03, 40001, own session ended",
     "F40": "executors cancelled while they wait for rows", "F41": "inboxes made, refused and removed under load",
-    "F42": "handlers that end the transaction of their batch",
+    "F42": "handlers that end the transaction of their batch", "F43": "a stranger hoards advisory locks",
+    "F44": "the lock table is full", "F45": "rows copied to where their sequences begin anew",
 }  # fmt: skip
 
 

@@ -22,11 +22,12 @@ from dispatcher.links.trim import Trim
 from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.links.hello import LinkTaken, asking_topics, greeting, matching
-from mailroom.links.target import introducing, opening, pinning, reading_origins, wanted_topics
+from mailroom.links.target import introducing, opening, pinning, reading_origins
 from mailroom.names import DEFAULT_SCHEMA as SCHEMA
 from mailroom.sql.runner import run_async
 from tests.faults.role import Control
 from tests.faults.task import Task
+from tests.support.links import wanted_topics
 
 ROWS = 4  # of a batch: what is sent for one case takes several
 ATTEMPTS = 6

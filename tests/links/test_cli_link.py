@@ -161,7 +161,7 @@ def test_report_lists_what_the_source_has_lost(source: Node, target: Node) -> No
         f"north is open.\n1 message that north has lost is here.\n{lost}\n"
     )
     assert json_of("link", "report", "north", dsn=target.dsn) == {
-        "name": "north", "state": "open", "why": None, "lost": [str(lost)], "skipped": [],
+        "name": "north", "state": "open", "why": None, "lost": [str(lost)], "skipped": [], "earlier": 0,
     }  # fmt: skip
 
 

@@ -5,8 +5,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from mailroom.errors import ConfigurationError
 from mailroom.links.start import noting_place
 from mailroom.node import (
+    advance_clock,
+    advance_clock_async,
     new_node_id,
     new_node_id_async,
     node_moved,
@@ -77,13 +80,40 @@ def test_restored_node_goes_on_as_another_incarnation(node: Node) -> None:
     assert "mailroom node moved" in error_of(mailroom("node", "restored", dsn=node.dsn))
 
 
+def test_node_is_let_follow_one_that_is_far_ahead(node: Node) -> None:
+    node.connection.execute("SELECT setval('mailroom.clock', 7)")
+    before = changed(node)
+    assert done("node", "advance", f"{2**60}", "--dry-run", dsn=node.dsn) == (
+        f"The clock would go on behind {2**60}; it was at 7.\n"
+    )
+    assert changed(node) == before
+    assert done("node", "advance", f"{2**60}", "--actor", "ada", "--why", "follows lyon", dsn=node.dsn) == (
+        f"The clock goes on behind {2**60}; it was at 7.\n"
+    )
+    assert node.rows("SELECT last_value, clock_ceiling, advanced FROM mailroom.clock, mailroom.node") == [(2**60,) * 3]
+    assert node.rows("SELECT actor, action, reason FROM mailroom.audit") == [
+        ("ada", "node advance", f"7 to {2**60}: follows lyon")
+    ]
+    node.inbox("shipping", "order.paid")
+    node.send("order.paid", after_clock=2**60 + 2**32)
+    node.drain()
+    assert node.value("SELECT clock FROM mailroom.inbox_shipping") > 2**60
+    assert json_of("node", "advance", "9", dsn=node.dsn)["clock"] > 2**60
+    assert node.value("SELECT last_value FROM mailroom.clock") > 2**60
+    assert "is not in the range" in error_of(mailroom("node", "advance", f"{2**63}", dsn=node.dsn))
+    with node.connection.transaction(), pytest.raises(ConfigurationError, match="give 0 to"):
+        advance_clock(node.connection, 2**63 - 1, actor="ada")
+
+
 async def test_same_is_there_for_programs_on_both_kinds_of_connection(node: Node) -> None:
 
     async with await psycopg.AsyncConnection.connect(node.dsn) as connection:
         assert await node_restored_async(connection, actor="ada") == 2
+        before = await advance_clock_async(connection, 2**60, actor="ada")
         assert not await node_moved_async(connection, actor="ada")
         assert (await new_node_id_async(connection, actor="ada", dry_run=True)).links == 1
     with psycopg.connect(node.dsn) as connection:
         assert node_restored(connection, actor="ada") == 3
+        assert before < 2**60 < advance_clock(connection, 2**60, actor="ada")
         assert not node_moved(connection, actor="ada")
         assert new_node_id(connection, actor="ada").links == 1

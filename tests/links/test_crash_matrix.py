@@ -210,6 +210,7 @@ def run_cases(ring: Ring, faults: Sequence[Fault]) -> None:
         ring.check(str(case))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_carrier_struck_at_any_statement_loses_nothing_and_brings_nothing_twice(ring: Ring) -> None:
     """T-52: a batch is received whole or not at all, and read again from its beginning."""

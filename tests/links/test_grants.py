@@ -16,12 +16,14 @@ from dispatcher.links.bounds import START, bounding
 from dispatcher.links.fetch import fetching
 from dispatcher.links.lane import Links
 from mailroom.links.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
-from mailroom.links.hello import asking_topics, greeting, matching
+from mailroom.links.hello import LinkTaken, asking_topics, checking_sight, greeting, matching
+from mailroom.links.marks import asking_mark
 from mailroom.links.target import introducing, reading_origins
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp
 from tests.support.node import SCHEMA, Node
+from tests.support.roles import take_over
 from tests.support.waiting import eventually_async
 from tests.test_docs import ROOT, blocks
 
@@ -79,7 +81,7 @@ def test_login_reads_its_link(login: Login, apart: bool) -> None:
     login.hello()
     connection, link, run_id = login.connection, login.link, login.run_id
     assert run(connection, asking_topics(SCHEMA, link, run_id, ["order.#", "paid"]))
-    assert run(connection, asking_topics(SCHEMA, link, run_id, ["paid"]))
+    assert run(connection, asking_topics(SCHEMA, link, run_id, ["paid"])) == {"paid"}
     bounds = run(connection, bounding(SCHEMA, link, START, rows=10, max_bytes=1_000))
     assert (bounds.verdict, bounds.last) == ("agrees", 3)
     assert run(connection, fetching(SCHEMA, link, after=0, to=3)).size > 0
@@ -104,14 +106,33 @@ def test_login_changes_nothing_but_what_readers_write(login: Login, apart: bool)
         "UPDATE mailroom.link SET name = 'x'",
         "UPDATE mailroom.link SET state = 'open'",
         "UPDATE mailroom.link SET keep_s = 0",
+        "UPDATE mailroom.link SET wanted_clock = 1",
+        "UPDATE mailroom.link SET claim_clock = 1",
+        "UPDATE mailroom.link SET matched = gen_random_uuid()",
+        "UPDATE mailroom.link SET by_role = 'x'",
         "INSERT INTO mailroom.link (name) VALUES ('x')",
         "DELETE FROM mailroom.link",
         "DELETE FROM mailroom.transit",
         "UPDATE mailroom.transit SET seq = 0",
         "INSERT INTO mailroom.transit (link) VALUES (1)",
         "SELECT nextval('mailroom.clock')",
+        "SELECT FROM mailroom.link_allowed",
+        "UPDATE mailroom.link_topic SET commands = true",
+        "INSERT INTO mailroom.link_topic (topic, link, commands) VALUES ('order', 1, true)",
     ):
         login.refused(statement)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_login_gets_no_topic_that_its_reader_is_not_allowed(source: Node, login: Login, apart: bool) -> None:
+    do(source, "allow", "lyon", topics=["order.#", "print"])
+    grant(login, apart=apart)
+    login.hello()
+    ask = "INSERT INTO mailroom.link_topic (topic, link) VALUES (%s, %s)"
+    for topic in ("order.paid", "print", "secret", "#"):
+        login.connection.execute(ask, [topic, login.link])
+    asked = login.connection.execute("SELECT topic, commands FROM mailroom.link_topic WHERE link = %s", [login.link])
+    assert set(asked.fetchall()) == {("order.paid", False), ("print", True)}
 
 
 def test_policies_hold_readers_apart(login: Login) -> None:
@@ -125,6 +146,25 @@ def test_policies_hold_readers_apart(login: Login) -> None:
     login.refused(f"INSERT INTO mailroom.link_topic (topic, link) VALUES ('mine', {theirs})")
 
 
+def test_acts_on_a_link_are_those_of_the_login_that_said_hello(login: Login) -> None:
+    """Though the functions are bound by no policy."""
+    grant(login, apart=True)
+    login.hello()
+    connection, link, run_id = login.connection, login.link, login.run_id
+    connection.execute("RESET ROLE")
+    connection.execute("UPDATE mailroom.link SET by_role = 'somebody_else' WHERE number = %s", [link])
+    connection.execute("SET LOCAL ROLE lyon_reader")
+    for act in (matching(SCHEMA, link, run_id), claiming(SCHEMA, link, run_id, 3, 30)):
+        with pytest.raises(LinkTaken):
+            run(connection, act)
+    run(connection, asking_mark(SCHEMA, link, run_id, 100))
+    row = connection.execute("SELECT matched, claim_seq, wanted_clock FROM mailroom.link WHERE number = %s", [link])
+    assert row.fetchone() == (None, None, 0)
+    [(theirs,)] = connection.execute("SELECT number FROM mailroom.link WHERE name = 'dijon'").fetchall()
+    with pytest.raises(LinkTaken):
+        run(connection, matching(SCHEMA, theirs, run_id))
+
+
 def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None:
     grant(login, apart=True)
     plan = login.connection.execute(
@@ -132,6 +172,34 @@ def test_batches_are_found_by_the_index_under_the_policies(login: Login) -> None
     ).fetchall()
     conditions = [line for (line,) in plan if "Index Cond:" in line]
     assert any("link = 1" in line and "seq > 2" in line for line in conditions), plan
+
+
+def test_rows_that_are_hidden_from_the_owner_too_are_not_taken_for_none(login: Login) -> None:
+    grant(login, apart=True)
+    login.hello()
+    run(login.connection, checking_sight(SCHEMA, "paris", login.link, 0))
+    login.connection.execute("RESET ROLE")
+    login.connection.execute("CREATE ROLE lyon_owner")
+    take_over(login.connection, SCHEMA, "lyon_owner")
+    login.connection.execute("ALTER TABLE mailroom.transit FORCE ROW LEVEL SECURITY")
+    login.connection.execute("DROP POLICY lyon ON mailroom.transit")
+    login.connection.execute("SET LOCAL ROLE lyon_reader")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security policy for table"):
+        run(login.connection, checking_sight(SCHEMA, "paris", login.link, 0))
+
+
+def test_limits_that_are_hidden_from_the_owner_too_are_not_taken_for_none(source: Node, login: Login) -> None:
+    do(source, "allow", "lyon", topics="order.#")
+    grant(login, apart=False)
+    login.hello()
+    login.connection.execute("RESET ROLE")
+    login.connection.execute("CREATE ROLE lyon_owner")
+    take_over(login.connection, SCHEMA, "lyon_owner")
+    for change in ("ENABLE", "FORCE"):
+        login.connection.execute(f"ALTER TABLE mailroom.link_allowed {change} ROW LEVEL SECURITY")
+    login.connection.execute("SET LOCAL ROLE lyon_reader")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security policy for table"):
+        run(login.connection, asking_topics(SCHEMA, login.link, login.run_id, ["secret"]))
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from mailroom.links.target import (
     pinning,
     reading_origins,
     stopping,
-    wanted_topics,
 )  # fmt: skip
 from mailroom.schema import migrate
 from mailroom.sql.runner import run
+from tests.support.links import wanted_topics
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import wait_until_blocked
 
@@ -356,6 +356,8 @@ def test_later_run_has_the_link(meeting: Meeting) -> None:
         run(meeting.source.connection, matching(SCHEMA, link, first))
     with pytest.raises(LinkTaken):
         run(meeting.source.connection, asking_topics(SCHEMA, link, first, ["order"]))
+    with pytest.raises(LinkTaken):
+        run(meeting.source.connection, asking_topics(SCHEMA, link, first, []))  # as it is: not its word to give
     assert meeting.link("matched") == [(None,)]
     assert meeting.source.rows("SELECT topic FROM mailroom.link_topic") == []
     assert run(meeting.source.connection, matching(SCHEMA, link, second))
@@ -414,21 +416,22 @@ def test_topics_are_changed_where_they_differ(meeting: Meeting) -> None:
     run_id = uuid4()
     link = meeting.hello(run_id).link
 
-    def ask(*topics: str) -> bool:
-        return run(meeting.source.connection, asking_topics(SCHEMA, link, run_id, topics))
+    def ask(*topics: str) -> set[str]:
+        return {*run(meeting.source.connection, asking_topics(SCHEMA, link, run_id, topics))}
 
     def there() -> dict[str, str]:
         return dict(meeting.source.rows("SELECT topic, xmin::text FROM mailroom.link_topic"))
 
     meeting.source.connection.execute("INSERT INTO mailroom.link_topic (topic, link) VALUES ('other', %s)", [link + 1])
-    assert ask("order.*", "paid")
+    assert ask("order.*", "paid") == {"order.*", "paid"}
     first = there()
     assert set(first) == {"order.*", "paid", "other"}
-    assert not ask("paid", "order.*")
-    assert ask("paid", "sent")
+    assert ask("paid", "order.*") == {"order.*", "paid"}
+    assert there() == first
+    assert ask("paid", "sent") == {"paid", "sent"}
     assert set(there()) == {"paid", "sent", "other"}
     assert there()["paid"] == first["paid"]
-    assert ask()
+    assert ask() == set()
     assert set(there()) == {"other"}
 
 

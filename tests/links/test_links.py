@@ -20,7 +20,8 @@ from mailroom.errors import (
     UnknownLink,
 )
 from mailroom.links.hello import asking_topics, greeting, matching
-from mailroom.links.target import introducing, pinning, reading_origins
+from mailroom.links.resume import reporting
+from mailroom.links.target import forgetting, introducing, pinning, reading_origins
 from mailroom.sql.runner import run
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node
@@ -258,6 +259,36 @@ def test_reader_that_is_allowed_again_has_another_link_and_nothing_old_comes_twi
     assert meet(source, target) > first
     [found] = do(target, "status").sources
     assert (found.position, found.shown) == (0, 70)
+
+
+def test_what_came_by_a_link_of_another_number_is_known(source: Node, target: Node) -> None:
+    """The source was put back to before it allowed its readers, and then allowed another one first."""
+    meet(source, target)
+    [origin] = run(target.connection, reading_origins(SCHEMA))
+    for first in (1, 3, 5):
+        target.connection.execute(
+            "INSERT INTO mailroom.receipt (origin, first, last, last_id, stamped_at, sent_clock, ids) "
+            "SELECT %s, %s, %s, u[2], now(), %s, u FROM (SELECT ARRAY[gen_random_uuid(), gen_random_uuid()]) AS a (u)",
+            [origin.number, first, first + 1, 10 * first],
+        )
+    ids = target.rows("SELECT unnest(ids) FROM mailroom.receipt")
+    source.connection.execute("DELETE FROM mailroom.link")
+    do(source, "allow", "west")
+    do(source, "allow", "south")
+    # What a daemon does before it takes the lock, so that this is not for long.
+    link = source.value("SELECT number FROM mailroom.link WHERE name = 'south'")
+    assert run(target.connection, forgetting(SCHEMA, origin, link, receipts=2))
+    assert target.rows("SELECT first FROM mailroom.receipt") == [(5,)]
+    meet(source, target)
+    assert target.rows("SELECT count(*) FROM mailroom.receipt") == [(0,)]
+    known = target.rows("SELECT message_id FROM mailroom.known WHERE origin = %s", origin.number)
+    assert sorted(known) == sorted(ids)
+    assert not run(target.connection, forgetting(SCHEMA, origin, link))
+    assert audited(target)[-1][:4] == ("new link", "north", 6, "dispatcher")
+    [found] = do(target, "status").sources
+    assert (found.position, found.shown) == (0, 50)
+    report = run(target.connection, reporting(SCHEMA, "north"))
+    assert (report.lost, report.earlier) == ((), 6)
 
 
 def meet_only(source: Node, target: Node) -> None:

@@ -16,6 +16,7 @@ FIRST = int(os.environ.get("MAILROOM_ORDER_FIRST", "0"))
 STEPS, PARTS = 120, 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_order_is_one_and_nothing_is_stuck_in_all_worlds(part: int) -> None:
     for seed in range(FIRST + part, FIRST + SEEDS, PARTS):

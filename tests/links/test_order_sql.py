@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from mailroom.links import order
 from mailroom.links.marks import asking_mark, marking, wanting_marks
 from mailroom.links.order import Mark, Route
-from mailroom.links.target import wanted_topics
 from mailroom.sql.runner import run
 from mailroom.total import joining, raising_stable, waiting
-from tests.support.links import Linked, linked
+from tests.support.links import Linked, linked, wanted_topics
 from tests.support.node import SCHEMA, Node
 
 INBOXES = ("first", "second")

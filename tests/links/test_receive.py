@@ -15,7 +15,8 @@ from dispatcher.links.bounds import START, Position
 from dispatcher.links.receive import SESSION, receiving
 from dispatcher.links.receiver import LinkStopped, Receiver
 from mailroom.clock import CEILING_STEP, MAX_CLOCK, receive, receive_all
-from mailroom.links.wire import MAX_SENT_CLOCK
+from mailroom.links.wire import FURTHEST, MAX_SENT_CLOCK
+from mailroom.node import advance_clock
 from mailroom.sql.runner import run
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
@@ -136,18 +137,58 @@ async def test_no_clock_is_given_out_twice_after_a_crash_took_the_sequence_back(
     assert clock > max(given_out)
 
 
+def furthest(node: Node) -> int:
+    """Return the largest clock that a node takes now."""
+    return int(node.value(f"SELECT {FURTHEST.format(now='now()')} FROM mailroom.node"))
+
+
 async def test_clock_that_no_node_counts_to_stops_the_link_and_what_is_before_it_comes(
     pair: Linked, lane: psycopg.AsyncConnection
 ) -> None:
     pair.inbox("billing", "order.paid")
-    pair.put({"key": "a"}, {"key": "b", "sent_clock": MAX_SENT_CLOCK}, {"key": "c", "sent_clock": MAX_SENT_CLOCK + 1})
-    with pytest.raises(LinkStopped, match=f"Row 3 has a clock above {MAX_SENT_CLOCK}"):
+    pair.put({"key": "a"}, {"key": "b", "sent_clock": MAX_SENT_CLOCK}, {"key": "c", "sent_clock": 2**62})
+    with pytest.raises(LinkStopped, match=f"Row 3 has a clock above .* {2**62}. .* mailroom node advance {2**62}"):
         await receive_all_there_is(pair, lane)
     assert pair.target.delivered("key") == [("a",), ("b",)]
     assert pair.receipts("first, last") == [(1, 2)]
 
 
-@pytest.mark.parametrize("clock", [MAX_CLOCK, MAX_SENT_CLOCK + 1])
+async def test_node_that_has_taken_the_largest_clock_is_read_by_its_neighbours_all_the_same(
+    pair: Linked, lane: psycopg.AsyncConnection
+) -> None:
+    pair.inbox("billing", "order.paid")
+    back = linked(pair.target, pair.source, ["order.paid"], name="south", reader="north")
+    back.inbox("ledger", "order.paid")
+    pair.put({"sent_clock": furthest(pair.target)})
+    await receive_all_there_is(pair, lane)
+    pair.target.drain()
+    for _ in range(3):
+        pair.target.send("order.paid")
+    pair.target.drain()
+    async with await psycopg.AsyncConnection.connect(pair.source.dsn, autocommit=True) as neighbour:
+        await receive_all_there_is(back, neighbour)
+    assert len(back.target.delivered("clock")) == 3
+
+
+async def test_operator_lets_a_node_follow_one_whose_clock_was_driven_up(
+    pair: Linked, lane: psycopg.AsyncConnection
+) -> None:
+    pair.inbox("billing", "order.paid")
+    driven_up = 2**62 + 5
+    pair.put({"key": "a", "sent_clock": driven_up}, {"key": "b"})
+    with pytest.raises(LinkStopped, match="mailroom node advance") as stopped:
+        await receive_all_there_is(pair, lane)
+    with pair.target.connection.transaction():
+        advance_clock(pair.target.connection, int(str(stopped.value).split()[-1]), actor="ada")
+    await receive_all_there_is(pair, lane)
+    assert pair.target.delivered("key, clock") == [("a", driven_up + 1), ("b", driven_up + 2)]
+    # And has room beyond, for what both count and for their starts.
+    pair.put({"key": "c", "sent_clock": driven_up + 2**45})
+    await receive_all_there_is(pair, lane)
+    assert pair.target.delivered("key")[-1] == ("c",)
+
+
+@pytest.mark.parametrize("clock", [MAX_CLOCK, 2**62])
 async def test_largest_clock_overflows_nothing(pair: Linked, lane: psycopg.AsyncConnection, clock: int) -> None:
     pair.put({"sent_clock": clock})
     with pytest.raises(LinkStopped):

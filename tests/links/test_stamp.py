@@ -1,7 +1,7 @@
 """The stamp: what a delivery writes into `transit` for the links, in which order, and how it commits."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,8 @@ import pytest
 from dispatcher import deliverer
 from dispatcher.deliver import DELIVER_FULL, SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
-from mailroom import locks, testing
+from mailroom import Links, locks, testing
+from mailroom.links.readers import settling
 from mailroom.message import MESSAGE
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
@@ -33,9 +34,12 @@ def node(dsn: str, connect: Connect) -> Node:
     return made
 
 
-def link(node: Node, name: str, *topics: str) -> int:
-    """Allow a reader that wants these topics; return the number of its link."""
+def link(node: Node, name: str, *topics: str, allowed: Sequence[str] | None = None) -> int:
+    """Allow a reader that wants these topics, and may have these; return the number of its link."""
     number: int = node.value("INSERT INTO mailroom.link (name) VALUES (%s) RETURNING number", name)
+    for topic in allowed or ():
+        node.connection.execute("INSERT INTO mailroom.link_allowed (link, topic) VALUES (%s, %s)", [number, topic])
+    run(node.connection, settling(SCHEMA))
     for topic in topics:
         node.connection.execute("INSERT INTO mailroom.link_topic (topic, link) VALUES (%s, %s)", [topic, number])
     return number
@@ -49,8 +53,8 @@ def transit(node: Node, columns: str = "seq, key") -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["M", "E", "C", "R"])
-def test_link_that_wants_the_exact_topic_carries_every_kind(node: Node, kind: str) -> None:
-    lyon = link(node, "lyon", "order.paid")
+def test_link_that_is_allowed_the_exact_topic_carries_every_kind(node: Node, kind: str) -> None:
+    lyon = link(node, "lyon", "order.paid", allowed=["#", "order.paid"])
     node.send("order.paid", key="k", kind=kind)
     node.send("order.Paid", key="other", kind="E")
     totals = node.drain()
@@ -67,9 +71,11 @@ def test_link_that_wants_a_pattern_carries_messages_and_events_only(node: Node, 
     totals = node.drain()
     assert (totals.carried, totals.dead) == (2, 2)
     assert transit(node) == [(1, "M"), (2, "E")]
-    assert {reason for _, _, reason in node.dead()} == {
-        "no inbox gets this topic: patterns get no commands and no replies"
-    }
+    [reason] = {reason for _, _, reason in node.dead()}
+    assert reason == (
+        "no inbox gets this topic: patterns get no commands and no replies, nor do readers that are not allowed the "
+        "topic by its name (mailroom link allow)"
+    )
 
 
 def test_pattern_of_a_link_fits_as_one_of_an_inbox_does(node: Node) -> None:
@@ -89,7 +95,7 @@ def test_pattern_of_a_link_fits_as_one_of_an_inbox_does(node: Node) -> None:
 
 
 def test_link_that_wants_a_topic_twice_carries_it_once(node: Node) -> None:
-    link(node, "lyon", "order.paid", "order.*", "#")
+    link(node, "lyon", "order.paid", "order.*", "#", allowed=["#", "order.paid"])
     for kind in "MC":
         node.send("order.paid", key=kind, kind=kind)
     assert node.drain().carried == 2
@@ -121,7 +127,7 @@ def test_message_is_carried_as_it_was_sent(node: Node) -> None:
 def test_cut_link_gets_nothing_and_counts_for_nothing(node: Node) -> None:
     lyon, oslo = link(node, "lyon", "order.pay", "order.*"), link(node, "oslo", "order.pay")
     node.connection.execute("UPDATE mailroom.link SET state = 'cut' WHERE number = %s", [lyon])
-    node.send("order.pay", kind="C")
+    node.send("order.pay")
     node.send("order.paid", kind="E")
     totals = node.drain()
     assert (totals.carried, totals.unrouted, totals.dead) == (1, 1, 0)
@@ -135,20 +141,47 @@ def test_topic_of_a_link_that_is_gone_counts_for_nothing(node: Node) -> None:
     assert (node.drain().dead, transit(node)) == (1, [])
 
 
-@pytest.mark.parametrize(
-    ("inboxes", "links"), [(["order.pay"], ["order.pay"]), ([], ["order.pay", "order.pay"]), (["order.pay"] * 2, [])]
-)
-def test_command_needs_exactly_one_inbox_or_link(node: Node, inboxes: list[str], links: list[str]) -> None:
-    for nth, topic in enumerate(inboxes):
-        node.inbox(f"inbox_{nth}", topic)
-    for nth, topic in enumerate(links):
-        link(node, f"link_{nth}", topic)
+@pytest.mark.parametrize("kind", ["C", "R"])
+def test_readers_do_not_change_who_gets_commands(node: Node, kind: str) -> None:
+    """Not the one that asks for their topic, nor the one that may have them too, nor the one that had them and ends."""
+
+    def send(key: str) -> tuple[list[Any], list[Any], list[str]]:
+        node.send("order.pay", key=key, kind=kind)
+        node.drain()
+        return (
+            node.rows("SELECT inbox FROM mailroom.inbox WHERE key = %s", key),
+            node.rows("SELECT name FROM mailroom.transit JOIN mailroom.link ON number = link WHERE key = %s", key),
+            [reason for found, _, reason in node.dead() if found == key],
+        )
+
+    node.inbox("billing", "order.pay")
+    rome = link(node, "rome", "order.pay")
+    lyon, oslo = (link(node, name, allowed=["order.pay"]) for name in ("lyon", "oslo"))
+    asked = "INSERT INTO mailroom.link_topic (topic, link) VALUES ('order.pay', %s)"
+    node.connection.execute(asked, [oslo])
+    node.connection.execute(asked, [lyon])
+    assert send("here") == ([("billing",)], [], [])
+    node.connection.execute("DELETE FROM mailroom.subscription")
+    assert send("there") == ([], [("lyon",)], [])
+    node.connection.execute("DELETE FROM mailroom.link_topic WHERE link = %s", [lyon])
+    assert send("nobody")[:2] == ([], [])
+    node.connection.execute(asked, [lyon])
+    assert send("again") == ([], [("lyon",)], [])
+    with node.connection.transaction():
+        Links().remove(node.connection, "lyon", actor="tests")  # by the node itself
+    assert send("theirs") == ([], [("oslo",)], [])
+    assert node.value("SELECT count(*) FROM mailroom.transit WHERE link = %s", rome) == 0
+
+
+def test_command_needs_exactly_one_inbox(node: Node) -> None:
+    for name in ("one", "two"):
+        node.inbox(name, "order.pay")
+    link(node, "lyon", "order.pay", allowed=["order.pay"])
     node.send("order.pay", key="k", kind="C")
     totals = node.drain()
     assert (totals.dead, totals.delivered, totals.carried) == (1, 0, 0)
     [(_, _, reason)] = node.dead()
-    assert reason == "a command needs exactly one inbox or link, its topic has 2"
-    assert (node.delivered(), transit(node)) == ([], [])
+    assert reason == "a command needs exactly one inbox, its topic has 2"
 
 
 def test_pattern_of_a_link_is_no_second_receiver_of_a_command(node: Node) -> None:

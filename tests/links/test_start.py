@@ -1,4 +1,4 @@
-"""The start of a node with links: on servers that crash, restart, are promoted, copied and put back."""
+"""The start of a node: on servers that crash, restart, are promoted, copied and put back."""
 
 import re
 import shutil
@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from mailroom import Links
 from mailroom.clock import MAX_CLOCK, WARN_CLOCK, ClockOverflow
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import LinkRefused
@@ -83,11 +84,58 @@ def node(dsn: str, connect: Connect) -> Node:
 # -- The rule ---------------------------------------------------------------------------------------------------------
 
 
-def test_node_without_links_notes_nothing_and_its_clock_does_not_jump(node: Node) -> None:
+def test_new_node_notes_its_place_and_its_clock_does_not_jump(node: Node) -> None:
+    for _ in range(2):
+        assert start(node) == Started(0)
+        home = run(node.connection, reading_home(SCHEMA))
+        assert home.noted == home.found
+
+
+@pytest.mark.parametrize("other", ["timeline = 0", "database_oid = 1", "system_id = NULL"])
+def test_node_without_links_jumps_in_a_new_place_and_is_at_home_there(node: Node, other: str) -> None:
+    start(node)
     node.allow_clocks(1_000)
-    before = state(node)
-    assert start(node) == Started(1_000)
-    assert (state(node), clock(node)) == (before, 1_000)
+    node.connection.execute(f"UPDATE mailroom.node SET {other}".encode())
+    assert start(node) == Started(beyond(node, 1_000), jumped=True)
+    home = run(node.connection, reading_home(SCHEMA))
+    assert home.noted == home.found
+    assert not start(node).jumped
+
+
+@pytest.mark.parametrize("links", ["link", "origin"])
+def test_first_link_does_not_swallow_the_jump_of_a_node_that_was_put_back(node: Node, links: str) -> None:
+    start(node)
+    node.allow_clocks(1_000)
+    node.connection.execute("UPDATE mailroom.node SET timeline = 0")
+    life = node.value("SELECT life FROM mailroom.node")
+    with node.connection.transaction():
+        if links == "link":
+            Links().allow(node.connection, "south", actor="ada")
+        else:
+            Links().add(node.connection, "north", actor="ada")
+    assert (clock(node), node.value("SELECT life FROM mailroom.node") == life) == (beyond(node, 1_000), False)
+    assert not start(node).jumped
+
+
+def test_server_that_hides_its_control_file_tells_a_start_by_its_time(node: Node) -> None:
+    node.connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public")
+    role = f"{node.connection.info.dbname}_managed"
+    node.connection.execute(f"CREATE ROLE {role}".encode())
+    try:
+        for what in ("ALL ON SCHEMA mailroom", "ALL ON ALL TABLES IN SCHEMA mailroom",
+                     "ALL ON ALL SEQUENCES IN SCHEMA mailroom"):  # fmt: skip
+            node.connection.execute(f"GRANT {what} TO {role}".encode())
+        node.connection.execute(f"SET ROLE {role}".encode())
+        assert start(node) == Started(0)
+        assert not start(node).jumped
+        node.connection.execute("UPDATE mailroom.node SET started_at = started_at - interval '1 microsecond'")
+        assert start(node).jumped
+        assert not start(node).jumped
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):  # a link needs to know more
+            allow(node)
+    finally:
+        node.connection.execute("RESET ROLE")
+        node.connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 def test_first_link_notes_the_place_and_a_later_one_does_not(node: Node) -> None:
@@ -289,6 +337,14 @@ def settle(dsn: str) -> None:
         allow(node)
         node.send("order.paid", key="first")
         node.drain()
+
+
+def test_node_knows_where_it_was_made(private_server: Server) -> None:
+    """Also by `alembic upgrade --sql`: a backup from before its first start is then another start."""
+    with psycopg.connect(private_server.dsn(), autocommit=True) as connection, connection.transaction():
+        migrate(connection)
+        home = run(connection, reading_home(SCHEMA))
+    assert home.noted == home.found
 
 
 def again(dsn: str, key: str) -> tuple[int, bool, Any]:

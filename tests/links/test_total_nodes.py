@@ -13,13 +13,12 @@ from inbox import Inbox
 from mailroom import locks
 from mailroom.links.links import Links
 from mailroom.links.marks import asking_mark, marking, wanting_marks
-from mailroom.links.target import wanted_topics
 from mailroom.schema import subscribe, unsubscribe
 from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.total import LATE, Waiting, raising_stable, waiting
 from tests.support.databases import Databases
-from tests.support.links import Linked, linked
+from tests.support.links import Linked, linked, wanted_topics
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S
 
@@ -393,6 +392,7 @@ def ring(databases: Databases) -> Iterator[list[Node]]:
         yield nodes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_three_nodes_have_one_order_whatever_the_turns(ring: list[Node], seed: int) -> None:
     chance = random.Random(seed)

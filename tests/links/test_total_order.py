@@ -19,7 +19,7 @@ from inbox.failure import recording, suspecting
 from inbox.parked import Parked
 from inbox.peek import finding_by_key
 from inbox.total import REAP, reaping_total, reaping_total_due
-from inbox.worker.in_flight import InFlight
+from inbox.worker.in_flight import Entry, InFlight
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError
@@ -406,6 +406,38 @@ def test_dead_worker_counts_against_the_inbox_as_a_whole(ledger: Node) -> None:
     watching.close()
 
 
+def test_no_worker_works_on_the_inbox_of_a_dead_one_until_its_death_is_counted(ledger: Node, connect: Connect) -> None:
+    fill(ledger, 2)
+    worker, entry, batch = InFlight(ledger.dsn, SCHEMA, "ledger"), Entry(), connect()
+
+    def die(due: bool = False) -> None:
+        claiming = reaping_total_due(SCHEMA, "ledger") if due else reaping_total(SCHEMA, "ledger", Share(9, 9, 9))
+        worker.add(entry, run(batch, claiming).messages)
+        worker._sender.settle()
+        batch.rollback()
+
+    def claimed(*mine: UUID, due: bool = False) -> list[Any]:
+        share = Share(9, 9, 9, due_too=False, hold=True, mine=mine)
+        claiming = reaping_total(SCHEMA, "ledger", share)
+        with ledger.connection.transaction(force_rollback=True):
+            if due:
+                claiming = reaping_total_due(SCHEMA, "ledger", hold=True, mine=mine)
+            taken = values(run(ledger.connection, claiming).messages)
+            ledger.connection.execute("CLOSE ALL")
+        return taken
+
+    die()
+    assert claimed() == []
+    assert claimed(entry.id) == [0, 1]
+    with ledger.connection.transaction():
+        run(ledger.connection, worker._blaming("worker 1", ["k0", "k1"], [1, 2], 2, uuid4()))
+    die(due=True)
+    assert claimed(due=True) == []
+    worker.remove(entry)
+    worker.close()
+    assert claimed(due=True) == [0]
+
+
 def test_failure_of_a_message_that_is_gone_holds_nobody_up(ledger: Node) -> None:
     fill(ledger, 2)
     [message] = INBOX.peek(ledger.connection, limit=1)
@@ -518,7 +550,7 @@ def test_plan_of_a_claim_is_an_index_scan_in_order_whatever_the_inbox_holds(ledg
     connection = connect()
     for setting, value in PINNED.items():
         connection.execute("SELECT set_config(%s, %s, true)", [setting, value])
-    names = {"schema": SCHEMA, "inbox": "ledger", "rows": "100", "held": "false", "due": "0"}
+    names = {"but_orphaned": "", "rows": "100", "held": "false", "due": "0", "schema": SCHEMA, "inbox": "ledger"}
     [(plan,)] = connection.execute(b"EXPLAIN (FORMAT json) " + REAP.at(**names).sql.encode()).fetchall()
     found = [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == "inbox_ledger"]
     kinds = {(node["Node Type"], node.get("Index Name")) for node in found}

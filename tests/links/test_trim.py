@@ -18,7 +18,7 @@ from tests.support.databases import Connect
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
 
-OLD = "UPDATE mailroom.transit SET stamped_at = stamped_at - interval '3 days' WHERE seq <= %s"
+OLD = "UPDATE mailroom.transit SET stamped_at = stamped_at - interval '3 days'"
 OLD_RECEIPTS = "UPDATE mailroom.receipt SET received_at = received_at - interval '4 days' WHERE last <= %s"
 
 
@@ -30,6 +30,22 @@ def link(source: Node, target: Node) -> Linked:
 def put(link: Linked, rows: int, acked: int = 0) -> None:
     link.put(*[{}] * rows)
     link.source.connection.execute("UPDATE mailroom.link SET acked = %s", [acked])
+
+
+def acknowledge(link: Linked, seq: int, days: float = 0) -> None:
+    """Let the reader acknowledge that row, and the source note it; then let days go by."""
+    link.source.connection.execute("UPDATE mailroom.link SET acked = %s", [seq])
+    run(link.source.connection, Trim(SCHEMA).noting_acknowledged())
+    age(link, days)
+
+
+def age(link: Linked, days: float) -> None:
+    """Let so many days go by, as the source's links see it."""
+    link.source.connection.execute(
+        "UPDATE mailroom.link SET acked_at = ARRAY("
+        "SELECT at - %s * interval '1 day' FROM unnest(acked_at) WITH ORDINALITY AS a (at, nth) ORDER BY nth)",
+        [days],
+    )
 
 
 def receive(link: Linked, *lasts: int) -> None:
@@ -49,6 +65,7 @@ def receive(link: Linked, *lasts: int) -> None:
 def trim_rows(link: Linked, trim: Trim) -> bool:
     more = False
     with link.source.connection.transaction():
+        run(link.source.connection, trim.noting_acknowledged())
         for each in run(link.source.connection, trim.listing_links()):
             if each.is_full:
                 run(link.source.connection, trim.cutting_full(each))
@@ -72,28 +89,87 @@ def receipts(link: Linked) -> list[Any]:
 # -- The source -------------------------------------------------------------------------------------------------------
 
 
-def test_rows_below_the_acknowledged_one_go_when_they_are_old(link: Linked) -> None:
-    put(link, 6, acked=5)
-    link.source.connection.execute(OLD, [3])
+def test_rows_below_the_acknowledged_one_go_when_it_was_acknowledged_long_ago(link: Linked) -> None:
+    put(link, 6)
+    acknowledge(link, 4, days=3)
+    acknowledge(link, 5)
     trim_rows(link, Trim(SCHEMA))
     assert seqs(link) == [4, 5, 6]
 
 
+def test_what_a_reader_has_just_acknowledged_stays_however_old_it_is(link: Linked) -> None:
+    """The reader was away for longer than that, and may be put back to before it came to these rows."""
+    put(link, 6)
+    link.source.connection.execute(OLD)
+    acknowledge(link, 5)
+    trim_rows(link, Trim(SCHEMA))
+    assert seqs(link) == [1, 2, 3, 4, 5, 6]
+    age(link, 1.9)
+    trim_rows(link, Trim(SCHEMA))
+    assert seqs(link) == [1, 2, 3, 4, 5, 6]
+    age(link, 0.2)
+    trim_rows(link, Trim(SCHEMA))
+    assert seqs(link) == [5, 6]
+
+
 def test_what_is_not_acknowledged_stays_however_old_it_is(link: Linked) -> None:
-    put(link, 6, acked=3)
-    link.source.connection.execute(OLD, [6])
+    put(link, 6)
+    link.source.connection.execute(OLD)
+    acknowledge(link, 3, days=3)
     trim_rows(link, Trim(SCHEMA))
     assert seqs(link) == [3, 4, 5, 6]
 
 
+def test_reader_that_is_put_back_gets_the_whole_time_for_what_it_acknowledges_again(link: Linked) -> None:
+    put(link, 6)
+    acknowledge(link, 2, days=1)
+    acknowledge(link, 6, days=1.5)
+    link.source.connection.execute("UPDATE mailroom.link SET acked = 3")  # put back, and at once there again
+    acknowledge(link, 6, days=1)
+    trim_rows(link, Trim(SCHEMA))
+    assert seqs(link) == [2, 3, 4, 5, 6]
+    age(link, 1)
+    trim_rows(link, Trim(SCHEMA))
+    assert seqs(link) == [6]
+
+
+def test_acknowledgements_are_noted_some_fifty_times_within_the_time_and_only_if_there_are_any(link: Linked) -> None:
+    put(link, 500)
+    for seq in range(1, 400):
+        acknowledge(link, seq, days=0.01)
+        trim_rows(link, Trim(SCHEMA))
+        [(acks,)] = link.source.rows("SELECT acks FROM mailroom.link")
+        assert len(acks) <= 50
+        if seq > 300:  # two days are 200 steps, and a note is made at each fifth of them
+            assert 190 <= seq - seqs(link)[0] <= 210
+    age(link, 10)
+    acknowledge(link, 400)
+    with link.source.connection.transaction():
+        trim_rows(link, Trim(SCHEMA))
+        run(link.source.connection, Trim(SCHEMA).noting_acknowledged())
+        [(acks,)] = link.source.rows("SELECT acks FROM mailroom.link")
+        assert (len(acks), acks[-1]) == (2, 400)
+        assert link.source.value("SELECT xmin = pg_current_xact_id()::xid FROM mailroom.link") is False
+
+
+def test_clock_that_was_set_back_does_not_keep_rows_for_longer_than_from_then_on(link: Linked) -> None:
+    put(link, 6)
+    acknowledge(link, 2, days=-400)
+    acknowledge(link, 4, days=-300)
+    run(link.source.connection, Trim(SCHEMA).noting_acknowledged())
+    age(link, 2.1)
+    trim_rows(link, Trim(SCHEMA))
+    assert seqs(link) == [4, 5, 6]
+
+
 def test_newest_row_of_a_link_stays(link: Linked) -> None:
     """It is the number from which the next stamp goes on."""
-    put(link, 3, acked=3)
-    link.source.connection.execute(OLD, [3])
+    put(link, 3)
+    acknowledge(link, 3, days=3)
     trim_rows(link, Trim(SCHEMA))
     assert seqs(link) == [3]
     # Whatever a reader has acknowledged.
-    link.source.connection.execute("UPDATE mailroom.link SET acked = 10")
+    acknowledge(link, 10, days=3)
     trim_rows(link, Trim(SCHEMA))
     assert seqs(link) == [3]
 
@@ -105,16 +181,9 @@ def test_each_link_keeps_its_rows_as_long_as_it_says(link: Linked) -> None:
     assert seqs(link) == [3]
 
 
-def test_rows_behind_one_that_is_too_young_stay_however_old_they_say_they_are(link: Linked) -> None:
-    put(link, 4, acked=4)
-    link.source.connection.execute(OLD + " AND seq <> 2", [4])
-    trim_rows(link, Trim(SCHEMA))
-    assert seqs(link) == [2, 3, 4]
-
-
 def test_full_portion_calls_for_coming_back_and_the_next_one_goes_on_there(link: Linked) -> None:
-    put(link, 7, acked=7)
-    link.source.connection.execute(OLD, [7])
+    put(link, 7)
+    acknowledge(link, 7, days=3)
     trim = Trim(SCHEMA, rows=2)
     assert trim_rows(link, trim)
     assert seqs(link) == [3, 4, 5, 6, 7]
@@ -124,8 +193,8 @@ def test_full_portion_calls_for_coming_back_and_the_next_one_goes_on_there(link:
 
 
 def test_trimmed_rows_are_not_scanned_again_under_a_held_snapshot(link: Linked, connect: Connect) -> None:
-    put(link, 5_000, acked=4_999)
-    link.source.connection.execute(OLD, [4_998])
+    put(link, 5_000)
+    acknowledge(link, 4_999, days=3)
     trim = Trim(SCHEMA)
     trim.over("a session")
     holder = connect()
@@ -135,7 +204,8 @@ def test_trimmed_rows_are_not_scanned_again_under_a_held_snapshot(link: Linked, 
         link.source.connection.execute("SELECT set_config(%s, %s, false)", [name, value])
     trim_rows(link, trim)
     assert seqs(link) == [4_999, 5_000]
-    put(link, 3, acked=5_003)
+    put(link, 3)
+    acknowledge(link, 5_003, days=3)
     trim.over("a session")
     assert pages(link, trim) < 30
     trim.over("another session")  # which knows nothing of the first one, and reads them once
@@ -303,8 +373,8 @@ async def test_janitor_trims_once_a_minute_and_writes_nothing_when_there_is_noth
     now_s = 1_000.0
     janitor = Janitor(SCHEMA, lambda: now_s)
     put(link, 3, acked=3)
-    await janitor.run_once(keeper)
-    link.source.connection.execute(OLD, [3])
+    await janitor.run_once(keeper)  # notes it
+    age(link, 3)
     await janitor.run_once(keeper)
     assert seqs(link) == [1, 2, 3]
     now_s += SWEEP_INTERVAL_S

@@ -19,6 +19,8 @@ from tests.support.node import Node
 from tests.support.waiting import eventually_async
 from tests.test_docs import ROOT, blocks
 
+pytestmark = pytest.mark.sample(3)
+
 WITHIN_S = 60.0
 SECRET = "s3cret"
 RIGHTS, POLICIES = [block.text for block in blocks(ROOT / "docs" / "links.md") if block.language == "sql"]

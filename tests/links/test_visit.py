@@ -108,7 +108,7 @@ async def visit(
     ):
         receiving = Receiving(connection, SCHEMA)
         [origin] = await receiving.run(reading_origins(SCHEMA))
-        notes = Notes([TOPIC])
+        notes = Notes()
         steps = Steps(source, notes)
         steps.act, steps.at = act, at or {}
         target = Target(pair.target.dsn, SCHEMA, receiving, room or Room(), NEVER_S, on_received)
@@ -138,6 +138,7 @@ async def test_reader_looks_once_more_before_it_sleeps(pair: Linked) -> None:
     assert await visit(pair) == IDLE
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("at", range(len(IDLE)), ids=[f"{nth} {name}" for nth, name in enumerate(IDLE)])
 async def test_row_that_is_stamped_while_the_reader_falls_asleep_is_found(pair: Linked, at: int) -> None:
     async def stamp(nth: int) -> None:

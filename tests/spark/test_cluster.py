@@ -90,6 +90,10 @@ def test_driver_killed_and_started_again(password: None, spark_dsn: str, connect
     assert 2 <= len(ledger(connect)) < 8
     finish(start(spark_dsn, tmp_path, "stream"))
     assert sent(connect) == list(range(400))
-    assert ledger(connect) == [("numbers", batch, 50) for batch in range(8)]
+    # Spark notes a file in its source's log before it plans the batch. A driver killed between the two leaves the file
+    # to the next batch, which then has two of them: the numbers of the batches are certain, and their sizes are not.
+    batches = ledger(connect)
+    assert [batch for _, batch, _ in batches] == list(range(len(batches)))
+    assert sum(rows for _, _, rows in batches) == 400
     # What the killed driver had staged and not sent is an orphan, of a batch that is in the ledger by now.
     assert staging_tables(connect) == 0

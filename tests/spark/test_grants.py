@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import types as spark
 
 from mailroom import resolve
-from mailroom.errors import CommitUnknown
+from mailroom.errors import CommitUnknown, SchemaError
 from mailroom.sql.runner import run
 from outbox.bulk import advancing
 from spark_jobs.node import Node
@@ -26,6 +26,7 @@ from spark_jobs.write.finishing import BulkUnfinished, Pace
 from spark_jobs.write.ledger import Batch
 from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, drop, stage, sweep
+from spark_jobs.write.user_sql import UserSql
 from tests.support.databases import Connect
 
 ROOT = Path(__file__).parent.parent.parent
@@ -115,6 +116,33 @@ def test_grants_of_the_page_are_enough(node: Node, connect: Connect) -> None:
     all_that_spark_does(node)
     sent = connect().execute("SELECT topic, key, after_clock FROM mailroom.outbox").fetchall()
     assert sent == [("numbers", "k", 5)] * 4
+
+
+def test_writer_is_told_that_row_security_hides_the_ledger(node: Node, connect: Connect) -> None:
+    """Whatever it is: what it does not see there it would send again. Policies of users' tables count in their SQL."""
+    owner, seen = connect(autocommit=True), []
+    role = conninfo_to_dict(str(node.dsn))["user"]
+    owner.execute("CREATE TABLE mine (a int); INSERT INTO mine VALUES (1), (2); GRANT SELECT ON mine TO public")
+    owner.execute("ALTER TABLE mine ENABLE ROW LEVEL SECURITY; CREATE POLICY one ON mine USING (a = 1)")
+
+    def tell(connection: psycopg.Connection[Any], _: object) -> None:
+        seen.extend(connection.execute("SELECT a FROM mine").fetchall())
+
+    first, second = Batch("first"), Batch("second")
+    attempt = staged(node, second)
+    commit(node, first, SHAPE, [staged(node, first)], UserSql(tell, ""))
+    assert seen == [(1,)]
+    owner.execute("ALTER TABLE mailroom.spark_batch ENABLE ROW LEVEL SECURITY")
+    owner.execute(
+        sql.SQL("CREATE POLICY adds ON mailroom.spark_batch FOR INSERT TO {}").format(sql.Identifier(str(role)))
+        + sql.SQL(" WITH CHECK (true)")
+    )
+    with pytest.raises(SendFailed, match=r'row-level security policy for table "spark_batch".*BYPASSRLS'):
+        commit(node, second, SHAPE, [attempt])
+    with pytest.raises(SchemaError, match=r"hides rows of schema 'mailroom'.*: spark_batch"):
+        commit(node, second, SHAPE, [attempt], UserSql(tell, ""))
+    with pytest.raises(SchemaError, match=r"hides rows of schema 'mailroom'.*: spark_batch"):
+        node.check()
 
 
 def test_owner_of_the_outbox_goes_on_with_what_the_role_has_left(node: Node, connect: Connect) -> None:

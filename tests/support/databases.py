@@ -94,6 +94,8 @@ class Databases:
             engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
             with engine.begin() as connection:
                 migrate(connection)
+                # Each clone is a node of its own that was just made, and no node that was moved.
+                connection.exec_driver_sql("UPDATE mailroom.node SET system_id = NULL")
             self._server.execute(f"ALTER DATABASE {self._template} ALLOW_CONNECTIONS false")
 
     @contextmanager

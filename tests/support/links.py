@@ -8,6 +8,8 @@ from uuid import UUID, uuid4
 from dispatcher.links.bounds import Position, bounding, reading_position
 from dispatcher.links.fetch import Batch, fetching
 from dispatcher.links.receive import Reception, receiving
+from mailroom.links.target import wanted_subscriptions
+from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.support.node import SCHEMA, Node
 
@@ -119,3 +121,8 @@ def linked(source: Node, target: Node, topics: Iterable[str], *, name: str = "no
         name, reader, source_id, link,
     )  # fmt: skip
     return Linked(source, target, link, origin, name, run)
+
+
+def wanted_topics(schema: str, origin: str) -> Operation[list[str]]:
+    """Return what the node subscribes to at the source of that name, each topic once."""
+    return sorted({*(yield from wanted_subscriptions(schema, origin)).values()})

@@ -32,6 +32,8 @@ from tests.support.working import (
     write_ledger,
 )
 
+pytestmark = pytest.mark.sample(2)
+
 MAX_ATTEMPTS = 3
 BACKOFF_S = 0.2
 
@@ -73,6 +75,7 @@ def clients(dsn: str, number: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("on_failure", ["park", "skip"])
 def test_no_message_is_tried_too_often_or_too_early_by_several_processes(
     node: Node, on_failure: str, record_property: Any

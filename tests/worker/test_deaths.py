@@ -3,21 +3,24 @@
 import asyncio
 import contextlib
 import logging
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
 from inbox import AsyncWorker, Inbox, Message, Skip, Worker
+from inbox.claim import Share
+from inbox.failure import recording
 from inbox.worker import in_flight, loop
-from inbox.worker.in_flight import DIED, REMOVE, Entry, InFlight
+from inbox.worker.in_flight import ADD, DIED, DIED_IN_BATCH, REMOVE, Entry, InFlight
 from inbox.worker.life import Lives
 from inbox.worker.unawaited import Unawaited
 from mailroom.session import backoff, listener
@@ -40,41 +43,59 @@ from tests.support.working import (
 
 KILLER = """
 import os, sys
+import psycopg
 from inbox import Worker
-from inbox.worker import in_flight, life
+from inbox.worker import life
 
 life.DEAD_S = 0.3  # until the last one is considered dead
-in_flight.AGE_S = 0.1  # less than that, as it is: else it begins before the entry of the dead is looked at
+starts = psycopg.connect(sys.argv[1], autocommit=True)
 
 def handle(message, connection):
     connection.execute("INSERT INTO ledger (key, clock) VALUES (%s, %s)", [message.key, message.clock])
     if message.key == "killer":
+        starts.execute("INSERT INTO starts DEFAULT VALUES")
         os.kill(os.getpid(), 9)
 
 Worker(sys.argv[1], "shipping", handle, poll_interval_s=0.05).run()
 """
 
 
-def test_message_that_kills_its_worker_is_counted_and_stopped(node: Node) -> None:
-    """The worker is restarted each time it dies, as by a supervisor."""
-    node.inbox("shipping", backoff_s=0, max_attempts=2)
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 8])
+def test_message_that_kills_its_workers_is_started_no_more_often_than_it_may_be_tried(
+    node: Node, processes: int
+) -> None:
+    """Each worker is restarted when it dies, as by a supervisor."""
+    node.inbox("shipping", backoff_s=0, max_attempts=3)
+    node.connection.execute("CREATE TABLE starts ()")
     deliver(node, "a", "killer", "b", "killer", "c")
     deaths = 0
-    while not node.rows("SELECT FROM mailroom.parked"):
-        assert deaths < 20
-        with subprocess.Popen([sys.executable, "-c", KILLER, node.dsn]) as process:
-            try:
-                eventually(lambda: process.poll() is not None or node.rows("SELECT FROM mailroom.parked"))
-            finally:
-                deaths += process.poll() is not None
-                process.kill()
-        # Until the server has ended its sessions, the dead worker holds its lock and counts as alive.
-        eventually(lambda: not node.sessions("mailroom worker"))
-    with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", KILLER, node.dsn])
+
+    running = [start() for _ in range(processes)]
+
+    def is_parked() -> bool:
+        nonlocal deaths
+        for nth, process in enumerate(running):
+            if process.poll() is not None:
+                deaths += 1
+                assert deaths <= 3
+                running[nth] = start()
+        return bool(node.rows("SELECT FROM mailroom.parked"))
+
+    try:
+        eventually(is_parked)
         eventually(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"])
-        eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
-    assert failing_keys(node) == [("killer", 2)]
-    assert node.rows("SELECT key, error FROM mailroom.attempt") == [("killer", DIED)] * 2
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert failing_keys(node) == [("killer", 3)]
+    assert node.value("SELECT count(*) FROM starts") == 3
+    errors = node.rows("SELECT key, error FROM mailroom.attempt ORDER BY attempt")
+    assert errors == [("killer", DIED_IN_BATCH), ("killer", DIED), ("killer", DIED)]
     assert node.rows("SELECT key, clock FROM mailroom.parked") == [("killer", 2)]
 
 
@@ -280,6 +301,112 @@ def test_entry_of_a_committed_batch_is_deleted_and_blames_no_message(node: Node,
     assert failing_keys(node) == node.rows("SELECT FROM mailroom.worker") == []
 
 
+# -- Keys of the dead -------------------------------------------------------------------------------------------------
+
+
+def claimed(node: Node, *mine: UUID, due: bool = False) -> list[str]:
+    """Return the keys that another worker's claim takes, or that of the worker with these entries; undo it."""
+    shipping = Inbox("shipping")
+    share = Share(9, 9, 9, due_too=False, hold=True, mine=mine)
+    claiming = shipping.claiming_due(hold=True, mine=mine) if due else shipping.claiming(share)
+    with node.connection.transaction(force_rollback=True):
+        keys = [message.key for message in run(node.connection, claiming).messages]
+        node.connection.execute("CLOSE ALL")
+    return keys
+
+
+def dying(node: Node, connection: psycopg.Connection[Any], *, due: bool = False) -> tuple[InFlight, Entry]:
+    """Claim what there is, and end the batch as if its worker had died: by a rollback that nobody records."""
+    worker, entry, shipping = InFlight(node.dsn, "mailroom", "shipping"), Entry(), Inbox("shipping")
+    worker._lives.hold_lock(connection)
+    claiming = shipping.claiming_due() if due else shipping.claiming(Share(9, 9, 9, due_too=False))
+    worker.add(entry, run(connection, claiming).messages, due=due)
+    worker._sender.settle()
+    connection.rollback()
+    return worker, entry
+
+
+def test_no_worker_takes_a_key_of_a_dead_one_until_its_death_is_counted(
+    node: Node, connect: Connect, another_in_flight: InFlight
+) -> None:
+    deliver(node, "killer", "x")
+    dead = connect()
+    worker, entry = dying(node, dead)
+    deliver(node, "killer", "healthy")
+    assert claimed(node) == ["healthy"]
+    assert claimed(node, entry.id) == ["killer", "x", "killer", "healthy"]
+    dead.close()
+    eventually(lambda: another_in_flight.take_over())
+    worker.close()
+    assert claimed(node, due=True) == ["killer"]
+    with connect() as by_hand:  # whose own affair it is
+        assert len(Inbox("shipping").reap_any(by_hand)) == 4
+
+
+def test_no_worker_takes_a_failing_key_of_a_dead_one_until_its_death_is_counted(
+    node: Node, connect: Connect, another_in_flight: InFlight
+) -> None:
+    node.inbox("shipping", backoff_s=0)
+    deliver(node, "killer", "x")
+    with node.connection.transaction():
+        for message in Inbox("shipping").peek(node.connection):
+            run(node.connection, recording("mailroom", "shipping", message, ValueError()))
+    worker, entry = dying(node, connect(), due=True)
+    assert claimed(node, due=True) == ["x"]
+    assert claimed(node, entry.id, due=True) == ["killer"]
+    worker.remove(entry)
+    worker.close()
+    assert claimed(node, due=True) == ["killer"]
+
+
+def test_worker_that_lives_gives_up_the_keys_of_a_batch_that_it_has_lost(node: Node, connect: Connect) -> None:
+    deliver(node, "k")
+    worker, _ = dying(node, connect())
+    assert claimed(node) == []
+    worker.take_over()
+    assert claimed(node) == ["k"]
+    assert len(node.rows("SELECT FROM mailroom.worker")) == 1  # if it dies all the same, that counts
+    worker.close()
+
+
+def test_keys_of_an_entry_whose_transaction_this_server_does_not_know_are_left_out(node: Node) -> None:
+    """Such as that of a node that was moved. An error would stop all claims."""
+    deliver(node, "a", "b", "healthy")
+    for key, clock, xact in (("a", 1, 2**62), ("b", 2, 3)):
+        left(node, key, clock)
+        node.connection.execute("UPDATE mailroom.worker SET xact = %s WHERE keys = %s", [xact, [key]])
+    connect_at = node.connection
+    with connect_at.transaction(force_rollback=True):
+        connect_at.execute("SELECT FROM mailroom.inbox_shipping FOR UPDATE")
+    with connect_at.transaction():
+        connect_at.execute("SELECT FROM mailroom.inbox_shipping FOR UPDATE")
+    assert claimed(node) == ["healthy"]
+
+
+@pytest.mark.parametrize(
+    ("newest", "lower_half", "expected"),
+    [(900, 899, 899), (2**32 + 5, 4, 2**32 + 4), (2**32 + 5, 2**32 - 1, 2**32 - 1), (3 * 2**32, 7, 2 * 2**32 + 7)],
+)
+def test_transaction_of_an_entry_is_a_full_one(node: Node, newest: int, lower_half: int, expected: int) -> None:
+    [formula] = re.findall(r"greatest\(0, (n - .*?)\), 0\)", ADD.template)
+    assert node.value(f"SELECT {formula} FROM (VALUES (%s::bigint, %s::bigint)) AS v (n, x)", newest, lower_half) == (
+        expected
+    )
+
+
+def test_death_in_a_batch_counts_for_the_message_that_then_kills_its_worker_alone(
+    node: Node, another_in_flight: InFlight
+) -> None:
+    deliver(node, "killer", "other")
+    left(node, "killer", 1, rest={"other": 2})
+    another_in_flight.take_over()
+    assert failing_keys(node) == [("killer", 0), ("other", 0)]
+    for attempts in (2, 3):
+        left(node, "killer", 1)
+        another_in_flight.take_over()
+        assert failing_keys(node) == [("killer", attempts), ("other", 0)]
+
+
 def test_young_entry_is_left_alone_as_its_batch_may_just_have_been_rolled_back(
     node: Node, another_in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +435,7 @@ def test_worker_whose_entries_the_database_refuses_ends_and_says_why(
     """No retry can fix it, and it is no message's fault."""
     monkeypatch.setattr(InFlight, "take_over", lambda _: None)
     deliver(node, "a", "b", "c")
-    node.connection.execute("DROP TABLE mailroom.worker")
+    node.connection.execute("DROP TABLE mailroom.worker CASCADE")
     with pytest.raises(psycopg.errors.UndefinedTable):
         Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S).run()
     assert failing_keys(node) == []

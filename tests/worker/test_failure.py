@@ -14,6 +14,7 @@ from sqlalchemy import text
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
 from inbox.failure import recording, suspecting
 from inbox.worker.batch import Batch
+from inbox.worker.in_flight import InFlight
 from mailroom.errors import DecodeError
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
@@ -31,6 +32,8 @@ from tests.support.working import (
     write_ledger,
     write_ledger_async,
 )
+
+pytestmark = pytest.mark.sample(2)
 
 
 def test_exception_rolls_the_whole_batch_back_and_counts_one_attempt(node: Node, source: Any) -> None:
@@ -401,6 +404,7 @@ def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect:
         [head] = Inbox("shipping").peek(node.connection, "bad", limit=1)
         run(node.connection, recording("mailroom", "shipping", head, ValueError()))
     worker = Worker(node.dsn, "shipping", write_ledger)
+    worker._in_flight = InFlight(node.dsn, "mailroom", "shipping")
     batch, due = Batch(), Batch(due=True)
     for each in (batch, due):
         connection = connect()

@@ -269,7 +269,8 @@ async def test_error_that_ends_a_worker_beside_an_api_is_known_and_logged_at_onc
     async def serve() -> None:
         async with worker:
             await eventually_async(lambda: worker.healthy and is_asleep(node), WITHIN_S)
-            node.connection.execute("ALTER TABLE mailroom.key_state RENAME TO away")
+            # In a thread: it waits for the worker's transaction, which goes on in this event loop.
+            await asyncio.to_thread(node.connection.execute, "ALTER TABLE mailroom.key_state RENAME TO away")
             await eventually_async(lambda: not worker.healthy and errors(caplog), WITHIN_S)
 
     with pytest.raises(psycopg.errors.UndefinedTable):

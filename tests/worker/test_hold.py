@@ -30,6 +30,8 @@ from tests.support.working import (
     write_ledger_async,
 )
 
+pytestmark = pytest.mark.sample(3)
+
 KEYS = ["a", "b", "bad", "c", "d", "e"]
 ATTEMPTS = 2
 SQLALCHEMY = [f"{kind} {driver}" for kind in ("engine", "sessionmaker") for driver in ("psycopg", "psycopg2", "pg8000")]

@@ -148,22 +148,40 @@ def test_life_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFlig
     write(node, mine, Inbox("shipping").peek(node.connection))
 
 
-def test_first_batch_waits_until_it_is_certain_who_is_dead(
-    node: Node, mine: InFlight, monkeypatch: pytest.MonkeyPatch
+def test_first_batch_does_not_wait_until_it_is_certain_who_is_dead(
+    node: Node, connect: Connect, mine: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
-    monkeypatch.setattr(life, "DEAD_S", 0.3)
+    monkeypatch.setattr(life, "DEAD_S", NEVER_S)
+    node.inbox("shipping", backoff_s=0)
     deliver(node, "killing")
-    write(node, mine, Inbox("shipping").peek(node.connection))
+    with contextlib.closing(connect()) as batch:
+        write(node, mine, Inbox("shipping").reap_any(batch))
     fall_silent(node, mine)
-    tried: list[list[tuple[Any, ...]]] = []
+    deliver(node, "healthy", "killing")
+    tried: dict[str, list[tuple[Any, ...]]] = {}
 
     def handle(message: Message, connection: Any) -> None:
-        tried.append(failing_keys(node))
+        tried.setdefault(message.key, failing_keys(node))
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: tried)
-    assert tried == [[("killing", 1)]]
+        monkeypatch.setattr(life, "DEAD_S", 0.3)
+        eventually(lambda: "killing" in tried)
+    assert tried == {"healthy": [], "killing": [("killing", 1)]}
+
+
+def test_batch_of_several_is_taken_over_as_soon_as_its_worker_is_silent(
+    node: Node, mine: InFlight, others: InFlight
+) -> None:
+    """It blames none of them, and may be of one that lives: each is tried alone."""
+    deliver(node, "a", "b", "alone")
+    a, b, alone = Inbox("shipping").peek(node.connection)
+    write(node, mine, [a, b])
+    write(node, mine, [alone])
+    fall_silent(node, mine)
+    others.take_over()
+    assert failing_keys(node) == [("a", 0), ("b", 0)]
+    assert node.rows("SELECT keys FROM mailroom.worker") == [(["alone"],)]
 
 
 def test_message_that_others_have_meanwhile_is_left_to_them_when_its_first_worker_is_paused(

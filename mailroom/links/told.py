@@ -1,0 +1,93 @@
+"""Waiting until the sources have a subscription: from then on, what is sent there comes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mailroom.errors import ConfigurationError, NotSubscribed, UnknownLink
+from mailroom.schema.checks import checking, finding
+from mailroom.sql.operation import Operation, Sql
+
+# By the id of the subscription: of one that was ended and made again the source is told anew. A `*` without sources is
+# a subscription to this node alone. `is_own`: nobody else sees it before this transaction commits.
+PENDING = Sql(
+    """
+SELECT s.topic, s.origin, o.name, coalesce(o.trouble, o.state), o.why, coalesce(s.id = ANY (o.refused), false),
+       coalesce(s.xmin = pg_catalog.pg_current_xact_id_if_assigned()::xid, false),
+       EXISTS (SELECT FROM {schema}.lease WHERE role = 'links' AND until > clock_timestamp())
+FROM {schema}.subscription AS s LEFT JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
+WHERE s.inbox = '{inbox}' AND s.origin <> '' AND (o.name IS NOT NULL OR s.origin <> '*')
+  AND (%(origin)s::text IS NULL OR s.origin = %(origin)s::text)
+  AND (%(topics)s::text[] IS NULL OR s.topic = ANY (%(topics)s::text[]))
+  AND o.state IS DISTINCT FROM 'excluded' AND (s.id = ANY (o.told)) IS NOT TRUE
+ORDER BY o.name, s.topic
+""",
+    columns=("text", "text", "text", "text", "text", "boolean", "boolean", "boolean"),
+)
+PAUSE = Sql(
+    """
+SELECT now(), current_setting('transaction_isolation') <> 'read committed' FROM pg_catalog.pg_sleep(0.05)
+""",
+    columns=("timestamptz", "boolean"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    topic: str
+    origin: str
+    source: str | None
+    state: str | None
+    why: str | None
+    is_refused: bool
+    is_own: bool
+    is_read: bool
+
+    @property
+    def reason(self) -> str:
+        if not self.is_read:
+            return "no dispatcher of this node runs: mailroom dispatcher run"
+        if self.why is not None:
+            return f"it is {self.state}: {self.why}"
+        return "the dispatcher has not told it yet"
+
+
+def waiting_told(
+    schema: str, inbox: str, origin: str | None, topics: Sequence[str] | None, timeout_s: float
+) -> Operation[None]:
+    """`Links.wait` as an operation."""
+    yield from checking(schema)
+    yield from finding(schema, inbox)
+    until = time.monotonic() + timeout_s
+    began_before = None
+    while pending := [
+        _Pending(*row) for row in (yield PENDING.at(schema=schema, inbox=inbox)(origin=origin, topics=topics))
+    ]:
+        for each in pending:
+            _check(inbox, each)
+        if time.monotonic() >= until:
+            first = pending[0]
+            raise NotSubscribed(
+                f"Inbox {inbox} subscribes to {first.topic} of {first.source}, which does not know it yet: "
+                f"{first.reason}. What is sent there until it knows does not come."
+            )
+        [(began, has_one_snapshot)] = yield PAUSE.at()()
+        if has_one_snapshot and began == began_before:
+            raise ConfigurationError(
+                "This transaction sees nothing that happens after its first statement, so it would wait in vain. Wait "
+                "outside of it, or in READ COMMITTED."
+            )
+        began_before = began
+
+
+def _check(inbox: str, each: _Pending) -> None:
+    """Raise what no waiting mends."""
+    if each.source is None:
+        raise UnknownLink(f"This node does not read {each.origin} yet: mailroom link add {each.origin}")
+    if each.is_own:
+        raise NotSubscribed(
+            f"This transaction has subscribed inbox {inbox} to {each.topic}. Commit it before you wait: nobody else "
+            "sees it before."
+        )
+    if each.is_refused:
+        raise NotSubscribed(f"{each.source} does not allow {each.topic} to this node. See: mailroom link status")

@@ -1,0 +1,176 @@
+"""The locks of a migration: all of them in one short phase, before it changes anything, beside programs that run.
+
+A migration that takes a lock with each of its statements waits for one table while it has others, and so deadlocks with
+transactions that use them in another order. So what its statements will lock is locked first, in the order of the
+programs, and in short tries: one that fails lets all its locks go, so that whoever came after it goes on.
+
+PostgreSQL looks for a deadlock when somebody has waited for `deadlock_timeout`, and may end him. A try that has more
+than the turns is shorter than that, so nobody who comes upon its locks is ended, in whatever order he uses the tables.
+
+Everything is one statement of the server's, so that it is also in a script that `psql` runs.
+"""
+
+import re
+from collections.abc import Iterable
+
+from mailroom import locks
+
+# SQLSTATE of our own.
+IN_USE = "MR003"
+
+# In the order in which programs lock them: deliveries and executions take their turn first, and a handler's batch has
+# locks on its inbox when it sends. Each claim reads the registry before anything else, and its batch keeps the lock
+# until it ends. So it is the gate to all that a batch has locked: with it one waits for the batches of all inboxes.
+GATE = "inbox_registry"
+ALWAYS_FIRST = ("dispatch_turn", GATE, "execute_turn")
+TURNS = {"dispatch_turn", "execute_turn"}
+BEHIND_THE_GATE = {"inbox", "key_state", "stable", "attempt", "parked", "dead_letter", "outbox"}
+WRITERS_LAST = ("outbox_jdbc", "outbox_jdbc_id", "outbox", "outbox_executable")
+
+NAMES = r"((?:IF EXISTS |ONLY )*[\w.\"]+(?:, [\w.\"]+)*)"
+# What locks or changes a table that is there, in migrations' own SQL. The test of the phase holds it against the locks
+# that each migration has.
+LOCKING = re.compile(
+    r"\b(?:(?:ALTER|DROP|LOCK) TABLE|DROP (?:INDEX|VIEW)|UPDATE|DELETE FROM|INSERT INTO|REFERENCES"
+    rf"|(?:CREATE (?:UNIQUE )?INDEX|(?:CREATE|DROP) (?:CONSTRAINT )?TRIGGER|CREATE RULE)\s[^;]*?\b(?:ON|TO)) {NAMES}"
+)
+# What a function does happens when it is called. Alembic's own table is no program's.
+ELSEWHERE = re.compile(r"\s*(?:CREATE (?:OR REPLACE )?FUNCTION|COMMENT ON)\b")
+IGNORED = frozenset({"alembic_version"})
+
+
+def locked_by(statements: Iterable[str]) -> list[str]:
+    """Return what the statements of a migration lock, in the order to lock it: names of tables, views and indexes.
+
+    Some may be names of what the migration itself creates. Where there is any, the turns come first.
+    """
+    found: set[str] = set()
+    for statement in statements:
+        if not ELSEWHERE.match(statement):
+            for names in LOCKING.findall(statement):
+                bare = re.sub(r"IF EXISTS |ONLY ", "", names)
+                found.update(name.strip('"').rpartition(".")[2].strip('"') for name in bare.split(", "))
+    found -= IGNORED
+    if not found:
+        return []
+    found |= TURNS
+    if found & BEHIND_THE_GATE:
+        found.add(GATE)
+    between = sorted(found.difference(ALWAYS_FIRST, WRITERS_LAST))
+    return [name for name in (*ALWAYS_FIRST, *between, *WRITERS_LAST) if name in found]
+
+
+# Nobody waits behind a try for longer than an executor does, which gives up after 2 s. An autovacuum gives way to
+# whoever has waited for deadlock_timeout, and to nobody before: so its table is waited for alone, and let go again. It
+# is a session without a user, by which every role can tell.
+# Writers use their tables in any order: so what was in use is locked before the others next time.
+# 0 stands for the advisory lock. A short transaction that was just seen has not been in the way for the whole try.
+PHASE = """
+DO $$
+DECLARE
+    began CONSTANT timestamptz := clock_timestamp();
+    detected CONSTANT interval := current_setting('deadlock_timeout')::interval;
+    longest CONSTANT interval := least(interval '1500 ms', 0.8 * detected);
+    allowed interval := least(interval '300 ms', longest);
+    wanted CONSTANT oid[] := ARRAY(
+        SELECT r.relation
+        FROM unnest('{names}'::text[]) WITH ORDINALITY AS n (name, place)
+        JOIN pg_class AS c ON c.oid = to_regclass('"{schema}".' || quote_ident(n.name))
+             AND c.relkind IN ('r', 'p', 'v', 'i', 'I')
+        LEFT JOIN pg_index AS i ON i.indexrelid = c.oid,
+        LATERAL (SELECT coalesce(i.indrelid, c.oid)
+                 UNION SELECT relid FROM pg_partition_tree(coalesce(i.indrelid, c.oid))) AS r (relation)
+        GROUP BY r.relation ORDER BY min(n.place), r.relation);
+    gate CONSTANT oid := CASE WHEN '{gate}' = ANY ('{names}'::text[]) THEN to_regclass('"{schema}".{gate}') END;
+    first CONSTANT oid[] := 0::oid || ARRAY(
+        SELECT w.relation FROM unnest(wanted) WITH ORDINALITY AS w (relation, place)
+        JOIN pg_class AS c ON c.oid = w.relation AND c.relname = ANY ('{always_first}'::text[]) ORDER BY w.place);
+    others oid[] := ARRAY(SELECT w.relation FROM unnest(wanted) WITH ORDINALITY AS w (relation, place)
+                          WHERE w.relation <> ALL (first) ORDER BY w.place);
+    tried oid[];
+    until timestamptz;
+    target oid;
+    what text;
+    tried_at timestamptz;
+    is_vacuumed boolean := false;
+    holders text;
+    tell_at timestamptz := began + interval '2 s';
+BEGIN
+    LOOP
+        tried_at := clock_timestamp();
+        tried := CASE WHEN is_vacuumed THEN ARRAY[target] ELSE first || others END;
+        until := tried_at + CASE WHEN is_vacuumed THEN detected + interval '500 ms'
+                                 WHEN gate IS NULL THEN least(allowed, longest) ELSE allowed END;
+        BEGIN
+            FOREACH target IN ARRAY tried LOOP
+                PERFORM set_config('lock_timeout', greatest(1, ceil(
+                    1000 * extract(epoch FROM until - clock_timestamp())))::text, true);
+                IF target = 0 THEN
+                    PERFORM pg_advisory_xact_lock({lock}, hashtext('{schema}'));
+                ELSE
+                    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', target::regclass);
+                END IF;
+                IF target = gate THEN
+                    until := clock_timestamp() + longest;
+                END IF;
+            END LOOP;
+            EXIT WHEN NOT is_vacuumed;
+            RAISE lock_not_available;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            NULL;
+        END;
+        IF target <> ALL (first) THEN
+            others := target || array_remove(others, target);
+        END IF;
+        what := CASE target WHEN 0 THEN 'another migration, or an inbox that is created' ELSE target::regclass::text
+                END;
+        SELECT string_agg(holder, '; ' ORDER BY holder), coalesce(bool_or(is_autovacuum), false)
+        INTO holders, is_vacuumed
+        FROM (SELECT l.pid IS NOT NULL AND a.usesysid IS NULL AS is_autovacuum,
+                     CASE WHEN l.pid IS NULL THEN 'a prepared transaction (see pg_prepared_xacts)' ELSE concat(
+                         'pid ', l.pid, ' (', coalesce(nullif(a.application_name, ''), 'no application name'),
+                         ', role ' || a.usename, ', ' || a.state,
+                         ', has ', string_agg(DISTINCT l.mode, ' and ' ORDER BY l.mode), ')') END AS holder
+              FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+              WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid() AND (l.pid IS NULL OR a.pid IS NOT NULL)
+                AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+                AND CASE WHEN target > 0 THEN l.locktype = 'relation' AND l.relation = target
+                         ELSE l.locktype = 'advisory' AND l.classid = {lock}::oid AND l.objsubid = 2
+                              AND l.objid::bigint = hashtext('{schema}')::bigint & 4294967295 END
+                AND coalesce(a.xact_start <= tried_at, true)
+              GROUP BY l.pid, a.usesysid, a.application_name, a.usename, a.state) AS h;
+        IF clock_timestamp() >= began + interval '{patience_s} s' THEN
+            RAISE EXCEPTION USING ERRCODE = '{in_use}', MESSAGE = concat('Nothing was changed: after {patience_s} s ',
+                what, ' is still in use by ', coalesce(holders, 'transactions that have ended by now'),
+                '. Let them end, or end them with pg_terminate_backend, and try again; or wait for longer: mailroom '
+                'migrate --lock-timeout SECONDS (alembic -x lock_timeout=SECONDS).');
+        END IF;
+        IF clock_timestamp() >= tell_at THEN
+            RAISE INFO USING MESSAGE = concat('The migration waits for ', what, ', in use by ',
+                                              coalesce(holders, 'one short transaction after the other'));
+            tell_at := began + 2 * (clock_timestamp() - began);
+        END IF;
+        allowed := least(2 * allowed, interval '2 s');
+        PERFORM pg_sleep_for(allowed / 4);
+    END LOOP;
+    PERFORM set_config('lock_timeout', '5s', true);
+END $$"""
+
+
+def lock_phase(schema: str, names: Iterable[str], patience_s: float) -> str:
+    """Return the statement that locks the node against other migrations, then what `locked_by` has found.
+
+    It fails with `IN_USE`, and names who is in the way, once it has tried for `patience_s` seconds.
+    """
+    text = PHASE
+    for name, value in {
+        "names": "{" + ",".join(names) + "}",
+        "schema": schema,
+        "lock": str(locks.DDL),
+        "patience_s": f"{patience_s:g}",
+        "always_first": "{" + ",".join(ALWAYS_FIRST) + "}",
+        "gate": GATE,
+        "in_use": IN_USE,
+    }.items():
+        text = text.replace("{" + name + "}", value)
+    return text

@@ -1,0 +1,52 @@
+"""The sequences of a node, which give its rows their numbers, and its messages their order.
+
+Nothing that copies rows from one database to another has to bring their sequences along: neither logical replication
+nor a dump of some tables does. They then begin anew, below the rows, and what is sent overtakes what waits, until a
+number is there twice. So each sequence that is behind its rows is raised past them: by whoever leads, before it works,
+and by `mailroom migrate`. The triggers of revision 0133 do it for each row that is copied, before the first send.
+
+The clock is no sequence in this sense: it is recovered, or jumps, under the dispatch lock (`mailroom.links.start`).
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mailroom.sql.operation import Operation, Sql
+
+log = logging.getLogger("mailroom")
+
+RAISE = Sql('SELECT "table", "column", value FROM {schema}.raise_sequences()', columns=("text", "text", "bigint"))
+BEHIND = Sql('SELECT "table", "column", highest FROM {schema}.sequences_behind()', columns=("text", "text", "bigint"))
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of a table's column: `value` is the last one, which the sequence has, or which a row has."""
+
+    table: str
+    column: str
+    value: int
+
+
+def raising_sequences(schema: str) -> Operation[list[Numbers]]:
+    """Raise each sequence that is behind its rows by a million beyond them; return these, with their values now.
+
+    That is done even if the transaction is undone. Nobody waits for it, and a node whose sequences are right is only
+    looked at.
+    """
+    return [Numbers(*row) for row in (yield RAISE.at(schema=schema)())]
+
+
+def finding_behind(schema: str) -> Operation[list[Numbers]]:
+    """Return the columns whose sequences are behind their rows, with the highest number of a row."""
+    return [Numbers(*row) for row in (yield BEHIND.at(schema=schema)())]
+
+
+def tell(raised: Sequence[Numbers]) -> None:
+    """Log which sequences a leader has raised."""
+    for each in raised:
+        log.warning(
+            "%s.%s was behind its rows, as after a copy without the sequences: it goes on behind %d",
+            each.table, each.column, each.value,
+        )  # fmt: skip

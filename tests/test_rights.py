@@ -1,0 +1,289 @@
+"""Rights: what a consumer with the documented grants can do to the inboxes of others. Nothing."""
+
+from collections.abc import Iterator
+from secrets import token_hex
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import InsufficientPrivilege, WithCheckOptionViolation
+
+from inbox import Inbox, Message, Park, Worker
+from inbox.worker import in_flight
+from inbox.worker.in_flight import InFlight
+from inbox.worker.life import DEAD_S, PAUSED_S
+from mailroom.schema import migrate
+from tests.support.databases import Connect
+from tests.support.node import Node
+from tests.support.roles import consumer_of, made
+from tests.support.waiting import eventually
+from tests.support.working import working
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    """A node with the inboxes `mine` and `others`, which get the topic of their name."""
+    node = Node(dsn, connect(autocommit=True))
+    node.inbox("mine", backoff_s=0)
+    node.inbox("others", backoff_s=0)
+    return node
+
+
+@pytest.fixture
+def consumer(node: Node) -> Iterator[str]:
+    """The DSN of a consumer of `mine`."""
+    with consumer_of(node, "mine") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def session(consumer: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session of the consumer of `mine`."""
+    with psycopg.connect(consumer) as session:
+        yield session
+        session.rollback()
+
+
+def deliver(node: Node, inbox: str, *keys: str) -> list[Message]:
+    for key in keys:
+        node.send(inbox, key=key)
+    node.drain()
+    return Inbox(inbox).peek(node.connection)
+
+
+def check_for(checking: InFlight, clock: Clock, seconds: float) -> None:
+    for _ in range(round(seconds)):
+        checking.take_over()
+        clock.now += 1
+    checking.take_over()
+
+
+# -- In-flight entries ------------------------------------------------------------------------------------------------
+
+ENTRY = """
+INSERT INTO mailroom.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
+VALUES (%s, %s, 'h', 1, now() - interval '1 h', 1, ARRAY['k'], ARRAY[%s::bigint], 42, %s)
+"""
+
+
+def test_no_entry_of_another_inbox_is_made(session: psycopg.Connection[Any]) -> None:
+    with pytest.raises(WithCheckOptionViolation):
+        session.execute(ENTRY, [uuid4(), "others", 1, None])
+
+
+def test_no_entry_becomes_one_of_another_inbox(session: psycopg.Connection[Any]) -> None:
+    session.execute(ENTRY, [uuid4(), "mine", 1, None])
+    with pytest.raises(WithCheckOptionViolation):
+        session.execute("UPDATE mailroom.my_worker SET inbox = 'others'")
+
+
+def test_entries_of_another_inbox_are_neither_seen_nor_changed(node: Node, session: psycopg.Connection[Any]) -> None:
+    node.connection.execute(ENTRY, [uuid4(), "others", 1, None])
+    session.execute(ENTRY, [uuid4(), "mine", 1, None])
+    # Cheaper than any condition of ours, so it would be asked first.
+    session.execute(
+        "CREATE FUNCTION pg_temp.saw(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS "
+        "$$ BEGIN PERFORM set_config('test.saw', concat(current_setting('test.saw', true), $1), false); RETURN true; "
+        "END $$"
+    )
+    seen = session.execute("SELECT inbox FROM mailroom.my_worker WHERE pg_temp.saw(inbox)").fetchall()
+    assert seen == [("mine",)]
+    assert session.execute("SELECT current_setting('test.saw')").fetchall() == [("mine",)]
+    assert session.execute("UPDATE mailroom.my_worker SET host = 'x'").rowcount == 1
+    assert session.execute("SELECT FROM mailroom.my_worker FOR UPDATE").rowcount == 1
+    assert session.execute("DELETE FROM mailroom.my_worker").rowcount == 1
+    with pytest.raises(InsufficientPrivilege):
+        session.execute("SELECT FROM mailroom.worker")
+    session.rollback()
+    assert node.value("SELECT count(*) FROM mailroom.worker") == 1
+
+
+def test_entry_ends_no_session_but_one_that_holds_its_message(
+    node: Node, session: psycopg.Connection[Any], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all roles that may write entries of an inbox have the same rights to end sessions."""
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
+    [message] = deliver(node, "mine", "k")
+    stranger = connect()
+    xact = stranger.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+    assert xact is not None
+    session.execute(ENTRY, [uuid4(), "mine", message.clock, *xact])
+    session.commit()
+    assert Inbox("mine").reap_any(session)  # so that the entry stays
+    clock = Clock()
+    checking = InFlight(node.dsn, "mailroom", "mine", clock)
+    check_for(checking, clock, DEAD_S + PAUSED_S)
+    checking.close()
+    assert stranger.execute("SELECT 1").fetchall() == [(1,)]
+
+
+# -- Failures ---------------------------------------------------------------------------------------------------------
+
+STATE = """
+INSERT INTO mailroom.{} (inbox, key, clock, attempts, retry_at, last_error) VALUES (%s, 'k', 1, 1, 'infinity', 'secret')
+"""
+ATTEMPT = """
+INSERT INTO mailroom.{} (inbox, key, clock, message_id, attempt, outcome, error)
+VALUES (%s, 'k', 1, gen_random_uuid(), 99, 'skip', 'secret')
+"""
+MESSAGE = "gen_random_uuid(), 'topic', 'k', 'M', 'U', 'x', now(), '{{}}'"
+PARKED = f"""
+INSERT INTO mailroom.{{}} (inbox, clock, sent_clock, origin,
+                           message_id, topic, key, kind, message_type, source, sent_at, value_json)
+VALUES (%s, 1, 1, gen_random_uuid(), {MESSAGE})
+"""
+DEAD = f"""
+INSERT INTO mailroom.{{}} (inbox, stage, reason,
+                           message_id, topic, key, kind, message_type, source, sent_at, value_json)
+VALUES (%s, 'reap', 'r', {MESSAGE})
+"""
+
+
+@pytest.mark.parametrize(
+    ("insert", "conflict"),
+    [
+        (STATE.format("my_key_state"), ""),
+        (STATE.format("my_key_state"), " ON CONFLICT (inbox, key) DO UPDATE SET clock = 0 WHERE false"),
+        (STATE.format("my_key_state"), " ON CONFLICT (inbox, key) DO UPDATE SET inbox = 'mine'"),
+        (ATTEMPT.format("my_attempt"), ""),
+        (PARKED.format("parked"), ""),
+        (DEAD.format("dead_letter"), ""),
+    ],
+)
+def test_nothing_is_recorded_for_another_inbox(
+    node: Node, session: psycopg.Connection[Any], insert: str, conflict: str
+) -> None:
+    session.execute((insert + conflict).encode(), ["mine"])
+    if conflict:
+        node.connection.execute(STATE.format("key_state").encode(), ["others"])
+    with pytest.raises(InsufficientPrivilege, match=r"may not write into \w+ for the inbox 'others'"):
+        session.execute((insert + conflict).encode(), ["others"])
+
+
+@pytest.mark.parametrize("stage", ["deliver", "execute", "receive"])
+def test_dead_letter_of_a_consumer_is_neither_sent_nor_executed_when_requeued(
+    session: psycopg.Connection[Any], stage: str
+) -> None:
+    # Whatever an operator of its own is called.
+    session.execute(
+        "CREATE FUNCTION pg_temp.same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true'; "
+        "CREATE OPERATOR pg_temp.= (FUNCTION = pg_temp.same, LEFTARG = text, RIGHTARG = text); "
+        "SET LOCAL search_path = pg_temp, pg_catalog"
+    )
+    with pytest.raises(InsufficientPrivilege, match="may not write into dead_letter"):
+        session.execute(DEAD.format("dead_letter").replace("'reap'", f"'{stage}'").encode(), ["mine"])
+
+
+def test_failing_keys_do_not_become_those_of_another_inbox(session: psycopg.Connection[Any]) -> None:
+    session.execute(STATE.format("my_key_state").encode(), ["mine"])
+    with pytest.raises(InsufficientPrivilege, match="may not write into key_state"):
+        session.execute("UPDATE mailroom.my_key_state SET inbox = 'others'")
+
+
+def test_failures_of_another_inbox_are_neither_seen_nor_changed(node: Node, session: psycopg.Connection[Any]) -> None:
+    for insert, table in ((STATE, "key_state"), (ATTEMPT, "attempt"), (PARKED, "parked")):
+        for inbox in ("mine", "others"):
+            node.connection.execute(insert.format(table).encode(), [inbox])
+    for view in ("my_key_state", "my_due", "my_attempt"):
+        assert session.execute(f"SELECT inbox FROM mailroom.{view}".encode()).fetchall() == [("mine",)]
+    assert session.execute("SELECT key FROM mailroom.failing_keys('others', '{k}')").fetchall() == []
+    assert session.execute("SELECT key FROM mailroom.failing_keys('mine', '{k}')").fetchall() == [("k",)]
+    assert session.execute("SELECT FROM mailroom.my_key_state FOR UPDATE").rowcount == 1
+    assert session.execute("UPDATE mailroom.my_key_state SET retry_at = now()").rowcount == 1
+    assert session.execute("DELETE FROM mailroom.my_key_state").rowcount == 1
+    for table in ("key_state", "attempt", "parked", "dead_letter", "my_parked"):
+        with pytest.raises(InsufficientPrivilege), session.transaction():
+            session.execute(f"SELECT FROM mailroom.{table}".encode())
+    session.rollback()
+    node.connection.execute(f"GRANT SELECT ON mailroom.my_parked TO {session.info.user}".encode())
+    assert session.execute("SELECT inbox FROM mailroom.my_parked").fetchall() == [("mine",)]
+
+
+# -- All of it --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["logs in", "is acted as"])
+def worker_dsn(request: pytest.FixtureRequest, node: Node, consumer: str) -> Iterator[str]:
+    """The DSN of a consumer of `mine`, which logs in itself or is what another login acts as."""
+    if request.param == "logs in":
+        yield consumer
+        return
+    role, login = conninfo_to_dict(consumer)["user"], f"mailroom_test_{token_hex(8)}"
+    grants = f"CREATE ROLE {login} NOINHERIT IN ROLE {role}; ALTER ROLE {login} SET role = {role}"
+    with made(node, grants, role=login) as dsn:
+        yield dsn
+
+
+def test_worker_needs_no_more_than_its_grants(node: Node, worker_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It handles, fails, ends what has failed for good, and accounts for a worker that has died."""
+    monkeypatch.setattr(in_flight, "AGE_S", 0.0)
+    node.connection.execute("UPDATE mailroom.inbox_registry SET max_attempts = 2, on_failure = 'skip'")
+    messages = deliver(node, "mine", "k", "fails", "parks", "killed")
+    node.connection.execute(ENTRY.replace("'k'", "'killed'"), [uuid4(), "mine", messages[3].clock, None])
+    node.connection.execute("UPDATE mailroom.worker SET life = NULL, claimed_at = clock_timestamp() - interval '1 s'")
+    handled: list[str] = []
+    entries: list[int] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        entries.append(node.value("SELECT count(*) FROM mailroom.worker WHERE messages > 0"))
+        if message.key == "fails":
+            raise ValueError
+        if message.key == "parks":
+            raise Park("no")
+        handled.append(message.key)
+
+    with working(Worker(worker_dsn, "mine", handle, poll_interval_s=0.05)):
+        eventually(lambda: set(handled) == {"k", "killed"})
+        eventually(lambda: node.dead() and node.rows("SELECT FROM mailroom.parked"))
+    assert node.dead() == [("fails", "reap", "ValueError: ")]
+    assert node.rows("SELECT key FROM mailroom.parked") == [("parks",)]
+    assert max(entries) >= 1
+    assert node.rows("SELECT FROM mailroom.worker") == []
+    assert node.rows("SELECT error FROM mailroom.attempt WHERE key = 'killed'") == [(in_flight.DIED,)]
+
+
+def test_migration_moves_the_grants_of_consumers_and_leaves_those_of_dispatchers_and_readers(
+    node: Node, connect: Connect
+) -> None:
+    connection = connect()
+    roles = {name: f"mailroom_test_{token_hex(8)}" for name in ("consumer", "dispatcher", "reader")}
+    migrate(connection, revision="0131")
+    for role in roles.values():
+        connection.execute(f"CREATE ROLE {role}".encode())
+    for rights, role in (
+        ("SELECT, INSERT, UPDATE, DELETE ON mailroom.worker, mailroom.key_state", "consumer"),
+        ("SELECT ON mailroom.worker, mailroom.key_state", "reader"),
+        ("ALL ON ALL TABLES IN SCHEMA mailroom", "dispatcher"),
+    ):
+        connection.execute(f"GRANT {rights} TO {roles[role]}".encode())
+
+    def may(table: str) -> set[tuple[str, str]]:
+        names = {role: name for name, role in roles.items()}
+        return {
+            (names[role], right)
+            for role, right in connection.execute(
+                "SELECT grantee::regrole::text, privilege_type FROM pg_class, aclexplode(relacl) "
+                "WHERE oid = %s::regclass AND grantee <> relowner",
+                [f"mailroom.{table}"],
+            )
+            if right in ("SELECT", "DELETE")
+        }
+
+    kept = {("dispatcher", "SELECT"), ("dispatcher", "DELETE"), ("reader", "SELECT")}
+    moved = {("consumer", "SELECT"), ("consumer", "DELETE")}
+    tables = ("worker", "key_state")
+    assert [may(table) for table in tables] == [kept | moved] * 2
+    migrate(connection)
+    assert [(may(table), may(f"my_{table}")) for table in tables] == [(kept, moved)] * 2
+    migrate(connection, revision="0131")
+    assert [may(table) for table in tables] == [kept | moved] * 2
+    connection.rollback()
