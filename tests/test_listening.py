@@ -100,6 +100,9 @@ async def test_whoever_comes_later_scans_what_came_before(node: Node) -> None:
     node.connection.execute("SELECT pg_notify('mailroom:' || 'mailroom.outbox_executable'::regclass::oid, '')")
     await asyncio.wait_for(own.wait(), WITHIN_S)
     assert not other.is_set()
-    for task in tasks:
-        task.cancel()
+    ring = second.next_ring()
+    tasks[0].cancel()
+    await asyncio.wait_for(ring.wait(), WITHIN_S)  # it listens by itself now
+    assert len(node.sessions("mailroom dispatcher listener")) == 1
+    tasks[1].cancel()
     await asyncio.wait(tasks)
