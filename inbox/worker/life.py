@@ -48,14 +48,18 @@ SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({a
     alive_lock=locks.ALIVE,
 )
 # Found by the transaction that held the messages when the entry was written: others may have claimed them since.
+HOLDS = (
+    "l.transactionid::text::bigint = w.xact & 4294967295 "
+    "AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS NOT NULL"
+)
 OPEN_BATCHES = Sql(
     """
 SELECT DISTINCT w.life, w.host, w.pid::bigint, l.pid::bigint
-FROM {schema}.worker AS w JOIN pg_locks AS l ON l.transactionid::text::bigint = w.xact & 4294967295
+FROM {schema}.worker AS w JOIN pg_locks AS l ON {holds}
 WHERE w.inbox = '{inbox}' AND w.life = ANY (%(lives)s::integer[])
-  AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS NOT NULL
 """,
     columns=("integer", "text", "bigint", "bigint"),
+    holds=HOLDS,
 )
 PID = if_acting("%(pid)s::integer")
 TERMINATE, TERMINATE_AS_CURRENT = (
@@ -121,7 +125,7 @@ class Lives:
         for life, host, process, backend in run(connection, self._open_batches(paused)) if paused else ():
             inbox = self._names["inbox"]
             try:
-                run(connection, self._terminating(backend))
+                run(connection, terminating(backend))
                 log.warning("%s: worker %d on %s is paused: terminated its batch", inbox, process, host)
             except InsufficientPrivilege:
                 if life not in self._untouchable:
@@ -143,8 +147,10 @@ class Lives:
         rows: list[Row] = yield OPEN_BATCHES.at(**self._names)(lives=lives)
         return rows
 
-    def _terminating(self, backend: int) -> Operation[None]:
-        try:
-            yield TERMINATE.at()(pid=backend)
-        except InsufficientPrivilege:
-            yield TERMINATE_AS_CURRENT.at()(pid=backend)
+
+def terminating(backend: int) -> Operation[None]:
+    """Have the server end a session. Raises `InsufficientPrivilege`."""
+    try:
+        yield TERMINATE.at()(pid=backend)
+    except InsufficientPrivilege:
+        yield TERMINATE_AS_CURRENT.at()(pid=backend)
