@@ -435,8 +435,13 @@ def worker() -> None:
 
 @worker.command("run")
 @click.argument("targets", metavar="MODULE:WORKER...", nargs=-1, required=True)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a handler may take with a message, for workers that name none; it then counts as failed.",
+)
 @pass_call
-def run_worker(call: Call, targets: tuple[str, ...]) -> None:
+def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) -> None:
     """Run workers until SIGTERM or Ctrl-C; then they finish their batches. A second Ctrl-C ends them at once.
 
     MODULE is imported from the current directory or from the installed packages. WORKER is an `inbox.Worker` or
@@ -448,6 +453,7 @@ def run_worker(call: Call, targets: tuple[str, ...]) -> None:
     Examples:
       mailroom worker run shipping:worker
       mailroom worker run shipping:worker billing:worker
+      mailroom worker run shipping:worker --timeout-s 30
       mailroom worker run services.shipping:workers.orders --dsn postgresql://localhost/shop
     \b
     shipping.py:
@@ -468,6 +474,7 @@ def run_worker(call: Call, targets: tuple[str, ...]) -> None:
             raise click.UsageError(
                 f"{target} is given twice, but a worker can run only once. For more at once give it parallel=..."
             )
+        found.timeout_s = timeout_s if found.timeout_s is None else found.timeout_s
         workers.append(found)
     log_to_stderr()
     note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")

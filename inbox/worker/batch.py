@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from inbox.exceptions import Unavailable
 from inbox.failure import Recorded, last_clocks, recording, suspecting
 from inbox.total import healing_total
 from inbox.worker.hold import ENDED, Hold
+from inbox.worker.overtime import Turn
 from mailroom import carry
 from mailroom.message import Message
 from mailroom.session.home import Place
@@ -67,6 +68,7 @@ class Batch:
     error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `begun`:
     how many messages were given to them. `ends`: all handlers have returned. `forgiven`: whether the failure is not
     counted, None until decided. `recorded`: the recorded outcome. `place`: the database in which the messages are.
+    `turn`: how long a handler has been at its message.
     """
 
     due: bool = False
@@ -82,6 +84,7 @@ class Batch:
     forgiven: bool | None = None
     recorded: Recorded | None = None
     place: Place | None = None
+    turn: Turn = field(default_factory=Turn)
 
     def take(self, claimed: Claimed, connection: object, place: Place | None = None) -> None:
         """Take the result of a claim on this connection, which is at this place."""
@@ -145,6 +148,7 @@ class Batch:
         finally:
             if len(self.messages) == 1:
                 self.message = self.messages[0]
+            self.turn.end()
 
     def _in_hand(self) -> contextlib.AbstractContextManager[None]:
         if self.place is None:
@@ -157,11 +161,15 @@ class Batch:
             self.message = message
             self.begun += 1
             turn_to(message)
+            self.turn.begin()
             yield message
             self._check_held()
 
     def _all(self) -> Iterator[list[Message]]:
         self.begun = len(self.messages)
+        if self.begun == 1:
+            self.message = self.messages[0]
+        self.turn.begin()
         yield self.messages.copy()
         self._check_held()
 

@@ -69,6 +69,9 @@ class DjangoTransactions:
         self._connections[self._alias].validate_no_broken_transaction()  # `atomic` would roll back in silence
         run(connection, releasing())
 
+    def spare(self, connections: int) -> None:
+        """Do nothing: each thread has a connection of its own."""
+
     def close(self) -> None:
         """Close the connections that were opened here. Their threads have ended, and Django would not close them."""
         for django in self._opened:

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
 import psycopg
+from psycopg.errors import InsufficientPrivilege
 
 from inbox.claim import PINNED
 from inbox.failure import Recorded, last_clocks, recording_failure, suspecting
 from inbox.worker.batch import Batch
-from inbox.worker.life import SESSION, Lives
+from inbox.worker.life import HOLDS, SESSION, Lives, terminating
 from inbox.worker.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
 from mailroom import settings
 from mailroom.message import Message
@@ -65,6 +66,14 @@ ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excl
 )
 REMOVE = Sql("DELETE FROM {schema}.my_worker WHERE id = %(id)s::uuid")
 
+HOLDERS = Sql(
+    """
+SELECT l.pid::bigint FROM {schema}.my_worker AS w JOIN pg_locks AS l ON {holds}
+WHERE w.id = %(id)s::uuid
+""",
+    columns=("bigint",),
+    holds=HOLDS,
+)
 # A process that goes on says so of the batches that it has lost: others may have their messages.
 LET_GO = Sql(
     """
@@ -243,6 +252,29 @@ class InFlight:
         entry.written = False
         self._mine.discard(entry.id)
         return result
+
+    def end(self, entry: Entry, operation: Operation[T]) -> T:
+        """Do what `replace` does, and then have the server end the session of the batch, which rolls it back."""
+        with self._sender.at(entry.place), self._sender.session() as connection:
+            holders = run(connection, self._holding(entry))
+            with connection.transaction():
+                run(connection, self._removing(entry))
+                result = run(connection, operation)
+            entry.written = False
+            self._mine.discard(entry.id)
+            try:
+                for backend in holders:
+                    run(connection, terminating(backend))
+                why = None if holders else "its session is unknown"
+            except InsufficientPrivilege:
+                why = "this role may not terminate its session; grant it pg_signal_backend"
+            if why is not None:
+                log.warning("%s: its keys wait until the handler returns: %s", self._names["inbox"], why)
+        return result
+
+    def _holding(self, entry: Entry) -> Operation[list[int]]:
+        rows = yield HOLDERS.at(**self._names)(id=entry.id)
+        return [backend for (backend,) in rows]
 
     def _removing(self, entry: Entry) -> Operation[None]:
         yield REMOVE.at(**self._names)(id=entry.id)

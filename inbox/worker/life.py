@@ -49,17 +49,21 @@ SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({a
 )
 # Found by the transaction that held the messages when the entry was written: others may have claimed them since. And
 # only if it holds the first of them now, which the message says and not the entry: an entry may name any transaction.
+HOLDS = (
+    "l.transactionid::text::bigint = w.xact & 4294967295 "
+    "AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS NOT NULL"
+)
 OPEN_BATCHES = Sql(
     """
 SELECT DISTINCT w.life, w.host, w.pid::bigint, l.pid::bigint
 FROM {schema}.my_worker AS w
 JOIN {schema}.inbox_{inbox} AS i
   ON i.key = w.keys[1] AND i.clock = w.clocks[1] AND i.xmax::text::bigint = w.xact & 4294967295
-JOIN pg_locks AS l ON l.transactionid::text::bigint = w.xact & 4294967295
+JOIN pg_locks AS l ON {holds}
 WHERE w.inbox = '{inbox}' AND w.life = ANY (%(lives)s::integer[])
-  AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid IS NOT NULL
 """,
     columns=("integer", "text", "bigint", "bigint"),
+    holds=HOLDS,
 )
 PID = if_acting("%(pid)s::integer")
 TERMINATE, TERMINATE_AS_CURRENT = (
@@ -125,7 +129,7 @@ class Lives:
         for life, host, process, backend in run(connection, self._open_batches(paused)) if paused else ():
             inbox = self._names["inbox"]
             try:
-                run(connection, self._terminating(backend))
+                run(connection, terminating(backend))
                 log.warning("%s: worker %d on %s is paused: terminated its batch", inbox, process, host)
             except InsufficientPrivilege:
                 if life not in self._untouchable:
@@ -147,8 +151,10 @@ class Lives:
         rows: list[Row] = yield OPEN_BATCHES.at(**self._names)(lives=lives)
         return rows
 
-    def _terminating(self, backend: int) -> Operation[None]:
-        try:
-            yield TERMINATE.at()(pid=backend)
-        except InsufficientPrivilege:
-            yield TERMINATE_AS_CURRENT.at()(pid=backend)
+
+def terminating(backend: int) -> Operation[None]:
+    """Have the server end a session. Raises `InsufficientPrivilege`."""
+    try:
+        yield TERMINATE.at()(pid=backend)
+    except InsufficientPrivilege:
+        yield TERMINATE_AS_CURRENT.at()(pid=backend)

@@ -19,6 +19,7 @@ from inbox.worker.batch import Batch, Ended, HandlerFailed, Patience, Size, blam
 from inbox.worker.connecting import NotConnected, reason
 from inbox.worker.frames import frames
 from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.overtime import TimedOut
 from inbox.worker.pace import Pace
 from inbox.worker.wakeup import InboxListener
 from mailroom.errors import MailroomError
@@ -186,6 +187,9 @@ class Loop:
         self._was_due = due
         try:
             await self._service.work(batch, self._entry)
+        except TimedOut:
+            self._entry = Entry()  # whoever still handles the last batch has that one's
+            raise
         finally:
             if batch.claimed is not None:
                 self._learn(batch.claimed, batch)
@@ -245,7 +249,7 @@ class Loop:
         service, batch = self._service, self._batch
         self._due.recorded(recorded.due_in_s)
         # The text of any other error may contain values of the message.
-        what = str(error) if isinstance(error, HandlerFailed) else type(error).__name__
+        what = str(error) if isinstance(error, HandlerFailed | TimedOut) else type(error).__name__
         if batch.message is None:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one at a time"
         else:

@@ -67,6 +67,10 @@ class Transactions(Protocol):
         """Commit a transaction that a claim holds (`inbox.worker.hold`), or release it to be committed on leaving."""
         ...
 
+    def spare(self, connections: int) -> None:
+        """Allow for so many connections more (or less) that handlers keep which nobody waits for; in pools of ours."""
+        ...
+
     def close(self) -> None:
         """Close what was opened here, but never the user's pool or engine."""
         ...
@@ -83,6 +87,10 @@ class AsyncTransactions(Protocol):
 
     async def commit(self, connection: Any) -> None:
         """Commit a transaction that a claim holds, or release it to be committed on leaving."""
+        ...
+
+    async def spare(self, connections: int) -> None:
+        """Allow for so many connections more (or less), as `Transactions.spare` does."""
         ...
 
     async def close(self) -> None:
@@ -240,6 +248,10 @@ class _Pool:
         with PlainCursor(connection) as cursor:
             cursor.execute(COMMIT)
 
+    def spare(self, connections: int) -> None:
+        for pool in (self._pool, self._failing) if self._failing is not None else ():
+            pool.resize(pool.min_size, pool.max_size + connections)
+
     def close(self) -> None:
         if self._failing is not None:
             try:
@@ -290,6 +302,10 @@ class _AsyncPool:
         async with AsyncPlainCursor(connection) as cursor:
             await cursor.execute(COMMIT)
 
+    async def spare(self, connections: int) -> None:
+        for pool in (self._pool, self._failing) if self._failing is not None else ():
+            await pool.resize(pool.min_size, pool.max_size + connections)
+
     async def close(self) -> None:
         if self._failing is not None:
             try:
@@ -324,6 +340,9 @@ class _Factory:
     def commit(self, connection: Any) -> None:
         run(connection, releasing())
 
+    def spare(self, connections: int) -> None:
+        """Do nothing: the engine is the user's."""
+
     def close(self) -> None:
         """Do nothing: the engine is the user's."""
 
@@ -349,6 +368,9 @@ class _AsyncFactory:
 
     async def commit(self, connection: Any) -> None:
         await run_async(connection, releasing())
+
+    async def spare(self, connections: int) -> None:
+        """Do nothing: the engine is the user's."""
 
     async def close(self) -> None:
         """Do nothing: the engine is the user's."""

@@ -7,7 +7,6 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -27,8 +26,9 @@ from inbox.worker.connecting import NotConnected, connecting, reason
 from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.loop import Due, Loop
+from inbox.worker.overtime import Overtime, TimedOut
 from inbox.worker.signals import stopping
-from inbox.worker.threads import in_thread
+from inbox.worker.threads import Threads, in_thread
 from inbox.worker.transactions import (
     AsyncSource,
     AsyncTransactions,
@@ -61,13 +61,15 @@ class _Service(ABC):
     """What `Worker` and `AsyncWorker` share: settings, loops, the tasks beside them, and stopping."""
 
     def __init__(
-        self, name: str, schema: str, parallel: int, batch: int, batch_s: float | None, poll_interval_s: float,
-        dispatch: bool, listen_dsn: str | None, fatal: tuple[type[Exception], ...], handle_signals: bool,
+        self, name: str, schema: str, parallel: int, batch: int, batch_s: float | None, timeout_s: float | None,
+        poll_interval_s: float, dispatch: bool, listen_dsn: str | None, fatal: tuple[type[Exception], ...],
+        handle_signals: bool,
     ) -> None:  # fmt: skip
         self.name = name
         self.schema = schema
         self.batch = arguments.count(batch, "batch")
         self.batch_s = None if batch_s is None else arguments.seconds(batch_s, "batch_s")
+        self.timeout_s = None if timeout_s is None else arguments.seconds(timeout_s, "timeout_s")
         self.poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
         self.fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
         self.stopping = asyncio.Event()
@@ -80,6 +82,7 @@ class _Service(ABC):
         self._cancellations = 0  # pending in the task that calls `run` when it does
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_flight: InFlight
+        self._overtime: Overtime | None = None
         self._home = Home()
         self._transactions: Transactions | AsyncTransactions
         self._is_open = False
@@ -164,6 +167,7 @@ class _Service(ABC):
         listener = InboxListener(home, self.schema, self.name)
         due = Due(self.poll_interval_s)
         self._in_flight = InFlight(home, self.schema, self.name)
+        self._overtime = None if self.timeout_s is None else Overtime(self.name, self.timeout_s)
         try:
             # Before the first batch, which may contain the message that killed the last worker.
             await self._in_flight.run_in_thread(self._in_flight.begin)
@@ -177,7 +181,16 @@ class _Service(ABC):
                 [Loop(self, listener, self._in_flight, due) for _ in range(self._parallel)], listener, due, home
             )
         finally:
+            if self._overtime is not None:
+                await self._in_flight.run_in_thread(self._overtime.close)
             await self._in_flight.run_in_thread(self._in_flight.close)
+
+    def _end(self, batch: Batch, entry: Entry, error: TimedOut) -> None:
+        """Record that a batch has timed out, and end its session. If that fails, the loop records it."""
+        try:
+            batch.recorded = self._in_flight.end(entry, self._blaming(batch, error))
+        except psycopg.Error as failed:
+            log.warning("%s: could not end a batch that has timed out (%s)", self.name, type(failed).__name__)
 
     async def _run_loops(self, made: list[Loop], listener: InboxListener, due: Due, home: Home) -> None:
         """Run the loops and the tasks beside them. Cancelled, stop them first; cancelled again, end at once."""
@@ -290,7 +303,10 @@ class Worker(_Service):
     while other keys continue. After the last attempt, or at once for `DecodeError`, `NoHandler` and the classes in
     `fatal`, the key is parked or the message skipped, as configured for the inbox (`create_inbox`). A handler can
     choose the outcome by raising `Retry`, `Park` or `Skip`; with `Unavailable` the inbox waits. A message that kills
-    its worker counts as failed too.
+    its worker counts as failed too, and so does one that a handler has had for more than `timeout_s` seconds: then the
+    session of its batch is ended from outside, and the worker goes on. The handler itself goes on in its thread until
+    it returns (a task of an `AsyncWorker` is cancelled), beside the next try and whatever else the worker does, and
+    keeps its connection of a pool or engine of yours. By default there is no limit.
 
     `source` is a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or a `sessionmaker`; the handler
     gets a connection (or session) of that kind. Or it is a connection of Django, or "django:ALIAS": then each batch is
@@ -312,6 +328,7 @@ class Worker(_Service):
         parallel: int = 1,
         batch: int = 1_000,
         batch_s: float | None = 1.0,
+        timeout_s: float | None = None,
         poll_interval_s: float = 1.0,
         dispatch: bool = False,
         listen_dsn: str | None = None,
@@ -320,8 +337,9 @@ class Worker(_Service):
         handle_signals: bool = True,
     ) -> None:
         super().__init__(
-            inbox, schema, parallel, batch, batch_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
-        )
+            inbox, schema, parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal,
+            handle_signals,
+        )  # fmt: skip
         check_schema(handler, schema)
         self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
@@ -331,7 +349,7 @@ class Worker(_Service):
         )
         self._on_error = arguments.callback(on_error)
         self._transactions: Transactions
-        self._threads: ThreadPoolExecutor
+        self._threads: Threads
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
@@ -341,7 +359,7 @@ class Worker(_Service):
         """
         with self._running(), self._signals():
             try:
-                with ThreadPoolExecutor(self._parallel, f"mailroom-{self.name}") as self._threads:
+                with Threads(f"mailroom-{self.name}") as self._threads:
                     asyncio.run(self._main())
             finally:
                 if self._is_open:
@@ -403,7 +421,21 @@ class Worker(_Service):
 
     async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
-        await in_thread(self._threads, self._batch_of, batch, entry)
+        running = in_thread(self._threads, self._batch_of, batch, entry)
+        if self._overtime is None:
+            await running
+            return
+        left = await self._overtime.bound(running, batch.turn, partial(self._end, batch, entry))
+        if left is not None:
+            self._threads.give_up(batch.turn.thread)
+            self._transactions.spare(1)
+            left.add_done_callback(self._came_back)
+            batch.turn.check()
+
+    def _came_back(self, left: "asyncio.Future[None]") -> None:
+        if not left.cancelled():
+            left.exception()  # it was recorded when its time was up
+            self._transactions.spare(-1)
 
     def _batch_of(self, batch: Batch, entry: Entry) -> None:
         with self._in_flight.removing(entry, batch):
@@ -420,7 +452,7 @@ class Worker(_Service):
                     run(connection, batch.ending(self.schema, self.name), prepared=False)
                     with batch.committing():
                         self._transactions.commit(connection)
-                except NotAwaited:
+                except (NotAwaited, TimedOut):
                     raise
                 except Exception as error:
                     if not self.patience.forgives(error, batch):
@@ -458,6 +490,7 @@ class AsyncWorker(_Service):
         parallel: int = 1,
         batch: int = 1_000,
         batch_s: float | None = 1.0,
+        timeout_s: float | None = None,
         poll_interval_s: float = 1.0,
         dispatch: bool = False,
         listen_dsn: str | None = None,
@@ -466,8 +499,9 @@ class AsyncWorker(_Service):
         handle_signals: bool = False,
     ) -> None:
         super().__init__(
-            inbox, schema, parallel, batch, batch_s, poll_interval_s, dispatch, listen_dsn, fatal, handle_signals
-        )
+            inbox, schema, parallel, batch, batch_s, timeout_s, poll_interval_s, dispatch, listen_dsn, fatal,
+            handle_signals,
+        )  # fmt: skip
         check_schema(handler, schema)
         self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)
@@ -478,6 +512,7 @@ class AsyncWorker(_Service):
         self._on_error = arguments.async_callback(on_error)
         self._transactions: AsyncTransactions
         self._task: asyncio.Task[None] | None = None
+        self._left: set[asyncio.Future[None]] = set()  # nothing else refers to a task
 
     async def run(self) -> None:
         """Run until `stop` or until cancelled, then finish the batches; cancelled again, end at once.
@@ -549,6 +584,25 @@ class AsyncWorker(_Service):
 
     async def work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
+        running = self._batch_of(batch, entry)
+        if self._overtime is None:
+            await running
+            return
+        left = await self._overtime.bound(running, batch.turn, partial(self._end, batch, entry), cancel=True)
+        if left is not None:
+            await self._transactions.spare(1)
+            left = asyncio.create_task(self._coming_back(left))
+            self._left.add(left)
+            left.add_done_callback(self._left.discard)
+            batch.turn.check()
+
+    async def _coming_back(self, left: "asyncio.Future[None]") -> None:
+        await asyncio.wait((left,))
+        if not left.cancelled():
+            left.exception()
+        await self._transactions.spare(-1)
+
+    async def _batch_of(self, batch: Batch, entry: Entry) -> None:
         async with self._in_flight.removing_async(entry, batch):
             async with self._begin(failing=batch.due) as connection:
                 await run_async(connection, self._claiming(batch, self._inbox, connection))
@@ -564,6 +618,8 @@ class AsyncWorker(_Service):
                     await run_async(connection, batch.ending(self.schema, self.name), prepared=False)
                     with batch.committing():
                         await self._transactions.commit(connection)
+                except TimedOut:
+                    raise
                 except Exception as error:
                     if not self.patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):
