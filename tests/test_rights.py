@@ -171,14 +171,14 @@ def test_nothing_is_recorded_for_another_inbox(
 
 @pytest.mark.parametrize("stage", ["deliver", "execute", "receive"])
 def test_dead_letter_of_a_consumer_is_neither_sent_nor_executed_when_requeued(
-    session: psycopg.Connection[Any], stage: str
+    node: Node, session: psycopg.Connection[Any], stage: str
 ) -> None:
-    # Whatever an operator of its own is called.
-    session.execute(
-        "CREATE FUNCTION pg_temp.same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true'; "
-        "CREATE OPERATOR pg_temp.= (FUNCTION = pg_temp.same, LEFTARG = text, RIGHTARG = text); "
-        "SET LOCAL search_path = pg_temp, pg_catalog"
-    )
+    # An operator of its own that finds everything equal.
+    node.connection.execute("CREATE SCHEMA trap")
+    node.connection.execute("CREATE FUNCTION trap.same(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT true'")
+    node.connection.execute("CREATE OPERATOR trap.= (FUNCTION = trap.same, LEFTARG = text, RIGHTARG = text)")
+    node.connection.execute(f"GRANT USAGE ON SCHEMA trap TO {session.info.user}".encode())
+    session.execute("SET search_path = trap, pg_catalog")
     with pytest.raises(InsufficientPrivilege, match="may not write into dead_letter"):
         session.execute(DEAD.format("dead_letter").replace("'reap'", f"'{stage}'").encode(), ["mine"])
 
