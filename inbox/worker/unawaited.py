@@ -76,9 +76,9 @@ class Unawaited:
             self._unanswered = step
             send(connection, step)
 
-    def settle(self) -> None:
-        """Wait for the answer of the last statement; raises its error."""
-        with self.session():
+    def settle(self, within_s: float = -1) -> None:
+        """Wait for the answer of the last statement; raises its error, and `Unanswered` as `session` does."""
+        with self.session(within_s):
             pass
 
     @contextlib.contextmanager
