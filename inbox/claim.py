@@ -189,7 +189,8 @@ wanted AS MATERIALIZED (
           FROM head) AS h),
 near AS MATERIALIZED (
     SELECT l.key, l.clock, l.xmax, h.rows
-    FROM (SELECT * FROM (SELECT * FROM head ORDER BY clock OFFSET 0) AS head WHERE {healthy}) AS h, LATERAL (
+    FROM (SELECT * FROM (SELECT * FROM head ORDER BY clock OFFSET 0) AS head
+          WHERE key <> ALL (%(but)s::text[]) AND {healthy}) AS h, LATERAL (
         SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l
     LIMIT (SELECT greatest(keys, 0) FROM wanted)),
@@ -282,7 +283,8 @@ walk (key, clock, is_healthy, found, step) AS (
     WHERE w.found < (SELECT keys FROM missing) AND w.step < {max_steps}),
 far AS MATERIALIZED (
     SELECT l.key, l.clock, l.xmax FROM (
-        SELECT * FROM walk WHERE is_healthy AND key NOT IN (SELECT key FROM near)) AS h, LATERAL (
+        SELECT * FROM walk
+        WHERE is_healthy AND key NOT IN (SELECT key FROM near) AND key <> ALL (%(but)s::text[])) AS h, LATERAL (
         SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
         FOR UPDATE SKIP LOCKED) AS l),""",
     walk_from=WALK % ">= %(cursor)s::text",
@@ -301,6 +303,8 @@ far AS MATERIALIZED (
     **PARTS,
 )
 
+
+ORPHANED = Sql("SELECT key FROM {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]) AS o (key)", columns=("text",))
 
 DEEP_ENOUGH = 2  # messages of one key, for a smaller window
 DEEP = 10  # messages of one key; with more of them in one claim a message costs hardly less
@@ -409,18 +413,23 @@ def reaping_rows(
     course.
     """
     yield IN_TRANSACTION
-    first, turned = course.cursor, False
+    first, turned, but = course.cursor, False, list[str]()
     while True:
         statement = REAP_PLAIN if course.is_plain else REAP_ANY
         claim = statement.at(schema=schema, inbox=inbox, **share.names(course.depth))
         taken, (*_, is_plain, left, reached, keys, due_in_s, _) = yield from _pinned(
-            claim(cursor=course.cursor, depth=min(course.depth, share.deep), mine=list(share.mine))
+            claim(cursor=course.cursor, depth=min(course.depth, share.deep), mine=list(share.mine), but=but)
         )
         if is_plain is None:
             raise unregistered(schema, inbox)
         if course.is_plain and not is_plain:
             course = replace(course, is_plain=False)
             continue
+        if not taken and share.hold and not but:
+            # A claim locks no more heads than it wants: those of orphaned keys would stand in the way of the others.
+            but = [key for (key,) in (yield ORPHANED.at(schema=schema, inbox=inbox)(mine=list(share.mine)))]
+            if but:
+                continue
         before = course.cursor
         course = course.after(reached, is_plain, share, len(taken), keys)
         if taken or reached == before or (turned and not "" < reached < first):

@@ -455,7 +455,7 @@ def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: N
     connection.execute(inbox.claim.PIN.at().sql)
     claim = inbox.claim.REAP_ANY.at(schema="mailroom", inbox="shipping", **inbox.claim.Share(100, 10, 100).names()).sql
     [(plan,)] = connection.execute(
-        f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0, "mine": []}
+        f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0, "mine": [], "but": []}
     ).fetchall()
     [measured] = [step for step in nodes(plan[0]["Plan"]) if step["Node Type"] == "WindowAgg"]
     assert measured["Actual Rows"] == 3

@@ -80,7 +80,7 @@ PLAIN_CLAIM = claim.REAP_PLAIN.at(schema=SCHEMA, inbox="shipping", **Share(1, 1,
 OF_WORKER = {"but_orphaned": due.BUT_ORPHANED, "held": due.HELD, "schema": SCHEMA, "inbox": "shipping"}
 LOCK_HEAD = due.LOCK_HEAD.at(**OF_WORKER).sql
 TAKE_HEAD = due.TAKE_HEAD.at(**OF_WORKER).sql
-VALUES = {"cursor": "''", "depth": "1", "key": "'k1'", "clock": "1", "limit": "100", "mine": "'{}'"}
+VALUES = {"cursor": "''", "depth": "1", "key": "'k1'", "clock": "1", "limit": "100", "mine": "'{}'", "but": "'{}'"}
 
 
 def rows_read(connection: psycopg.Connection[Any], statement: str) -> int:

@@ -76,7 +76,7 @@ def test_claim_looks_for_failures_of_no_more_keys_than_it_takes(dsn: str, connec
         node.connection.execute(PIN.at().sql.encode())
         prepare, parameters = prepared(hot.sql, hot.names)
         node.connection.execute(prepare.encode())
-        execute = executed(["'{}'" if name == "mine" else "'1'" for name in parameters])
+        execute = executed(["'{}'" if name in ("mine", "but") else "'1'" for name in parameters])
         [(plan,)] = node.rows(f"EXPLAIN (ANALYZE, FORMAT json) {execute}")
         node.connection.execute("DEALLOCATE hot")
     looks = [below for below in nodes(plan[0]["Plan"]) if below.get("Index Name") == "key_state_pkey"]

@@ -304,10 +304,10 @@ def test_entry_of_a_committed_batch_is_deleted_and_blames_no_message(node: Node,
 # -- Keys of the dead -------------------------------------------------------------------------------------------------
 
 
-def claimed(node: Node, *mine: UUID, due: bool = False) -> list[str]:
+def claimed(node: Node, *mine: UUID, due: bool = False, most: int = 9) -> list[str]:
     """Return the keys that another worker's claim takes, or that of the worker with these entries; undo it."""
     shipping = Inbox("shipping")
-    share = Share(9, 9, 9, due_too=False, hold=True, mine=mine)
+    share = Share(most, most, most, due_too=False, hold=True, mine=mine)
     claiming = shipping.claiming_due(hold=True, mine=mine) if due else shipping.claiming(share)
     with node.connection.transaction(force_rollback=True):
         keys = [message.key for message in run(node.connection, claiming).messages]
@@ -334,6 +334,7 @@ def test_no_worker_takes_a_key_of_a_dead_one_until_its_death_is_counted(
     worker, entry = dying(node, dead)
     deliver(node, "killer", "healthy")
     assert claimed(node) == ["healthy"]
+    assert claimed(node, most=1) == ["healthy"]
     assert claimed(node, entry.id) == ["killer", "x", "killer", "healthy"]
     dead.close()
     eventually(lambda: another_in_flight.take_over())
