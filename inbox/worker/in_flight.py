@@ -204,7 +204,7 @@ class InFlight:
                 # wait for that costs nothing beside a batch. The first try of a single message does not wait: if it was
                 # not on record in time, both tries are counted.
                 if (due or len(messages) > 1) and self._lives.mine is not None:
-                    sender.settle()
+                    sender.settle(WITHIN_S)
         except (Unanswered, NoSession, psycopg.errors.LockNotAvailable) as error:
             self._without_until = time.monotonic() + WITHOUT_S
             if isinstance(error, NoSession):
