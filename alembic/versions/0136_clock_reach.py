@@ -20,9 +20,9 @@ SET search_path = pg_catalog, pg_temp
 RETURN (
     SELECT greatest(c.last_value, least(
         greatest(2305843009213693952, n.advanced),
-        4294967296 + greatest(c.last_value, n.clock_ceiling, least(
+        4294967296 + least(9223372032559808511, greatest(c.last_value, n.clock_ceiling, least(
             extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00+00'), 15768000000
-            )::bigint * 16777216)))
+            )::bigint * 16777216))))
     FROM clock AS c, node AS n)
 """
 
