@@ -16,11 +16,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def grants_of(page: str, first: str, **names: str) -> str:
-    """Return the SQL block of the page that begins with `first`, with other names in place of those it has."""
-    [grants] = re.findall(rf"```sql\n({re.escape(first)}.*?)```", (DOCS / page).read_text(), re.S)
+    """Return the SQL block of the page with `first` in it, with other names in place of those it has."""
+    grants = ";\n".join(documented(page, first))
     for name, own in names.items():
         grants = grants.replace(name, own)
-    return str(grants)
+    return grants
 
 
 def grants_of_a_consumer(role: str, inbox: str) -> str:
