@@ -25,6 +25,11 @@ GATE = "inbox_registry"
 ALWAYS_FIRST = ("dispatch_turn", GATE, "execute_turn")
 TURNS = {"dispatch_turn", "execute_turn"}
 BEHIND_THE_GATE = {"inbox", "key_state", "stable", "attempt", "parked", "dead_letter", "outbox"}
+# To lock a view is to lock its table.
+VIEWS = {
+    "my_worker": "worker", "my_key_state": "key_state", "my_due": "key_state", "my_attempt": "attempt",
+    "my_parked": "parked",
+}  # fmt: skip
 WRITERS_LAST = ("outbox_jdbc", "outbox_jdbc_id", "outbox", "outbox_executable")
 
 NAMES = r"((?:IF EXISTS |ONLY )*[\w.\"]+(?:, [\w.\"]+)*)"
@@ -53,7 +58,7 @@ def locked_by(statements: Iterable[str]) -> list[str]:
     found -= IGNORED
     if not found:
         return []
-    found |= TURNS
+    found |= TURNS | {VIEWS[name] for name in found & VIEWS.keys()}
     if found & BEHIND_THE_GATE:
         found.add(GATE)
     between = sorted(found.difference(ALWAYS_FIRST, WRITERS_LAST))
