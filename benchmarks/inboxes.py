@@ -56,7 +56,7 @@ def _run(setup: Setup) -> Values:
     watch_s = min(20.0, 2 + inboxes / 50)
     with fresh_node(setup.dsn) as node, _idle_inboxes(node, inboxes), Pipeline(node) as pipeline:
         pipeline.dispatch()
-        pipeline.wait(lambda: len(_sessions(node)) >= 7)  # three of each lane, one for housekeeping
+        pipeline.wait(lambda: len(_sessions(node)) >= 6)  # two of each lane, one that listens, one for housekeeping
         daemon = [each.pid for each in (pipeline.dispatcher,) if each is not None and each.pid is not None]
         leader = [*daemon, *_sessions(node)]
         pipeline.dispatch()  # the standby

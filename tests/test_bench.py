@@ -79,7 +79,7 @@ def test_another_checkout_is_measured_beside_ours(dsn: str, tmp_path: Path) -> N
     for package in ("mailroom", "outbox", "inbox", "dispatcher", "alembic"):
         shutil.copytree(ROOT / package, tmp_path / package)
     slow = (
-        "def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:\n    for _ in range(20_000): pass\n"
+        "def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:\n    for _ in range(200_000): pass\n"
     )
     codec_of_theirs = tmp_path / "mailroom" / "codec.py"
     codec_of_theirs.write_text(re.sub(r"^def encode\(.*\n", slow, codec_of_theirs.read_text(), flags=re.M))
@@ -91,8 +91,9 @@ def test_another_checkout_is_measured_beside_ours(dsn: str, tmp_path: Path) -> N
             figures[name]["value"] for name in (line.name, f"{line.name}, before", f"{line.name} : before")
         )
         assert ratio["median"] == pytest.approx(ours["median"] / theirs["median"])
-    assert figures["send, client : before"]["value"]["median"] < 0.9
-    assert figures["INSERT, client : before"]["value"]["median"] > 0.3
+    # Theirs is slow where it encodes, and there alone.
+    sending, inserting = (figures[f"{name}, client : before"]["value"]["median"] for name in ("send", "INSERT"))
+    assert sending < inserting / 2
 
 
 @pytest.mark.parametrize(

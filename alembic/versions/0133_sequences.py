@@ -83,6 +83,29 @@ BEGIN
     END LOOP;
 END $$
 """
+# The locks of a subtransaction that is rolled back are let go: all inboxes at once may not fit into the lock table.
+CLOCK_OF_ROWS = """
+CREATE FUNCTION clock_of_rows() RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    partition regclass;
+    found bigint;
+    highest bigint := greatest(
+        (SELECT max(clock) FROM "{schema}".parked), (SELECT max(clock) FROM "{schema}".dead_letter),
+        (SELECT max(sent_clock) FROM "{schema}".transit), 0);
+BEGIN
+    FOR partition IN SELECT inhrelid FROM pg_inherits WHERE inhparent = '"{schema}".inbox'::regclass LOOP
+        CONTINUE WHEN pg_relation_size(partition) = 0;
+        BEGIN
+            EXECUTE format('SELECT max(clock) FROM %s', partition) INTO found;
+            RAISE SQLSTATE 'MR000';
+        EXCEPTION
+            WHEN SQLSTATE 'MR000' THEN highest := greatest(highest, found);
+            WHEN undefined_table THEN NULL;  -- removed meanwhile
+        END;
+    END LOOP;
+    RETURN highest;
+END $$
+"""
 # Its arguments: the column that the sequence numbers, and the table that the sequence is of.
 COPIED = """
 CREATE FUNCTION raise_copied() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -115,6 +138,7 @@ COMMENTS = {
     "sequences_behind()": "The sequences that are behind the rows that they number, as after a copy of rows alone.",
     "raise_sequence(regclass, bigint)": "Raises a sequence past a number that a row has, and returns its value.",
     "raise_sequences()": "Raises each sequence that is behind its rows past them, and returns which.",
+    "clock_of_rows()": "The largest clock that a row of this node has.",
     "raise_copied()": "Raises the sequence of a table past a row that replication brings.",
 }
 
@@ -135,7 +159,7 @@ def raising(outbox: str, schema: str) -> str:
 
 def upgrade() -> None:
     schema = str(op.get_context().version_table_schema)
-    for function in (BEHIND, RAISE, RAISE_ALL, COPIED):
+    for function in (BEHIND, RAISE, RAISE_ALL, CLOCK_OF_ROWS, COPIED):
         op.execute(function.replace("{schema}", schema))
     for outbox in CHECKED:
         op.execute(raising(outbox, schema))
@@ -154,4 +178,5 @@ def downgrade() -> None:
         op.execute(f"DROP TRIGGER copied ON {table}")
     for outbox in CHECKED:
         op.execute(_checked(outbox))
-    op.execute("DROP FUNCTION raise_copied(), raise_sequences(), raise_sequence(regclass, bigint), sequences_behind()")
+    op.execute("DROP FUNCTION raise_copied(), clock_of_rows(), raise_sequences()")
+    op.execute("DROP FUNCTION raise_sequence(regclass, bigint), sequences_behind()")

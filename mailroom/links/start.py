@@ -36,14 +36,7 @@ FROM {schema}.node AS n, {schema}.clock AS c
     columns=("bigint", "bigint", "bigint", "timestamptz", "uuid", "bigint", "bigint", "boolean"),
 )
 # What a node without its row was brought with, which knew how far its clock was. It is looked for once in a life.
-BROUGHT = Sql(
-    """
-SELECT greatest((SELECT max(clock) FROM {schema}.inbox), (SELECT max(clock) FROM {schema}.parked),
-                (SELECT max(clock) FROM {schema}.dead_letter), (SELECT max(sent_clock) FROM {schema}.transit),
-                0::bigint)
-""",
-    columns=("bigint",),
-)
+BROUGHT = Sql("SELECT {schema}.clock_of_rows()", columns=("bigint",))
 JUMP = Sql(
     """
 WITH noted AS (

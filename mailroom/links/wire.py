@@ -44,4 +44,4 @@ MARK = "H"
 MAX_SENT_CLOCK = 2**61 + 2**60
 # In SQL: {now} is the time, and `advanced` of node.
 FURTHEST = f"""greatest({2**61}, advanced) + {2**60} + (greatest(0, least(
-           extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24})::bigint"""
+           extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24}.0)::bigint"""
