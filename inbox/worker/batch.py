@@ -66,9 +66,9 @@ class Batch:
     is the result of the claim, at the monotonic time `claimed_at`. `message` is the one to blame if the batch fails
     now, None if that would be unknown. `hold`: the transaction of the claim. `is_transient`: the handler raised an
     error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `begun`:
-    how many messages were given to them. `ends`: all handlers have returned. `forgiven`: whether the failure is not
-    counted, None until decided. `recorded`: the recorded outcome. `place`: the database in which the messages are.
-    `turn`: how long a handler has been at its message.
+    how many messages were given to them, and `handlers_s` how long they took, None while they do. `ends`: all handlers
+    have returned. `forgiven`: whether the failure is not counted, None until decided. `recorded`: the recorded outcome.
+    `place`: the database in which the messages are. `turn`: how long a handler has been at its message.
     """
 
     due: bool = False
@@ -80,6 +80,7 @@ class Batch:
     is_transient: bool = False
     open: bool = False
     begun: int = 0
+    handlers_s: float | None = None
     ends: bool = False
     forgiven: bool | None = None
     recorded: Recorded | None = None
@@ -124,6 +125,7 @@ class Batch:
         The context decides what an exception means and whom to blame.
         """
         self.open = True
+        began = time.monotonic()
         try:
             with carry.handling() as turn_to, self._in_hand():
                 yield self._all() if whole else self._turns(turn_to)
@@ -146,6 +148,7 @@ class Batch:
                 self.message = None  # an earlier statement had failed, perhaps in the handler of an earlier message
             raise
         finally:
+            self.handlers_s = time.monotonic() - began
             if len(self.messages) == 1:
                 self.message = self.messages[0]
             self.turn.end()

@@ -185,6 +185,7 @@ class Loop:
     async def _work(self, *, due: bool = False) -> None:
         self._batch = batch = Batch(due, min(self._size.next(), self._pace.next()))
         self._was_due = due
+        began = time.monotonic()
         try:
             await self._service.work(batch, self._entry)
         except TimedOut:
@@ -194,7 +195,9 @@ class Loop:
             if batch.claimed is not None:
                 self._learn(batch.claimed, batch)
             if batch.begun and not due:
-                self._pace.took(batch.begun, time.monotonic() - batch.claimed_at)
+                took_s = time.monotonic() - began
+                handlers_s = took_s if batch.handlers_s is None else batch.handlers_s  # None: it hangs
+                self._pace.took(batch.begun, handlers_s, took_s - handlers_s)
         self._size.handled(batch)
 
     def _learn(self, claimed: Claimed, batch: Batch) -> None:

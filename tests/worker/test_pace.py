@@ -49,6 +49,18 @@ def test_one_slow_batch_is_followed_by_a_small_one() -> None:
     assert pace.next() == 1
 
 
+def test_batches_are_not_small_because_a_commit_takes_long() -> None:
+    """A slow disk makes each COMMIT wait, whatever the batch has in it: small batches would stand still behind it."""
+    pace = Pace(1_000, 1.0)
+    for _ in range(10):
+        pace.took(pace.next(), pace.next() * 0.000_1, 5.0)
+    assert pace.next() == 1_000
+    pace.took(1_000, 0.5, 0.5)  # handlers on a slow server
+    assert pace.next() == 1_000
+    pace.took(1_000, 40.0, 5.0)
+    assert pace.next() == 16
+
+
 def test_batch_that_was_not_full_lets_none_grow() -> None:
     pace = Pace(1_000, 1.0)
     for _ in range(10):
