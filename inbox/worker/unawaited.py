@@ -54,6 +54,7 @@ class Unawaited:
         self._place: Place | None = None
         self._wanted = threading.local()
         self._unanswered: Execute | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -100,10 +101,14 @@ class Unawaited:
                 connection.close()
                 raise
         finally:
+            # A thread that was still at work when `close` was called may have opened it anew.
+            if self._is_closed and self._connection is not None:
+                self._connection.close()
             self._lock.release()
 
     def close(self) -> None:
-        """Wait for the answer of the last statement and close the session."""
+        """Wait for the answer of the last statement and close the session; used again, it is open for that use only."""
+        self._is_closed = True
         try:
             if self._unanswered is not None:
                 with contextlib.suppress(psycopg.OperationalError):

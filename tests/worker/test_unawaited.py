@@ -158,3 +158,12 @@ def test_what_was_sent_arrives_though_the_process_dies_the_next_moment(node: Nod
         node.connection.execute("TRUNCATE posted")
         assert subprocess.run([sys.executable, "-c", DIES, node.dsn]).returncode == 1, nth
         eventually(lambda: posted(node) == [1, 2])
+
+
+def test_session_that_is_opened_anew_after_the_close_is_open_for_one_use_only(node: Node) -> None:
+    """A handler's thread may still remove its entry when the worker has closed its sessions."""
+    sender = Unawaited(node.dsn, "sender", {})
+    sender.settle()
+    sender.close()
+    sender.send(Sql("SELECT 1", columns=("integer",)).at()())
+    eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE application_name = 'mailroom sender'"))
