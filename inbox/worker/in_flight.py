@@ -389,12 +389,9 @@ class InFlight:
                 self._checking.release()
 
     def _watch(self, found: Callable[[], object]) -> None:
-        try:
-            while not self._closing.wait(UNDECIDED_S if self._lives.undecided else WATCH_INTERVAL_S):
-                if self._check():
-                    found()
-        finally:
-            self._watcher.close()  # it may have been reopened after `close`
+        while not self._closing.wait(UNDECIDED_S if self._lives.undecided else WATCH_INTERVAL_S):
+            if self._check():
+                found()
 
     def _check(self) -> bool:
         with self._checking:

@@ -107,15 +107,22 @@ class Unawaited:
             self._lock.release()
 
     def close(self) -> None:
-        """Wait for the answer of the last statement and close the session; used again, it is open for that use only."""
+        """Wait for the answer of the last statement and close the session; used again, it is open for that use only.
+
+        A use under way has `WITHIN_S` seconds to end, and is cut off then.
+        """
         self._is_closed = True
+        is_idle = self._lock.acquire(timeout=WITHIN_S)
         try:
-            if self._unanswered is not None:
+            # Asked only now: the use that this has waited for may have taken the answer, and none is opened for nothing.
+            if is_idle and self._unanswered is not None:
                 with contextlib.suppress(psycopg.OperationalError):
-                    self.settle()
+                    self._opened(self._place)
         finally:
             if self._connection is not None:
                 self._connection.close()
+            if is_idle:
+                self._lock.release()
 
     def _opened(self, place: Place | None) -> psycopg.Connection:
         """Return the session at that place, with no answer outstanding."""

@@ -60,10 +60,16 @@ class Databases:
     def leaks(self, dsn: str) -> list[str]:
         """Describe the connections and prepared transactions that a test left open in its database."""
         name = str(conninfo_to_dict(dsn)["dbname"])
+        found: list[str] = []
+
+        def none_is_left() -> bool:
+            found[:] = self._backends(name)
+            return not found
+
         with suppress(AssertionError):
             # A backend ends a moment after its client has closed the connection.
-            eventually(lambda: not self._backends(name))
-        return self._backends(name) + [f"prepared transaction {gid}" for gid in self._prepared(name)]
+            eventually(none_is_left)
+        return found + [f"prepared transaction {gid}" for gid in self._prepared(name)]
 
     def drop(self, dsn: str) -> None:
         """Drop the database, whoever is connected to it."""

@@ -3,13 +3,15 @@
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from inbox.worker import unawaited
 from inbox.worker.unawaited import Unanswered, Unawaited
+from mailroom.session.home import Home
 from mailroom.sql.operation import Execute, Sql
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -167,3 +169,38 @@ def test_session_that_is_opened_anew_after_the_close_is_open_for_one_use_only(no
     sender.close()
     sender.send(Sql("SELECT 1", columns=("integer",)).at()())
     eventually(lambda: not node.rows("SELECT FROM pg_stat_activity WHERE application_name = 'mailroom sender'"))
+
+
+def test_close_opens_no_session_for_what_a_use_has_settled_that_it_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's own thread and that of a handler may both be at their last use."""
+    opened: list[str] = []
+    connect = Home.connect
+
+    def counting(home: Home, role: str, session: Mapping[str, str]) -> psycopg.Connection:
+        opened.append(role)
+        return connect(home, role, session)
+
+    monkeypatch.setattr(Home, "connect", counting)
+    sender = Unawaited(node.dsn, "sender", {})
+    sender.send(step(1))
+    with ThreadPoolExecutor() as threads:
+        with sender.session():
+            sender._unanswered = step(1)  # as between sending it and its answer
+            closing = threads.submit(sender.close)
+            eventually(lambda: sender._is_closed)
+            sender._unanswered = None
+        closing.result()
+    assert opened == ["sender"]
+    eventually(lambda: node.sessions("mailroom sender") == [])
+
+
+def test_close_cuts_off_a_use_that_does_not_end(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unawaited, "WITHIN_S", 0.01)
+    sender = Unawaited(node.dsn, "sender", {})
+    with pytest.raises(psycopg.OperationalError), sender.session() as connection:
+        with ThreadPoolExecutor() as threads:
+            threads.submit(sender.close).result()
+        connection.execute("SELECT 1")
+    eventually(lambda: node.sessions("mailroom sender") == [])
