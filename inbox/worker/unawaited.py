@@ -114,7 +114,7 @@ class Unawaited:
         self._is_closed = True
         is_idle = self._lock.acquire(timeout=WITHIN_S)
         try:
-            # Asked only now: the use that this has waited for may have taken the answer, and none is opened for nothing.
+            # Asked only now: a use that this has waited for may have taken the answer, and closed the session.
             if is_idle and self._unanswered is not None:
                 with contextlib.suppress(psycopg.OperationalError):
                     self._opened(self._place)

@@ -199,8 +199,13 @@ def test_close_opens_no_session_for_what_a_use_has_settled_that_it_waited_for(
 def test_close_cuts_off_a_use_that_does_not_end(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unawaited, "WITHIN_S", 0.01)
     sender = Unawaited(node.dsn, "sender", {})
-    with pytest.raises(psycopg.OperationalError), sender.session() as connection:
-        with ThreadPoolExecutor() as threads:
-            threads.submit(sender.close).result()
-        connection.execute("SELECT 1")
+
+    def use() -> None:
+        with sender.session() as connection:
+            with ThreadPoolExecutor() as threads:
+                threads.submit(sender.close).result()
+            connection.execute("SELECT 1")
+
+    with pytest.raises(psycopg.OperationalError):
+        use()
     eventually(lambda: node.sessions("mailroom sender") == [])
