@@ -15,6 +15,8 @@ from mailroom import settings
 from mailroom.sql.operation import Execute, Step
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
+from tests.support.hot import nodes
+from tests.support.hot import pages as pages_of
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
 
@@ -223,7 +225,7 @@ def pages_read(node: Node, step: Step) -> int:
         [(plan,)] = node.connection.execute(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {step.statement.sql}".encode(), step.values
         ).fetchall()
-    return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+    return pages_of(list(nodes(plan[0]["Plan"])), "transit", "receipt")
 
 
 def test_link_with_more_rows_waiting_than_it_may_have_is_cut_and_says_so_once(

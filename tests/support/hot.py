@@ -73,6 +73,18 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
+def pages(plan: list[dict[str, Any]], *tables: str) -> int:
+    """Return how many pages a plan's scans of these tables have read.
+
+    Not what the whole statement has: other tests on this server have its sessions read their catalogs anew.
+    """
+    return sum(
+        int(each["Shared Hit Blocks"] + each["Shared Read Blocks"])
+        for each in plan
+        if each.get("Relation Name") in tables and each["Node Type"].endswith("Scan")
+    )
+
+
 def explained(connection: psycopg.Connection[Any], deliver: Sql = DELIVER) -> list[dict[str, Any]]:
     """Run a delivery as the dispatcher's session does, undo it, and return its plan with what it really did."""
     prepare, parameters = prepared(deliver, {})
