@@ -17,6 +17,7 @@ from tests.faults.nursery import Nursery
 from tests.faults.task import Task
 
 SHORT_LIFE_S = 1.0
+USED_UP_S = 10.0  # to get the connections
 
 
 class Actor:
@@ -34,6 +35,7 @@ class Actor:
         self._heard_passes = threading.Event()
         self._stacks: list[str] = []
         self._heard_stacks = threading.Event()
+        self._used_up = threading.Event()
         self._nursery = nursery
         self._endings = endings
         self._socket: socket.socket | None = None
@@ -68,6 +70,11 @@ class Actor:
     def rest(self, rests: bool) -> None:
         """Have a writer rest, or go on."""
         self._tell(rest=rests)
+
+    def use_up(self, seconds: float) -> bool:
+        """Have a worker's program take all connections of their pool for so long; false if it did not say that."""
+        self._used_up.clear()
+        return self._tell(**{"use up": seconds}) and self._used_up.wait(seconds + USED_UP_S)
 
     def ask_passes(self) -> None:
         """Have `passes` brought up to date."""
@@ -141,6 +148,8 @@ class Actor:
                         self.passes += Counter(said["passes"]) - seen
                         seen = Counter(said["passes"])
                         self._heard_passes.set()
+                    elif "used_up" in said:
+                        self._used_up.set()
                     elif "stacks" in said:
                         self._stacks = said["stacks"]
                         self._heard_stacks.set()

@@ -31,6 +31,7 @@ from tests.faults.misuse import (
     send,
 )
 from tests.faults.network import QUIET, Trouble
+from tests.faults.role_worker import has_pool
 from tests.faults.stage import Stage
 from tests.support.next_release import HEAD, NEXT, known_to_migrate
 
@@ -160,20 +161,21 @@ def hit_pooler(stage: Stage, dice: random.Random) -> str:
 def too_many_connections(stage: Stage, dice: random.Random) -> str:
     """F16: all slots are taken, and then all sessions of ours are ended, so that they want new ones."""
     with contextlib.ExitStack() as held, stage.host.session() as session:
-        try:
-            while True:
-                held.enter_context(psycopg.connect(stage.host.dsn, application_name="faults campaign crowd"))
-        except psycopg.OperationalError:
-            pass  # full
+        _take_all(stage, held)
         session.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
             f"AND application_name NOT LIKE '{OURS}' ORDER BY random() LIMIT 6".encode()
         )
-        with contextlib.suppress(psycopg.OperationalError):
-            while True:
-                held.enter_context(psycopg.connect(stage.host.dsn, application_name="faults campaign crowd"))
+        _take_all(stage, held)
         time.sleep(dice.uniform(0.2, 1.5))
     return "server"
+
+
+def _take_all(stage: Stage, held: contextlib.ExitStack) -> None:
+    """Take connections until the server gives no more."""
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            held.enter_context(psycopg.connect(stage.host.dsn, application_name="faults campaign crowd"))
 
 
 TABLES = ("outbox", "inbox_alpha", "inbox_gamma", "key_state", "inbox_registry", "lease", "worker", "scheduled")
@@ -423,6 +425,29 @@ def migrate_beside(stage: Stage, dice: random.Random) -> str:
     return "administrator"
 
 
+def use_up_pool(stage: Stage, dice: random.Random) -> str:
+    """F47: the rest of a program takes all connections of the pool that its worker works on."""
+    actor = dice.choice([one for one in stage.of_role("worker") if has_pool(one.task)])
+    return "worker" if actor.alive.wait(10) and actor.use_up(dice.uniform(1, 4)) else ""
+
+
+# Own sessions of workers: each has one that listens, one for its entries, and those of its batches.
+END_SESSIONS = """
+SELECT count(pg_terminate_backend(pid)) FROM (
+    SELECT pid FROM pg_stat_activity WHERE application_name ~ '^mailroom worker' ORDER BY random() LIMIT %s) AS s
+"""
+
+
+def short_of_sessions(stage: Stage, dice: random.Random) -> str:
+    """F48: one or two sessions fewer than the programs want; they go on with what they have."""
+    with contextlib.ExitStack() as held, stage.host.session() as session:
+        _take_all(stage, held)
+        [(ended,)] = session.execute(END_SESSIONS, [dice.randint(1, 2)]).fetchall()
+        _take_all(stage, held)
+        stage.probe(what="while sessions are short", through=session)
+    return "server" if ended else ""
+
+
 FAULTS: dict[str, Fault] = {
     "F1": kill_process, "F2": pause_process, "F3": terminate, "F4": cancel, "F5": kill_backend, "F6": kill_server,
     "F7": stop_server, "F8": _trouble("cut before COMMIT", 0.3, 0, 1.5),
@@ -434,4 +459,5 @@ FAULTS: dict[str, Fault] = {
     "F36": odd_executables, "F37": slow_disk, "F38": busy_cores,
     "F39": rude_handlers, "F40": cancel_executors, "F41": come_and_go,
     "F42": end_batches, "F43": hoard_advisory_locks, "F44": fill_lock_table, "F45": copy_rows, "F46": migrate_beside,
+    "F47": use_up_pool, "F48": short_of_sessions,
 }  # fmt: skip

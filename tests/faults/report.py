@@ -11,8 +11,8 @@ from rich.table import Column, Table
 from tests.faults.invariants import Violation
 
 STEADY = ("dispatcher:", "linked:", "worker:")
-# Not let in at the start; or killed by a message of which whoever handles it dies.
-START = re.compile(r"^\w+: ConnectionFailed|^worker: killed$")
+# A daemon that is not let in at the start; or a worker that is killed by a message of which whoever handles it dies.
+START = re.compile(r"^(dispatcher|linked): ConnectionFailed|^worker: killed$")
 
 ROLES = ("dispatcher", "worker", "reaper", "writer")
 
@@ -35,6 +35,7 @@ KINDS = {
     "F42": "handlers that end the transaction of their batch", "F43": "a stranger hoards advisory locks",
     "F44": "the lock table is full", "F45": "rows copied to where their sequences begin anew",
     "F46": "the next release's migration beside the programs",
+    "F47": "a worker's program uses up the pool that it works on", "F48": "sessions short by one or two",
 }  # fmt: skip
 
 

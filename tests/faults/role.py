@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from mailroom.session import backoff
@@ -45,6 +46,7 @@ class Control:
         self._lock = threading.Lock()
         self.running = threading.Event()  # cleared while a writer is to rest
         self.running.set()
+        self.use_up: Callable[[float], None] = lambda _: None  # of a worker that works on a pool of its program
 
     def report(self, **fields: Any) -> None:
         """Tell the campaign."""
@@ -66,11 +68,17 @@ class Control:
                     self.report(armed=bool(order["arm"]))
                 elif "rest" in order:
                     self.running.clear() if order["rest"] else self.running.set()
+                elif "use up" in order:
+                    threading.Thread(target=self._using_up, args=(order["use up"],), daemon=True).start()
                 elif "stacks" in order:
                     self.report(stacks=[awaits.stack(each) for each in list(self._failpoints.coroutines)])
                 elif "passes" in order:
                     self.report(passes=self.passes)
         os._exit(ORPHANED)
+
+    def _using_up(self, seconds: float) -> None:
+        self.use_up(seconds)
+        self.report(used_up=True)
 
 
 def _hasten() -> None:

@@ -12,10 +12,11 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from inbox import AsyncWorker, Message, Park, Retry, Skip, Worker
+from tests.faults.actors import USED_UP_S
 from tests.faults.ledger import ONE_REAPED, PROBE, SEEN
 from tests.faults.load import ENDING, KILLING, POISON, RUDE
-from tests.faults.role import Control
-from tests.faults.task import READ_COMMITTED, Task
+from tests.faults.role import Control, rest
+from tests.faults.task import Task
 
 BATCH = 40
 LANES = 2
@@ -30,6 +31,8 @@ class Final(Exception):
     """A failure that no further attempt mends."""
 
 
+# The time-out is short, so that it is met while others have the connections.
+POOL: dict[str, Any] = {"min_size": LANES, "max_size": LANES, "timeout": 0.5}
 SETTINGS: dict[str, Any] = {"parallel": LANES, "batch": BATCH, "fatal": (Final,), "handle_signals": True}
 
 
@@ -38,24 +41,42 @@ def play(task: Task, control: Control) -> None:
     handler = Handler(task)
     settings = SETTINGS | {"poll_interval_s": task.habits.poll_s}
     if task.inbox.startswith("b"):
-        asyncio.run(_work(task, handler, settings))
-    elif task.isolation == READ_COMMITTED:
+        asyncio.run(_work(task, control, handler, settings))
+    elif not has_pool(task):
         Worker(task.dsn, task.inbox, handler.handle, **settings).run()
     else:
-        with ConnectionPool(
-            task.dsn, min_size=LANES, max_size=LANES, timeout=5, configure=partial(_isolate, task), open=True
-        ) as pool:
+        with ConnectionPool(task.dsn, configure=partial(_isolate, task), open=True, **POOL) as pool:
+            control.use_up = partial(_use_up, pool)
             Worker(pool, task.inbox, handler.handle, **settings).run()
 
 
-async def _work(task: Task, handler: "Handler", settings: dict[str, Any]) -> None:
-    if task.isolation == READ_COMMITTED:
+def has_pool(task: Task) -> bool:
+    """Whether a worker works on a pool of its program, and not on sessions of its own."""
+    return task.role == "worker" and task.name.endswith("2")
+
+
+async def _work(task: Task, control: Control, handler: "Handler", settings: dict[str, Any]) -> None:
+    if not has_pool(task):
         await AsyncWorker(task.dsn, task.inbox, handler.handle_async, **settings).run()
         return
-    async with AsyncConnectionPool(
-        task.dsn, min_size=LANES, max_size=LANES, timeout=5, configure=partial(_isolate_async, task)
-    ) as pool:
+    loop = asyncio.get_running_loop()
+    async with AsyncConnectionPool(task.dsn, configure=partial(_isolate_async, task), **POOL) as pool:
+        control.use_up = lambda seconds: asyncio.run_coroutine_threadsafe(_use_up_async(pool, seconds), loop).result()
         await AsyncWorker(pool, task.inbox, handler.handle_async, **settings).run()
+
+
+def _use_up(pool: ConnectionPool, seconds: float) -> None:
+    with contextlib.ExitStack() as taken:
+        for _ in range(LANES):
+            taken.enter_context(pool.connection(timeout=USED_UP_S))
+        rest(seconds)
+
+
+async def _use_up_async(pool: AsyncConnectionPool, seconds: float) -> None:
+    async with contextlib.AsyncExitStack() as taken:
+        for _ in range(LANES):
+            await taken.enter_async_context(pool.connection(timeout=USED_UP_S))
+        await asyncio.sleep(seconds)
 
 
 def _isolate(task: Task, connection: psycopg.Connection[Any]) -> None:

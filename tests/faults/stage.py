@@ -177,14 +177,20 @@ class Stage:
         self._note(what, took)
         return took
 
-    def probe(self, inboxes: Sequence[str] = INBOXES, what: str = "probe", within_s: float | None = None) -> float:
-        """Send a message to each of the inboxes and wait until all are handled; returns seconds."""
+    def probe(
+        self, inboxes: Sequence[str] = INBOXES, what: str = "probe", within_s: float | None = None,
+        through: psycopg.Connection[Any] | None = None,
+    ) -> float:  # fmt: skip
+        """Send a message to each of the inboxes and wait until all are handled; returns seconds.
+
+        `through` is the session to use, if it has to be one that is open already; its loss raises psycopg's error.
+        """
         began = time.monotonic()
         within_s = self._handled_within_s if within_s is None else within_s
         asked: dict[UUID, str] = {}
         patience = _Patience(self, within_s)
         with contextlib.ExitStack() as stack:
-            session: psycopg.Connection[Any] | None = None
+            session = through
             while True:
                 try:
                     if session is None or session.closed:
@@ -197,6 +203,8 @@ class Stage:
                         session.execute("DELETE FROM faults.seen WHERE mid = ANY (%s)", [list(asked)])
                         break
                 except (psycopg.OperationalError, psycopg.InterfaceError):
+                    if through is not None:
+                        raise
                     session = None
                 if time.monotonic() - began > within_s and not (self._scarcity and patience.lasts()):
                     raise NotHandled(

@@ -6,7 +6,6 @@ from tests.faults.report import unasked
 
 MAY = (
     "worker: killed",
-    "worker: ConnectionFailed: Cannot connect",
     "dispatcher: ConnectionFailed: Cannot",
     "reaper: Bug",
 )
@@ -15,6 +14,7 @@ MAY_NOT = (
     "dispatcher: returned",
     "dispatcher: UndefinedTable: no",
     "worker: returned",
+    "worker: ConnectionFailed: Cannot connect",
     "worker: Bug",
 )
 
