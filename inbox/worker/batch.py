@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -68,7 +68,8 @@ class Batch:
     error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `begun`:
     how many messages were given to them, and `handlers_s` how long they took, None while they do. `ends`: all handlers
     have returned. `forgiven`: whether the failure is not counted, None until decided. `recorded`: the recorded outcome.
-    `place`: the database in which the messages are. `turn`: how long a handler has been at its message.
+    `place`: the database in which the messages are. `turn`: how long a handler has been at its message, where that is
+    bounded.
     """
 
     due: bool = False
@@ -85,7 +86,7 @@ class Batch:
     forgiven: bool | None = None
     recorded: Recorded | None = None
     place: Place | None = None
-    turn: Turn = field(default_factory=Turn)
+    turn: Turn | None = None
 
     def take(self, claimed: Claimed, connection: object, place: Place | None = None) -> None:
         """Take the result of a claim on this connection, which is at this place."""
@@ -151,7 +152,8 @@ class Batch:
             self.handlers_s = time.monotonic() - began
             if len(self.messages) == 1:
                 self.message = self.messages[0]
-            self.turn.end()
+            if self.turn is not None:
+                self.turn.end()
 
     def _in_hand(self) -> contextlib.AbstractContextManager[None]:
         if self.place is None:
@@ -164,7 +166,8 @@ class Batch:
             self.message = message
             self.begun += 1
             turn_to(message)
-            self.turn.begin()
+            if self.turn is not None:
+                self.turn.begin()
             yield message
             self._check_held()
 
@@ -172,7 +175,8 @@ class Batch:
         self.begun = len(self.messages)
         if self.begun == 1:
             self.message = self.messages[0]
-        self.turn.begin()
+        if self.turn is not None:
+            self.turn.begin()
         yield self.messages.copy()
         self._check_held()
 

@@ -26,7 +26,7 @@ from inbox.worker.connecting import NotConnected, connecting, reason
 from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.loop import Due, Loop
-from inbox.worker.overtime import Overtime, TimedOut
+from inbox.worker.overtime import Overtime, TimedOut, Turn
 from inbox.worker.signals import stopping
 from inbox.worker.threads import Threads, in_thread
 from inbox.worker.transactions import (
@@ -425,12 +425,13 @@ class Worker(_Service):
         if self._overtime is None:
             await running
             return
-        left = await self._overtime.bound(running, batch.turn, partial(self._end, batch, entry))
+        turn = batch.turn = Turn()
+        left = await self._overtime.bound(running, turn, partial(self._end, batch, entry))
         if left is not None:
-            self._threads.give_up(batch.turn.thread)
+            self._threads.give_up(turn.thread)
             self._transactions.spare(1)
             left.add_done_callback(self._came_back)
-            batch.turn.check()
+            turn.check()
 
     def _came_back(self, left: "asyncio.Future[None]") -> None:
         if not left.cancelled():
@@ -588,13 +589,14 @@ class AsyncWorker(_Service):
         if self._overtime is None:
             await running
             return
-        left = await self._overtime.bound(running, batch.turn, partial(self._end, batch, entry), cancel=True)
+        turn = batch.turn = Turn()
+        left = await self._overtime.bound(running, turn, partial(self._end, batch, entry), cancel=True)
         if left is not None:
             await self._transactions.spare(1)
             left = asyncio.create_task(self._coming_back(left))
             self._left.add(left)
             left.add_done_callback(self._left.discard)
-            batch.turn.check()
+            turn.check()
 
     async def _coming_back(self, left: "asyncio.Future[None]") -> None:
         await asyncio.wait((left,))
