@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import conninfo, sql
 
 from mailroom import settings
+from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConfigurationError
 from mailroom.schema import migrate
 from spark_jobs import drain as drains
@@ -22,6 +24,8 @@ from spark_jobs.write.ledger import Batch
 from spark_jobs.write.staging import stage
 from tests.spark.frames import SHAPE, batches
 from tests.support import node as nodes
+from tests.support.standby import standby_of
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -122,6 +126,36 @@ def test_a_standby_catches_up_or_is_refused(variable: Node, monkeypatch: pytest.
             with pytest.raises(ConfigurationError, match=r"a standby that lags behind.*read-write"):
                 demand()
             assert len(pauses) == 60
+
+
+def test_real_standby_that_lags_is_refused_and_read_once_it_has_caught_up(
+    private_server: Server, server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver plans 60 messages at the primary; executors that saw none of them would report nothing wrong."""
+    dsn = private_server.dsn()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        with connection.transaction():
+            migrate(connection)
+        node = nodes.Node(dsn, connection)
+        node.inbox("shipping")
+        with standby_of(private_server, server_home / "standby", binaries) as standby:
+            standby.await_replay(connection)
+            with psycopg.connect(standby.dsn, autocommit=True) as there:
+                there.execute("SELECT pg_wal_replay_pause()")
+                eventually(lambda: there.execute("SELECT pg_get_wal_replay_pause_state()").fetchone() == ("paused",))
+                for nth in range(60):
+                    node.send("shipping", nth)
+                node.drain()
+                monkeypatch.setenv("ORDERS_SECRET_DSN", dsn)
+                reader = InboxReader(Node(variable="ORDERS_SECRET_DSN"), "shipping", None, None, None, Chosen())
+                planned = reader.partitions()
+                monkeypatch.setenv("ORDERS_SECRET_DSN", f"{standby.dsn} target_session_attrs=any")
+                with monkeypatch.context() as hasty:
+                    hasty.setattr(seen, "CAUGHT_UP_WITHIN_S", 0)
+                    with pytest.raises(ConfigurationError, match="standby that lags behind"):
+                        list(reader.read(planned[0]))
+                there.execute("SELECT pg_wal_replay_resume()")
+                assert sum(batch.num_rows for each in planned for batch in reader.read(each)) == 60
 
 
 def test_of_several_hosts_the_primary_is_taken_unless_told() -> None:
