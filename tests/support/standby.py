@@ -68,9 +68,11 @@ class Standby:
 
     def await_replay(self, primary: psycopg.Connection[object]) -> None:
         """Wait until it has all that is committed on the primary."""
+        # Of what no commit has flushed, the rest of a page may wait for long.
+        primary.execute("SELECT pg_logical_emit_message(true, 'mailroom', '')")
         eventually(
             lambda: primary.execute(
-                "SELECT FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_insert_lsn()"
+                "SELECT FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_flush_lsn()"
             ).fetchall()
         )
 
