@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from secrets import token_hex
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID, uuid4
 
 import psycopg
@@ -23,7 +22,7 @@ from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import SYNC, opened
 from tests.support.node import SCHEMA, Node
-from tests.support.roles import grants_of_a_consumer
+from tests.support.roles import grants_of_a_consumer, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
@@ -210,9 +209,11 @@ def test_skip_is_answered_on_every_driver(node: Node, kind: str) -> None:
 
 def consumer(connection: psycopg.Connection[Any], inbox: str) -> None:
     """Go on as a role with the grants of a consumer that sends nothing. It goes with the transaction."""
-    role = f"mailroom_test_{token_hex(8)}"
-    connection.execute(grants_of_a_consumer(role, inbox))
-    connection.execute(f"SET LOCAL ROLE {role}")
+    name = f"mailroom_test_{token_hex(8)}"
+    connection.execute(f"CREATE ROLE {name}")
+    for grant in grants_of_a_consumer(inbox):
+        connection.execute(grant.replace("{role}", name).encode())
+    connection.execute(f"SET LOCAL ROLE {name}")
 
 
 def skipped_as_consumer(connection: psycopg.Connection[Any], inbox: str) -> None:
@@ -244,20 +245,14 @@ def test_command_cannot_stop_a_worker_whose_role_may_not_answer(
 
 
 def test_worker_whose_role_may_not_answer_goes_on(node: Node) -> None:
-    role = f"mailroom_test_{token_hex(8)}"
-    node.connection.execute(f"{grants_of_a_consumer(role, 'shipping')}; ALTER ROLE {role} PASSWORD 'weak'")
-    parts = urlsplit(node.dsn)
-    dsn = urlunsplit(parts._replace(netloc=f"{role}:weak@{parts.hostname}:{parts.port}"))
-    try:
-        with working(Worker(dsn, "shipping", failing(OutOfStock()))):
-            command(node, "shipping")
-            eventually(lambda: len(node.dead()) == 1)
-            command(node, "shipping")
-            eventually(lambda: len(node.dead()) == 2)
-        eventually(lambda: node.rows("SELECT FROM pg_stat_activity WHERE usename = %s", role) == [])
-    finally:
-        node.connection.execute(f"DROP OWNED BY {role}")
-        node.connection.execute(f"DROP ROLE {role}")
+    with (
+        role(node.dsn, *grants_of_a_consumer("shipping")) as (_, dsn),
+        working(Worker(dsn, "shipping", failing(OutOfStock()))),
+    ):
+        command(node, "shipping")
+        eventually(lambda: len(node.dead()) == 1)
+        command(node, "shipping")
+        eventually(lambda: len(node.dead()) == 2)
     assert answers(node) == []
 
 

@@ -17,7 +17,7 @@ from inbox.worker.life import DEAD_S, PAUSED_S
 from mailroom.schema import migrate
 from tests.support.databases import Connect
 from tests.support.node import Node
-from tests.support.roles import consumer_of, made
+from tests.support.roles import grants_of_a_consumer, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
@@ -41,7 +41,7 @@ def node(dsn: str, connect: Connect) -> Node:
 @pytest.fixture
 def consumer(node: Node) -> Iterator[str]:
     """The DSN of a consumer of `mine`."""
-    with consumer_of(node, "mine") as dsn:
+    with role(node.dsn, *grants_of_a_consumer("mine")) as (_, dsn):
         yield dsn
 
 
@@ -217,9 +217,9 @@ def worker_dsn(request: pytest.FixtureRequest, node: Node, consumer: str) -> Ite
     if request.param == "logs in":
         yield consumer
         return
-    role, login = conninfo_to_dict(consumer)["user"], f"mailroom_test_{token_hex(8)}"
-    grants = f"CREATE ROLE {login} NOINHERIT IN ROLE {role}; ALTER ROLE {login} SET role = {role}"
-    with made(node, grants, role=login) as dsn:
+    acted = conninfo_to_dict(consumer)["user"]
+    grants = ("ALTER ROLE {role} NOINHERIT", f"GRANT {acted} TO {{role}}", f"ALTER ROLE {{role}} SET role = {acted}")
+    with role(node.dsn, *grants) as (_, dsn):
         yield dsn
 
 
@@ -258,20 +258,20 @@ def test_migration_moves_the_grants_of_consumers_and_leaves_those_of_dispatchers
     connection = connect()
     roles = {name: f"mailroom_test_{token_hex(8)}" for name in ("consumer", "dispatcher", "reader")}
     migrate(connection, revision="0131")
-    for role in roles.values():
-        connection.execute(f"CREATE ROLE {role}".encode())
-    for rights, role in (
+    for named in roles.values():
+        connection.execute(f"CREATE ROLE {named}".encode())
+    for rights, holder in (
         ("SELECT, INSERT, UPDATE, DELETE ON mailroom.worker, mailroom.key_state", "consumer"),
         ("SELECT ON mailroom.worker, mailroom.key_state", "reader"),
         ("ALL ON ALL TABLES IN SCHEMA mailroom", "dispatcher"),
     ):
-        connection.execute(f"GRANT {rights} TO {roles[role]}".encode())
+        connection.execute(f"GRANT {rights} TO {roles[holder]}".encode())
 
     def may(table: str) -> set[tuple[str, str]]:
-        names = {role: name for name, role in roles.items()}
+        names = {named: name for name, named in roles.items()}
         return {
-            (names[role], right)
-            for role, right in connection.execute(
+            (names[named], right)
+            for named, right in connection.execute(
                 "SELECT grantee::regrole::text, privilege_type FROM pg_class, aclexplode(relacl) "
                 "WHERE oid = %s::regclass AND grantee <> relowner",
                 [f"mailroom.{table}"],

@@ -32,7 +32,7 @@ from tests.support.command import mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import opened
 from tests.support.node import Node
-from tests.support.roles import documented, role
+from tests.support.roles import grants_of_a_consumer, role
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import NEVER_S, working
 
@@ -142,8 +142,7 @@ def test_claim_that_does_not_see_its_inbox_says_so_whatever_the_reason(node: Nod
 
 
 def test_worker_that_runs_ends_and_says_what_to_do(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
-    grants = documented("sql.md", "CREATE ROLE shop_shipping")[1:]
-    with role(owner.node.dsn, *(grant.replace("shop_shipping", "{role}") for grant in grants)) as (_, dsn):
+    with role(owner.node.dsn, *grants_of_a_consumer("shipping")) as (_, dsn):
         worker = Worker(dsn, "shipping", lambda message, connection: None, poll_interval_s=0.1, handle_signals=False)
         with working(worker, raises=SchemaError) as thread:
             eventually(lambda: not owner.node.delivered())

@@ -5,55 +5,23 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from sqlalchemy import make_url
 
-from tests.support.node import Node
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def grants_of(page: str, first: str, **names: str) -> str:
-    """Return the SQL block of the page with `first` in it, with other names in place of those it has."""
-    grants = ";\n".join(documented(page, first))
-    for name, own in names.items():
-        grants = grants.replace(name, own)
-    return grants
+def documented_role(page: str, role: str) -> list[str]:
+    """Return the statements of a page that give a role its rights, with `{role}` for its name."""
+    created, *grants = documented(page, f"CREATE ROLE {role} LOGIN;")
+    assert created.startswith("CREATE ROLE")
+    return [grant.replace(role, "{role}") for grant in grants]
 
 
-def grants_of_a_consumer(role: str, inbox: str) -> str:
-    """Return what makes `role` a consumer of `inbox` that sends nothing."""
-    names = {"shop_shipping": role, "inbox_shipping": f"inbox_{inbox}"}
-    return grants_of("sql.md", "CREATE ROLE shop_shipping LOGIN;", **names)
-
-
-def grants_of_a_writer(role: str) -> str:
-    """Return what makes `role` a writer."""
-    return grants_of("sql.md", "CREATE ROLE shop_writer LOGIN;", shop_writer=role)
-
-
-@contextlib.contextmanager
-def made(node: Node, *grants: str, role: str) -> Iterator[str]:
-    """Make a role that may log in, by `grants`; give the DSN of its sessions, and drop the role afterwards."""
-    for grant in grants:
-        node.connection.execute(grant.encode())
-    node.connection.execute(f"ALTER ROLE {role} LOGIN PASSWORD 'weak'".encode())
-    parts = urlsplit(node.dsn)
-    try:
-        yield urlunsplit(parts._replace(netloc=f"{role}:weak@{parts.hostname}:{parts.port}"))
-    finally:
-        node.rows("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s", role)
-        node.connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
-
-
-@contextlib.contextmanager
-def consumer_of(node: Node, inbox: str) -> Iterator[str]:
-    """Make a consumer of `inbox`; give the DSN of its sessions."""
-    role = f"mailroom_test_{token_hex(8)}"
-    with made(node, grants_of_a_consumer(role, inbox), role=role) as dsn:
-        yield dsn
+def grants_of_a_consumer(inbox: str) -> list[str]:
+    """Return what makes `{role}` a consumer of `inbox` that sends nothing."""
+    return [each.replace("inbox_shipping", f"inbox_{inbox}") for each in documented_role("sql.md", "shop_shipping")]
 
 
 @contextlib.contextmanager
@@ -74,6 +42,9 @@ def role(dsn: str, *grants: str, owns: str | None = None) -> Iterator[tuple[str,
                 take_over(connection, owns, name)
             yield name, given
         finally:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s", [name]
+            )
             connection.execute(f"REASSIGN OWNED BY {name} TO current_user; DROP OWNED BY {name}; DROP ROLE {name}")
 
 
