@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.sample(3)
 REPLIES = "shop_replies"
 CANARY = "canary-51d0"
 SOON_S = 0.05  # how long to wait for what does not come
+SENT_S = 2.0  # the same, but its INSERT has to have begun by then
 
 
 @dataclass
@@ -182,12 +184,15 @@ def test_two_processes_on_one_inbox_take_each_their_own(node: Node) -> None:
 # -- What goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_late_reply_stays_until_the_janitor_drops_it(node: Node) -> None:
-    with unasked(node) as requests:
+def test_late_reply_stays_until_the_janitor_drops_it(node: Node, connect: Connect) -> None:
+    with unasked(node) as requests, connect() as connection:
+        pending = requests.send(connection, reserve, Reserve(CANARY, 2))
+        connection.commit()
         with pytest.raises(NoReply) as raised:
-            requests.ask(reserve, Reserve(CANARY, 2), timeout_s=SOON_S)
+            pending.wait(SOON_S)
         assert isinstance(raised.value, TimeoutError)
         assert CANARY not in str(raised.value)
+        del pending, raised  # nobody waits for it any longer
         with answering(node):
             eventually(lambda: replies_left(node) == 1)
             assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
@@ -455,16 +460,19 @@ async def test_ask_that_is_held_up_by_a_lock_ends_at_its_own_time_out(node: Node
     if sync:
         with Requests(node.dsn, REPLIES) as requests:
             with pytest.raises(NoReply, match="may still be done"):
-                await asyncio.to_thread(requests.ask, reserve, Reserve("cup", 1), timeout_s=SOON_S)
+                await asyncio.to_thread(requests.ask, reserve, Reserve("cup", 1), timeout_s=SENT_S)
             release()
     else:
         async with AsyncRequests(node.dsn, REPLIES) as asynchronous:
             with pytest.raises(NoReply, match="may still be done"):
-                await asynchronous.ask(reserve, Reserve("cup", 1), timeout_s=SOON_S)
+                await asynchronous.ask(reserve, Reserve("cup", 1), timeout_s=SENT_S)
             release()
 
 
 def test_ask_carries_what_its_caller_does(node: Node) -> None:
-    with unasked(node) as requests, carrying(user="ada"), pytest.raises(NoReply):
-        requests.ask(reserve, Reserve("cup", 1), timeout_s=SOON_S)
-    eventually(lambda: node.rows("SELECT headers ->> 'user' FROM mailroom.outbox") == [("ada",)])
+    with unasked(node) as requests, ThreadPoolExecutor() as threads:
+        with carrying(user="ada"):
+            asked = threads.submit(copy_context().run, requests.ask, reserve, Reserve("cup", 1), timeout_s=WITHIN_S)
+        eventually(lambda: node.rows("SELECT headers ->> 'user' FROM mailroom.outbox") == [("ada",)])
+        with answering(node):
+            assert asked.result() == Reserved(1)
