@@ -8,6 +8,8 @@ CODE := mailroom outbox inbox dispatcher spark_jobs benchmarks examples tests al
 
 # Test processes at once: they wait for their servers and for each other much of the time, so two cores have room for three.
 JOBS ?= 3
+# A few at a time, so that none is left with many when the others have ended.
+SPREAD := -n $(JOBS) --maxschedchunk 5
 
 .DEFAULT_GOAL := help
 
@@ -40,7 +42,7 @@ pipeline: $(SPARK_STAMP) ## The same flights from a CSV through Spark, the outbo
 
 .PHONY: test
 test: $(STAMP) ## The tests, without the slow ones and with a sample of many cases
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --ignore tests/spark --ignore tests/wheel
+	$(BIN)/python -m pytest $(SPREAD) -m 'not slow' --ignore tests/spark --ignore tests/wheel
 
 .PHONY: test-wheel
 test-wheel: $(STAMP) ## Build the distributions, and try the wheel alone and with each extra in environments of its own
@@ -58,7 +60,7 @@ pgbouncer: ## Install PgBouncer for its tests, where root and apt-get can; witho
 TESTED ?=
 .PHONY: test-all
 test-all: $(STAMP) pgbouncer ## All tests, on every PostgreSQL found (15 to 18)
-	$(BIN)/python -m pytest -n $(JOBS) --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
+	$(BIN)/python -m pytest $(SPREAD) --pg all $(if $(TESTED),--beyond-test) --ignore tests/spark --ignore tests/wheel
 
 .PHONY: jdbc
 jdbc: ## Install PostgreSQL's JDBC driver for Spark's tests, where root and apt-get can; without it they are skipped

@@ -75,16 +75,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("pg_major", majors, indirect=True, ids=[f"pg{major}" for major in majors])
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks for the slow ones
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before -m looks for the slow ones
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     for item in beyond_samples(items):
         item.add_marker("slow")
-    if not config.getoption("beyond_test"):
-        return
-    default = find_binaries().major
-    left_out = {item for item in items if ("slow" in item.keywords) != (_major_of(item, default) == default)}
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    if config.getoption("beyond_test"):
+        default = find_binaries().major
+        left_out = {item for item in items if ("slow" in item.keywords) != (_major_of(item, default) == default)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+    yield
+    # The longest first, so that no process is still at one of them when the others have ended.
+    items.sort(key=_bound_s, reverse=True)
+
+
+def _bound_s(item: pytest.Item) -> float:
+    """Return how long a test may take, if that is marked."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker is not None else 0.0
 
 
 def _major_of(item: pytest.Item, default: int) -> int:

@@ -52,7 +52,7 @@ def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
     return list(measure(measurement, Setup("", 1), len(runs)))
 
 
-SLOW = ("cost", "waiting")
+SLOW = ("cost", "stuck", "waiting")
 
 
 @pytest.mark.sample(4)
