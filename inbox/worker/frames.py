@@ -1,12 +1,34 @@
 """The stack frames of an exception as the log shows them: files, lines and code, but no values."""
 
+import asyncio
+import sys
 import traceback
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 # The modules that call handlers; frames up to and including theirs are left out.
 NAMES = ("arguments.py", "batch.py", "connecting.py", "loop.py", "transactions.py", "worker.py")
 OURS = tuple(str(Path(__file__).with_name(name)) for name in NAMES)
 CAUSES = 5  # logged for one error; a longer chain is truncated
+
+
+def stack_of_thread(ident: int) -> traceback.StackSummary:
+    """Return where a thread stands; nothing if it has ended."""
+    frame = sys._current_frames().get(ident)
+    return traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+
+
+def stack_of_task(task: "asyncio.Future[Any]") -> traceback.StackSummary:
+    """Return where the coroutine of a task stands. `Task.get_stack` does not go into what that awaits."""
+    places: list[tuple[FrameType, int]] = []
+    each: Any = task.get_coro() if isinstance(task, asyncio.Task) else None
+    while each is not None:
+        frame = getattr(each, "cr_frame", None) or getattr(each, "gi_frame", None) or getattr(each, "ag_frame", None)
+        if frame is not None:
+            places.append((frame, frame.f_lineno))
+        each = getattr(each, "cr_await", None) or getattr(each, "gi_yieldfrom", None) or getattr(each, "ag_await", None)
+    return traceback.StackSummary.extract(iter(places))
 
 
 def frames(error: BaseException) -> str:
@@ -16,7 +38,7 @@ def frames(error: BaseException) -> str:
     """
     text = ""
     for depth, each in enumerate(_chain(error)):
-        stack = traceback.extract_tb(each.__traceback__)
+        stack = getattr(each, "stack", None) or traceback.extract_tb(each.__traceback__)
         ours = [nth for nth, frame in enumerate(stack) if frame.filename in OURS]
         del stack[: max(ours, default=-1) + 1]
         if depth:

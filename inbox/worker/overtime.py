@@ -10,10 +10,19 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from traceback import StackSummary
+
+from inbox.worker.frames import stack_of_task, stack_of_thread
 
 
 class TimedOut(TimeoutError):
-    """A handler took longer than `timeout_s` with a message. `fatal=(TimeoutError,)` ends the message at once."""
+    """A handler took longer than `timeout_s` with a message. `fatal=(TimeoutError,)` ends the message at once.
+
+    `stack` is where the handler stood then.
+    """
+
+    stack: StackSummary | None = None
 
 
 class Turn:
@@ -67,13 +76,22 @@ class Turn:
             raise self._is_over
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A batch: where its handler stands, what ends it, and what says that it has been ended."""
+
+    stack: Callable[[], StackSummary]
+    end: Callable[[TimedOut], None]
+    ended: Callable[[], None]
+
+
 class Overtime:
     """What ends the batches of one worker, in a thread of its own."""
 
     def __init__(self, name: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._watched: dict[Turn, tuple[Callable[[TimedOut], None], Callable[[], None]]] = {}
+        self._watched: dict[Turn, Watched] = {}
         self._is_closed = False
         self._thread = threading.Thread(target=self._watch, name=f"mailroom-overtime-{name}", daemon=True)
         self._thread.start()
@@ -93,9 +111,12 @@ class Overtime:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits
                 loop.call_soon_threadsafe(over.set)
 
+        def stack() -> StackSummary:
+            return stack_of_task(task) if cancel else stack_of_thread(turn.thread)
+
         waiting = asyncio.ensure_future(over.wait())
         try:
-            with self._watching(turn, end, ended):
+            with self._watching(turn, Watched(stack, end, ended)):
                 await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
@@ -118,9 +139,9 @@ class Overtime:
         self._thread.join()
 
     @contextlib.contextmanager
-    def _watching(self, turn: Turn, end: Callable[[TimedOut], None], ended: Callable[[], None]) -> Iterator[None]:
+    def _watching(self, turn: Turn, watched: Watched) -> Iterator[None]:
         with self._changed:
-            self._watched[turn] = end, ended
+            self._watched[turn] = watched
             self._changed.notify()
         try:
             yield
@@ -137,11 +158,12 @@ class Overtime:
                 if not over:
                     # A message that begins later has more time, so nobody has to say so.
                     self._changed.wait(min((turn.left_s(self._timeout_s) for turn in self._watched), default=None))
-            for turn, (end, ended) in over.items():
+            for turn, watched in over.items():
                 with turn.ending(self._timeout_s) as error:
                     if error is None:
                         continue
-                    end(error)
+                    error.stack = watched.stack()
+                    watched.end(error)
                 with self._changed:
                     self._watched.pop(turn, None)
-                ended()
+                watched.ended()

@@ -90,7 +90,9 @@ def test_handler_that_returns_while_its_failure_is_recorded_waits_for_that() -> 
     assert ended.is_set()
 
 
-def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(node: Node) -> None:
+def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "a", "hung", "b", "hung")
     go_on, back = threading.Event(), threading.Event()
@@ -113,6 +115,7 @@ def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(node: Node) 
         assert node.rows("SELECT key, attempt, error FROM mailroom.attempt") == TIMED_OUT
         assert node.rows("SELECT FROM mailroom.inbox WHERE key = 'hung' FOR UPDATE NOWAIT") == [(), ()]
     assert not back.is_set(), "the worker has stopped without waiting for the handler"
+    assert "assert go_on.wait(WITHIN_S)" in caplog.text, "the log says where it hangs"
     go_on.set()
     assert back.wait(WITHIN_S)
     eventually(lambda: not any("mailroom-shipping" in thread.name for thread in threading.enumerate()))
@@ -139,7 +142,7 @@ def test_handler_that_comes_back_late_commits_nothing_and_counts_nothing(node: N
     assert node.rows("SELECT FROM mailroom.worker") == []
 
 
-async def test_async_handler_that_hangs_is_cancelled(node: Node) -> None:
+async def test_async_handler_that_hangs_is_cancelled(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     deliver(node, "a", "hung", "b")
     cancelled: list[str] = []
 
@@ -159,6 +162,7 @@ async def test_async_handler_that_hangs_is_cancelled(node: Node) -> None:
         await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b"])
         await eventually_async(lambda: node.rows("SELECT key FROM mailroom.parked") == [("hung",)])
     assert cancelled == ["hung"]
+    assert "await asyncio.Event().wait()" in caplog.text, "the log says where it hangs"
     assert node.rows("SELECT key, attempt, error FROM mailroom.attempt") == TIMED_OUT
 
 
