@@ -159,6 +159,7 @@ class InFlight:
         self._apart = Unawaited(home, f"worker in flight {inbox}", session)
         self._names = {"schema": schema, "inbox": inbox}
         self._mine: set[UUID] = set()
+        self._removed: set[UUID] = set()  # nobody waits for that, so they may still be there
         self._left: set[UUID] = set()  # of batches that have ended
         self._without_until = 0.0
         self._lives = Lives(schema, inbox, monotonic)
@@ -169,8 +170,8 @@ class InFlight:
 
     @property
     def mine(self) -> list[UUID]:
-        """The entries of this worker."""
-        return list(self._mine)
+        """The entries of this worker, and those that it has removed: its next claim may come before that is done."""
+        return [*self._mine, *self._removed]
 
     @property
     def _sender(self) -> Unawaited:
@@ -192,6 +193,7 @@ class InFlight:
         before = entry.written
         entry.written = True
         self._mine.add(entry.id)
+        self._removed.discard(entry.id)
         self._left.discard(entry.id)
         adding = ADD.at(**self._names)(
             id=entry.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
@@ -230,6 +232,7 @@ class InFlight:
                     sender.send(removing)  # on a new session, since the old one is closed
             entry.written = False
             self._mine.discard(entry.id)
+            self._removed.add(entry.id)
             self._left.discard(entry.id)
 
     def _leave(self, entry: Entry) -> bool:
@@ -401,13 +404,12 @@ class InFlight:
             return self.take_over()
 
     def _taking_over(self) -> Operation[bool]:
-        mine = self.mine
-        if mine:
-            yield LET_GO.at(**self._names)(mine=mine)
+        if self._mine:
+            yield LET_GO.at(**self._names)(mine=list(self._mine))
         if not (yield from self._lives.checking()):
             return False
         lives = self._lives
-        rows = yield TAKE_OVER.at(**self._names)(age_s=AGE_S, mine=mine, dead=lives.dead(), silent=lives.silent)
+        rows = yield TAKE_OVER.at(**self._names)(age_s=AGE_S, mine=self.mine, dead=lives.dead(), silent=lives.silent)
         for host, pid, is_their_own, keys, clocks, messages, message_id in rows:
             if is_their_own and (messages > 1 or message_id is not None):
                 yield from self._blaming(f"worker {pid} on {host}", keys, clocks, messages, message_id)

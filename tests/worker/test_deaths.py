@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from inbox import AsyncWorker, Inbox, Message, Skip, Worker
+from inbox import AsyncWorker, Inbox, Message, Skip, Unavailable, Worker
 from inbox.claim import Share
 from inbox.failure import recording
 from inbox.worker import in_flight, loop
@@ -118,6 +118,34 @@ def test_entry_of_a_batch_exists_only_while_it_is_handled(
         eventually(lambda: failing_keys(node) == ([("k", 1)] if fails else []) and keys)
         eventually(lambda: not node.rows("SELECT FROM mailroom.worker"))
     assert keys == [[(["k"],)]]
+
+
+def test_worker_takes_its_keys_again_though_the_server_has_not_yet_removed_their_entry(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the answer, and a claim that found nothing would be followed by sleep."""
+    monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", NEVER_S)
+    late: list[Callable[[], None]] = []
+    send = Unawaited.send
+
+    def sending(session: Unawaited, step: Execute) -> None:
+        removes = step.statement.sql.startswith("DELETE")
+        late.append(partial(send, session, step)) if removes and not late else send(session, step)
+
+    monkeypatch.setattr(Unawaited, "send", sending)
+    calls: list[str] = []
+
+    def handle(message: Message, connection: Any) -> None:
+        calls.append(message.key)
+        if len(calls) == 1:
+            raise Unavailable("down", after_s=0)
+        late[0]()
+
+    deliver(node, "k")
+    with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
+        eventually(lambda: calls == ["k", "k"])
+        eventually(lambda: not node.rows("SELECT FROM mailroom.inbox"))
+    assert node.rows("SELECT FROM mailroom.worker") == []
 
 
 @pytest.fixture
