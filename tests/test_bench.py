@@ -55,7 +55,7 @@ def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
 SLOW = ("cost", "stuck", "waiting")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MEASUREMENTS]
 )
@@ -217,6 +217,7 @@ def test_without_a_peer_its_lines_are_left_out_and_what_is_beside_it_stands_alon
     assert left.lines == (Line("ours"), *lines[2:])
 
 
+@pytest.mark.slow
 def test_what_to_install_is_said_for_each_absent_peer(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_pgqueuer, "find_spec", lambda _name: None)
     monkeypatch.setattr(peer_pgq, "EXTENSION", "no_such_extension")

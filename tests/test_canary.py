@@ -210,6 +210,7 @@ def test_command_that_cannot_log_in_shows_no_password(dsn: str, command: tuple[s
         assert shows_nothing(result.output + result.stderr + all_of(result.exception or Exception()))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("given", ["argument", "environment"])
 @pytest.mark.parametrize("how", ["raw", "URL"])
 def test_alembic_that_cannot_log_in_shows_no_password(dsn: str, how: str, given: str) -> None:
@@ -271,6 +272,7 @@ def told(verdict: type[Park | Retry | Skip]) -> Callable[[Message, Any], None]:
 HANDLERS = {"exception": careless, "database": aborting, "park": told(Park), "skip": told(Skip), "retry": told(Retry)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "in a batch"])
 def test_handler_that_fails_is_logged_without_what_it_says(

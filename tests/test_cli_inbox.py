@@ -216,6 +216,7 @@ def test_reap_commits_after_it_has_printed(node: Node) -> None:
     assert node.delivered() == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("target", "fault", "code"),
     [

@@ -71,6 +71,7 @@ def test_heading_alone_sends_nothing(node: Node) -> None:
     assert done(*ORDERS, "--csv", "-", dsn=node.dsn, stdin=b"id,a\n").startswith("0 messages")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("last_row", "fault"),
     [

@@ -131,6 +131,7 @@ def test_dry_run_of_a_parked_key_changes_nothing(held: Node, command: str) -> No
     assert (parked(held), audited(held)) == (["a", "b"], [])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", ["replay", "discard"])
 @pytest.mark.parametrize(
     "target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "--key", "a"], ["--all", "--reason", "x"]], ids=str
@@ -205,6 +206,7 @@ def test_requeue_of_a_skipped_message_brings_it_back_and_is_audited_as_mine(dead
     assert audited(dead) == [(ME, "requeue dead letters", None, 1, "mended")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("target", "left"),
     [
@@ -230,6 +232,7 @@ def test_command_takes_the_dead_letters_that_are_named(
     assert {actor for (actor,) in audited(dead, "actor")} <= {"ada"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("command", ["requeue", "discard"])
 @pytest.mark.parametrize("target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "1"], ["--all", "--stage", "reap"]])
 def test_dead_letter_command_without_one_target_is_wrong_usage(dead: Node, command: str, target: list[str]) -> None:

@@ -147,6 +147,7 @@ def test_work_whose_commit_never_arrived_is_run_again(node: Node, caller: Client
     assert [committed for _, committed in tokens(node)] == [False, True]
 
 
+@pytest.mark.sample(2)
 def test_resolver_that_loses_its_own_answer_asks_again(node: Node, caller: Client, through: tuple[Proxy, str]) -> None:
     through[0].at_next_commits(CommitFault.CUT, CommitFault.SWALLOW, CommitFault.CUT)
     work = Work()
@@ -242,6 +243,7 @@ def test_consumer_reaps_and_sends_once_though_the_answer_is_lost(node: Node, thr
 # -- Tried again, or not ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("code", ["40001", "40P01", "55P03"])
 def test_passing_failure_has_the_whole_work_run_again(node: Node, caller: Client, code: str) -> None:
     def within(nth: int) -> Operation[None]:
@@ -560,6 +562,7 @@ def test_importing_mailroom_loads_no_driver() -> None:
 # -- Asked later ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["psycopg", "Session psycopg", "async psycopg", "async connect asyncpg"])
 def test_commit_that_is_still_on_its_way_is_unknown_until_it_arrives(
     node: Node, through: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch, kind: str

@@ -229,6 +229,7 @@ async def test_session_that_has_ceased_to_listen_is_replaced(node: Node, monkeyp
         await asyncio.wait_for(ring.wait(), WITHIN_S)
 
 
+@pytest.mark.slow
 async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +353,7 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
     assert ["session is read-only" in line for line in rest] == [True][: len(rest)]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["dsn", "pool", "engine"])
 def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, kind: str) -> None:
@@ -399,6 +401,7 @@ def test_standby_is_refused_and_the_message_says_what_to_do(private: Node) -> No
         settings.connect(make_conninfo(private.dsn, target_session_attrs="any"), "test").close()
 
 
+@pytest.mark.slow
 async def test_dispatcher_follows_the_primary(
     private: Node, private_server: Server, server_home: Path, binaries: Binaries
 ) -> None:

@@ -168,6 +168,7 @@ def test_the_schema_mailroom_is_left_alone_even_if_it_is_free(empty_dsn: str) ->
         remake(empty_dsn, "mailroom")
 
 
+@pytest.mark.slow
 def test_a_run_with_kills_ends_right(dsn: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "mailroom", "demo", "--flights", "5000", "--json"],

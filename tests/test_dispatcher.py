@@ -101,6 +101,7 @@ async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
             await eventually_async(partial(is_delivered, node, key))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
 async def test_dispatcher_whose_session_ended_right_behind_a_command_goes_on(
     node: Node, proxy: tuple[Proxy, str], command: bytes
@@ -144,6 +145,7 @@ async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a
             await eventually_async(partial(is_delivered, node, key))
 
 
+@pytest.mark.slow
 async def test_bell_whose_connection_is_a_black_hole_listens_again_on_another(
     node: Node, proxy: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +216,7 @@ async def test_standby_takes_over_at_once_from_a_leader_that_stops(node: Node) -
             await eventually_async(lambda: (leader(node) or (0, 0, 0))[2] == 2)
 
 
+@pytest.mark.slow
 async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
     with process(node.dsn) as first:
         await eventually_async(lambda: leader(node) is not None)
@@ -231,6 +234,7 @@ async def test_standby_takes_over_from_a_killed_leader(node: Node) -> None:
             assert (found[0], found[2]) == (os.getpid(), 2)
 
 
+@pytest.mark.slow
 async def test_new_leader_ends_the_session_of_one_that_hangs(node: Node) -> None:
     with process(node.dsn) as first:
         await eventually_async(lambda: leader(node) is not None)
@@ -267,6 +271,7 @@ def test_lease_that_ran_out_is_taken_with_a_new_epoch(node: Node, connect: Conne
         gone.execute("SELECT 1")
 
 
+@pytest.mark.slow
 async def test_lease_is_renewed_on_time_however_long_housekeeping_takes(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +315,7 @@ def test_new_leader_of_a_copy_leaves_the_original_s_session_alone(
 # -- Going on ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("order", ["as documented", "detached first", "dropped first"])
 async def test_removing_inboxes_ends_nothing(node: Node, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     unlist = "; ".join(
@@ -343,6 +349,7 @@ async def test_removing_inboxes_ends_nothing(node: Node, monkeypatch: pytest.Mon
                 await eventually_async(partial(is_delivered, node, f"{turn}{nth}"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("table", ["outbox", "lease", "inbox_registry"])
 async def test_error_of_any_kind_is_passing_once_it_has_begun(
     node: Node, caplog: pytest.LogCaptureFixture, table: str
@@ -442,6 +449,7 @@ def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
         assert node.rows("SELECT DISTINCT state FROM mailroom.lease") == [("stopped",)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", ["black hole", "cut"])
 def test_sigterm_ends_it_while_the_server_is_unreachable(node: Node, proxy: tuple[Proxy, str], fault: str) -> None:
     network, dsn = proxy

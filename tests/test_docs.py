@@ -270,6 +270,7 @@ def reader_without_server(
     assert (stopped.exit_code, stopped.stdout) == (0, "The embedded server is stopped.\n")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("page", pages_with(lambda block: block.language == "python" or bool(block.marker)))
 def test_a_reader_who_follows_the_page_gets_what_it_says(page: Path, reader: Callable[[Path], Page]) -> None:
     reader(page).follow()

@@ -222,6 +222,7 @@ async def test_idle_turn_lets_go_before_it_reads_the_writers_and_drains_before_i
         assert steps.names == TURN
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("sends_at", range(len(TURN)), ids=[f"{nth} {name}" for nth, name in enumerate(TURN)])
 async def test_message_is_delivered_without_the_poll_wherever_its_writer_sends_and_commits(
     node: Node, served: Callable[[], Steps], connect: Connect, sends_at: int

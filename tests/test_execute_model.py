@@ -214,6 +214,7 @@ def test_model_is_not_trivial(node: Callable[[], Model]) -> None:
 
 
 # Not shrunk: a program is made of a seed, and a smaller one is another program.
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @settings(
     max_examples=10,

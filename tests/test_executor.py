@@ -219,6 +219,7 @@ def waits(node: Node) -> bool:
     return any(node.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", pid) for pid in node.sessions(EXECUTOR))
 
 
+@pytest.mark.slow
 async def test_function_that_runs_long_does_not_hold_up_the_end(node: Node, connect: Connect) -> None:
     node.connection.execute(
         "CREATE FUNCTION public.slow(jsonb) RETURNS void LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(300); END $$"
@@ -252,6 +253,7 @@ def test_sigterm_ends_a_daemon_with_all_lanes_and_gives_their_leases_up(node: No
     assert node.rows("SELECT DISTINCT state FROM mailroom.lease") == [("stopped",)]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_it_while_it_waits_for_a_row(node: Node, connect: Connect) -> None:
     make_things(node.connection)
     increment(node, "1", store=THINGS)

@@ -119,6 +119,7 @@ def many_failing(request: pytest.FixtureRequest, node: Node) -> Node:
     return node
 
 
+@pytest.mark.sample(1)
 def test_claim_reads_no_rows_of_failing_keys(many_failing: Node) -> None:
     node = many_failing
     while raise_floor(node, 10_000) < 50_001:
@@ -129,6 +130,7 @@ def test_claim_reads_no_rows_of_failing_keys(many_failing: Node) -> None:
     assert max(rows_read(node.connection, statement) for statement in statements) < 20
 
 
+@pytest.mark.sample(1)
 def test_claim_reads_each_failing_key_once_without_housekeeping(many_failing: Node) -> None:
     node = many_failing
     assert rows_read(node.connection, CLAIM) < 2 * claim.MAX_STEPS + 2_000

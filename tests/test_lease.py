@@ -132,6 +132,7 @@ def test_killed_leader_is_replaced(node: Node) -> None:
             assert leader(node) == second.pid
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("may_end_it", [True, False], ids=["ended", "not permitted"])
 @pytest.mark.parametrize("where", ["asleep", "within a delivery"])

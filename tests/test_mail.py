@@ -204,6 +204,7 @@ async def test_a_reservation_is_answered(mail):
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.slow
 def test_plugin_without_a_database_says_what_to_do(tmp_path: Path) -> None:
     ran = run_pytest(tmp_path, None, SERVICE + EXAMPLE)
     assert ran.returncode == 1

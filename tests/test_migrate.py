@@ -199,6 +199,7 @@ def test_printed_sql_makes_the_node_that_migrate_makes(empty_dsn: str, expected:
     assert described(empty_dsn) == expected
 
 
+@pytest.mark.slow
 def test_printed_sql_between_revisions_goes_step_by_step(empty_dsn: str, expected: list[tuple[Any, ...]]) -> None:
     for step in ("0101", "0101:0103", "0103:head"):
         execute(empty_dsn, printed("upgrade", step))
@@ -215,6 +216,7 @@ def test_printed_sql_names_its_schema_and_no_other(empty_dsn: str, name: str) ->
         schema.check(connection, name)
 
 
+@pytest.mark.slow
 def test_printed_sql_for_another_revision_changes_nothing(dsn: str) -> None:
     before = described(dsn)
     with pytest.raises(psycopg.Error, match="Schema mailroom is not at revision 0103, where this script begins"):
@@ -224,6 +226,7 @@ def test_printed_sql_for_another_revision_changes_nothing(dsn: str) -> None:
     assert described(dsn) == before
 
 
+@pytest.mark.slow
 def test_printed_sql_going_down_refuses_messages_and_discards_when_told(dsn: str, connect: Connect) -> None:
     with connect() as connection:
         Outbox().send(connection, "shipping", 1)
@@ -279,6 +282,7 @@ def test_nothing_is_removed_where_nothing_is(empty_dsn: str) -> None:
         assert connection.execute("SELECT to_regnamespace('mailroom')").fetchone() == (None,)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scheme", ["postgresql:", "postgresql+psycopg:"])
 async def test_connection_string_is_taken_too(empty_dsn: str, expected: list[tuple[Any, ...]], scheme: str) -> None:
     text = empty_dsn.replace("postgresql:", scheme)

@@ -167,6 +167,7 @@ MIGRATIONS = 6
 EXPECTED = re.compile(r"on purpose| waits for |working without in-flight entries|held up by a lock .*LockNotAvailable")
 
 
+@pytest.mark.slow
 async def test_programs_of_the_release_before_go_on_under_load_while_the_next_one_migrates(
     node: Node, connect: Connect, next_release: None, caplog: pytest.LogCaptureFixture
 ) -> None:

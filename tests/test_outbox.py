@@ -184,6 +184,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("fault", REFUSED)
 def test_refused_message_sends_nothing_and_leaves_the_transaction_usable(connect: Connect, fault: str) -> None:
     connection = connect()
@@ -254,6 +255,7 @@ BAD_ROWS = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("row", BAD_ROWS)
 def test_table_refuses_the_same_in_plain_sql(connect: Connect, row: str) -> None:
     columns, values, constraint = BAD_ROWS[row]
@@ -282,6 +284,7 @@ def test_row_of_one_more_trigger_and_of_an_update_is_refused_too(connect: Connec
         connection.execute("UPDATE mailroom.outbox SET kind = 'X'")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("row", BAD_ROWS)
 def test_row_of_a_session_that_fires_no_triggers_is_refused_too(connect: Connect, row: str) -> None:
     """Such as those that logical replication applies: nothing behind the table checks them again."""

@@ -318,6 +318,7 @@ def test_what_cannot_be_sent_is_refused_at_once(node: Node, connect: Connect) ->
 # -- Over every connection --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_request_is_sent_over_every_connection(node: Node, kind: str) -> None:
     with unasked(node) as requests, opened(node.dsn, kind) as connection:
@@ -331,6 +332,7 @@ def test_request_is_sent_over_every_connection(node: Node, kind: str) -> None:
             undone.wait(SOON_S)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_request_is_sent_over_every_async_connection(node: Node, kind: str) -> None:
     async with (
@@ -449,6 +451,7 @@ async def test_ask_without_a_session_ends_at_its_own_time_out_and_says_that_noth
     assert node.waiting() == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 async def test_ask_that_is_held_up_by_a_lock_ends_at_its_own_time_out(node: Node, connect: Connect, sync: bool) -> None:
     holder = connect()

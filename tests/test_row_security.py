@@ -198,6 +198,7 @@ PROGRAMS: dict[str, Callable[[Owner], object]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_who_works_on_a_node_is_told_what_is_hidden(owner: Owner, program: str) -> None:
     """And not that there were no schema, where its revision is hidden."""
@@ -217,6 +218,7 @@ CALLS: dict[str, tuple[str, Callable[[psycopg.Connection[Any]], object]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("call", CALLS)
 def test_call_that_reads_one_table_is_told_too(owner: Owner, call: str) -> None:
     table, work = CALLS[call]

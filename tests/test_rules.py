@@ -200,6 +200,7 @@ async def test_bell_that_rings_during_the_last_drain_is_heard(node: Node) -> Non
         await asyncio.wait([listening])
 
 
+@pytest.mark.slow
 async def test_worker_that_lies_down_again_misses_no_delivery(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second time, after full batches: the first time the bell is new, and rings by itself."""
     waits, awake_again, second_sent = asyncio.Event(), False, False

@@ -399,6 +399,7 @@ def test_schema_and_inbox_are_made_and_removed_inside_a_users_own_migration(empt
     assert tables(empty_dsn, "public") == {"alembic_version"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by", ["environment", "argument"])
 def test_alembic_by_the_command_line_migrates_the_named_schema(empty_dsn: str, by: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "MAILROOM"))}

@@ -120,6 +120,7 @@ async def test_scheduled_messages_that_take_too_long_all_at_once_are_delivered(n
         await eventually_async(lambda: len(node.delivered("key")) == MANY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.slow)])
 async def test_executables_of_which_a_full_batch_takes_too_long_are_executed(node: Node, how: str) -> None:
     with node.connection.transaction():

@@ -68,6 +68,7 @@ async def test_delivery_that_waits_for_a_lock_on_an_inbox_names_who_has_it(
     assert [(each.pid, each.holds) for each in wait.blockers] == [(pid, "ShareLock")]
 
 
+@pytest.mark.slow
 async def test_wait_shorter_than_its_timeout_counts_on_over_the_tries(
     node: Node, blocker: psycopg.Connection[tuple[object, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,6 +84,7 @@ async def test_wait_shorter_than_its_timeout_counts_on_over_the_tries(
     assert "mailroom executor (pid " in told(caplog, pid)[0]
 
 
+@pytest.mark.slow
 async def test_wait_of_others_than_the_daemon_is_named_too(
     node: Node, connect: Connect, blocker: psycopg.Connection[tuple[object, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +100,7 @@ async def test_wait_of_others_than_the_daemon_is_named_too(
     assert "mailroom worker in flight a (pid " in told(caplog, pid)[0]
 
 
+@pytest.mark.slow
 def test_drain_that_waits_names_who_has_the_lock(
     node: Node, blocker: psycopg.Connection[tuple[object, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -101,6 +101,7 @@ VALUES = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("written", VALUES)
 def test_values_are_written_alike_whatever_the_session_has_set(connect: Connect, written: str) -> None:
     connection = connect(autocommit=True)
@@ -301,6 +302,7 @@ AWKWARD = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", AWKWARD)
 def test_row_that_cannot_be_written_as_json_does_not_fail_the_writer(connect: Connect, kind: str) -> None:
     connection = connect(autocommit=True)

@@ -99,6 +99,7 @@ def test_watch_is_the_callers_transaction(connect: Connect) -> None:
             call()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", ["watch", "unwatch"])
 def test_watch_waits_for_nobody_for_long_and_leaves_the_setting(connect: Connect, change: str) -> None:
     connection, writer = connect(), connect()

@@ -64,7 +64,7 @@ PLANS = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("calls", list(product(("reap", "reap_any"), repeat=2)), ids="-".join)
 @pytest.mark.parametrize(
     ("a", "b"),

@@ -75,6 +75,7 @@ def test_nodes_that_are_not_linked_are_told_what_to_do(
         carry(target, source)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 def test_carry_works_in_sessions_of_sqlalchemy_on_other_drivers(pair: Linked, driver: str) -> None:
     engines = [

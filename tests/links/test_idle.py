@@ -66,6 +66,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 async def test_idle_nodes_take_no_transaction_id(
     nodes: dict[str, Node], looks: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

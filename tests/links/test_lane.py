@@ -161,6 +161,7 @@ async def test_message_for_which_nobody_rings_is_found_by_the_poll(pair: Linked)
             await eventually_async(partial(lambda key: key in keys(pair.target), nth))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 async def test_messages_arrive_though_a_stranger_at_the_source_holds_the_lock_of_the_sleepers(
     pair: Linked, shared: bool
@@ -582,6 +583,7 @@ async def test_source_lost_while_the_lane_stops_is_not_said_to_be_tried_again(
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.slow
 async def test_stopping_ends_while_the_target_hangs(pair: Linked) -> None:
     with proxied(pair.target.dsn) as (network, dsn):
         async with running(Links(dsn, poll_interval_s=0.05)):
@@ -591,6 +593,7 @@ async def test_stopping_ends_while_the_target_hangs(pair: Linked) -> None:
             await eventually_async(lambda: network.swallowed)
 
 
+@pytest.mark.slow
 async def test_one_source_that_is_dead_and_one_that_hangs_hold_up_none_of_the_others(
     pair: Linked, proxy: Proxy, databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -619,6 +622,7 @@ async def test_one_source_that_is_dead_and_one_that_hangs_hold_up_none_of_the_ot
             databases.drop(dsn)
 
 
+@pytest.mark.slow
 async def test_source_that_freezes_in_a_fetch_holds_up_none_of_the_others(
     pair: Linked, proxy: Proxy, databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -704,6 +708,7 @@ async def test_target_whose_server_restarts_goes_on(
 # -- Leading ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_standby_says_no_hello_and_takes_over_from_a_killed_daemon(pair: Linked) -> None:
     program = "import sys; from dispatcher.daemon import run; run(sys.argv[1])"
     with subprocess.Popen([sys.executable, "-c", program, pair.target.dsn]) as first:  # noqa: ASYNC220

@@ -180,6 +180,7 @@ def nodes(databases: Databases, binaries: Binaries) -> Iterator[dict[str, Node]]
         yield found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.timeout(300)
 async def test_messages_come_once_in_order_and_behind_their_causes_whoever_is_put_back(

@@ -467,6 +467,7 @@ def test_stale_failure_of_an_empty_inbox_is_forgotten(ledger: Node) -> None:
 # -- Workers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_workers_handle_all_in_one_order_though_batches_roll_back(ledger: Node) -> None:
     ledger.connection.execute(LEDGER)
     fill(ledger, 400)

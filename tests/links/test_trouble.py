@@ -124,6 +124,7 @@ async def flowing(reader: Reader) -> None:
     await reader.flows()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -146,6 +147,7 @@ async def test_source_that_is_not_reached(
         await flowing(reader)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("breaking", "mending", "said"),
     [
@@ -202,6 +204,7 @@ async def test_since_is_when_it_was_read_last_whatever_goes_wrong_afterwards(
         assert reader.status()[0]["since"] == before
 
 
+@pytest.mark.slow
 async def test_source_that_is_locked_is_told_while_it_is(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(reader):
         await flowing(reader)

@@ -75,6 +75,7 @@ def clients(dsn: str, number: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("on_failure", ["park", "skip"])
 def test_no_message_is_tried_too_often_or_too_early_by_several_processes(node: Node, on_failure: str) -> None:

@@ -640,6 +640,7 @@ CREATE FUNCTION deallocates() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN EXECU
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 100])
 def test_function_that_deallocates_statements_ends_no_worker_and_is_no_failure(
     node: Node, source: Any, batch: int

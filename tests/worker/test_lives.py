@@ -336,6 +336,7 @@ def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
     assert failing_keys(node) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["sync", "blocks its loop"])
 def test_worker_whose_handler_is_busy_for_long_keeps_its_lock(
     node: Node, start: Callable[[str], subprocess.Popen[str]], kind: str

@@ -102,6 +102,7 @@ def test_session_that_the_server_ends_while_it_idles_is_replaced_without_a_word(
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("limited", [3], indirect=True)
 @pytest.mark.parametrize("source", ["DSN", "Engine"])
 def test_sessions_beside_the_batches_make_room_for_a_lane(

@@ -271,6 +271,7 @@ def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_the
     ]  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("other", "code", "last"), [("lost", 1, "mailroom: error: "), ("exits", 7, ""), ("exits_too", 7, "")]
 )

@@ -74,6 +74,7 @@ def test_no_more_than_a_tenth_is_repeated_whatever_fails_when(seed: int) -> None
         assert repeated <= handled / HANDLED_PER_REPEATED + most - 1, seed
 
 
+@pytest.mark.slow
 def test_storm_of_first_failures_repeats_little(node: Node) -> None:
     """Of 1,000 keys in one loop 100 fail once. Without the allowance each failure repeated the batch before it."""
     keys, bad = 1_000, {f"k{nth}" for nth in random.Random(13).sample(range(1_000), 100)}

@@ -123,6 +123,7 @@ ENGINES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("make", ENGINES, ids=lambda make: make.__name__)
 def test_worker_s_own_sessions_lead_to_where_the_engine_s_connections_are(
     node: Node, make: Callable[[str], Any]
@@ -183,6 +184,7 @@ async def async_source(dsn: str, kind: str) -> AsyncIterator[Any]:
     await engine.dispose()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ASYNC_SOURCES)
 async def test_async_worker_s_own_sessions_lead_there_too(node: Node, kind: str) -> None:
     async with async_source(node.dsn, kind) as source:

@@ -368,6 +368,7 @@ def test_worker_logs_what_it_reaps(node: Node, caplog: pytest.LogCaptureFixture)
 MEANT = [StopIteration, StopAsyncIteration, concurrent.futures.CancelledError, psycopg.Rollback]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", MEANT)
 def test_exception_with_another_meaning_elsewhere_is_a_failed_attempt(
     node: Node, source: Any, kind: type[Exception]
