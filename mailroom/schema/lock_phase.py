@@ -28,7 +28,7 @@ BEHIND_THE_GATE = {"inbox", "key_state", "stable", "attempt", "parked", "dead_le
 # To lock a view is to lock its table.
 VIEWS = {
     "my_worker": "worker", "my_key_state": "key_state", "my_due": "key_state", "my_attempt": "attempt",
-    "my_parked": "parked",
+    "my_parked": "parked", "my_spark_stream": "spark_stream",
 }  # fmt: skip
 WRITERS_LAST = ("outbox_jdbc", "outbox_jdbc_id", "outbox", "outbox_executable")
 

@@ -1,4 +1,4 @@
-"""What a stream has given out under which batch number, and what was read of it: the table `spark_stream`.
+"""What a stream has given out under which batch number, and what was read of it: the view of `spark_stream`.
 
 A sink that takes a repeated batch once goes by its number. So a number stands for the same messages for ever: the node
 keeps the batches whose messages are not all deleted, and the last one. A checkpoint that was set back, or another
@@ -16,7 +16,7 @@ from spark_jobs.read.offsets import Place
 
 GIVEN = Sql(
     """
-SELECT checkpoint, batch, upto, message_id, messages, digest FROM {schema}.spark_stream
+SELECT checkpoint, batch, upto, message_id, messages, digest FROM {schema}.my_spark_stream
 WHERE inbox = %(inbox)s::text ORDER BY batch
 """,
     columns=("text", "bigint", "bigint", "text", "bigint", "bigint"),
@@ -46,7 +46,7 @@ def finding_given(
 
 
 LAST = Sql(
-    "SELECT checkpoint, batch FROM {schema}.spark_stream WHERE inbox = %(inbox)s::text ORDER BY batch DESC LIMIT 1",
+    "SELECT checkpoint, batch FROM {schema}.my_spark_stream WHERE inbox = %(inbox)s::text ORDER BY batch DESC LIMIT 1",
     columns=("text", "bigint"),
 )
 
@@ -92,10 +92,12 @@ def measuring(schema: str, inbox: str, ranges: Sequence[Range]) -> Operation[lis
 
 # -- giving out and deleting ------------------------------------------------------------------------------------------
 
-REPLACE = Sql("DELETE FROM {schema}.spark_stream WHERE inbox = %(inbox)s::text AND checkpoint <> %(checkpoint)s::text")
+REPLACE = Sql(
+    "DELETE FROM {schema}.my_spark_stream WHERE inbox = %(inbox)s::text AND checkpoint <> %(checkpoint)s::text"
+)
 GIVE = Sql(
     """
-INSERT INTO {schema}.spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest)
+INSERT INTO {schema}.my_spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest)
 VALUES (%(inbox)s::text, %(checkpoint)s::text, %(batch)s::bigint, %(above)s::bigint, %(upto)s::bigint,
         %(message_id)s::text, %(messages)s::bigint, %(digest)s::bigint)
 """
@@ -137,7 +139,7 @@ def giving_out(
 
 READ = Sql(
     """
-SELECT batch, above, upto, read @> int8range(above, upto, '(]') FROM {schema}.spark_stream
+SELECT batch, above, upto, read @> int8range(above, upto, '(]') FROM {schema}.my_spark_stream
 WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch <= %(number)s::bigint ORDER BY batch
 """,
     columns=("bigint", "bigint", "bigint", "boolean"),
@@ -163,9 +165,9 @@ def finding_read(schema: str, inbox: str, checkpoint: str, number: int) -> Opera
 # The last one says which numbers were given out.
 FORGET = Sql(
     """
-DELETE FROM {schema}.spark_stream AS s
+DELETE FROM {schema}.my_spark_stream AS s
 WHERE inbox = %(inbox)s::text AND batch <= %(number)s::bigint
-  AND batch < (SELECT max(batch) FROM {schema}.spark_stream WHERE inbox = %(inbox)s::text)
+  AND batch < (SELECT max(batch) FROM {schema}.my_spark_stream WHERE inbox = %(inbox)s::text)
 """
 )
 

@@ -178,7 +178,7 @@ def _demand_all(inbox: str, planned: Planned, messages: int, digest: int) -> Non
 # Tasks of one batch wait here for one another, for the time of this statement.
 REPORT = Sql(
     """
-UPDATE {schema}.spark_stream SET read = read + int8multirange(int8range(%(above)s::bigint, %(upto)s::bigint, '(]'))
+UPDATE {schema}.my_spark_stream SET read = read + int8multirange(int8range(%(above)s::bigint, %(upto)s::bigint, '(]'))
 WHERE inbox = %(inbox)s::text AND checkpoint = %(checkpoint)s::text AND batch = %(batch)s::bigint RETURNING true
 """,
     columns=("boolean",),

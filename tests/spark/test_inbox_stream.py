@@ -23,6 +23,7 @@ from spark_jobs.read import inbox_stream, offsets
 from spark_jobs.read.inbox_stream import InboxStreamReader
 from tests.support.node import Node, failing
 from tests.support.proxy import proxied
+from tests.support.roles import documented_role, role
 from tests.support.waiting import eventually
 from tests.support.working import working
 
@@ -356,6 +357,41 @@ def run_batches(reader: InboxStreamReader, count: int, start: dict[str, Any] | N
             reader.commit(ends[-2])
         take(reader, ends[-2], ends[-1])
     return ends
+
+
+def test_the_rights_of_the_page_are_enough_and_show_no_other_stream(node: Node) -> None:
+    node.inbox("billing")
+    node.connection.execute(
+        "INSERT INTO mailroom.spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest) "
+        "VALUES ('billing', 'of another', 1, 0, 9, 'id', 1, 1)"
+    )
+    send(node, *range(25))
+    with role(node.dsn, *documented_role("spark-reading.md", "shop_stream")) as (_, dsn):
+        reader = InboxStreamReader(SparkNode(dsn=dsn), "shipping", None, 10)
+        try:
+            reader.commit(run_batches(reader, 3)[-1])
+        finally:
+            reader.stop()
+        with psycopg.connect(dsn, autocommit=True) as stream:
+            seen = stream.execute("SELECT DISTINCT inbox FROM mailroom.my_spark_stream").fetchall()
+            assert seen == [("shipping",)]
+            assert stream.execute("UPDATE mailroom.my_spark_stream SET checkpoint = 'mine'").rowcount == 1
+            for forged in (
+                "UPDATE mailroom.my_spark_stream SET inbox = 'billing'",
+                FORGED,
+                "TABLE mailroom.spark_stream",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    stream.execute(forged.encode())
+    assert waiting(node) == []
+    assert node.rows("SELECT checkpoint FROM mailroom.spark_stream WHERE inbox = 'billing'") == [("of another",)]
+
+
+# The row is there: also that is not told.
+FORGED = (
+    "INSERT INTO mailroom.my_spark_stream (inbox, checkpoint, batch, above, upto, message_id, messages, digest) "
+    "VALUES ('billing', 'mine', 1, 0, 9, 'id', 1, 1)"
+)
 
 
 def test_a_checkpoint_set_back_is_refused(reader: InboxStreamReader, node: Node, spark_dsn: str) -> None:
