@@ -31,9 +31,10 @@ MODULES = {
     "worker": ("inbox.", "mailroom.session.listener", "mailroom.session.disconnect"),
 }
 LINKS = "await dispatcher.links."  # the node of this campaign reads no other one
-# Passed only while a process begins, or ends: it is made to.
-ENDING = ("dispatcher.lease.GIVE_UP", "await dispatcher.leading._end", "await dispatcher.leading.Leading._work")
-TAKING_OVER = ("dispatcher.lease.TERMINATE",)
+# Passed only while a process takes over, or ends: it is made to.
+TAKING_OVER = "dispatcher.lease.TERMINATE[0]"
+GIVING_UP = "dispatcher.lease.GIVE_UP"
+ENDING = (GIVING_UP, "await dispatcher.leading._end", "await dispatcher.leading.Leading._work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ def cases_of(role: str, passed: Iterable[str], dice: random.Random) -> list[Case
         own = tuple(f"await {module}" for module in MODULES[role])
         names |= {each.name for each in awaits.catalogue() if each.name.startswith(own)}
         names = {name for name in names if not name.startswith(LINKS)}
+    if role == "dispatcher":
+        names |= {TAKING_OVER, GIVING_UP}
     cases = [Case(role, failpoint) for name in sorted(names) for failpoint in _failpoints(name, dice)]
     dice.shuffle(cases)
     return cases
@@ -122,7 +125,7 @@ class Matrix:
         if case.role == "dispatcher":
             leader = self._stage.leader_or_none()
             others = [one for one in actors if one is not leader]
-            if case.failpoint.name in TAKING_OVER and others:
+            if case.failpoint.name == TAKING_OVER and others:
                 return self._dice.choice(others)
             if leader is not None:
                 return leader
@@ -138,7 +141,7 @@ class Matrix:
         point = case.failpoint
         if not actor.arm(point):
             return actor.hit.is_set()
-        if point.name in TAKING_OVER:
+        if point.name == TAKING_OVER:
             self._stage.strike_leader(signal.SIGKILL)
             return actor.hit.wait(5)
         if point.name.startswith(ENDING):

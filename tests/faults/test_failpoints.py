@@ -13,7 +13,7 @@ from dispatcher import deliver, lease
 from inbox import claim
 from inbox.worker import worker
 from mailroom.session import listener
-from tests.faults import awaits
+from tests.faults import awaits, matrix
 from tests.faults.failpoints import names_of_statements
 from tests.faults.mutants import MUTANTS
 
@@ -25,6 +25,8 @@ def test_statements_are_named_after_their_constants() -> None:
     assert names[id(deliver.DELIVER)] == "dispatcher.deliver.DELIVER"
     assert names[id(lease.TAKE)] == "dispatcher.lease.TAKE"
     assert names[id(claim.REAP_ANY)] == "inbox.claim.REAP_ANY"
+    assert names[id(lease.TERMINATE[0])] == matrix.TAKING_OVER
+    assert names[id(lease.GIVE_UP)] == matrix.GIVING_UP
 
 
 def test_every_await_of_the_loops_is_in_the_catalogue() -> None:
