@@ -22,6 +22,7 @@ from inbox import AsyncWorker, Inbox, Message, Worker
 from inbox.due import reaping_due
 from mailroom import schema
 from mailroom.cli.root import root
+from mailroom.embedded import Server
 from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.schema import migration
 from mailroom.schema.lock_phase import locked_by
@@ -287,3 +288,32 @@ def test_batch_does_not_fail_because_the_table_of_entries_is_locked(
     assert sorted(calls) == ["a", "b", "c", "d"]
     assert "their table is locked" in caplog.text
     assert "retrying the batch" not in caplog.text
+
+
+SLOW_VACUUM = """
+ALTER TABLE mailroom.attempt SET (autovacuum_vacuum_threshold = 1, autovacuum_vacuum_scale_factor = 0,
+                                  autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1)
+"""
+
+
+@pytest.mark.slow
+def test_autovacuum_gives_way_to_a_migration(private_server: Server, next_release: None) -> None:
+    """It does so for whoever has waited for deadlock_timeout, which is longer than a try of the migration."""
+    with psycopg.connect(private_server.dsn(), autocommit=True) as connection:
+        with connection.transaction():
+            schema.migrate(connection, revision=HEAD)
+        connection.execute(SLOW_VACUUM)
+        connection.execute(
+            "INSERT INTO mailroom.attempt (inbox, key, clock, message_id, attempt, outcome, error) "
+            "SELECT 'shipping', 'k', n, gen_random_uuid(), 1, 'retry', repeat('x', 500) FROM generate_series(1, 9999) n"
+        )
+        connection.execute("DELETE FROM mailroom.attempt")
+        connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1s'")
+        connection.execute("SELECT pg_reload_conf()")
+        vacuumed = "SELECT FROM pg_stat_progress_vacuum WHERE relid = 'mailroom.attempt'::regclass"
+        eventually(lambda: connection.execute(vacuumed).fetchall())
+        with psycopg.connect(private_server.dsn()) as migrating:
+            schema.migrate(migrating, revision=NEXT, lock_timeout_s=WITHIN_S)
+            migrating.commit()
+        assert schema.current_revision(connection) == NEXT
+    assert "canceling autovacuum task" in (private_server.directory / "server.log").read_text()

@@ -1,6 +1,8 @@
 """Mutants stay usable: the text that each one changes stands where it says, and its tests are there."""
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,15 @@ def test_mutant_applies_and_its_tests_exist(mutant: Mutant) -> None:
     for test in mutant.tests:
         file, *names = test.partition("[")[0].split("::")
         assert names[-1] in functions(ROOT / file)
+
+
+@pytest.mark.slow
+def test_cases_that_mutants_name_exist() -> None:
+    named = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
+    files = sorted({test.partition("::")[0] for test in named})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--verbosity=-1", "--override-ini=addopts=", *files]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert named - set(collected.splitlines()) == set()
 
 
 def test_no_two_mutants_have_one_name() -> None:
