@@ -1,6 +1,7 @@
 """A node of the ring: its server, its ledgers, the networks before it and its daemons."""
 
 import contextlib
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import sqlalchemy
 from inbox import Inbox
 from mailroom import schema
 from mailroom.links import Links
-from mailroom.node import rename_node
+from mailroom.node import advance_clock, rename_node
 from mailroom.schema import create_inbox
 from outbox import Outbox, Outgoing
 from tests.faults.actors import Actor
@@ -28,6 +29,7 @@ SETTINGS = {
     "shared_buffers": "64MB", "fsync": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB",
 }  # fmt: skip
 KEEP_S = 0.0  # what was acknowledged may go at once
+ADVANCE = re.compile(r"mailroom node advance (\d+)$")
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
 # No constraints: a ledger that refused a duplicate would hide it. `turn` rises in the order in which things are
@@ -168,6 +170,10 @@ class RingNode:
                 with self.host.session() as session, session.transaction():
                     Links().remove(session, reader.name, side="reader", actor="campaign")
                     Links().allow(session, reader.name, actor="campaign", keep_s=KEEP_S)
+            elif (far := ADVANCE.search(why)) is not None:
+                # Each start of a server that may have lost history jumps, and what it is put back to knows of none.
+                with self.host.session() as session, session.transaction():
+                    advance_clock(session, int(far[1]), actor="campaign")
 
     def why_not(self, source: "RingNode") -> str:
         """Return why a source is not read, empty if it is."""
