@@ -150,8 +150,8 @@ class RingNode:
 
     def is_read_again(self, readers: Sequence["RingNode"]) -> bool:
         """Return whether all readers have found their places, and do what an operator is asked for."""
+        self._do_as_told(readers)
         if not self.is_linked(len(readers)):
-            self._do_as_told(readers)
             return False
         with self.host.session() as session:
             [(self.incarnation, resumed, answered)] = session.execute(PLACES).fetchall()
