@@ -231,8 +231,8 @@ class InFlight:
                 except Unanswered:
                     sender.send(removing)  # on a new session, since the old one is closed
             entry.written = False
-            self._mine.discard(entry.id)
             self._removed.add(entry.id)
+            self._mine.discard(entry.id)
             self._left.discard(entry.id)
 
     def _leave(self, entry: Entry) -> bool:
