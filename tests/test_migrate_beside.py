@@ -312,6 +312,8 @@ def test_autovacuum_gives_way_to_a_migration(private_server: Server, next_releas
         connection.execute("SELECT pg_reload_conf()")
         vacuumed = "SELECT FROM pg_stat_progress_vacuum WHERE relid = 'mailroom.attempt'::regclass"
         eventually(lambda: connection.execute(vacuumed).fetchall())
+        connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1h'")  # once it has given way it does not come back
+        connection.execute("SELECT pg_reload_conf()")
         with psycopg.connect(private_server.dsn()) as migrating:
             schema.migrate(migrating, revision=NEXT, lock_timeout_s=WITHIN_S)
             migrating.commit()
