@@ -15,6 +15,7 @@ from typing import Protocol
 
 from psycopg.conninfo import conninfo_to_dict
 
+from inbox.worker.tasks import first_error
 from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.packages import load
@@ -152,10 +153,11 @@ class Dispatching:
                     await asyncio.wait(running, timeout=CANCELLED_S)
                 except asyncio.CancelledError as again:
                     cancelled = again
+        error = first_error(tasks)
         if cancelled is not None:
             raise cancelled
-        for task in tasks:
-            task.result()
+        if error is not None:
+            raise error
 
     async def _running(self, lane: Dispatches) -> None:
         """Run a lane, which raises an error if its first connection fails: as for the worker, it tries again."""

@@ -28,6 +28,7 @@ from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.loop import Due, Loop
 from inbox.worker.overtime import Overtime, TimedOut, Turn
 from inbox.worker.signals import stopping
+from inbox.worker.tasks import first_error
 from inbox.worker.threads import Threads, in_thread
 from inbox.worker.transactions import (
     AsyncSource,
@@ -230,11 +231,9 @@ class _Service(ABC):
                     await asyncio.wait(running, timeout=CANCELLED_S)
                 except asyncio.CancelledError as again:
                     cancelled = again
-        for task in (*loops, *beside, *lanes):
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error.error if isinstance(error, Ended) else error
-        if cancelled is not None:
-            raise cancelled
+        error = first_error((*loops, *beside, *lanes)) or cancelled
+        if error is not None:
+            raise error.error if isinstance(error, Ended) else error
 
     def starting(self) -> Operation[None]:
         """Raise an error that says what is wrong if no claim can succeed: of the schema, or of the inbox."""

@@ -1,6 +1,7 @@
 """Workers of one process that dispatch: one of them does, and another goes on where it cannot."""
 
 import asyncio
+import gc
 import os
 import threading
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from inbox import AsyncWorker, Message, Worker
-from inbox.worker.dispatching import SILENT_S, Turn
+from inbox.worker.dispatching import SILENT_S, Dispatching, Turn
+from mailroom.errors import ConfigurationError
 from mailroom.session.home import Home
+from mailroom.session.repeats import Repeats
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
@@ -80,6 +83,26 @@ def test_worker_whose_event_loop_stands_still_keeps_nobody_from_dispatching(node
         go_on.set()
         blocked.stop()
         thread.join(WITHIN_S)
+
+
+class Broken:
+    """A lane that cannot run, as behind a pooler."""
+
+    async def run(self) -> None:
+        raise ConfigurationError("This connection string leads through a pooler.")
+
+    def stop(self) -> None:
+        pass
+
+
+async def test_lanes_that_all_fail_raise_one_error_and_leave_none_behind(caplog: pytest.LogCaptureFixture) -> None:
+    dispatching = Dispatching("shipping", Home("host=h"), "mailroom", 1.0, Repeats())
+    dispatching._make = lambda: [Broken(), Broken()]
+    with pytest.raises(ConfigurationError):
+        await dispatching.run()
+    del dispatching
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_turn_is_one_worker_s_until_it_gives_it_up_or_is_silent() -> None:

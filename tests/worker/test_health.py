@@ -44,7 +44,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+    return [
+        each.getMessage() for each in caplog.records if each.name == "mailroom.worker" and each.levelno >= logging.ERROR
+    ]
 
 
 # -- Connections ------------------------------------------------------------------------------------------------------
