@@ -10,7 +10,7 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import message_json, print_messages
-from mailroom.cli.output import document, say, shown, table, working
+from mailroom.cli.output import document, note, say, shown, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, TEXT
 from mailroom.errors import MailroomError
 
@@ -20,19 +20,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def targeted(command: F) -> F:
-    """Add --key, --reason and --all; a command that changes parked keys requires one of them."""
+    """Add --key, --matching and --all; a command that changes parked keys requires one of them."""
     for option in (
         click.option("--all", "every", is_flag=True, help="All parked keys of the inbox."),
-        click.option("--reason", metavar="TEXT", type=TEXT, help="The keys whose reason contains TEXT; see the list."),
+        click.option(
+            "--matching", metavar="TEXT", type=TEXT, help="The keys whose reason contains TEXT; see the list."
+        ),
         click.option("--key", "keys", metavar="K", type=KEY, multiple=True, help="This key; may be repeated."),
     ):
         command = option(command)
     return command
 
 
-def _target(keys: tuple[str, ...], reason: str | None, every: bool) -> tuple[str, ...] | None:
-    if every == bool(keys or reason is not None):
-        raise click.UsageError("Say which keys: --key K, --reason TEXT (or both), or --all.")
+def _target(keys: tuple[str, ...], matching: str | None, every: bool) -> tuple[str, ...] | None:
+    if every == bool(keys or matching is not None):
+        raise click.UsageError("Say which keys: --key K, --matching TEXT (or both), or --all.")
     return keys or None
 
 
@@ -48,17 +50,17 @@ def parked() -> None:
       mailroom parked list shipping
       mailroom parked show shipping --key order-42
       mailroom parked replay shipping --key order-42              # once the cause is fixed
-      mailroom parked discard shipping --key order-42 --limit 1   # or delete the bad message for good,
+      mailroom parked discard shipping --key order-42 --per-key 1 # or delete the bad message for good,
       mailroom parked replay shipping --key order-42              # and continue with the next one
     """
 
 
 @parked.command("list")
 @click.argument("inbox", type=INBOX)
-@click.option("--reason", metavar="TEXT", type=TEXT, help="Only keys whose reason contains TEXT.")
+@click.option("--matching", metavar="TEXT", type=TEXT, help="Only keys whose reason contains TEXT.")
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many keys at most.")
 @pass_call
-def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
+def list_(call: Call, inbox: str, matching: str | None, limit: int) -> None:
     """List the parked keys of an inbox, the longest parked first.
 
     Their messages are counted, so this may take a while if there are millions of them.
@@ -66,11 +68,11 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
     \b
     Examples:
       mailroom parked list shipping
-      mailroom parked list shipping --reason "no such street" --limit 1000
+      mailroom parked list shipping --matching "no such street" --limit 1000
       mailroom parked list shipping --json | jq -r '.[].key'
     """
     with working("counting messages of parked keys"), call.connection("parked list") as connection:
-        found = Parked(inbox, call.schema).keys(connection, reason=reason, limit=limit)
+        found = Parked(inbox, call.schema).keys(connection, matching=matching, limit=limit)
     if call.json:
         document(found)
     elif found:
@@ -81,7 +83,7 @@ def list_(call: Call, inbox: str, reason: str | None, limit: int) -> None:
         )
         table(columns, rows, numbers=("messages", "first clock", "attempts"))
     else:
-        say(f"Inbox {inbox} has no parked keys{'' if reason is None else ' with this reason'}.")
+        say(f"Inbox {inbox} has no parked keys{'' if matching is None else f' whose reason contains {matching!r}'}.")
 
 
 @parked.command()
@@ -128,7 +130,7 @@ def _cells(attempt: Attempt) -> tuple[object, ...]:
 @acting
 @pass_call
 def replay(
-    call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
+    call: Call, inbox: str, keys: tuple[str, ...], matching: str | None, every: bool, limit: int | None, dry_run: bool,
     actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Put the messages of parked keys back into the inbox, in order; or let a parked total inbox go on (--all).
@@ -139,49 +141,56 @@ def replay(
     \b
     Examples:
       mailroom parked replay shipping --key order-42
-      mailroom parked replay shipping --reason "connection refused" --limit 10   # try ten of them,
-      mailroom parked replay shipping --reason "connection refused"              # then the others
+      mailroom parked replay shipping --matching "connection refused" --limit 10   # try ten of them,
+      mailroom parked replay shipping --matching "connection refused"              # then the others
       mailroom parked replay shipping --all --dry-run
     """
-    target = _target(keys, reason, every)
+    target = _target(keys, matching, every)
     with working("replaying parked keys"), call.connection("parked replay") as connection:
         changed = Parked(inbox, call.schema).replay(
-            connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
+            connection, target, actor=actor, matching=matching, limit=limit, why=why, dry_run=dry_run
         )
-    _print_change(call, "replayed", inbox, keys, changed, dry_run=dry_run)
+    _print_change(call, "replayed", inbox, keys, matching, limit, changed, dry_run=dry_run)
 
 
 @parked.command()
 @click.argument("inbox", type=INBOX)
 @targeted
-@click.option("--limit", type=LIMIT, help="Only the first so many messages of each key. [all of them]")
+@click.option("--per-key", type=LIMIT, help="Only the first so many messages of each key. [all of them]")
+@click.option("--limit", type=LIMIT, help="How many keys at most, the longest parked first. [all of them]")
 @acting
 @pass_call
 def discard(
-    call: Call, inbox: str, keys: tuple[str, ...], reason: str | None, every: bool, limit: int | None, dry_run: bool,
-    actor: str, why: str | None,
+    call: Call, inbox: str, keys: tuple[str, ...], matching: str | None, every: bool, per_key: int | None,
+    limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
-    """Delete messages of parked keys for good; or the first messages of a parked total inbox (--all --limit N).
+    """Delete messages of parked keys for good; or the first messages of a parked total inbox (--all --per-key N).
 
     A key with no messages left is no longer parked. Any other key stays parked until it is replayed. Deleted messages
     cannot be restored: save them first (show --json), and try with --dry-run.
 
     \b
     Examples:
-      mailroom parked discard shipping --key order-42 --limit 1 --why "sent by mistake"
-      mailroom parked discard shipping --reason "no such street" --limit 1 --dry-run
+      mailroom parked discard shipping --key order-42 --per-key 1 --why "sent by mistake"
+      mailroom parked discard shipping --matching "no such street" --per-key 1 --dry-run
     """
-    target = _target(keys, reason, every)
+    target = _target(keys, matching, every)
     with working("discarding messages of parked keys"), call.connection("parked discard") as connection:
         changed = Parked(inbox, call.schema).discard(
-            connection, target, actor=actor, reason=reason, limit=limit, why=why, dry_run=dry_run
+            connection, target, actor=actor, matching=matching, per_key=per_key, limit=limit, why=why, dry_run=dry_run
         )
-    _print_change(call, "discarded", inbox, keys, changed, dry_run=dry_run)
+    _print_change(call, "discarded", inbox, keys, matching, limit, changed, dry_run=dry_run)
 
 
-def _print_change(call: Call, done: str, inbox: str, keys: tuple[str, ...], changed: Changed, *, dry_run: bool) -> None:
-    if len(keys) == 1 and not changed.keys:
-        raise _not_parked(inbox, keys[0])
+def _print_change(
+    call: Call, done: str, inbox: str, keys: tuple[str, ...], matching: str | None, limit: int | None,
+    changed: Changed, *, dry_run: bool,
+) -> None:  # fmt: skip
+    if not changed.keys and (keys or matching is not None):
+        raise _none_chosen(inbox, keys, matching)
+    wanted = len(set(keys)) if limit is None else min(limit, len(set(keys)))
+    if changed.keys < wanted:
+        note(f"Only {changed.keys:,} of the {wanted:,} keys are chosen. See: mailroom parked list {inbox}")
     if call.json:
         document({"keys": changed.keys, "messages": changed.messages, "freed": changed.freed, "dry_run": dry_run})
         return
@@ -194,6 +203,14 @@ def _print_change(call: Call, done: str, inbox: str, keys: tuple[str, ...], chan
 
 def _named(inbox: str, key: str | None) -> str:
     return f"Inbox {inbox}" if key is None else f"Key {key}"
+
+
+def _none_chosen(inbox: str, keys: tuple[str, ...], matching: str | None) -> MailroomError:
+    if matching is None and len(keys) == 1:
+        return _not_parked(inbox, keys[0])
+    among = f" among {', '.join(map(repr, keys))}" if keys else ""
+    why = "" if matching is None else f" whose reason contains {matching!r}"
+    return MailroomError(f"Inbox {inbox} has no parked key{among}{why}. See: mailroom parked list {inbox}")
 
 
 def _not_parked(inbox: str, key: str | None) -> MailroomError:

@@ -6,6 +6,7 @@ one moves it to `parked` (`inbox.due`), `moving_parked` moves those behind it, a
 inbox. Whoever moves or deletes messages of a parked key locks the key's row first.
 """
 
+import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,8 @@ from mailroom.names import DEFAULT_SCHEMA, Key, count, count_or_all, inbox_name,
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.total import is_total
+
+log = logging.getLogger("mailroom.choice")
 
 PARTITION_CHANNEL = locks.channel("'{schema}.inbox_{inbox}'::regclass")
 
@@ -338,10 +341,10 @@ class _Operations:
         return f"{type(self).__name__}({self.inbox!r}, schema={self.schema!r})"
 
     def _keys(
-        self, keys: Key | Collection[Key] | None = None, *, reason: str | None = None, limit: int | None = 100
+        self, keys: Key | Collection[Key] | None = None, *, matching: str | None = None, limit: int | None = 100
     ) -> Operation[list[ParkedKey]]:
         """Return at most `limit` parked keys (None: all), the longest parked first, and count their messages."""
-        chosen = _chosen(keys, reason, limit)
+        chosen = _chosen(keys, matching, limit)
         statement = total_parked.KEYS if (yield from self._whole(keys)) else KEYS
         return [ParkedKey(*row) for row in (yield statement.at(**self._names)(**chosen))]
 
@@ -368,7 +371,7 @@ class _Operations:
         keys: Key | Collection[Key] | None,
         *,
         actor: str,
-        reason: str | None = None,
+        matching: str | None = None,
         limit: int | None = None,
         why: str | None = None,
         dry_run: bool = False,
@@ -379,13 +382,15 @@ class _Operations:
         soon: until then the floors of the inbox cannot rise.
         """
         check_actor(actor, why)
-        chosen = _chosen(keys, reason, limit)
+        chosen = _chosen(keys, matching, limit)
         yield IN_TRANSACTION
         if dry_run:
-            found = yield from self._keys(keys, reason=reason, limit=limit)
+            found = yield from self._keys(keys, matching=matching, limit=limit)
+            self._tell_of_none(found, keys, matching)
             return Changed(len(found), sum(each.messages for each in found), len(found))
         whole = yield from self._whole(keys)
         held = yield from self._locking(chosen)
+        self._tell_of_none(held, keys, matching)
         if not held:
             return Changed(0, 0, 0)
         if whole:
@@ -397,28 +402,32 @@ class _Operations:
         keys: Key | Collection[Key] | None,
         *,
         actor: str,
-        reason: str | None = None,
+        matching: str | None = None,
+        per_key: int | None = None,
         limit: int | None = None,
         why: str | None = None,
         dry_run: bool = False,
     ) -> Operation[Changed]:
-        """Delete messages of parked keys for good: the first `limit` messages of each key, or all with None.
+        """Delete messages of parked keys for good: of each key the first `per_key` messages, or all with None.
 
-        Commands among them that ask for a reply get one of status 500, in the same transaction.
+        At most `limit` keys are chosen, the longest parked first. Of a total inbox the first `per_key` messages of all
+        go. Commands among them that ask for a reply get one of status 500, in the same transaction.
 
         A key with no messages left is no longer parked. Any other key stays parked: to drop the bad message and
-        continue with the next one, discard with `limit=1`, then `replay`.
+        continue with the next one, discard with `per_key=1`, then `replay`.
         """
         check_actor(actor, why)
-        per_key = count_or_all(limit, "limit")
-        chosen = _chosen(keys, reason, None)
+        per_key = count_or_all(per_key, "per_key")
+        chosen = _chosen(keys, matching, limit)
         yield IN_TRANSACTION
         if dry_run:
-            numbers = [each.messages for each in (yield from self._keys(keys, reason=reason, limit=None))]
+            numbers = [each.messages for each in (yield from self._keys(keys, matching=matching, limit=limit))]
+            self._tell_of_none(numbers, keys, matching)
             doomed = [number if per_key is None else min(number, per_key) for number in numbers]
             return Changed(len(numbers), sum(doomed), sum(map(int.__eq__, numbers, doomed)))
         whole = yield from self._whole(keys)
         held = yield from self._locking(chosen)
+        self._tell_of_none(held, keys, matching)
         if not held:
             return Changed(0, 0, 0)
         return (yield from _discarding(self.schema, self.inbox, held, per_key, actor, why, is_total=whole))
@@ -436,6 +445,10 @@ class _Operations:
     def _locking(self, chosen: dict[str, object]) -> Operation[list[str]]:
         return [key for (key,) in (yield LOCK.at(**self._names)(**chosen))]
 
+    def _tell_of_none(self, found: Collection[object], keys: object, matching: str | None) -> None:
+        if not found and not (keys is None and matching is None):
+            log.warning("inbox %s: no parked key is chosen by these keys or this matching", self.inbox)
+
     @property
     def _names(self) -> dict[str, str]:
         return {"schema": self.schema, "inbox": self.inbox}
@@ -447,8 +460,9 @@ class Parked(_Operations):
     Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. `replay` and `discard` make
     their changes in the caller's transaction and never commit; with `dry_run` they change nothing and return what they
     would do. `actor` says who acts and `why` gives the reason; both are written to the table `audit`, one row per key.
-    `keys` is one key, several, or None for all parked keys; `reason` limits them to keys whose reason contains that
-    text. A total inbox is parked as a whole: for it, leave the keys out.
+    `keys` is one key, several, or None for all parked keys; `matching` limits them to keys whose reason contains that
+    text. `limit` is a number of keys. A choice by keys or `matching` that finds no parked key changes nothing, and a
+    warning is logged. A total inbox is parked as a whole: for it, leave the keys out.
 
     Raises `UnknownInbox`. `replay` and `discard` raise `NotInTransaction` on an autocommit connection outside a
     transaction.
@@ -471,11 +485,11 @@ class AsyncParked(_Operations):
     discard = on_async_connection(_Operations._discard)
 
 
-def _chosen(keys: Key | Collection[Key] | None, reason: str | None, limit: int | None) -> dict[str, object]:
-    if reason is not None:
-        utf8(reason, "reason")
+def _chosen(keys: Key | Collection[Key] | None, matching: str | None, limit: int | None) -> dict[str, object]:
+    if matching is not None:
+        utf8(matching, "matching")
     texts = None if keys is None else list(_texts(keys))
-    return {"keys": texts, "reason": reason, "limit": count_or_all(limit, "limit")}
+    return {"keys": texts, "matching": matching, "limit": count_or_all(limit, "limit")}
 
 
 def _texts(keys: Key | Collection[Key]) -> Iterator[str]:

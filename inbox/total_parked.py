@@ -14,7 +14,7 @@ CHOSEN = """
     SELECT key, attempts, parked_at, last_error FROM {schema}.key_state
     WHERE inbox = '{inbox}' AND retry_at = 'infinity'
       AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
-      AND (%(reason)s::text IS NULL OR position(%(reason)s::text IN last_error) > 0)
+      AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
     ORDER BY parked_at, key LIMIT %(limit)s::bigint"""
 
 IN_ORDER = f"{BY_SENT}, origin"

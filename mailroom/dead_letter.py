@@ -4,6 +4,7 @@ They are kept until an operator requeues or discards them.
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
 ]
+
+log = logging.getLogger("mailroom.choice")
 
 Stage: TypeAlias = Literal["deliver", "reap", "execute", "receive", "order"]
 Change: TypeAlias = Callable[
@@ -80,9 +83,9 @@ class Content:
         return parsed(self.raw.decode()) if self.is_json else codec.decode(self.raw)
 
 
-MATCHING = """
+CHOSEN = """
     WHERE (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s::bigint[]))
-      AND (%(reason)s::text IS NULL OR position(%(reason)s::text IN reason) > 0)
+      AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN reason) > 0)
       AND (%(stage)s::text IS NULL OR stage = %(stage)s::text)
       AND (%(inbox)s::text IS NULL OR inbox = %(inbox)s::text)
     ORDER BY id LIMIT %(limit)s::bigint"""
@@ -96,10 +99,10 @@ TYPES = (
 )
 
 FIND = Sql(
-    "SELECT {fields} FROM {schema}.dead_letter {matching}",
+    "SELECT {fields} FROM {schema}.dead_letter {chosen}",
     columns=TYPES,
     fields=FIELDS,
-    matching=MATCHING,
+    chosen=CHOSEN,
 )
 GET = Sql(
     "SELECT {fields}, headers::text, value, value_json::text FROM {schema}.dead_letter WHERE id = %(id)s::bigint",
@@ -107,14 +110,14 @@ GET = Sql(
     fields=FIELDS,
 )
 COUNT = Sql(
-    "SELECT count(*) FROM (SELECT FROM {schema}.dead_letter {matching}) AS m",
+    "SELECT count(*) FROM (SELECT FROM {schema}.dead_letter {chosen}) AS m",
     columns=("bigint",),
-    matching=MATCHING,
+    chosen=CHOSEN,
 )
 HOLD = Sql(
-    "SELECT id, stage, inbox FROM {schema}.dead_letter {matching} FOR UPDATE",
+    "SELECT id, stage, inbox FROM {schema}.dead_letter {chosen} FOR UPDATE",
     columns=("bigint", "text", "text"),
-    matching=MATCHING,
+    chosen=CHOSEN,
 )
 
 GONE = Sql(
@@ -279,15 +282,15 @@ class _Operations:
         self,
         ids: int | Collection[int] | None = None,
         *,
-        reason: str | None = None,
+        matching: str | None = None,
         stage: Stage | None = None,
         inbox: str | None = None,
         limit: int | None = 100,
     ) -> Operation[list[DeadLetter]]:
         """Return dead letters, oldest first."""
-        matching = _matching(ids, reason, stage, inbox, limit)
+        chosen = _chosen(ids, matching, stage, inbox, limit)
         yield from seeing(self.schema, *READ)
-        return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**matching))]
+        return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**chosen))]
 
     def _get(self, id: int) -> Operation[tuple[DeadLetter, Content] | None]:
         """Return one dead letter with its content, or None if there is none with this number."""
@@ -305,7 +308,7 @@ class _Operations:
         ids: int | Collection[int] | None,
         *,
         actor: str,
-        reason: str | None = None,
+        matching: str | None = None,
         stage: Stage | None = None,
         inbox: str | None = None,
         limit: int | None = None,
@@ -323,15 +326,15 @@ class _Operations:
         `ConfigurationError` if it is in total order, and `DecodeError` for an executable that this release cannot read;
         then nothing is requeued.
         """
-        matching = _matching(ids, reason, stage, inbox, limit)
-        return (yield from self._changing(self._requeueing, matching, actor, why, dry_run))
+        chosen = _chosen(ids, matching, stage, inbox, limit)
+        return (yield from self._changing(self._requeueing, chosen, actor, why, dry_run))
 
     def _discard(
         self,
         ids: int | Collection[int] | None,
         *,
         actor: str,
-        reason: str | None = None,
+        matching: str | None = None,
         stage: Stage | None = None,
         inbox: str | None = None,
         limit: int | None = None,
@@ -339,19 +342,21 @@ class _Operations:
         dry_run: bool = False,
     ) -> Operation[int]:
         """Delete dead letters for good and return how many; commands that ask for an answer get status 500."""
-        matching = _matching(ids, reason, stage, inbox, limit)
-        return (yield from self._changing(self._discarding, matching, actor, why, dry_run))
+        chosen = _chosen(ids, matching, stage, inbox, limit)
+        return (yield from self._changing(self._discarding, chosen, actor, why, dry_run))
 
     def _changing(
-        self, change: Change, matching: dict[str, object], actor: str, why: str | None, dry_run: bool
+        self, change: Change, chosen: dict[str, object], actor: str, why: str | None, dry_run: bool
     ) -> Operation[int]:
         check_actor(actor, why)
         yield IN_TRANSACTION
         yield from seeing(self.schema, *READ, *(() if dry_run else CHANGED))
         if dry_run:
-            [(number,)] = yield COUNT.at(schema=self.schema)(**matching)
+            [(number,)] = yield COUNT.at(schema=self.schema)(**chosen)
+            _tell_of_none(number, chosen)
             return int(number)
-        held: list[Row] = yield HOLD.at(schema=self.schema)(**matching)
+        held: list[Row] = yield HOLD.at(schema=self.schema)(**chosen)
+        _tell_of_none(len(held), chosen)
         action = yield from change(held)
         changes = [(inbox, None, number) for inbox, number in Counter(inbox for _, _, inbox in held).items()]
         yield from auditing(self.schema, action, changes, actor, why)
@@ -430,8 +435,8 @@ class DeadLetters(_Operations):
     their changes in the caller's transaction and never commit; with `dry_run` they change nothing and return how many
     they would change. They raise `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who
     acts and `why` gives the reason; both are written to the table `audit`. `ids` is one number, several, or None for
-    all. `reason` (dead letters whose reason contains that text), `stage` and `inbox` limit them, and `limit` takes the
-    oldest ones.
+    all. `matching` (dead letters whose reason contains that text), `stage` and `inbox` limit them, and `limit` takes the
+    oldest ones. A choice that finds none changes nothing, and a warning is logged.
     """
 
     find = on_connection(_Operations._find)
@@ -449,20 +454,25 @@ class AsyncDeadLetters(_Operations):
     discard = on_async_connection(_Operations._discard)
 
 
-def _matching(
-    ids: int | Collection[int] | None, reason: str | None, stage: str | None, inbox: str | None, limit: int | None
+def _chosen(
+    ids: int | Collection[int] | None, matching: str | None, stage: str | None, inbox: str | None, limit: int | None
 ) -> dict[str, object]:
-    if reason is not None:
-        utf8(reason, "reason")
+    if matching is not None:
+        utf8(matching, "matching")
     if stage is not None and stage not in get_args(Stage):
         raise InvalidMessage(f"stage is {stage!r}; give one of {', '.join(map(repr, get_args(Stage)))}.")
     return {
         "ids": None if ids is None else [_id(each) for each in (ids if isinstance(ids, Collection) else [ids])],
-        "reason": reason,
+        "matching": matching,
         "stage": stage,
         "inbox": None if inbox is None else inbox_name(inbox),
         "limit": count_or_all(limit, "limit"),
     }
+
+
+def _tell_of_none(number: int, chosen: dict[str, object]) -> None:
+    if not number and any(chosen[name] is not None for name in ("ids", "matching", "stage", "inbox")):
+        log.warning("no dead letter is chosen by these ids, this matching, stage or inbox")
 
 
 def _id(number: int) -> int:

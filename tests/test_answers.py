@@ -293,7 +293,7 @@ def test_discarding_some_of_a_key_answers_those_alone(node: Node) -> None:
     worked(node, "stock", failing(Park(SECRET)))
     for asked, error in ((first, "Park"), (second, "Discarded")):
         with node.connection.transaction():
-            Parked("stock").discard(node.connection, "k", limit=1, actor="ada")
+            Parked("stock").discard(node.connection, "k", per_key=1, actor="ada")
         assert answers(node)[-1:] == [(str(asked), 500, {"error": error})]
     assert len(answers(node)) == 2
 

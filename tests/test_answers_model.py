@@ -142,7 +142,7 @@ class World:
 
     def discard(self) -> None:
         some = self.draw.choice([1, None])
-        Parked(self.draw.choice([*INBOXES])).discard(self.connection, self._key(), limit=some, actor="ada")
+        Parked(self.draw.choice([*INBOXES])).discard(self.connection, self._key(), per_key=some, actor="ada")
         self.connection.commit()
 
     def discard_letters(self) -> None:

@@ -73,9 +73,11 @@ def test_list_tells_of_every_parked_key_why(held: Node) -> None:
 
 
 def test_list_may_be_narrowed(held: Node) -> None:
-    assert [each["key"] for each in json_of("parked", "list", "shipping", "--reason", "town", dsn=held.dsn)] == ["b"]
+    assert [each["key"] for each in json_of("parked", "list", "shipping", "--matching", "town", dsn=held.dsn)] == ["b"]
     assert [each["key"] for each in json_of("parked", "list", "shipping", "--limit", "1", dsn=held.dsn)] == ["a"]
-    assert "no parked keys with this reason" in done("parked", "list", "shipping", "--reason", "x", dsn=held.dsn)
+    assert "no parked keys whose reason contains 'x'" in done(
+        "parked", "list", "shipping", "--matching", "x", dsn=held.dsn
+    )
 
 
 def test_show_tells_the_history_and_the_messages(held: Node) -> None:
@@ -101,9 +103,9 @@ def test_replay_of_a_key_brings_it_back_and_is_audited_as_mine(held: Node) -> No
     [
         (["--key", "a", "--key", "b"], []),
         (["--all"], []),
-        (["--reason", "no such"], []),
-        (["--reason", "town"], ["a"]),
-        (["--key", "a", "--reason", "town"], ["a", "b"]),
+        (["--matching", "no such"], []),
+        (["--matching", "town"], ["a"]),
+        (["--key", "a", "--matching", "town"], ["a", "b"]),
         (["--all", "--limit", "1"], ["b"]),
     ],
     ids=str,
@@ -116,7 +118,7 @@ def test_replay_takes_what_is_named(held: Node, target: list[str], left: list[st
 
 
 def test_discarding_the_first_and_replaying_goes_on_with_the_next(held: Node) -> None:
-    arguments = ("parked", "discard", "shipping", "--key", "a", "--limit", "1")
+    arguments = ("parked", "discard", "shipping", "--key", "a", "--per-key", "1")
     would = {"keys": 1, "messages": 1, "freed": 0, "dry_run": True}
     assert json_of(*arguments, "--dry-run", dsn=held.dsn) == would
     assert json_of(*arguments, dsn=held.dsn) == would | {"dry_run": False}
@@ -134,7 +136,7 @@ def test_dry_run_of_a_parked_key_changes_nothing(held: Node, command: str) -> No
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("command", ["replay", "discard"])
 @pytest.mark.parametrize(
-    "target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "--key", "a"], ["--all", "--reason", "x"]], ids=str
+    "target", [[], ["--limit", "1"], ["--dry-run"], ["--all", "--key", "a"], ["--all", "--matching", "x"]], ids=str
 )
 def test_parked_command_without_one_target_is_wrong_usage(held: Node, command: str, target: list[str]) -> None:
     result = mailroom("parked", command, "shipping", *target, dsn=held.dsn)
@@ -147,6 +149,31 @@ def test_key_that_is_not_parked_is_told(held: Node, command: str) -> None:
     result = mailroom("parked", command, "shipping", "--key", "typo", dsn=held.dsn)
     assert result.exit_code == 1
     assert error_of(result) == "Key 'typo' is not parked in inbox shipping. See: mailroom parked list shipping"
+
+
+@pytest.mark.parametrize("command", ["replay", "discard"])
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (["--matching", "tax"], "Inbox shipping has no parked key whose reason contains 'tax'."),
+        (["--key", "x", "--key", "y"], "Inbox shipping has no parked key among 'x', 'y'."),
+        (
+            ["--key", "a", "--matching", "town"],
+            "Inbox shipping has no parked key among 'a' whose reason contains 'town'.",
+        ),
+    ],
+    ids=str,
+)
+def test_choice_that_selects_no_parked_key_is_told(held: Node, command: str, target: list[str], told: str) -> None:
+    result = mailroom("parked", command, "shipping", *target, dsn=held.dsn)
+    assert (result.exit_code, error_of(result)) == (1, f"{told} See: mailroom parked list shipping")
+
+
+@pytest.mark.parametrize("command", ["replay", "discard"])
+def test_key_that_is_not_parked_is_told_beside_one_that_is(held: Node, command: str) -> None:
+    result = mailroom("parked", command, "shipping", "--key", "a", "--key", "typo", dsn=held.dsn)
+    assert (result.exit_code, parked(held)) == (0, ["b"])
+    assert result.stderr == "Only 1 of the 2 keys are chosen. See: mailroom parked list shipping\n"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +207,9 @@ def test_list_tells_of_every_dead_letter_why(dead: Node) -> None:
     assert "no such street" in text
     [second] = json_of("dead-letter", "list", "--inbox", "shipping", dsn=dead.dsn)
     assert (second["id"], second["stage"], second["attempts"]) == (2, "reap", 1)
-    assert "no such dead letters" in done("dead-letter", "list", "--reason", "tax", dsn=dead.dsn)
+    assert "no dead letters whose reason contains 'tax'" in done(
+        "dead-letter", "list", "--matching", "tax", dsn=dead.dsn
+    )
 
 
 def test_dead_letter_is_shown_with_its_value(dead: Node) -> None:
@@ -215,8 +244,8 @@ def test_requeue_of_a_skipped_message_brings_it_back_and_is_audited_as_mine(dead
         (["--all", "--limit", "1"], [2]),
         (["--stage", "reap"], [1]),
         (["--inbox", "shipping"], [1]),
-        (["--reason", "street"], [1]),
-        (["1", "--reason", "street"], [1, 2]),
+        (["--matching", "street"], [1]),
+        (["1", "--matching", "street"], [1, 2]),
     ],
     ids=str,
 )
@@ -241,11 +270,33 @@ def test_dead_letter_command_without_one_target_is_wrong_usage(dead: Node, comma
     assert (result.exit_code, letters(dead)) == (2, [1, 2])
 
 
+@pytest.mark.parametrize("command", ["requeue", "discard"])
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (["--matching", "tax"], " whose reason contains 'tax'"),
+        (["8", "9"], " of number 8, 9"),
+        (["--stage", "execute", "--inbox", "shipping"], " of stage execute that inbox shipping skipped"),
+    ],
+    ids=str,
+)
+def test_choice_that_selects_no_dead_letter_is_told(dead: Node, command: str, target: list[str], told: str) -> None:
+    result = mailroom("dead-letter", command, *target, dsn=dead.dsn)
+    assert (result.exit_code, error_of(result)) == (1, f"There is no dead letter{told}. See: mailroom dead-letter list")
+
+
+@pytest.mark.parametrize("command", ["requeue", "discard"])
+def test_dead_letter_that_is_not_there_is_told_beside_one_that_is(dead: Node, command: str) -> None:
+    result = mailroom("dead-letter", command, "1", "7", dsn=dead.dsn)
+    assert (result.exit_code, letters(dead)) == (0, [2])
+    assert "Only 1 of the 2 dead letters are there." in result.stderr
+
+
 @pytest.mark.parametrize("command", ["show", "requeue", "discard"])
 def test_dead_letter_that_is_not_there_is_told(dead: Node, command: str) -> None:
     result = mailroom("dead-letter", command, "99", dsn=dead.dsn)
     assert result.exit_code == 1
-    assert error_of(result) == "There is no such dead letter 99. See: mailroom dead-letter list"
+    assert error_of(result) == "There is no dead letter of number 99. See: mailroom dead-letter list"
 
 
 def test_what_was_changed_is_told_to_programs(dead: Node) -> None:

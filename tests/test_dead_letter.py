@@ -95,8 +95,8 @@ def test_letters_tell_where_and_why_they_failed(node: Node) -> None:
         ({"stage": "deliver"}, [0]),
         ({"stage": "reap"}, [1, 2]),
         ({"inbox": "audit"}, [2]),
-        ({"reason": "street"}, [1]),
-        ({"reason": "%"}, []),
+        ({"matching": "street"}, [1]),
+        ({"matching": "%"}, []),
         ({"limit": 2}, [0, 1]),
         ({"stage": "reap", "limit": 1}, [1]),
     ],
@@ -571,6 +571,23 @@ def test_dry_run_tells_how_many_and_changes_nothing(node: Node, call: Callable[.
 
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize("call", [requeue, discard])
+@pytest.mark.parametrize(
+    ("choice", "is_told"),
+    [({}, False), ({"ids": 7}, True), ({"matching": "cleanup"}, True), ({"stage": "reap"}, True)],
+    ids=str,
+)
+def test_choice_of_nothing_is_told(
+    node: Node, call: Callable[..., int], choice: dict[str, Any], is_told: bool, dry_run: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    with node.connection.transaction():
+        assert call(node.connection, dry_run=dry_run, **choice) == 0
+    assert bool(caplog.records) == is_told
+    assert "cleanup" not in caplog.text
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("call", [requeue, discard])
 def test_autocommit_outside_a_transaction_is_refused(node: Node, call: Callable[..., int], dry_run: bool) -> None:
     with pytest.raises(NotInTransaction):
         call(node.connection, dry_run=dry_run)
@@ -580,7 +597,7 @@ def test_autocommit_outside_a_transaction_is_refused(node: Node, call: Callable[
     "bad",
     [
         {"actor": ""}, {"actor": None}, {"ids": 0}, {"ids": -1}, {"ids": True}, {"ids": "17"}, {"ids": [2**63]},
-        {"ids": 1.5}, {"reason": "\0"}, {"stage": "transit"}, {"limit": 0}, {"limit": True}, {"why": 17 * "\0"},
+        {"ids": 1.5}, {"matching": "\0"}, {"stage": "transit"}, {"limit": 0}, {"limit": True}, {"why": 17 * "\0"},
     ],
     ids=str,
 )  # fmt: skip

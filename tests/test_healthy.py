@@ -252,7 +252,7 @@ def test_replay_lowers_the_floor_to_what_the_key_has(node: Node) -> None:
         assert run(node.connection, reaping_due(SCHEMA, "shipping")).ended is not None
     assert raise_floor(node) == 3
     with node.connection.transaction():
-        Parked("shipping").discard(node.connection, "bad", actor="ada", limit=1)
+        Parked("shipping").discard(node.connection, "bad", actor="ada", per_key=1)
         Parked("shipping").replay(node.connection, "bad", actor="ada")
     assert claimed(node) == [("bad", 2)]
 

@@ -249,8 +249,8 @@ def test_replay_by_reason_leaves_other_keys_parked(node: Node) -> None:
     park(node, *"ab")
     with node.connection.transaction():
         fail(node.connection, "c", error=Park("100% of the tax is missing"))
-        assert PARKED.replay(node.connection, None, actor="ada", reason="0% of").keys == 1
-        assert PARKED.replay(node.connection, "a", actor="ada", reason="tax").keys == 0
+        assert PARKED.replay(node.connection, None, actor="ada", matching="0% of").keys == 1
+        assert PARKED.replay(node.connection, "a", actor="ada", matching="tax").keys == 0
     assert [each.key for each in PARKED.keys(node.connection)] == ["a", "b"]
 
 
@@ -379,7 +379,7 @@ def test_replay_on_a_snapshot_older_than_the_mover_is_refused(node: Node, connec
     assert reaped(connect()) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("act", [replay, lambda connection, key: PARKED.discard(connection, key, actor="a", limit=1)])
+@pytest.mark.parametrize("act", [replay, lambda connection, key: PARKED.discard(connection, key, actor="a", per_key=1)])
 def test_mover_skips_a_key_that_is_being_replayed_or_discarded(
     node: Node, connect: Connect, act: Callable[[Session, str], Changed]
 ) -> None:
@@ -563,21 +563,21 @@ def test_discarding_the_first_message_and_replaying_goes_on_with_the_next(
     if moved:
         move(node.connection)
     with node.connection.transaction():
-        assert discard(node.connection, limit=1) == Changed(keys=1, messages=1, freed=0)
+        assert discard(node.connection, per_key=1) == Changed(keys=1, messages=1, freed=0)
     assert reaped(connect()) == []
     with node.connection.transaction():
         replay(node.connection, "k")
     assert reaped(connect()) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("limit", [4, 5, None])
+@pytest.mark.parametrize("per_key", [4, 5, None])
 def test_discard_also_counts_messages_that_are_still_in_the_inbox(
-    node: Node, connect: Connect, limit: int | None
+    node: Node, connect: Connect, per_key: int | None
 ) -> None:
     held_key(node)
-    thrown = 5 if limit is None else limit
+    thrown = 5 if per_key is None else per_key
     with node.connection.transaction():
-        assert discard(node.connection, limit=limit) == Changed(1, thrown, thrown == 5)
+        assert discard(node.connection, per_key=per_key) == Changed(1, thrown, thrown == 5)
     node.send("shipping", 5, key="k")
     node.deliver()
     assert reaped(connect()) == ([5] if thrown == 5 else [])
@@ -591,10 +591,31 @@ def test_discard_by_reason_takes_the_first_of_each_key(node: Node) -> None:
     park(node, *"ab")
     with node.connection.transaction():
         fail(node.connection, "c", error=Park("else"))
-        assert discard(node.connection, None, reason="street", limit=1) == Changed(2, 2, 0)
+        assert discard(node.connection, None, matching="street", per_key=1) == Changed(2, 2, 0)
     assert [(each.key, each.messages, each.clock) for each in PARKED.keys(node.connection)] == [
         ("a", 1, 2), ("b", 1, 4), ("c", 2, 5),
     ]  # fmt: skip
+
+
+def test_discard_takes_at_most_so_many_keys_the_longest_parked_first(node: Node) -> None:
+    deliver(node, *"aabbcc")
+    park(node, *"bca")
+    with node.connection.transaction():
+        assert discard(node.connection, None, limit=2) == Changed(2, 4, 2)
+    assert [each.key for each in PARKED.keys(node.connection)] == ["a"]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("call", [PARKED.replay, PARKED.discard])
+def test_choice_of_nothing_is_told(
+    node: Node, call: Callable[..., Changed], dry_run: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with node.connection.transaction():
+        for keys, matching, is_told in ((None, None, False), ("typo", None, True), (None, "cleanup", True)):
+            caplog.clear()
+            nothing = call(node.connection, keys, actor="ada", matching=matching, dry_run=dry_run)
+            assert (nothing, bool(caplog.records)) == (Changed(0, 0, 0), is_told)
+            assert "typo" not in caplog.text and "cleanup" not in caplog.text
 
 
 def test_discard_rolled_back_leaves_all_as_it_was(node: Node) -> None:
@@ -623,7 +644,7 @@ def test_keys_show_what_each_holds_and_why(node: Node) -> None:
     [found] = PARKED.keys(node.connection)
     assert (found.key, found.messages, found.clock, found.attempts, found.reason) == ("k", 5, 1, 1, "no such street")
     assert found.parked_at.tzinfo is not None
-    assert PARKED.keys(node.connection, "other") == PARKED.keys(node.connection, reason="tax") == []
+    assert PARKED.keys(node.connection, "other") == PARKED.keys(node.connection, matching="tax") == []
 
 
 def test_messages_of_a_parked_key_are_shown_in_order_from_both_tables(node: Node) -> None:
@@ -668,19 +689,24 @@ def test_every_key_that_is_changed_is_in_the_audit(node: Node) -> None:
     ]
 
 
-@pytest.mark.parametrize("limit", [None, 1, 5])
-def test_dry_run_returns_what_the_real_one_does_and_changes_nothing(node: Node, limit: int | None) -> None:
+@pytest.mark.parametrize("per_key", [None, 1, 5])
+@pytest.mark.parametrize("limit", [None, 1])
+def test_dry_run_returns_what_the_real_one_does_and_changes_nothing(
+    node: Node, limit: int | None, per_key: int | None
+) -> None:
     held_key(node)
+    deliver(node, "other", "other")
+    park(node, "other")
     before = node.rows(HELD)
     with node.connection.transaction():
         replayed = PARKED.replay(node.connection, None, actor="ada", limit=limit, dry_run=True)
-        discarded = discard(node.connection, limit=limit, dry_run=True)
+        discarded = discard(node.connection, None, limit=limit, per_key=per_key, dry_run=True)
         assert node.value("SELECT pg_current_xact_id_if_assigned() IS NULL")
     assert node.rows(HELD) == before
     with node.connection.transaction(force_rollback=True):
         assert PARKED.replay(node.connection, None, actor="ada", limit=limit) == replayed
     with node.connection.transaction():
-        assert discard(node.connection, limit=limit) == discarded
+        assert discard(node.connection, None, limit=limit, per_key=per_key) == discarded
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -694,7 +720,7 @@ def test_autocommit_outside_a_transaction_is_refused(node: Node, call: Callable[
     "bad",
     [
         {"actor": ""}, {"actor": " "}, {"actor": None}, {"actor": "x" * 201}, {"actor": "a\0"}, {"why": "x" * 1_001},
-        {"why": "\ud800"}, {"keys": ""}, {"keys": ["k", 1.5]}, {"keys": "k\0"}, {"reason": "\0"}, {"limit": 0},
+        {"why": "\ud800"}, {"keys": ""}, {"keys": ["k", 1.5]}, {"keys": "k\0"}, {"matching": "\0"}, {"limit": 0},
         {"limit": -1}, {"limit": True}, {"limit": "1"}, {"limit": 1_000_001},
     ],
     ids=str,
@@ -708,6 +734,12 @@ def test_bad_input_is_refused_before_anything_is_changed(
     with node.connection.transaction(), pytest.raises(InvalidMessage):
         call(node.connection, **({"keys": None, "actor": "ada"} | bad))
     assert node.rows(HELD) == before
+
+
+@pytest.mark.parametrize("per_key", [0, True, "1"])
+def test_discard_of_a_wrong_number_per_key_is_refused(node: Node, per_key: Any) -> None:
+    with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key is"):
+        discard(node.connection, per_key=per_key)
 
 
 def test_key_is_taken_as_one_and_not_as_its_letters(node: Node) -> None:
@@ -761,7 +793,7 @@ def test_everything_runs_on_sqlalchemy_with_another_driver(
         assert [each.key for each in PARKED.keys(connection)] == ["k"]
         assert len(PARKED.messages(connection, "k")) == 5
         assert len(PARKED.attempts(connection)) == 1
-        assert PARKED.discard(connection, "k", actor="ada", limit=1).messages == 1
+        assert PARKED.discard(connection, "k", actor="ada", per_key=1).messages == 1
         assert PARKED.replay(connection, ["k"], actor="ada").messages == 4
     assert reaped(connect()) == [1, 2, 3, 4]
 
@@ -774,9 +806,9 @@ async def test_async_class_does_the_same(node: Node, connect: Connect, kind: str
         assert await held.keys(connection) == PARKED.keys(node.connection)
         assert [message.value for message in await held.messages(connection, "k", limit=2)] == [0, 1]
         assert await held.attempts(connection, "k") == PARKED.attempts(node.connection)
-        assert await held.discard(connection, "k", actor="ada", limit=1, dry_run=True) == Changed(1, 1, 0)
-        assert await held.discard(connection, "k", actor="ada", limit=1) == Changed(1, 1, 0)
-        assert await held.replay(connection, None, actor="ada", reason="street", why="mended") == Changed(1, 4, 1)
+        assert await held.discard(connection, "k", actor="ada", per_key=1, dry_run=True) == Changed(1, 1, 0)
+        assert await held.discard(connection, "k", actor="ada", per_key=1) == Changed(1, 1, 0)
+        assert await held.replay(connection, None, actor="ada", matching="street", why="mended") == Changed(1, 4, 1)
         assert await held.keys(connection) == []
         with pytest.raises(InvalidMessage, match="who acts"):
             await held.replay(connection, None, actor="")
@@ -819,7 +851,7 @@ def test_grants_of_the_page_about_failure_are_enough(node: Node, connect: Connec
     check(connection)
     assert len(PARKED.keys(connection)) == len(PARKED.messages(connection, "k", limit=1)) == 1
     assert len(PARKED.attempts(connection)) == 2
-    assert PARKED.discard(connection, "k", actor="ada", limit=1).messages == 1
+    assert PARKED.discard(connection, "k", actor="ada", per_key=1).messages == 1
     assert PARKED.replay(connection, "k", actor="ada").messages == 4
     assert letters.requeue(connection, None, actor="ada") == 2
     assert letters.discard(connection, None, actor="ada") == 0

@@ -1,6 +1,7 @@
 """The options of commands that change something by hand: who acts, why, and whether to act at all."""
 
 import getpass
+import logging
 import os
 import platform
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from mailroom.cli.parameters import checked
 ACTOR = checked(lambda text: check_actor(text, None))
 WHY = checked(lambda text: check_actor("somebody", text))
 F = TypeVar("F", bound=Callable[..., Any])
+
+# The commands say themselves that nothing was chosen. Without any handler Python would print the warning, too.
+logging.getLogger("mailroom.choice").addHandler(logging.NullHandler())
 
 
 def person() -> str:

@@ -9,7 +9,7 @@ from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.messages import content_json, content_lines
-from mailroom.cli.output import as_json, document, say, shown, table, working
+from mailroom.cli.output import as_json, document, note, say, shown, table, working
 from mailroom.cli.parameters import INBOX, LIMIT, TEXT
 from mailroom.dead_letter import DeadLetters, Stage
 from mailroom.errors import MailroomError
@@ -18,13 +18,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def narrowed(command: F) -> F:
-    """Add the options that select dead letters by inbox, stage and reason."""
+    """Add the options that select dead letters by inbox, stage and a text of their reason."""
     for option in (
         click.option("--inbox", metavar="NAME", type=INBOX, help="Only those that this inbox skipped."),
         click.option(
             "--stage", type=click.Choice(get_args(Stage)), help="Not delivered, skipped by an inbox, or not executed."
         ),
-        click.option("--reason", metavar="TEXT", type=TEXT, help="Only those whose reason contains TEXT."),
+        click.option("--matching", metavar="TEXT", type=TEXT, help="Only those whose reason contains TEXT."),
     ):
         command = option(command)
     return command
@@ -42,7 +42,7 @@ def targeted(command: F) -> F:
 
 def _target(ids: tuple[int, ...], every: bool, *narrowing: str | None) -> tuple[int, ...] | None:
     if every == bool(ids or any(text is not None for text in narrowing)):
-        raise click.UsageError("Say which dead letters: their IDs, --reason, --stage or --inbox, or --all.")
+        raise click.UsageError("Say which dead letters: their IDs, --matching, --stage or --inbox, or --all.")
     return ids or None
 
 
@@ -67,17 +67,17 @@ def dead_letter() -> None:
 @narrowed
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
 @pass_call
-def list_(call: Call, reason: str | None, stage: Stage | None, inbox: str | None, limit: int) -> None:
+def list_(call: Call, matching: str | None, stage: Stage | None, inbox: str | None, limit: int) -> None:
     """List dead letters, oldest first.
 
     \b
     Examples:
       mailroom dead-letter list
-      mailroom dead-letter list --inbox audit_log --reason ValueError
+      mailroom dead-letter list --inbox audit_log --matching ValueError
       mailroom dead-letter list --json | jq -r '.[].message_id'
     """
     with call.connection("dead-letter list") as connection:
-        found = DeadLetters(call.schema).find(connection, reason=reason, stage=stage, inbox=inbox, limit=limit)
+        found = DeadLetters(call.schema).find(connection, matching=matching, stage=stage, inbox=inbox, limit=limit)
     if call.json:
         document(found)
     elif found:
@@ -87,7 +87,7 @@ def list_(call: Call, reason: str | None, stage: Stage | None, inbox: str | None
         )
         table(columns, rows, numbers=("id",))
     else:
-        say("There are no such dead letters.")
+        say(f"There are no dead letters{_narrowed((), matching, stage, inbox)}.")
 
 
 @dead_letter.command()
@@ -104,7 +104,7 @@ def show(call: Call, id: int) -> None:
     with call.connection("dead-letter show") as connection:
         found = DeadLetters(call.schema).get(connection, id)
     if found is None:
-        raise _unknown(id)
+        raise _none(_narrowed((id,)))
     letter, content = found
     if call.json:
         document(as_json(letter) | content_json(content))
@@ -123,7 +123,7 @@ def show(call: Call, id: int) -> None:
 @acting
 @pass_call
 def requeue(
-    call: Call, ids: tuple[int, ...], reason: str | None, stage: Stage | None, inbox: str | None,
+    call: Call, ids: tuple[int, ...], matching: str | None, stage: Stage | None, inbox: str | None,
     every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Send dead letters again, ordered by the time of the requeue.
@@ -135,16 +135,16 @@ def requeue(
     \b
     Examples:
       mailroom dead-letter requeue 17 18 19
-      mailroom dead-letter requeue --reason "no inbox gets this topic" --dry-run
+      mailroom dead-letter requeue --matching "no inbox gets this topic" --dry-run
       mailroom dead-letter requeue --inbox audit_log --limit 10 --why "disk was full"
     """
-    target = _target(ids, every, reason, stage, inbox)
+    target = _target(ids, every, matching, stage, inbox)
     with working("requeueing dead letters"), call.connection("dead-letter requeue") as connection:
         number = DeadLetters(call.schema).requeue(
-            connection, target, actor=actor, reason=reason, stage=stage, inbox=inbox, limit=limit, why=why,
+            connection, target, actor=actor, matching=matching, stage=stage, inbox=inbox, limit=limit, why=why,
             dry_run=dry_run,
         )  # fmt: skip
-    _tell(call, "requeued", ids, number, dry_run=dry_run)
+    _tell(call, "requeued", ids, number, _narrowed(ids, matching, stage, inbox), limit, dry_run=dry_run)
 
 
 @dead_letter.command()
@@ -152,7 +152,7 @@ def requeue(
 @acting
 @pass_call
 def discard(
-    call: Call, ids: tuple[int, ...], reason: str | None, stage: Stage | None, inbox: str | None,
+    call: Call, ids: tuple[int, ...], matching: str | None, stage: Stage | None, inbox: str | None,
     every: bool, limit: int | None, dry_run: bool, actor: str, why: str | None,
 ) -> None:  # fmt: skip
     """Delete dead letters for good.
@@ -160,25 +160,43 @@ def discard(
     \b
     Examples:
       mailroom dead-letter discard 17
-      mailroom dead-letter discard --reason "no inbox gets this topic" --dry-run
+      mailroom dead-letter discard --matching "no inbox gets this topic" --dry-run
     """
-    target = _target(ids, every, reason, stage, inbox)
+    target = _target(ids, every, matching, stage, inbox)
     with working("discarding dead letters"), call.connection("dead-letter discard") as connection:
         number = DeadLetters(call.schema).discard(
-            connection, target, actor=actor, reason=reason, stage=stage, inbox=inbox, limit=limit, why=why,
+            connection, target, actor=actor, matching=matching, stage=stage, inbox=inbox, limit=limit, why=why,
             dry_run=dry_run,
         )  # fmt: skip
-    _tell(call, "discarded", ids, number, dry_run=dry_run)
+    _tell(call, "discarded", ids, number, _narrowed(ids, matching, stage, inbox), limit, dry_run=dry_run)
 
 
-def _tell(call: Call, done: str, ids: tuple[int, ...], number: int, *, dry_run: bool) -> None:
-    if len(ids) == 1 and not number:
-        raise _unknown(ids[0])
+def _narrowed(
+    ids: tuple[int, ...], matching: str | None = None, stage: str | None = None, inbox: str | None = None
+) -> str:
+    """Return the choice in words, such as " that inbox audit_log skipped"; empty for all."""
+    words = [
+        f"of number {', '.join(map(str, ids))}" if ids else "",
+        "" if stage is None else f"of stage {stage}",
+        "" if inbox is None else f"that inbox {inbox} skipped",
+        "" if matching is None else f"whose reason contains {matching!r}",
+    ]
+    return "".join(f" {each}" for each in words if each)
+
+
+def _tell(
+    call: Call, done: str, ids: tuple[int, ...], number: int, narrowed: str, limit: int | None, *, dry_run: bool
+) -> None:
+    if narrowed and not number:
+        raise _none(narrowed)
+    wanted = len(set(ids)) if limit is None else min(limit, len(set(ids)))
+    if number < wanted:
+        note(f"Only {number:,} of the {wanted:,} dead letters are there. See: mailroom dead-letter list")
     if call.json:
         document({"messages": number, "dry_run": dry_run})
     else:
         say(f"{counted(number, 'dead letter')} {'would be ' if dry_run else ''}{done}.")
 
 
-def _unknown(id: int) -> MailroomError:
-    return MailroomError(f"There is no such dead letter {id}. See: mailroom dead-letter list")
+def _none(narrowed: str) -> MailroomError:
+    return MailroomError(f"There is no dead letter{narrowed}. See: mailroom dead-letter list")

@@ -332,7 +332,7 @@ def test_first_messages_of_a_parked_inbox_are_discarded_in_its_order(ledger: Nod
     for _ in range(3):
         fail_first(ledger)
     with ledger.connection.transaction():
-        changed = Parked("ledger").discard(ledger.connection, None, actor="ada", limit=1)
+        changed = Parked("ledger").discard(ledger.connection, None, actor="ada", per_key=1)
         assert (changed.keys, changed.messages, changed.freed) == (1, 1, 0)
         assert reaped(ledger) == []
         Parked("ledger").replay(ledger.connection, None, actor="ada")
