@@ -435,7 +435,7 @@ class DeadLetters(_Operations):
     their changes in the caller's transaction and never commit; with `dry_run` they change nothing and return how many
     they would change. They raise `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who
     acts and `why` gives the reason; both are written to the table `audit`. `ids` is one number, several, or None for
-    all. `matching` (dead letters whose reason contains that text), `stage` and `inbox` limit them, and `limit` takes the
+    all. `matching` (those whose reason contains that text), `stage` and `inbox` limit them, and `limit` takes the
     oldest ones. A choice that finds none changes nothing, and a warning is logged.
     """
 

@@ -615,7 +615,8 @@ def test_choice_of_nothing_is_told(
             caplog.clear()
             nothing = call(node.connection, keys, actor="ada", matching=matching, dry_run=dry_run)
             assert (nothing, bool(caplog.records)) == (Changed(0, 0, 0), is_told)
-            assert "typo" not in caplog.text and "cleanup" not in caplog.text
+            assert "typo" not in caplog.text
+            assert "cleanup" not in caplog.text
 
 
 def test_discard_rolled_back_leaves_all_as_it_was(node: Node) -> None:
