@@ -85,7 +85,7 @@ def _unproven(evidence: Evidence, *, sent: bool) -> list[str]:
         found.append(f"{what}: that their values are those that were sent")
     else:
         found.append(f"{what}: whether that is all they sent, and with these values; give --sent what they recorded")
-    drained = evidence.at("lane").select("inbox")
+    drained = evidence.at("shard").select("inbox")
     inboxes = evidence.at("way").select("inbox").distinct().join(drained, "inbox", "left_anti")
     names = [row.inbox for row in inboxes.orderBy("inbox").limit(MAX_TOPICS).collect()]
     if names:

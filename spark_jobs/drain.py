@@ -29,50 +29,50 @@ from spark_jobs.node import Node
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_LANES = 1_000
-MAX_MESSAGES = 1_000_000  # of one epoch: each claim passes over what the epoch has deleted before
-EPOCH_MESSAGES = 100_000
+MAX_SHARDS = 1_000
+MAX_MESSAGES = 1_000_000  # of one segment: each claim passes over what the segment has deleted before
+SEGMENT_MESSAGES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain took: how many messages, in how many epochs."""
+    """What a drain took: how many messages, in how many segments."""
 
     messages: int
-    epochs: int
+    segments: int
 
 
-def drain(node: Node, inbox: str, directory: str, *, lane: int = 0, max_messages: int = EPOCH_MESSAGES) -> Drained:
+def drain(node: Node, inbox: str, directory: str, *, shard: int = 0, max_messages: int = SEGMENT_MESSAGES) -> Drained:
     """Reap an inbox into Parquet files until nothing can be had, each message exactly once; needs no Spark.
 
-    `directory` is a path, or a URI of file, s3, gs, abfs or hdfs. Each epoch takes up to `max_messages` (about 1 GiB
+    `directory` is a path, or a URI of file, s3, gs, abfs or hdfs. Each segment takes up to `max_messages` (about 1 GiB
     of values if that is less) into one file, as a worker would: in clock order within a key, without keys that wait,
     are parked, or are worked on by others. Wherever it is killed or cut off, the next drain of the inbox, by any
-    lane, finishes what was committed; nothing else is ever visible. Two drains of one lane wait for each other.
-    Several lanes share the inbox: a key's messages may then be in files of several lanes, in order by `clock`.
+    shard, finishes what was committed; nothing else is ever visible. Two drains of one shard wait for each other.
+    Several shards share the inbox: a key's messages may then be in files of several shards, in order by `clock`.
 
     Handles lost connections, and COMMITs whose answer was lost, as `mailroom.atomically` does. Raises
     `ConfigurationError`, `InvalidMessage`, `UnknownInbox`, `SchemaError`, `CommitUnknown` (the next drain knows),
     `MailroomError` where a committed file is missing, `OSError`, and errors of the driver.
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
-    if not 0 <= lane < MAX_LANES:
-        raise ConfigurationError(f"A lane is a number from 0 to {MAX_LANES - 1}, not {lane}.")
+    if not 0 <= shard < MAX_SHARDS:
+        raise ConfigurationError(f"A shard is a number from 0 to {MAX_SHARDS - 1}, not {shard}.")
     max_messages = count(max_messages, "max_messages")
-    messages = epochs = 0
-    with closing(_Sessions(node, f"drain {inbox} {lane}")) as sessions:
+    messages = segments = 0
+    with closing(_Sessions(node, f"drain {inbox} {shard}")) as sessions:
         with sessions.connect() as connection:
             run(connection, _checking(node.schema, inbox))
             connection.rollback()
-        drainer = Drainer(node.schema, inbox, directory, lane, max_messages)
+        drainer = Drainer(node.schema, inbox, directory, shard, max_messages)
         atomically(sessions.connect, drainer.finish_others, schema=node.schema)
         atomically(sessions.connect, drainer.finish, schema=node.schema)
         is_all = False
         while not is_all:
-            taken = atomically(sessions.connect, drainer.epoch, schema=node.schema)
+            taken = atomically(sessions.connect, drainer.segment, schema=node.schema)
             atomically(sessions.connect, drainer.finish, schema=node.schema)
-            messages, epochs, is_all = messages + taken.messages, epochs + bool(taken.messages), taken.is_all
-    return Drained(messages, epochs)
+            messages, segments, is_all = messages + taken.messages, segments + bool(taken.messages), taken.is_all
+    return Drained(messages, segments)
 
 
 def _checking(schema: str, inbox: str) -> Operation[None]:
@@ -106,18 +106,18 @@ class _Sessions:
 
 TOTALS = Sql(
     """
-SELECT coalesce(sum(messages), 0::numeric)::bigint, coalesce(sum(epoch), 0::numeric)::bigint FROM {schema}.spark_drain
-WHERE inbox = %(inbox)s::text AND lane < %(lanes)s::integer
+SELECT coalesce(sum(messages), 0::numeric)::bigint, coalesce(sum(segment), 0::numeric)::bigint FROM {schema}.spark_drain
+WHERE inbox = %(inbox)s::text AND shard < %(shards)s::integer
 """,
     columns=("bigint", "bigint"),
 )
 
 
-def totalling(schema: str, inbox: str, lanes: int) -> Operation[Drained]:
-    """Return what the first `lanes` lanes have drained in all; raises as `drain` does."""
+def totalling(schema: str, inbox: str, shards: int) -> Operation[Drained]:
+    """Return what the first `shards` shards have drained in all; raises as `drain` does."""
     yield from _checking(schema, inbox)
-    [(messages, epochs)] = yield TOTALS.at(schema=schema)(inbox=inbox, lanes=lanes)
-    return Drained(messages, epochs)
+    [(messages, segments)] = yield TOTALS.at(schema=schema)(inbox=inbox, shards=shards)
+    return Drained(messages, segments)
 
 
 def drain_on(
@@ -125,44 +125,44 @@ def drain_on(
     node: Node,
     inbox: str,
     directory: str,
-    lanes: int,
+    shards: int,
     *,
-    max_messages: int = EPOCH_MESSAGES,
+    max_messages: int = SEGMENT_MESSAGES,
 ) -> Drained:
-    """`drain` by as many tasks of Spark as `lanes`, into a directory that all executors share.
+    """`drain` by as many tasks of Spark as `shards`, into a directory that all executors share.
 
-    A task that is tried again, or runs twice, does no harm: the lane is locked by one at a time, and each epoch is a
-    transaction of its own. Returns what these lanes took since the call began. Raises as `drain` does; Spark
+    A task that is tried again, or runs twice, does no harm: the shard is locked by one at a time, and each segment is a
+    transaction of its own. Returns what these shards took since the call began. Raises as `drain` does; Spark
     retries a task with any other error, and raises it in the end.
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
-    if not 1 <= lanes <= MAX_LANES:
-        raise ConfigurationError(f"lanes is a number from 1 to {MAX_LANES:,}, not {lanes}.")
+    if not 1 <= shards <= MAX_SHARDS:
+        raise ConfigurationError(f"shards is a number from 1 to {MAX_SHARDS:,}, not {shards}.")
     node = node.pinned()
-    before = _totals(node, inbox, lanes)
-    task = partial(_drain_lanes, node=node, inbox=inbox, directory=directory, max_messages=max_messages)
-    refused = spark.range(0, lanes, 1, lanes).mapInArrow(task, "lane bigint, error string").collect()
+    before = _totals(node, inbox, shards)
+    task = partial(_drain_shards, node=node, inbox=inbox, directory=directory, max_messages=max_messages)
+    refused = spark.range(0, shards, 1, shards).mapInArrow(task, "shard bigint, error string").collect()
     if refused:
-        raise MailroomError(f"Lane {refused[0].lane}: {refused[0].error}")
-    after = _totals(node, inbox, lanes)
-    return Drained(after.messages - before.messages, after.epochs - before.epochs)
+        raise MailroomError(f"Shard {refused[0].shard}: {refused[0].error}")
+    after = _totals(node, inbox, shards)
+    return Drained(after.messages - before.messages, after.segments - before.segments)
 
 
-def _totals(node: Node, inbox: str, lanes: int) -> Drained:
+def _totals(node: Node, inbox: str, shards: int) -> Drained:
     with node.connect(f"drain {inbox}") as connection:
-        return run(connection, totalling(node.schema, inbox, lanes))
+        return run(connection, totalling(node.schema, inbox, shards))
 
 
-def _drain_lanes(
+def _drain_shards(
     batches: Iterator[pa.RecordBatch], node: Node, inbox: str, directory: str, max_messages: int
 ) -> Iterator[pa.RecordBatch]:
-    """Drain the lanes of a task; return those that must not be retried, with the reason."""
+    """Drain the shards of a task; return those that must not be retried, with the reason."""
     for batch in batches:
-        for lane in batch.column("id").to_pylist():
+        for shard in batch.column("id").to_pylist():
             try:
-                drain(node, inbox, directory, lane=lane, max_messages=max_messages)
+                drain(node, inbox, directory, shard=shard, max_messages=max_messages)
             except MailroomError as error:
-                yield pa.RecordBatch.from_pydict({"lane": [lane], "error": [str(error)]})
+                yield pa.RecordBatch.from_pydict({"shard": [shard], "error": [str(error)]})
 
 
 def drained(spark: "SparkSession", directory: str) -> "DataFrame":
@@ -177,42 +177,42 @@ def drained(spark: "SparkSession", directory: str) -> "DataFrame":
 @click.argument("inbox")
 @click.argument("directory")
 @click.option(
-    "--lanes",
-    type=click.IntRange(1, MAX_LANES),
+    "--shards",
+    type=click.IntRange(1, MAX_SHARDS),
     default=1,
     show_default=True,
-    help="Drain side by side, each lane in a task of Spark; then --dsn must not hold a password.",
+    help="Drain side by side, each shard in a task of Spark; then --dsn must not hold a password.",
 )
 @click.option(
     "--max-messages",
     type=click.IntRange(1, MAX_MESSAGES),
-    default=EPOCH_MESSAGES,
+    default=SEGMENT_MESSAGES,
     show_default=True,
-    help="Messages of one epoch: one transaction, one file.",
+    help="Messages of one segment: one transaction, one file.",
 )
 @dsn_variable
 @pass_call
-def command(call: Call, inbox: str, directory: str, lanes: int, max_messages: int, dsn_variable: str | None) -> None:
+def command(call: Call, inbox: str, directory: str, shards: int, max_messages: int, dsn_variable: str | None) -> None:
     """Reap INBOX into Parquet files in DIRECTORY until it is empty, each message exactly once.
 
     DIRECTORY is a path, or a URI of file, s3, gs, abfs or hdfs. What was interrupted is finished by the next call.
-    With one lane this needs no Spark.
+    With one shard this needs no Spark.
 
     \b
     Examples:
       python -m spark_jobs.drain shipping /data/shipping
-      spark-submit spark_jobs/drain.py shipping hdfs:///shipping --lanes 4 --dsn service=orders
+      spark-submit spark_jobs/drain.py shipping hdfs:///shipping --shards 4 --dsn service=orders
     """
-    node = node_of(call, dsn_variable, travels=lanes > 1)
-    if lanes == 1:
+    node = node_of(call, dsn_variable, travels=shards > 1)
+    if shards == 1:
         found = drain(node, inbox, directory, max_messages=max_messages)
     else:
         with session(f"drain {inbox}") as spark:
-            found = drain_on(spark, node, inbox, directory, lanes, max_messages=max_messages)
+            found = drain_on(spark, node, inbox, directory, shards, max_messages=max_messages)
     if call.json:
-        document({"inbox": inbox, "directory": directory, "messages": found.messages, "epochs": found.epochs})
+        document({"inbox": inbox, "directory": directory, "messages": found.messages, "segments": found.segments})
     else:
-        say(f"Drained {counted(found.messages, 'message')} in {counted(found.epochs, 'epoch')} into {directory}.")
+        say(f"Drained {counted(found.messages, 'message')} in {counted(found.segments, 'segment')} into {directory}.")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Where a drain puts messages: its lanes, its folder and its files."""
+"""Where a drain puts messages: its shards, its folder and its files."""

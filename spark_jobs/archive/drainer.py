@@ -1,6 +1,6 @@
-"""One lane's drainer: the transactions by which it turns messages of an inbox into files.
+"""One shard's drainer: the transactions by which it turns messages of an inbox into files.
 
-An epoch is one transaction and one file. The file is written under a hidden name and made durable while the
+A segment is one transaction and one file. The file is written under a hidden name and made durable while the
 transaction is open, and gets the name that readers see only after the COMMIT: so no reader ever sees a message that is
 still in the inbox. What is to be done after the COMMIT is written in the transaction (`spark_drain`), and done in a
 short one of its own by whoever locks the row next: a drainer may die in between.
@@ -17,15 +17,15 @@ from mailroom.clock import DURABLE
 from mailroom.errors import MailroomError
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import run
-from spark_jobs.archive.files import EpochFile, Series, attempt_in, attempt_of
+from spark_jobs.archive.files import SegmentFile, Series, attempt_in, attempt_of
 from spark_jobs.archive.folder import Folder, folder, shown
 from spark_jobs.message_rows import RawCursor
 
 log = logging.getLogger("mailroom.spark")
 
-EPOCH_BYTES = 2**30  # of values
+SEGMENT_BYTES = 2**30  # of values
 CLAIM = 10_000  # messages; fewer if they hold `MAX_BYTES`
-# Keys of a claim. As few as fill it, since the transaction holds them and leaves the others to other lanes; but never
+# Keys of a claim. As few as fill it, since the transaction holds them and leaves the others to other shards; but never
 # more than a claim finds without a walk from key to key.
 FEWEST_KEYS = 250
 MOST_KEYS = 4_000
@@ -33,10 +33,10 @@ MOST_KEYS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a lane stands: a row of `spark_drain`."""
+    """Where a shard stands: a row of `spark_drain`."""
 
-    lane: int
-    epoch: int
+    shard: int
+    segment: int
     file: str | None
     directory: str
     finished: bool
@@ -45,85 +45,85 @@ class Position:
 
 BEGIN = Sql(
     """
-INSERT INTO {schema}.spark_drain (inbox, lane, directory)
-VALUES (%(inbox)s::text, %(lane)s::integer, %(directory)s::text)
+INSERT INTO {schema}.spark_drain (inbox, shard, directory)
+VALUES (%(inbox)s::text, %(shard)s::integer, %(directory)s::text)
 ON CONFLICT DO NOTHING
 """
 )
-# Whoever holds the row is the lane's one drainer: all transactions that held it before have ended, and what the row
+# Whoever holds the row is the shard's one drainer: all transactions that held it before have ended, and what the row
 # does not name was not committed. So it is read in a statement after the one that may have waited.
 LOCK = """
-SELECT d.lane, d.epoch, d.file, d.directory, d.finished, n.id
-FROM {schema}.spark_drain AS d, {schema}.node AS n WHERE d.inbox = %(inbox)s::text AND {lanes}
+SELECT d.shard, d.segment, d.file, d.directory, d.finished, n.id
+FROM {schema}.spark_drain AS d, {schema}.node AS n WHERE d.inbox = %(inbox)s::text AND {shards}
 """
 POSITION = ("integer", "bigint", "text", "text", "boolean", "uuid")
-LOCK_LANE = Sql(LOCK, columns=POSITION, lanes="d.lane = %(lane)s::integer FOR UPDATE OF d")
-# A locked row has a live drainer, which finishes its own lane.
+LOCK_SHARD = Sql(LOCK, columns=POSITION, shards="d.shard = %(shard)s::integer FOR UPDATE OF d")
+# A locked row has a live drainer, which finishes its own shard.
 LOCK_OTHERS = Sql(
-    LOCK, columns=POSITION, lanes="d.lane <> %(lane)s::integer AND NOT d.finished FOR UPDATE OF d SKIP LOCKED"
+    LOCK, columns=POSITION, shards="d.shard <> %(shard)s::integer AND NOT d.finished FOR UPDATE OF d SKIP LOCKED"
 )
 
 
-def locking(schema: str, inbox: str, lane: int, directory: str) -> Operation[Position]:
-    """Become the lane's one drainer until the transaction ends, once no other is; return where the lane stands."""
+def locking(schema: str, inbox: str, shard: int, directory: str) -> Operation[Position]:
+    """Become the shard's one drainer until the transaction ends, once no other is; return where the shard stands."""
     yield IN_TRANSACTION
     # The file becomes visible after this COMMIT, and must not outlive it in a crash of the server.
     yield DURABLE.at()()
-    yield BEGIN.at(schema=schema)(inbox=inbox, lane=lane, directory=directory)
-    [row] = yield LOCK_LANE.at(schema=schema)(inbox=inbox, lane=lane)
+    yield BEGIN.at(schema=schema)(inbox=inbox, shard=shard, directory=directory)
+    [row] = yield LOCK_SHARD.at(schema=schema)(inbox=inbox, shard=shard)
     return Position(*row)
 
 
-def locking_others(schema: str, inbox: str, lane: int) -> Operation[list[Position]]:
-    """Lock the inbox's other lanes that are unfinished and that nobody drains; return where they stand."""
+def locking_others(schema: str, inbox: str, shard: int) -> Operation[list[Position]]:
+    """Lock the inbox's other shards that are unfinished and that nobody drains; return where they stand."""
     yield IN_TRANSACTION
     yield DURABLE.at()()
-    rows = yield LOCK_OTHERS.at(schema=schema)(inbox=inbox, lane=lane)
+    rows = yield LOCK_OTHERS.at(schema=schema)(inbox=inbox, shard=shard)
     return [Position(*row) for row in rows]
 
 
 ADVANCE = Sql(
     """
 UPDATE {schema}.spark_drain
-SET epoch = %(epoch)s::bigint, file = %(file)s::text, directory = %(directory)s::text, finished = false,
+SET segment = %(segment)s::bigint, file = %(file)s::text, directory = %(directory)s::text, finished = false,
     messages = messages + %(messages)s::bigint, at = clock_timestamp()
-WHERE inbox = %(inbox)s::text AND lane = %(lane)s::integer
+WHERE inbox = %(inbox)s::text AND shard = %(shard)s::integer
 """
 )
 FINISHED = Sql(
-    "UPDATE {schema}.spark_drain SET finished = true WHERE inbox = %(inbox)s::text AND lane = %(lane)s::integer"
+    "UPDATE {schema}.spark_drain SET finished = true WHERE inbox = %(inbox)s::text AND shard = %(shard)s::integer"
 )
 
 
 def advancing(
-    schema: str, inbox: str, lane: int, *, epoch: int, file: str, directory: str, messages: int
+    schema: str, inbox: str, shard: int, *, segment: int, file: str, directory: str, messages: int
 ) -> Operation[None]:
-    """Record an epoch, in its own transaction."""
+    """Record a segment, in its own transaction."""
     yield ADVANCE.at(schema=schema)(
-        inbox=inbox, lane=lane, epoch=epoch, file=file, directory=directory, messages=messages
+        inbox=inbox, shard=shard, segment=segment, file=file, directory=directory, messages=messages
     )
 
 
-def finishing(schema: str, inbox: str, lane: int) -> Operation[None]:
-    """Record that the last epoch's file has its final name."""
-    yield FINISHED.at(schema=schema)(inbox=inbox, lane=lane)
+def finishing(schema: str, inbox: str, shard: int) -> Operation[None]:
+    """Record that the last segment's file has its final name."""
+    yield FINISHED.at(schema=schema)(inbox=inbox, shard=shard)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one epoch took; `is_all`: nothing else could be had."""
+    """What one segment took; `is_all`: nothing else could be had."""
 
     messages: int
     is_all: bool
 
 
 class Drainer:
-    """One drainer of an inbox; its methods are transactions: both that finish, then `epoch` and `finish` in turn."""
+    """One drainer of an inbox; its methods are transactions: both that finish, then `segment` and `finish` in turn."""
 
-    def __init__(self, schema: str, inbox: str, directory: str, lane: int, max_messages: int) -> None:
+    def __init__(self, schema: str, inbox: str, directory: str, shard: int, max_messages: int) -> None:
         self._schema = schema
         self._inbox = inbox
-        self._lane = lane
+        self._shard = shard
         self._directory = directory
         self._folder = folder(directory)
         self._folder.make()
@@ -133,54 +133,54 @@ class Drainer:
         self._swept = False
         self._written: str | None = None  # the file of the attempt before, if that came as far as its COMMIT
 
-    def epoch(self, connection: psycopg.Connection) -> Taken:
-        """Take an epoch; nothing if another drainer of the lane has taken one that is to be finished first."""
+    def segment(self, connection: psycopg.Connection) -> Taken:
+        """Take a segment; nothing if another drainer of the shard has taken one that is to be finished first."""
         position = run(connection, self._locking())
         if not position.finished:
             return Taken(0, is_all=False)
-        series, epoch = self._series(position), position.epoch + 1
-        if self._folder.has(series.final(epoch)):
-            raise self._other_history(series.final(epoch))
+        series, segment = self._series(position), position.segment + 1
+        if self._folder.has(series.final(segment)):
+            raise self._other_history(series.final(segment))
         self._sweep(series, position)
-        with EpochFile(self._folder, series, epoch) as file:
+        with SegmentFile(self._folder, series, segment) as file:
             is_all = self._fill(file, connection)
             file.seal()
             if file.messages:
                 self._written = file.name
                 advance = advancing(
-                    self._schema, self._inbox, self._lane,
-                    epoch=epoch, file=file.name, directory=self._directory, messages=file.messages,
+                    self._schema, self._inbox, self._shard,
+                    segment=segment, file=file.name, directory=self._directory, messages=file.messages,
                 )  # fmt: skip
                 run(connection, advance)
                 self._demand_file(file.name)
         return Taken(file.messages, is_all)
 
     def finish(self, connection: psycopg.Connection) -> None:
-        """Give the file of the lane's last epoch the name that readers see."""
+        """Give the file of the shard's last segment the name that readers see."""
         self._finish(connection, run(connection, self._locking()))
 
     def finish_others(self, connection: psycopg.Connection) -> None:
-        """Do the same for the inbox's other lanes, which perhaps nobody drains again.
+        """Do the same for the inbox's other shards, which perhaps nobody drains again.
 
         Only warns of those it cannot finish, such as one that drained into a directory of another machine.
         """
-        for position in run(connection, locking_others(self._schema, self._inbox, self._lane)):
+        for position in run(connection, locking_others(self._schema, self._inbox, self._shard)):
             try:
                 self._finish(connection, position)
             except (MailroomError, OSError) as error:
-                log.warning("drain %s: lane %s stays unfinished: %s", self._inbox, position.lane, error)
+                log.warning("drain %s: shard %s stays unfinished: %s", self._inbox, position.shard, error)
 
     def _locking(self) -> Operation[Position]:
-        return locking(self._schema, self._inbox, self._lane, self._directory)
+        return locking(self._schema, self._inbox, self._shard, self._directory)
 
     def _series(self, position: Position) -> Series:
-        return Series(position.node, self._inbox, position.lane)
+        return Series(position.node, self._inbox, position.shard)
 
     def _finish(self, connection: psycopg.Connection, position: Position) -> None:
         if not position.finished:
             there = self._folder if position.directory == self._directory else folder(position.directory)
-            _show(there, position, self._series(position).final(position.epoch))
-            run(connection, finishing(self._schema, self._inbox, position.lane))
+            _show(there, position, self._series(position).final(position.segment))
+            run(connection, finishing(self._schema, self._inbox, position.shard))
 
     def _sweep(self, series: Series, position: Position) -> None:
         """Delete what was never committed."""
@@ -190,7 +190,7 @@ class Drainer:
         if self._swept:
             return
         names = [name for name in self._folder.starting_with(f".{series.prefix}") if name != position.file]
-        ours = series.attempts(position.epoch + 1)
+        ours = series.attempts(position.segment + 1)
         for name in names:
             if name[: len(ours)] > ours:
                 raise self._other_history(name)
@@ -198,10 +198,10 @@ class Drainer:
             self._folder.delete(name)
         self._swept = True
 
-    def _fill(self, file: EpochFile, connection: psycopg.Connection) -> bool:
-        """Claim until the epoch is full or the inbox is empty; tell whether nothing else could be had."""
+    def _fill(self, file: SegmentFile, connection: psycopg.Connection) -> bool:
+        """Claim until the segment is full or the inbox is empty; tell whether nothing else could be had."""
         is_all = False
-        while not is_all and file.messages < self._max_messages and file.value_bytes < EPOCH_BYTES:
+        while not is_all and file.messages < self._max_messages and file.value_bytes < SEGMENT_BYTES:
             total = min(CLAIM, self._max_messages - file.messages)
             wanted = Share(self._keys, total, total)
             taken, left, _, self._course = run(
@@ -216,7 +216,7 @@ class Drainer:
 
     def _other_history(self, name: str) -> MailroomError:
         return MailroomError(
-            f"{name} is in {shown(self._directory)} already, and its epoch has yet to be drained: the database was "
+            f"{name} is in {shown(self._directory)} already, and its segment has yet to be drained: the database was "
             "restored to a time before it, or is a copy of the one that drained it, or its table spark_drain was "
             "emptied. Drain into another directory; messages of that time may then be in both."
         )

@@ -17,10 +17,10 @@ from mailroom.sql.operation import Row
 from spark_jobs import message_rows
 from spark_jobs.archive.folder import Folder
 
-COLUMNS = pa.schema([("inbox", pa.string()), *message_rows.COLUMNS, ("epoch", pa.int64()), ("lane", pa.int32())])
+COLUMNS = pa.schema([("inbox", pa.string()), *message_rows.COLUMNS, ("segment", pa.int64()), ("shard", pa.int32())])
 # Spark cannot infer the columns of a directory that has no file yet.
 SPARK_COLUMNS = message_rows.ddl(COLUMNS)
-REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_type", "source", "epoch", "lane"]
+REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_type", "source", "segment", "shard"]
 
 # A row group is full with as many rows, or with as many bytes of values and the claim that goes past them.
 GROUP = 10_000
@@ -31,28 +31,28 @@ VALUE, VALUE_JSON = (message.SELECTED.split(", ").index(name) for name in ("valu
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The files of one lane of one inbox of one node, numbered by the database."""
+    """The files of one shard of one inbox of one node, numbered by the database."""
 
     node: UUID
     inbox: str
-    lane: int
+    shard: int
 
     @property
     def prefix(self) -> str:
         """What the name of each file begins with; nodes may share a directory."""
-        return f"{self.inbox}-{_short(self.node)}-{self.lane:03}-"
+        return f"{self.inbox}-{_short(self.node)}-{self.shard:03}-"
 
-    def attempts(self, epoch: int) -> str:
-        """What the hidden name of each attempt at an epoch begins with; in the order of the epochs."""
-        return f".{self.prefix}{epoch:012}"
+    def attempts(self, segment: int) -> str:
+        """What the hidden name of each attempt at a segment begins with; in the order of the segments."""
+        return f".{self.prefix}{segment:012}"
 
-    def hidden(self, epoch: int) -> str:
+    def hidden(self, segment: int) -> str:
         """Return a name that no other attempt has. Readers pass over names that begin so, and `*.parquet` too."""
-        return f"{self.attempts(epoch)}-{uuid4().hex}.part"
+        return f"{self.attempts(segment)}-{uuid4().hex}.part"
 
-    def final(self, epoch: int) -> str:
+    def final(self, segment: int) -> str:
         """Return the name by which readers find the file."""
-        return f"{self.prefix}{epoch:012}.parquet"
+        return f"{self.prefix}{segment:012}.parquet"
 
 
 def files_of(node: UUID) -> str:
@@ -79,16 +79,16 @@ def attempt_in(folder: Folder, name: str) -> str | None:
     return None if found is None else str(found, "ascii", "replace")
 
 
-class EpochFile:
+class SegmentFile:
     """A file that a thread of its own writes, so that the database and the disk do not wait for each other."""
 
-    def __init__(self, folder: Folder, series: Series, epoch: int) -> None:
-        self.name = series.hidden(epoch)
+    def __init__(self, folder: Folder, series: Series, segment: int) -> None:
+        self.name = series.hidden(segment)
         self.messages = 0  # both include what has yet to be written
         self.value_bytes = 0
         self._folder = folder
         self._series = series
-        self._epoch = epoch
+        self._segment = segment
         self._group: list[Row] = []
         self._group_bytes = 0
         self._thread = ThreadPoolExecutor(1, "drain")
@@ -96,7 +96,7 @@ class EpochFile:
         self._file: IO[bytes] | None = None
         self._writer: Any = None
 
-    def __enter__(self) -> "EpochFile":
+    def __enter__(self) -> "SegmentFile":
         return self
 
     def __exit__(
@@ -135,14 +135,14 @@ class EpochFile:
 
     def _write(self, rows: Sequence[Row]) -> None:
         if self._file is None:
-            about = {"inbox": self._series.inbox, "lane": str(self._series.lane), "epoch": str(self._epoch)}
+            about = {"inbox": self._series.inbox, "shard": str(self._series.shard), "segment": str(self._segment)}
             about |= {"node": str(self._series.node), "attempt": attempt_of(self.name)}
             schema = COLUMNS.with_metadata({f"mailroom.{name}": text for name, text in about.items()})
             self._file = self._folder.create(self.name)
             self._writer = parquet.ParquetWriter(
                 self._file, schema, compression="zstd", use_dictionary=REPEATED, write_page_checksum=True
             )
-        self._writer.write_table(_table(rows, self._series, self._epoch))
+        self._writer.write_table(_table(rows, self._series, self._segment))
 
     def _discard(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -158,8 +158,8 @@ class EpochFile:
             self._folder.delete(self.name)
 
 
-def _table(rows: Sequence[Row], series: Series, epoch: int) -> pa.Table:
+def _table(rows: Sequence[Row], series: Series, segment: int) -> pa.Table:
     """Make the table of rows of a claim as a `RawCursor` gives them."""
-    of_all = ((series.inbox, pa.string()), (epoch, pa.int64()), (series.lane, pa.int32()))
-    inboxes, epochs, lanes = (pa.repeat(pa.scalar(value, kind), len(rows)) for value, kind in of_all)
-    return pa.Table.from_arrays([inboxes, *message_rows.arrays(rows), epochs, lanes], schema=COLUMNS)
+    of_all = ((series.inbox, pa.string()), (segment, pa.int64()), (series.shard, pa.int32()))
+    inboxes, segments, shards = (pa.repeat(pa.scalar(value, kind), len(rows)) for value, kind in of_all)
+    return pa.Table.from_arrays([inboxes, *message_rows.arrays(rows), segments, shards], schema=COLUMNS)

@@ -47,8 +47,8 @@ class Evidence:
 
     def drained_before(self) -> DataFrame:
         """Return the messages of files that were committed when the tables were read."""
-        lanes = self.at("lane").select("inbox", "lane", f.col("epoch").alias("last"))
-        return self.files.join(f.broadcast(lanes), ["inbox", "lane"]).filter("epoch <= last")
+        shards = self.at("shard").select("inbox", "shard", f.col("segment").alias("last"))
+        return self.files.join(f.broadcast(shards), ["inbox", "shard"]).filter("segment <= last")
 
 
 Rows = Callable[[Evidence], DataFrame]
@@ -74,11 +74,11 @@ def _checks(name: str, proves: str, checks: dict[str, Check] = CHECKS) -> Callab
     return registered
 
 
-@_checks("files complete", "the files of {:,} lanes hold as many messages as their drains took")
+@_checks("files complete", "the files of {:,} shards hold as many messages as their drains took")
 def _files_complete(evidence: Evidence) -> DataFrame:
-    lanes = evidence.at("lane").select("inbox", "lane", f.col("messages").alias("drained"))
-    found = evidence.drained_before().groupBy("inbox", "lane").agg(f.count("*").alias("found"))
-    return _counted(lanes.join(found, ["inbox", "lane"], "left"), f.col("drained") != f.col("found"))
+    shards = evidence.at("shard").select("inbox", "shard", f.col("messages").alias("drained"))
+    found = evidence.drained_before().groupBy("inbox", "shard").agg(f.count("*").alias("found"))
+    return _counted(shards.join(found, ["inbox", "shard"], "left"), f.col("drained") != f.col("found"))
 
 
 @_checks("batches complete", "each of {:,} batches of Spark's ledger is there with as many messages as it sent")
@@ -136,7 +136,7 @@ def _copies_complete(evidence: Evidence) -> DataFrame:
     # Not of all files: an inbox has yet to be drained of what another one was after the tables were read.
     seen = _union(evidence.drained_before().select(*of_files), held).groupBy("topic", "kind", "message_id")
     first = got.groupBy("inbox", "topic").agg(f.min("clock").alias("first"))
-    ways = evidence.at("way").join(evidence.at("lane").select("inbox").distinct(), "inbox")
+    ways = evidence.at("way").join(evidence.at("shard").select("inbox").distinct(), "inbox")
     topics = _union(seen.agg(f.count("*")).select("topic"), first.select("topic")).distinct()
     due = (
         seen.agg(f.min("clock").alias("clock"), f.min("at").alias("at"))
@@ -188,13 +188,13 @@ def _clocks_differ(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.col("messages") > 1)
 
 
-@_checks("epochs in order", "no message overtook another of its key into an earlier epoch of its lane ({:,} checked)")
-def _epochs_in_order(evidence: Evidence) -> DataFrame:
-    epochs = evidence.files.groupBy("inbox", "lane", "key", "epoch").agg(
+@_checks("segments in order", "no message overtook another of its key into an earlier segment of its shard ({:,} checked)")
+def _segments_in_order(evidence: Evidence) -> DataFrame:
+    segments = evidence.files.groupBy("inbox", "shard", "key", "segment").agg(
         f.min("clock").alias("clock"), f.max("clock").alias("last")
     )
-    before = Window.partitionBy("inbox", "lane", "key").orderBy("epoch").rowsBetween(Window.unboundedPreceding, -1)
-    found = epochs.withColumn("before", f.max("last").over(before)).drop("last")
+    before = Window.partitionBy("inbox", "shard", "key").orderBy("segment").rowsBetween(Window.unboundedPreceding, -1)
+    found = segments.withColumn("before", f.max("last").over(before)).drop("last")
     return found.withColumn("wrong", f.coalesce(f.col("clock") <= f.col("before"), f.lit(False)))
 
 

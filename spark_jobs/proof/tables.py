@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.1
 
 ARROW = pa.schema({
     "place": TEXT, "inbox": TEXT, "key": TEXT, "clock": LONG, "message_id": TEXT, "source": TEXT, "messages": LONG,
-    "lane": pa.int32(), "epoch": LONG, "at": MOMENT, "topic": TEXT, "kind": TEXT, "hash": TEXT,
+    "shard": pa.int32(), "segment": LONG, "at": MOMENT, "topic": TEXT, "kind": TEXT, "hash": TEXT,
 })  # fmt: skip
 COLUMNS = ddl(ARROW)
 NO_MESSAGE = "NULL::text, NULL::bigint, NULL::text"
@@ -40,7 +40,7 @@ DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic
 # One statement, so one snapshot, and the files are listed only after it. Messages move in circles (outbox, scheduled
 # and back; inbox, parked and back; dead_letter and back), so no order of reading table after table would see all of
 # them; a snapshot has each in exactly one place, or it was reaped before, and then its file is listed. Seen in both, in
-# the inbox and in a file of a later epoch, it was merely drained meanwhile. A batch and its messages are committed
+# the inbox and in a file of a later segment, it was merely drained meanwhile. A batch and its messages are committed
 # together, and so are a sender's rows and its messages: a snapshot has both or neither.
 #
 # What links carry is in `transit` too, until a while after its reader has it; then only their number is left (trimmed).
@@ -71,7 +71,7 @@ SELECT 'batch', NULL::text, {no_message}, pg_catalog.format('mailroom spark %s %
        CASE WHEN u.name IS NULL THEN pg_catalog.encode(pg_catalog.substr(digest, 1, {sent_bytes}), 'hex') END
 FROM {schema}.spark_batch AS b LEFT JOIN {schema}.spark_bulk AS u USING (name, batch)
 UNION ALL
-SELECT 'lane', inbox, {no_message}, NULL::text, messages, lane, epoch, {no_time}, {no_content}
+SELECT 'shard', inbox, {no_message}, NULL::text, messages, shard, segment, {no_time}, {no_content}
 FROM {schema}.spark_drain
 UNION ALL
 SELECT 'way', inbox, {no_message}, fits, words, NULL::integer, NULL::bigint, r.created_at, topic,
@@ -147,7 +147,7 @@ def _rows(batches: Iterator[pa.RecordBatch], node: Node, statement: str) -> Iter
 
 UNFINISHED = Sql(
     """
-SELECT n.id, d.inbox, d.lane, d.epoch, d.directory FROM {schema}.node AS n LEFT JOIN {schema}.spark_drain AS d
+SELECT n.id, d.inbox, d.shard, d.segment, d.directory FROM {schema}.node AS n LEFT JOIN {schema}.spark_drain AS d
 ON NOT d.finished AND d.directory = ANY (%(directories)s::text[])
 """,
     columns=("uuid", "text", "integer", "bigint", "text"),
@@ -159,7 +159,7 @@ def _finding_unfinished(schema: str, directories: Sequence[str]) -> Operation[li
 
 
 def await_files(node: Node, directories: Sequence[str], *, within_s: float = VISIBLE_S) -> str:
-    """Wait until every epoch committed so far can be seen; return the pattern of the names of this node's files.
+    """Wait until every segment committed so far can be seen; return the pattern of the names of this node's files.
 
     A file gets the name that readers see just after its COMMIT, and its messages are nowhere in between. Raises
     `MailroomError` if a file stays hidden: its drainer was killed at that very point.
@@ -167,8 +167,8 @@ def await_files(node: Node, directories: Sequence[str], *, within_s: float = VIS
     with node.connect("audit") as connection:
         rows = run(connection, _finding_unfinished(node.schema, directories))
     end = monotonic() + within_s
-    for id, inbox, lane, epoch, directory in rows:
-        while inbox is not None and not folder(directory).has(name := Series(id, inbox, lane).final(epoch)):
+    for id, inbox, shard, segment, directory in rows:
+        while inbox is not None and not folder(directory).has(name := Series(id, inbox, shard).final(segment)):
             if monotonic() >= end:
                 raise MailroomError(
                     f"{name} is committed and not to be seen in {shown(directory)}: its drain was interrupted. Drain "

@@ -38,7 +38,7 @@ BATCH = "mailroom spark job -1"
 
 
 class Case:
-    """Two epochs of six messages of three keys, six more under way, all of one batch; number 9 replies to number 3.
+    """Two segments of six messages of three keys, six more under way, all of one batch; number 9 replies to number 3.
 
     Inbox, batch, ids and day are a case's own, so that one run of the checks serves all cases.
     """
@@ -56,7 +56,7 @@ class Case:
             "place": "batch", "source": self.source, "messages": 18,
             "hash": f"{sum(int(self.hash(number), 16) for number in range(1, 19)) % 2**64:016x}",
         }  # fmt: skip
-        self.lane: dict[str, Any] = {"place": "lane", "inbox": f"inbox_{nth}", "lane": 0, "epoch": 2, "messages": 12}
+        self.shard: dict[str, Any] = {"place": "shard", "inbox": f"inbox_{nth}", "shard": 0, "segment": 2, "messages": 12}
         self.sent = {number: {"place": "sent", "message_id": self.id(number)} for number in range(1, 19)}
         self.more: list[dict[str, Any]] = []
 
@@ -69,12 +69,12 @@ class Case:
     def hash(self, number: int) -> str:
         return sha256(b"topic_%d\0key-%d\0%d" % (self.nth, number % 3, number)).hexdigest()[:16]
 
-    def file(self, number: int, epoch: int) -> dict[str, Any]:
+    def file(self, number: int, segment: int) -> dict[str, Any]:
         return {
             "topic": f"topic_{self.nth}", "value": b"%d" % number,
             "inbox": f"inbox_{self.nth}", "key": f"key-{number % 3}", "clock": number, "sent_clock": number,
-            "origin": "here", "message_id": self.id(number), "kind": "M", "source": self.source, "epoch": epoch,
-            "lane": 0, "sent_at": self.at(number), "delivered_at": self.at(number + 0.5),
+            "origin": "here", "message_id": self.id(number), "kind": "M", "source": self.source, "segment": segment,
+            "shard": 0, "sent_at": self.at(number), "delivered_at": self.at(number + 0.5),
         }  # fmt: skip
 
     def row(self, place: str, number: int) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class Case:
         } | known
 
     def copy_all(self, *left_out: int, by_pattern: bool = False) -> None:
-        """Have another inbox that subscribes to the topic got everything that this one has, in a lane of its own."""
+        """Have another inbox that subscribes to the topic got everything that this one has, in a shard of its own."""
         files = {100 + number: row for number, row in self.files.items() if number not in left_out}
         self.files |= {number: row | {"inbox": f"billing_{self.nth}"} for number, row in files.items()}
         self.more += [self.row(place, number) | {"inbox": f"billing_{self.nth}"}
                       for place, number in (("inbox", 13), ("parked", 14), ("dead_letter", 15))]  # fmt: skip
-        self.more.append(self.lane | {"inbox": f"billing_{self.nth}", "messages": len(files)})
+        self.more.append(self.shard | {"inbox": f"billing_{self.nth}", "messages": len(files)})
         self.subscribe(by_pattern=by_pattern)
 
     def subscribe(self, second: float = 0, kinds: str = "MECR", *, by_pattern: bool = False) -> None:
@@ -110,10 +110,10 @@ class Case:
         """Have this inbox alone got a message of a topic that begins with the others'."""
         sent = {"source": "psql", "topic": f"topic_{self.nth}.{topic}", "message_id": self.id(100 + number)}
         self.files[100 + number] = self.file(number, 1) | sent | {"key": topic}
-        self.lane["messages"] += 1
+        self.shard["messages"] += 1
 
     def tables(self) -> list[dict[str, Any]]:
-        return [self.batch, self.lane, *self.under_way.values(), *self.sent.values(), *self.more]
+        return [self.batch, self.shard, *self.under_way.values(), *self.sent.values(), *self.more]
 
 
 def case_of(row: "Row") -> int:
@@ -129,11 +129,11 @@ def made(spark: "SparkSession", rows: list[dict[str, Any]], columns: str) -> "Da
 
 
 def a_file_is_lost(case: Case) -> None:
-    case.lane["messages"] = 13
+    case.shard["messages"] = 13
 
 
-def all_files_of_a_lane_are_lost(case: Case) -> None:
-    case.more.append(case.lane | {"lane": 1, "messages": 6})
+def all_files_of_a_shard_are_lost(case: Case) -> None:
+    case.more.append(case.shard | {"shard": 1, "messages": 6})
 
 
 def a_batch_lacks_one(case: Case) -> None:
@@ -150,7 +150,7 @@ def nothing_of_a_batch_is_there(case: Case) -> None:
 
 def one_is_delivered_twice(case: Case) -> None:
     case.files[100] = case.file(5, 2) | {"clock": 100, "sent_clock": 100}
-    case.lane["messages"] = 13
+    case.shard["messages"] = 13
 
 
 def one_is_drained_and_in_the_inbox(case: Case) -> None:
@@ -165,8 +165,8 @@ def two_have_one_clock(case: Case) -> None:
     case.files[12]["clock"] = 11
 
 
-def one_is_overtaken_by_a_later_epoch(case: Case) -> None:
-    case.files[4]["epoch"], case.files[7]["epoch"] = 2, 1
+def one_is_overtaken_by_a_later_segment(case: Case) -> None:
+    case.files[4]["segment"], case.files[7]["segment"] = 2, 1
 
 
 def two_of_an_origin_are_swapped(case: Case) -> None:
@@ -183,7 +183,7 @@ def an_effect_stands_before_its_cause(case: Case) -> None:
 
 def a_cause_is_late(case: Case) -> None:
     """Number 4, of which number 10 is an effect."""
-    case.files[4] |= {"clock": 100, "sent_clock": 100, "epoch": 2, "delivered_at": case.at(20)}
+    case.files[4] |= {"clock": 100, "sent_clock": 100, "segment": 2, "delivered_at": case.at(20)}
 
 
 def requeue(case: Case, second: float, inbox: str | None) -> None:
@@ -241,8 +241,8 @@ def a_value_under_way_is_another(case: Case) -> None:
 def two_copies_differ(case: Case) -> None:
     copy = case.file(20, 2) | {"source": "psql"}
     case.files |= {20: copy, 21: copy | {"inbox": f"billing_{case.nth}", "value": b"another"}}
-    case.lane["messages"] = 13
-    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 1})
+    case.shard["messages"] = 13
+    case.more.append(case.shard | {"inbox": f"billing_{case.nth}", "messages": 1})
 
 
 def a_copy_is_lost(case: Case) -> None:
@@ -250,7 +250,7 @@ def a_copy_is_lost(case: Case) -> None:
 
 
 def a_whole_inbox_is_gone(case: Case) -> None:
-    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.more.append(case.shard | {"inbox": f"billing_{case.nth}", "messages": 0, "segment": 0})
     case.subscribe()
 
 
@@ -264,7 +264,7 @@ def a_copy_by_a_pattern_is_lost(case: Case) -> None:
 
 
 def an_inbox_by_a_pattern_is_gone(case: Case) -> None:
-    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.more.append(case.shard | {"inbox": f"billing_{case.nth}", "messages": 0, "segment": 0})
     case.subscribe(by_pattern=True)
 
 
@@ -276,7 +276,7 @@ def a_topic_of_a_pattern_is_lost(case: Case) -> None:
 
 BROKEN: dict[Callable[[Case], None], str] = {
     a_file_is_lost: "files complete",
-    all_files_of_a_lane_are_lost: "files complete",
+    all_files_of_a_shard_are_lost: "files complete",
     a_batch_lacks_one: "batches complete",
     a_batch_has_one_more: "batches complete",
     nothing_of_a_batch_is_there: "batches complete",
@@ -284,7 +284,7 @@ BROKEN: dict[Callable[[Case], None], str] = {
     one_is_drained_and_in_the_inbox: "drained is gone",
     one_is_drained_and_parked: "drained is gone",
     two_have_one_clock: "clocks differ",
-    one_is_overtaken_by_a_later_epoch: "epochs in order",
+    one_is_overtaken_by_a_later_segment: "segments in order",
     two_of_an_origin_are_swapped: "origins in order",
     a_reply_stands_before_its_request: "effects follow causes",
     an_effect_stands_before_its_cause: "effects follow causes",
@@ -315,7 +315,7 @@ def as_it_is(case: Case) -> None:
 
 def messages_were_drained_after_the_look(case: Case) -> None:
     case.files[13] = case.file(13, 3)
-    case.files[14] = case.file(14, 1) | {"lane": 1}  # a lane that was not there yet
+    case.files[14] = case.file(14, 1) | {"shard": 1}  # a shard that was not there yet
 
 
 def a_batch_was_sent_and_drained_after_the_look(case: Case) -> None:
@@ -324,19 +324,19 @@ def a_batch_was_sent_and_drained_after_the_look(case: Case) -> None:
 
 def others_send_too(case: Case) -> None:
     case.files[20] = case.file(20, 2) | {"source": "psql"}
-    case.lane["messages"] = 13
+    case.shard["messages"] = 13
 
 
 def two_inboxes_get_one(case: Case) -> None:
     case.files[20] = case.file(3, 1) | {"inbox": f"billing_{case.nth}"}
-    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 1})
+    case.more.append(case.shard | {"inbox": f"billing_{case.nth}", "messages": 1})
 
 
-def lanes_drain_beside_each_other(case: Case) -> None:
-    case.files[7] |= {"lane": 1, "epoch": 1}
-    case.files[4]["epoch"] = 2
-    case.lane["messages"] = 11
-    case.more.append(case.lane | {"lane": 1, "messages": 1})
+def shards_drain_beside_each_other(case: Case) -> None:
+    case.files[7] |= {"shard": 1, "segment": 1}
+    case.files[4]["segment"] = 2
+    case.shard["messages"] = 11
+    case.more.append(case.shard | {"shard": 1, "messages": 1})
 
 
 def another_node_counts_otherwise(case: Case) -> None:
@@ -372,7 +372,7 @@ def an_inbox_subscribed_later(case: Case) -> None:
 
 
 def an_inbox_was_made_later(case: Case) -> None:
-    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.more.append(case.shard | {"inbox": f"billing_{case.nth}", "messages": 0, "segment": 0})
     case.subscribe(1_000)
 
 
@@ -381,14 +381,14 @@ def an_inbox_that_no_drain_reaps_has_none(case: Case) -> None:
 
 
 def events_do_not_go_by_the_topic_s_name(case: Case) -> None:
-    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.more.append(case.shard | {"inbox": f"billing_{case.nth}", "messages": 0, "segment": 0})
     for row in (*case.files.values(), *case.under_way.values()):
         row["kind"] = "E"
     case.subscribe(0, "MCR")
 
 
 def commands_do_not_go_by_patterns(case: Case) -> None:
-    case.more.append(case.lane | {"inbox": f"billing_{case.nth}", "messages": 0, "epoch": 0})
+    case.more.append(case.shard | {"inbox": f"billing_{case.nth}", "messages": 0, "segment": 0})
     for number, row in (*case.files.items(), *case.under_way.items()):
         row["kind"] = "R" if number == 9 else "C"
     case.subscribe(by_pattern=True)
@@ -418,7 +418,7 @@ SOUND = [
     an_inbox_that_no_drain_reaps_has_none, events_do_not_go_by_the_topic_s_name, a_copy_was_drained_after_the_look,
     a_skipped_cause_was_requeued, an_undelivered_cause_was_requeued, a_cause_was_requeued_and_drained_after_the_look,
     as_it_is, messages_were_drained_after_the_look, a_batch_was_sent_and_drained_after_the_look, others_send_too,
-    two_inboxes_get_one, lanes_drain_beside_each_other, another_node_counts_otherwise,
+    two_inboxes_get_one, shards_drain_beside_each_other, another_node_counts_otherwise,
 ]  # fmt: skip
 CASES = [*BROKEN, *SOUND]
 
@@ -542,7 +542,7 @@ def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> Non
     checked = {found.name: found.checked for found in report.checks}
     assert checked == {
         "files complete": 1, "batches complete": 4, "delivered once": 40, "drained is gone": 6, "clocks differ": 40,
-        "epochs in order": checked["epochs in order"], "origins in order": 40, "effects follow causes": 0,
+        "segments in order": checked["segments in order"], "origins in order": 40, "effects follow causes": 0,
         "sent is there": 55, "there is sent": 55, "values as sent": 4, "copies agree": 56, "copies complete": 1,
     }  # fmt: skip
     assert "the topics, keys and values of 4 batches of Spark's ledger are those that were sent" in report.proven
@@ -745,8 +745,8 @@ def test_files_of_other_nodes_are_ignored(node_run: Run) -> None:
     node_run.node.drain()
     node_run.drain()
     [file] = node_run.directory.iterdir()
-    inbox, _, lane, epoch = file.name.split("-")
-    (node_run.directory / f"{inbox}-00000000-{lane}-{epoch}").write_bytes(file.read_bytes())
+    inbox, _, shard, segment = file.name.split("-")
+    (node_run.directory / f"{inbox}-00000000-{shard}-{segment}").write_bytes(file.read_bytes())
     assert node_run.drained() == 20
     report = node_run.audit()
     assert (report.holds, report.files["messages"]) == (True, 10)
@@ -862,7 +862,7 @@ def test_command_prints_a_result_and_writes_a_report(
     result = command("--report", str(tmp_path / "audit.json"), "--sent", "public.sent")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "Proven: the files of 1 lanes hold as many messages as their drains took."
+    assert lines[0] == "Proven: the files of 1 shards hold as many messages as their drains took."
     assert lines[[line.split(":")[0] for line in lines].index("Not proven")].startswith("Not proven: headers, kinds")
     assert lines[-1] == "Everything holds; 12 messages in files, 0 rows under way or dead letters."
     assert ["delivered", "once", "yes", "12", "0"] in [line.split() for line in lines]

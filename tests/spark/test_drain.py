@@ -33,7 +33,7 @@ from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage
 from mailroom.sql.operation import Operation
 from spark_jobs.archive import drainer as module
 from spark_jobs.archive.drainer import Drainer, Taken
-from spark_jobs.archive.files import EpochFile, Series
+from spark_jobs.archive.files import SegmentFile, Series
 from spark_jobs.archive.folder import Folder, folder, full_name, shown, spark_name
 from spark_jobs.drain import Drained, command, drain, drain_on, drained
 from spark_jobs.node import Node as SparkNode
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 INBOX = "shipping"
 MESSAGES = 250
-SMALL = 100  # messages of an epoch: three of them
+SMALL = 100  # messages of a segment: three of them
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -97,25 +97,25 @@ def rows(directory: str) -> list[dict[str, Any]]:
 
 
 def check(node: Node, sent: Counter[tuple[str, bytes]], *directories: str) -> None:
-    """See that each message is in one file or in the inbox, once, and that a key's clocks rise along a lane."""
+    """See that each message is in one file or in the inbox, once, and that a key's clocks rise along a shard."""
     there = [row for directory in directories for row in rows(directory)]
     waiting = node.rows("SELECT message_id::text, value FROM mailroom.inbox WHERE inbox = %s", INBOX)
     assert Counter((row["message_id"], row["value"]) for row in there) + Counter(waiting) == sent
     last: dict[tuple[str, int], tuple[int, int]] = {}
     for row in there:
-        key = (row["key"], row["lane"])
-        assert last.get(key, (0, 0)) < (row["epoch"], row["clock"])
+        key = (row["key"], row["shard"])
+        assert last.get(key, (0, 0)) < (row["segment"], row["clock"])
         assert last.get(key, (0, 0))[1] < row["clock"]
-        last[key] = (row["epoch"], row["clock"])
-    epochs = node.rows("SELECT lane, epoch, messages FROM mailroom.spark_drain ORDER BY lane")
-    for lane, _, messages in epochs:
-        assert sum(row["lane"] == lane for row in there) in {messages, messages - _unfinished(node, lane)}
+        last[key] = (row["segment"], row["clock"])
+    segments = node.rows("SELECT shard, segment, messages FROM mailroom.spark_drain ORDER BY shard")
+    for shard, _, messages in segments:
+        assert sum(row["shard"] == shard for row in there) in {messages, messages - _unfinished(node, shard)}
 
 
-def _unfinished(node: Node, lane: int) -> int:
+def _unfinished(node: Node, shard: int) -> int:
     """Return how many messages are in a file that has been committed and not shown yet."""
     [(finished, directory, file)] = node.rows(
-        "SELECT finished, directory, file FROM mailroom.spark_drain WHERE lane = %s", lane
+        "SELECT finished, directory, file FROM mailroom.spark_drain WHERE shard = %s", shard
     )
     path = Path(directory, str(file))
     return 0 if finished or not path.exists() else parquet.read_metadata(path).num_rows
@@ -144,7 +144,7 @@ def _dying_once_written(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 STEPS: dict[str, Callable[[], Any]] = {
-    "before the file is complete": lambda: mock.patch.object(EpochFile, "seal", _die),
+    "before the file is complete": lambda: mock.patch.object(SegmentFile, "seal", _die),
     "after the file is durable": lambda: mock.patch.object(Folder, "seal", _dying_after(Folder.seal)),
     "before COMMIT": lambda: mock.patch.object(Attempt, "ending", _die),
     "after COMMIT": lambda: mock.patch.object(Drainer, "finish", _dying_once_written(Drainer.finish)),
@@ -193,20 +193,20 @@ def check_committed(node: Node, sent: Counter[tuple[str, bytes]], directory: str
 
 def test_lost_connection_rolls_back_and_the_drain_goes_on(node: Node, directory: str) -> None:
     sent = fill(node)
-    seal, todo = EpochFile.seal, [True]
+    seal, todo = SegmentFile.seal, [True]
 
-    def severing(self: EpochFile) -> None:
+    def severing(self: SegmentFile) -> None:
         seal(self)
         if todo and todo.pop():
             node.end_sessions("mailroom spark drain")
 
-    with mock.patch.object(EpochFile, "seal", severing):
+    with mock.patch.object(SegmentFile, "seal", severing):
         assert drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL) == Drained(MESSAGES, 3)
     check(node, sent, directory)
     assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
 
 
-# The COMMITs of a drain: of others' epochs that it finishes, of its own one before, of an epoch, of its file's name.
+# The COMMITs of a drain: of others' segments that it finishes, of its own one before, of a segment, of its file's name.
 @pytest.mark.parametrize("nth", range(4))
 @pytest.mark.parametrize("fault", [CommitFault.CUT, CommitFault.SWALLOW, CommitFault.HOLD])
 def test_lost_answer_to_commit_is_looked_up(node: Node, directory: str, fault: CommitFault, nth: int) -> None:
@@ -284,15 +284,15 @@ def test_server_that_is_away_when_it_is_asked_is_asked_again(node: Node, directo
 def held_at_seal(work: Callable[[], Drained]) -> Iterator["Future[Drained]"]:
     """Run a drain in a thread, and the test while it stands before the end of its first file."""
     standing, go_on = threading.Event(), threading.Event()
-    seal = EpochFile.seal
+    seal = SegmentFile.seal
 
-    def waiting(self: EpochFile) -> None:
+    def waiting(self: SegmentFile) -> None:
         if not standing.is_set():
             standing.set()
             assert go_on.wait(WITHIN_S)
         seal(self)
 
-    with mock.patch.object(EpochFile, "seal", waiting), ThreadPoolExecutor(1) as thread:
+    with mock.patch.object(SegmentFile, "seal", waiting), ThreadPoolExecutor(1) as thread:
         future = thread.submit(work)
         try:
             assert standing.wait(WITHIN_S)
@@ -302,7 +302,7 @@ def held_at_seal(work: Callable[[], Drained]) -> Iterator["Future[Drained]"]:
             future.result(WITHIN_S)
 
 
-def test_two_drains_of_one_lane_take_turns(node: Node, directory: str) -> None:
+def test_two_drains_of_one_shard_take_turns(node: Node, directory: str) -> None:
     sent = fill(node)
 
     def work() -> Drained:
@@ -318,32 +318,32 @@ def test_two_drains_of_one_lane_take_turns(node: Node, directory: str) -> None:
     assert (len(rows(directory)), hidden(directory)) == (MESSAGES, [])
 
 
-def test_epoch_that_another_drain_has_not_finished_is_finished_first(
+def test_segment_that_another_drain_has_not_finished_is_finished_first(
     node: Node, directory: str, connect: Connect
 ) -> None:
     sent = fill(node)
-    lane, other = (Drainer("mailroom", INBOX, directory, 0, SMALL) for _ in range(2))
+    shard, other = (Drainer("mailroom", INBOX, directory, 0, SMALL) for _ in range(2))
     with connect() as connection:
-        other.epoch(connection)
+        other.segment(connection)
         connection.commit()
-        assert lane.epoch(connection) == Taken(0, is_all=False)
-        lane.finish(connection)
+        assert shard.segment(connection) == Taken(0, is_all=False)
+        shard.finish(connection)
         connection.commit()
-        assert lane.epoch(connection) == Taken(SMALL, is_all=False)
+        assert shard.segment(connection) == Taken(SMALL, is_all=False)
         connection.commit()
-        lane.finish(connection)
+        shard.finish(connection)
     assert len(visible(directory)) == 2
     check(node, sent, directory)
 
 
-def leave_hidden(node: Node, directory: str, *lanes: int) -> None:
-    """Drain an epoch by each of the lanes, as if they had died before their files got their names."""
+def leave_hidden(node: Node, directory: str, *shards: int) -> None:
+    """Drain a segment by each of the shards, as if they had died before their files got their names."""
     with psycopg.connect(node.dsn) as connection:
-        for lane in lanes:
-            Drainer("mailroom", INBOX, directory, lane, 20).epoch(connection)
+        for shard in shards:
+            Drainer("mailroom", INBOX, directory, shard, 20).segment(connection)
 
 
-def test_finished_file_stays_so_when_the_next_epoch_fails(node: Node, directory: str) -> None:
+def test_finished_file_stays_so_when_the_next_segment_fails(node: Node, directory: str) -> None:
     fill(node)
     leave_hidden(node, directory, 0)
     with (
@@ -352,26 +352,26 @@ def test_finished_file_stays_so_when_the_next_epoch_fails(node: Node, directory:
     ):
         drain(SparkNode(dsn=node.dsn), INBOX, directory)
     assert len(visible(directory)) == 1
-    assert node.rows("SELECT epoch, finished FROM mailroom.spark_drain") == [(1, True)]
+    assert node.rows("SELECT segment, finished FROM mailroom.spark_drain") == [(1, True)]
 
 
-def test_other_lanes_are_finished_too(node: Node, directory: str, connect: Connect, tmp_path: Path) -> None:
+def test_other_shards_are_finished_too(node: Node, directory: str, connect: Connect, tmp_path: Path) -> None:
     sent = fill(node)
     elsewhere = str(tmp_path / "elsewhere")
     leave_hidden(node, elsewhere, 1)
     leave_hidden(node, directory, 2, 3)
     assert visible(directory) == visible(elsewhere) == []
     with connect() as living:
-        living.execute("SELECT FROM mailroom.spark_drain WHERE lane = 3 FOR UPDATE")
+        living.execute("SELECT FROM mailroom.spark_drain WHERE shard = 3 FOR UPDATE")
         drain(SparkNode(dsn=node.dsn), INBOX, directory)
-        assert node.rows("SELECT lane FROM mailroom.spark_drain WHERE NOT finished") == [(3,)]
+        assert node.rows("SELECT shard FROM mailroom.spark_drain WHERE NOT finished") == [(3,)]
     assert len(hidden(directory)) == 1
     drain(SparkNode(dsn=node.dsn), INBOX, directory)
     check(node, sent, directory, elsewhere)
     assert len(rows(directory) + rows(elsewhere)) == MESSAGES
 
 
-def test_lane_of_another_machine_is_warned_of(
+def test_shard_of_another_machine_is_warned_of(
     node: Node, directory: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(node)
@@ -381,28 +381,28 @@ def test_lane_of_another_machine_is_warned_of(
     with caplog.at_level(logging.WARNING, "mailroom.spark"):
         assert drain(SparkNode(dsn=node.dsn), INBOX, directory).messages == MESSAGES - 40
     [told] = caplog.messages
-    assert told.startswith(f"drain {INBOX}: lane 1 stays unfinished: A file with messages that have left the inbox is")
+    assert told.startswith(f"drain {INBOX}: shard 1 stays unfinished: A file with messages that have left the inbox is")
     assert len(rows(directory)) == MESSAGES - 20
     with pytest.raises(MailroomError, match="A file with messages that have left the inbox is missing"):
-        drain(SparkNode(dsn=node.dsn), INBOX, directory, lane=1)
+        drain(SparkNode(dsn=node.dsn), INBOX, directory, shard=1)
     (tmp_path / "b").rename(tmp_path / "a")
     drain(SparkNode(dsn=node.dsn), INBOX, directory)
     assert len(rows(str(tmp_path / "a"))) == 20
 
 
-def test_lanes_share_the_inbox(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_share_the_inbox(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FEWEST_KEYS", 2)
     monkeypatch.setattr(module, "MOST_KEYS", 2)
     sent = fill(node)
 
-    def work(lane: int, messages: int) -> Drained:
-        return drain(SparkNode(dsn=node.dsn), INBOX, directory, lane=lane, max_messages=messages)
+    def work(shard: int, messages: int) -> Drained:
+        return drain(SparkNode(dsn=node.dsn), INBOX, directory, shard=shard, max_messages=messages)
 
     with held_at_seal(lambda: work(0, 20)):
         assert work(1, SMALL).messages == MESSAGES - 2 * MESSAGES // 10
-        assert {row["lane"] for row in rows(directory)} == {1}
+        assert {row["shard"] for row in rows(directory)} == {1}
     check(node, sent, directory)
-    assert {row["lane"] for row in rows(directory)} == {0, 1}
+    assert {row["shard"] for row in rows(directory)} == {0, 1}
     assert len(rows(directory)) == MESSAGES
 
 
@@ -442,7 +442,7 @@ def test_rows_are_the_messages(node: Node, directory: str) -> None:
     node.drain()
     with node.connection.transaction():
         messages = Inbox(INBOX).peek(node.connection)
-    assert drain(SparkNode(dsn=node.dsn), INBOX, directory, lane=7) == Drained(4, 1)
+    assert drain(SparkNode(dsn=node.dsn), INBOX, directory, shard=7) == Drained(4, 1)
     assert [_columns(message) for message in messages] == [_known(row) for row in rows(directory)]
     [name] = visible(directory)
     about = parquet.read_schema(f"{directory}/{name}").metadata
@@ -452,15 +452,15 @@ def test_rows_are_the_messages(node: Node, directory: str) -> None:
     assert file.startswith(f".shipping-{node_id[:8]}-007-000000000001-")
     assert {name: about[name.encode()].decode() for name in ATTRIBUTES} == {
         "mailroom.inbox": "shipping",
-        "mailroom.lane": "7",
-        "mailroom.epoch": "1",
+        "mailroom.shard": "7",
+        "mailroom.segment": "1",
         "mailroom.node": node_id,
         "mailroom.attempt": file[-37:-5],
     }
-    assert {(row["inbox"], row["lane"], row["epoch"]) for row in rows(directory)} == {("shipping", 7, 1)}
+    assert {(row["inbox"], row["shard"], row["segment"]) for row in rows(directory)} == {("shipping", 7, 1)}
 
 
-ATTRIBUTES = ("mailroom.inbox", "mailroom.lane", "mailroom.epoch", "mailroom.node", "mailroom.attempt")
+ATTRIBUTES = ("mailroom.inbox", "mailroom.shard", "mailroom.segment", "mailroom.node", "mailroom.attempt")
 
 
 def _columns(message: Message) -> dict[str, Any]:
@@ -478,19 +478,19 @@ def _columns(message: Message) -> dict[str, Any]:
 def _known(row: dict[str, Any]) -> dict[str, Any]:
     for name in ("sent_at", "expires_at", "delivered_at"):
         assert row[name] is None or row[name].utcoffset() == timedelta(0)
-    known = {name: cell for name, cell in row.items() if name not in ("inbox", "epoch", "lane")}
+    known = {name: cell for name, cell in row.items() if name not in ("inbox", "segment", "shard")}
     return known | {"headers": dict(row["headers"] or ())}
 
 
-def test_epochs_are_as_large_as_was_asked_for(node: Node, directory: str) -> None:
+def test_segments_are_as_large_as_was_asked_for(node: Node, directory: str) -> None:
     fill(node)
     drain(SparkNode(dsn=node.dsn), INBOX, directory, max_messages=SMALL)
     sizes = [parquet.read_metadata(f"{directory}/{name}").num_rows for name in visible(directory)]
     assert sizes == [SMALL, SMALL, MESSAGES - 2 * SMALL]
 
 
-def test_large_epoch_ends_at_its_bytes(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EPOCH_BYTES", 1)
+def test_large_segment_ends_at_its_bytes(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 1)
     monkeypatch.setattr(module, "CLAIM", 10)
     sent = fill(node, 30, keys=1)
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(30, 3)
@@ -506,10 +506,10 @@ def fill_large(node: Node, messages: int) -> int:
     return int(node.value("SELECT max(octet_length(value)) FROM mailroom.inbox"))
 
 
-def test_large_values_make_small_groups_and_epochs(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_make_small_groups_and_segments(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLAIM", 1)
     monkeypatch.setattr("spark_jobs.archive.files.GROUP_BYTES", 2 * 2**20)
-    monkeypatch.setattr(module, "EPOCH_BYTES", 5 * 2**20)
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 5 * 2**20)
     fill_large(node, 7)
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(7, 2)
     files = [parquet.read_metadata(f"{directory}/{name}") for name in visible(directory)]
@@ -523,7 +523,7 @@ def test_rows_that_wait_for_the_writer_are_few(node: Node, directory: str, monke
     size = fill_large(node, 12)
     written: list[int] = []
     ahead: list[int] = []
-    write, add = EpochFile._write, EpochFile.add
+    write, add = SegmentFile._write, SegmentFile.add
 
     class Slow:
         """Writes a group no sooner than somebody waits for it."""
@@ -538,16 +538,16 @@ def test_rows_that_wait_for_the_writer_are_few(node: Node, directory: str, monke
         def shutdown(self, **_: object) -> None:
             pass
 
-    ahead_of: list[EpochFile] = []
+    ahead_of: list[SegmentFile] = []
 
-    def adding(self: EpochFile, taken: list[Any]) -> int:
+    def adding(self: SegmentFile, taken: list[Any]) -> int:
         ahead_of[:] = [self]
         self._thread = Slow()  # type: ignore[assignment]
         found = add(self, taken)
         ahead.append(self.messages - sum(written))
         return found
 
-    monkeypatch.setattr(EpochFile, "add", adding)
+    monkeypatch.setattr(SegmentFile, "add", adding)
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(12, 1)
     assert sum(written) == 12
     assert max(ahead) * size < (2 + 1) * 2 * size
@@ -558,10 +558,10 @@ def test_claims_that_large_values_cut_short_do_not_take_more_keys(
 ) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 2 * 2**20)
     fill_large(node, 3)
-    lane = Drainer("mailroom", INBOX, directory, 0, SMALL)
+    shard = Drainer("mailroom", INBOX, directory, 0, SMALL)
     with psycopg.connect(node.dsn) as connection:
-        assert lane.epoch(connection).messages == 3
-    assert lane._keys == module.FEWEST_KEYS
+        assert shard.segment(connection).messages == 3
+    assert shard._keys == module.FEWEST_KEYS
 
 
 def test_many_keys_fill_a_claim_all_the_same(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,14 +582,14 @@ def test_many_keys_fill_a_claim_all_the_same(node: Node, directory: str, monkeyp
 def test_empty_inbox_makes_no_file(node: Node, directory: str) -> None:
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory) == Drained(0, 0)
     assert os.listdir(directory) == []
-    assert node.rows("SELECT epoch, finished FROM mailroom.spark_drain") == [(0, True)]
+    assert node.rows("SELECT segment, finished FROM mailroom.spark_drain") == [(0, True)]
 
 
-def test_epochs_are_durable_whatever_the_server_is_set_to(node: Node, directory: str, connect: Connect) -> None:
+def test_segments_are_durable_whatever_the_server_is_set_to(node: Node, directory: str, connect: Connect) -> None:
     fill(node)
     with connect() as connection:
         connection.execute("SET synchronous_commit = off")
-        Drainer("mailroom", INBOX, directory, 0, SMALL).epoch(connection)
+        Drainer("mailroom", INBOX, directory, 0, SMALL).segment(connection)
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 
 
@@ -652,7 +652,7 @@ def test_final_name_that_a_store_copied_is_taken_as_it_is(node: Node, directory:
     check(node, sent, directory)
 
 
-def test_name_is_durable_before_the_epoch_counts_as_finished(node: Node, directory: str) -> None:
+def test_name_is_durable_before_the_segment_counts_as_finished(node: Node, directory: str) -> None:
     fill(node)
     leave_hidden(node, directory, 0)
     [name] = hidden(directory)
@@ -702,7 +702,7 @@ def test_no_file_is_written_over(node: Node, directory: str) -> None:
     fill(node)
     drain(SparkNode(dsn=node.dsn), INBOX, directory)
     before = rows(directory)
-    node.connection.execute("UPDATE mailroom.spark_drain SET epoch = 0")
+    node.connection.execute("UPDATE mailroom.spark_drain SET segment = 0")
     sent = fill(node)
     with pytest.raises(MailroomError, match=r"-000000000001.parquet is in .* already"):
         drain(SparkNode(dsn=node.dsn), INBOX, directory)
@@ -710,7 +710,7 @@ def test_no_file_is_written_over(node: Node, directory: str) -> None:
     assert node.value("SELECT count(*) FROM mailroom.inbox") == sent.total()
 
 
-@pytest.mark.parametrize("others", ["a visible file", "a hidden file of a later epoch"])
+@pytest.mark.parametrize("others", ["a visible file", "a hidden file of a later segment"])
 def test_hidden_files_of_another_history_are_left_alone(node: Node, directory: str, others: str) -> None:
     sent = fill(node)
     os.makedirs(directory)
@@ -836,7 +836,7 @@ def test_errors_show_neither_user_nor_query() -> None:
     assert shown("/a@b?c") == "/a@b?c"
 
 
-def test_error_of_a_lane_shows_its_directory_without_a_query(
+def test_error_of_a_shard_shows_its_directory_without_a_query(
     node: Node, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node)
@@ -858,8 +858,8 @@ def test_what_cannot_be_drained_is_told(node: Node, directory: str) -> None:
         drain(where, "ledger", directory)
     with pytest.raises(ConfigurationError, match=r"names no directory\. Give a path, or a URI"):
         drain(where, INBOX, "zz://nowhere")
-    with pytest.raises(ConfigurationError, match="A lane is a number from 0 to 999, not 1000"):
-        drain(where, INBOX, directory, lane=1_000)
+    with pytest.raises(ConfigurationError, match="A shard is a number from 0 to 999, not 1000"):
+        drain(where, INBOX, directory, shard=1_000)
     with pytest.raises(InvalidMessage, match="max_messages is 0; give an int from 1"):
         drain(where, INBOX, directory, max_messages=0)
 
@@ -880,20 +880,20 @@ def process(*arguments: str, dsn: str) -> "subprocess.Popen[str]":
 def test_command_drains_and_tells(node: Node, directory: str) -> None:
     sent = fill(node)
     told = CliRunner().invoke(command, [INBOX, directory, "--max-messages", "100", "--json", "--dsn", node.dsn])
-    expected = {"inbox": INBOX, "directory": directory, "messages": MESSAGES, "epochs": 3}
+    expected = {"inbox": INBOX, "directory": directory, "messages": MESSAGES, "segments": 3}
     assert (told.exit_code, json.loads(told.stdout)) == (0, expected)
     check(node, sent, directory)
     told = CliRunner().invoke(command, [INBOX, directory, "--dsn-variable", "ORDERS"], env={"ORDERS": node.dsn})
-    assert told.stdout == f"Drained 0 messages in 0 epochs into {directory}.\n"
+    assert told.stdout == f"Drained 0 messages in 0 segments into {directory}.\n"
 
 
 def test_command_ends_with_one_line(node: Node, directory: str) -> None:
     with process("billing", directory, dsn=node.dsn) as failed:
         assert failed.communicate()[1].startswith("mailroom: error: There is no inbox 'billing'")
-    with process(INBOX, directory, "--lanes", "2", "--dsn", node.dsn, dsn="") as refused:
+    with process(INBOX, directory, "--shards", "2", "--dsn", node.dsn, dsn="") as refused:
         assert refused.communicate()[1].startswith("mailroom: error: The option dsn holds a password")
-    with process(INBOX, directory, "--lanes", "0", dsn=node.dsn) as misused:
-        assert misused.communicate()[1].startswith("mailroom: error: Invalid value for '--lanes'")
+    with process(INBOX, directory, "--shards", "0", dsn=node.dsn) as misused:
+        assert misused.communicate()[1].startswith("mailroom: error: Invalid value for '--shards'")
     assert (failed.returncode, refused.returncode, misused.returncode) == (1, 2, 2)
 
 
@@ -915,10 +915,10 @@ def test_command_that_is_ended_rolls_back(node: Node, directory: str, connect: C
 # --- on Spark ---------------------------------------------------------------------------------------------------------
 
 
-def test_lanes_drain_on_spark(spark: "SparkSession", node: Node, spark_dsn: str, directory: str) -> None:
+def test_shards_drain_on_spark(spark: "SparkSession", node: Node, spark_dsn: str, directory: str) -> None:
     sent = fill(node)
     where = SparkNode.of({"dsn": spark_dsn})
-    directory = f"{directory} of lanes"
+    directory = f"{directory} of shards"
     os.makedirs(directory)
     assert drained(spark, directory).count() == 0
     leave_hidden(node, directory, 5)
@@ -930,11 +930,11 @@ def test_lanes_drain_on_spark(spark: "SparkSession", node: Node, spark_dsn: str,
     assert drain_on(spark, where, INBOX, directory, 2) == Drained(0, 0)
 
 
-def test_lane_that_cannot_go_on_is_told_by_the_driver(
+def test_shard_that_cannot_go_on_is_told_by_the_driver(
     spark: "SparkSession", node: Node, spark_dsn: str, directory: str
 ) -> None:
     fill(node)
     drain(SparkNode(dsn=node.dsn), INBOX, directory)
-    node.connection.execute("UPDATE mailroom.spark_drain SET epoch = 0")
-    with pytest.raises(MailroomError, match=r"^Lane 0: shipping-.* already"):
+    node.connection.execute("UPDATE mailroom.spark_drain SET segment = 0")
+    with pytest.raises(MailroomError, match=r"^Shard 0: shipping-.* already"):
         drain_on(spark, SparkNode.of({"dsn": spark_dsn}), INBOX, directory, 1)
