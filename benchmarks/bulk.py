@@ -63,21 +63,21 @@ def _write(node: Node, sent: Count, stop: Count, committed: "Any") -> None:
 
 def _staged(node: Node, messages: int) -> "list[Staged]":
     from outbox.bulk import table
-    from spark_jobs.write.content import Content
-    from spark_jobs.write.ledger import Batch
+    from spark_jobs.write.content import BatchContent
+    from spark_jobs.write.ledger import SparkBatch
     from spark_jobs.write.staging import Staged, creating
 
     staged = []
     columns = (("message_id", "uuid"), ("key", "text"), ("value", "bytea"))
     for _ in range(TABLES):
         with node.connect() as connection:
-            token = run(connection, creating(node.schema, Batch(BULK), columns, is_large=True))
+            token = run(connection, creating(node.schema, SparkBatch(BULK), columns, is_large=True))
             connection.execute(
                 f"INSERT INTO {node.schema}.{table(token)} SELECT gen_random_uuid(), {KEY}, %(value)s::bytea "
                 "FROM generate_series(1, %(messages)s) AS nth".encode(),
                 {"keys": KEYS, "value": VALUE, "messages": messages // TABLES},
             )
-        staged.append(Staged(Batch(BULK), token, Content(messages // TABLES)))
+        staged.append(Staged(SparkBatch(BULK), token, BatchContent(messages // TABLES)))
     return staged
 
 
@@ -94,8 +94,8 @@ def move_beside(dsn: str, messages: int, *, chunks: bool) -> Run:
 
     from spark_jobs.node import Node as SparkNode
     from spark_jobs.write.commit import commit
-    from spark_jobs.write.finishing import PACE, Pace
-    from spark_jobs.write.ledger import Batch
+    from spark_jobs.write.finishing import PACE, ChunkPace
+    from spark_jobs.write.ledger import SparkBatch
     from spark_jobs.write.shape import Shape
 
     shape = Shape.of(
@@ -115,7 +115,11 @@ def move_beside(dsn: str, messages: int, *, chunks: bool) -> Run:
         pipeline.wait_handled(WARM_UP + BEFORE)
         began = time.monotonic()
         commit(
-            SparkNode(node.schema, node.dsn), Batch(BULK), shape, staged, pace=PACE if chunks else Pace(rows=messages)
+            SparkNode(node.schema, node.dsn),
+            SparkBatch(BULK),
+            shape,
+            staged,
+            pace=PACE if chunks else ChunkPace(rows=messages),
         )
         moved = time.monotonic()
         with node.connect() as connection:

@@ -110,7 +110,7 @@ def counted(store: Store, connection: psycopg.Connection[Any]) -> int:
 @contextmanager
 def executing(node: Node, executables: int) -> Iterator[Callable[[], int]]:
     """Empty the outbox of executables, as the executor does."""
-    yield lambda: dispatcher.execute(node.dsn, node.schema).taken
+    yield lambda: dispatcher.execute_all(node.dsn, node.schema).taken
 
 
 @contextmanager

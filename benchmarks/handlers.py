@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from inbox import Handlers, Message, Rejected
+from inbox import Handlers, Message, Reject
 from mailroom import Topic
 from outbox import Outbox
 
@@ -85,7 +85,7 @@ def returning(count: Count, schema: str, rejected: int | None) -> Handler:
     def handle(message: Message, _connection: psycopg.Connection[Any]) -> dict[str, int]:
         count.add(1)
         if rejected is not None and message.clock % rejected == 0:
-            raise Rejected({"shelf": 0})
+            raise Reject({"shelf": 0})
         return {"shelf": 7}
 
     return handlers

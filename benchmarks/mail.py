@@ -37,7 +37,7 @@ def _test(node: Node, connection: psycopg.Connection, outbox: Outbox, stock: Han
         if not isinstance(mail, Mail):
             raise AssertionError("the connection is not async")
         outbox.command(mail.connection, TOPIC, {"item": "teapot", "amount": 1}, reply_to=ANSWERS)
-        mail.drain(**{INBOX: stock})
+        mail.handle_all(**{INBOX: stock})
         [answer] = mail.sent(ANSWERS)
         if answer.headers["status"] != "200":
             raise AssertionError(f"the answer has status {answer.headers['status']}")

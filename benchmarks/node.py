@@ -82,7 +82,7 @@ class Node:
 
     def deliver(self) -> None:
         """Deliver everything in the outbox."""
-        dispatcher.drain(self.dsn, self.schema)
+        dispatcher.deliver_all(self.dsn, self.schema)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The daemon of Mailroom: stamps and delivers committed messages, and applies committed executables."""
 
-from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, drain, execute
+from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, deliver_all, execute_all
 from dispatcher.executor.registration import AsyncRegistrations, RegisteredFunction, RegisteredTarget, Registrations
 
 __all__ = [
@@ -12,6 +12,6 @@ __all__ = [
     "RegisteredTarget",
     "Registrations",
     "Totals",
-    "drain",
-    "execute",
+    "deliver_all",
+    "execute_all",
 ]

@@ -65,20 +65,20 @@ def run(call: Call, poll_interval_s: float) -> None:
 
 @dispatcher.command()
 @pass_call
-def drain(call: Call) -> None:
+def deliver_all(call: Call) -> None:
     """Deliver everything committed so far, then exit. A running dispatcher does no harm.
 
     Messages of parked keys move to `parked` too, and large batches that a Spark driver has left are finished.
 
     \b
     Examples:
-      mailroom dispatcher drain
-      mailroom dispatcher drain --json
+      mailroom dispatcher deliver-all
+      mailroom dispatcher deliver-all --json
     """
-    with call.connection("dispatcher drain", autocommit=True) as connection:
+    with call.connection("dispatcher deliver-all", autocommit=True) as connection:
         waiting = node_status.outbox_backlog(connection, call.schema)
     with counted_off("delivered", waiting) as show:
-        totals = daemon.drain(call.dsn(), call.schema, progress=show)
+        totals = daemon.deliver_all(call.dsn(), call.schema, progress=show)
     if call.json:
         document(totals)
     else:

@@ -1,7 +1,7 @@
 """The daemon: a lane that delivers, one that executes and one that reads other nodes.
 
 Each lane has a lease and connections of its own, so that one lane never holds up the other.
-`drain` and `execute` do what the first two do once, without a daemon.
+`deliver_all` and `execute_all` do what the first two do once, without a daemon.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from dispatcher.housekeeping import Housekeeping
 from dispatcher.janitor import Janitor, moving_all_parked
 from dispatcher.lane import POLL_INTERVAL_S, Lane, Work
 from dispatcher.leading import LANE, Leading, open_session
-from dispatcher.links.lane import Links
+from dispatcher.links.lane import LinksLane
 from dispatcher.portion import Portion
 from dispatcher.waits import told
 from mailroom import schema as node
@@ -166,7 +166,7 @@ def all_lanes(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float 
     home = Home(settings.dsn(dsn))  # one for both: they listen over one session
     dispatcher = Dispatcher(home, schema, poll_interval_s=poll_interval_s)
     executor = Executor(home, schema, poll_interval_s=poll_interval_s)
-    return [dispatcher, executor, Links(dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher.watch)]
+    return [dispatcher, executor, LinksLane(dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher.watch)]
 
 
 async def run_until_signalled(lanes: Sequence[Leading]) -> None:
@@ -189,7 +189,7 @@ async def run_until_signalled(lanes: Sequence[Leading]) -> None:
             raise error
 
 
-def drain(
+def deliver_all(
     dsn: str,
     schema: str = DEFAULT_SCHEMA,
     *,
@@ -202,10 +202,12 @@ def drain(
     `parked`, as under the daemon. `now` decides what is due and what has expired; None
     is the database's clock. `progress` is called with each delivery.
     """
-    return asyncio.run(_drain(dsn, schema_name(schema), now, progress))
+    return asyncio.run(_deliver_all(dsn, schema_name(schema), now, progress))
 
 
-async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable[[Delivery], None] | None) -> Totals:
+async def _deliver_all(
+    dsn: str, schema: str, now: datetime | None, progress: Callable[[Delivery], None] | None
+) -> Totals:
     totals = Totals()
 
     def count(delivery: Delivery) -> None:
@@ -229,12 +231,14 @@ async def _drain(dsn: str, schema: str, now: datetime | None, progress: Callable
     return totals
 
 
-def execute(dsn: str, schema: str = DEFAULT_SCHEMA, *, progress: Callable[[Execution], None] | None = None) -> Executed:
+def execute_all(
+    dsn: str, schema: str = DEFAULT_SCHEMA, *, progress: Callable[[Execution], None] | None = None
+) -> Executed:
     """Execute everything committed so far, in this process, and return the totals. A daemon may run beside it."""
-    return asyncio.run(_execute(dsn, schema_name(schema), progress))
+    return asyncio.run(_execute_all(dsn, schema_name(schema), progress))
 
 
-async def _execute(dsn: str, schema: str, progress: Callable[[Execution], None] | None) -> Executed:
+async def _execute_all(dsn: str, schema: str, progress: Callable[[Execution], None] | None) -> Executed:
     totals = Executed()
 
     def count(execution: Execution) -> None:

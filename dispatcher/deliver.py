@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from dispatcher.floor import FIRST, START, Start
+from dispatcher.floor import FIRST, START, ScanStart
 from dispatcher.plain import DELIVER_PLAIN
 from mailroom import locks
 from mailroom.clock import LOCK
@@ -261,7 +261,7 @@ class Delivery:
 def delivering(
     schema: str,
     *,
-    start: Start = FIRST,
+    start: ScanStart = FIRST,
     rows: int,
     max_bytes: int,
     now: datetime | None = None,
@@ -351,7 +351,7 @@ SELECT EXISTS (SELECT FROM {schema}.outbox WHERE position > (SELECT position FRO
 )
 
 
-def looking(schema: str, start: Start = FIRST) -> Operation[bool]:
+def looking(schema: str, start: ScanStart = FIRST) -> Operation[bool]:
     """Return whether a delivery from `start` on, with the same snapshot, might find something to do."""
     [(found,)] = yield LOOK.at(schema=schema)(**start.values())
     return bool(found)

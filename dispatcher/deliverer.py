@@ -11,9 +11,9 @@ import psycopg
 
 from dispatcher.deliver import Delivery, delivering, looking, reading_oldest
 from dispatcher.fan_out import FannedOut, fan_out
-from dispatcher.floor import Floor, Start
+from dispatcher.floor import Floor, ScanStart
 from dispatcher.portion import Portion
-from dispatcher.refusal import Refused, dead_lettering, finding_refused, reason_of
+from dispatcher.refusal import Undeliverable, dead_lettering, finding_refused, reason_of
 from mailroom import sequences
 from mailroom.clock import WARN_CLOCK, raising_ceiling
 from mailroom.links.marks import marking
@@ -123,7 +123,9 @@ class Deliverer:
                 if alone:
                     names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
                     return _dead(
-                        await self._dead_letter([Refused(start.position + 1, reason_of(error.sqlstate or "", *names))])
+                        await self._dead_letter(
+                            [Undeliverable(start.position + 1, reason_of(error.sqlstate or "", *names))]
+                        )
                     )
                 failures += 1
                 if failures == 1:
@@ -160,19 +162,19 @@ class Deliverer:
                 more=delivery.more or rows < most,
             )
 
-    async def _before_oldest(self) -> Start:
+    async def _before_oldest(self) -> ScanStart:
         # Above this floor one row is exactly that message, even if one with a lower position commits meanwhile.
         oldest = await run_async(self._connection, reading_oldest(self._schema))
-        return Start() if oldest is None else Start(oldest - 1)
+        return ScanStart() if oldest is None else ScanStart(oldest - 1)
 
     async def _find_refused(
-        self, start: Start, rows: int, max_bytes: int, now: datetime | None
-    ) -> tuple[int, list[Refused]]:
+        self, start: ScanStart, rows: int, max_bytes: int, now: datetime | None
+    ) -> tuple[int, list[Undeliverable]]:
         return await self._transaction(
             finding_refused(self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now)
         )
 
-    async def _dead_letter(self, refused: list[Refused]) -> int:
+    async def _dead_letter(self, refused: list[Undeliverable]) -> int:
         if not refused:
             return 0
         for reason, count in Counter(each.reason for each in refused).items():

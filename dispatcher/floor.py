@@ -20,7 +20,7 @@ STEP = 1_000  # positions between two raises: about how many dead rows a scan ma
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ScanStart:
     """Where a scan starts: above `position`, or at the first gap with a transaction that its snapshot sees as ended.
 
     `gaps` are pairs: the position above which a gap begins, and one of the transactions that may fill it.
@@ -38,7 +38,7 @@ class Start:
         }
 
 
-FIRST = Start()
+FIRST = ScanStart()
 
 # This must be the snapshot of the scan itself. If a transaction ended between two snapshots, messages sent after its
 # commit would overtake its own.
@@ -75,7 +75,7 @@ class Scanned(Protocol):
 
     @property
     def running(self) -> Sequence[str]:
-        """The transactions of its `Start` that had not ended in the snapshot of the scan."""
+        """The transactions of its `ScanStart` that had not ended in the snapshot of the scan."""
         ...
 
 
@@ -118,19 +118,19 @@ class Floor:
         """The position below which no row can appear."""
         return self._gaps[0].low if self._gaps else self._start
 
-    def start(self) -> Start:
+    def start(self) -> ScanStart:
         """Return where the next scan starts."""
         above = self.above()
         if self._monotonic() - self._scanned < FULL_SCAN_S:
             return above
         self._scanned = self._monotonic()
-        return Start(0, tuple((0, writer) for _, writer in above.gaps))
+        return ScanStart(0, tuple((0, writer) for _, writer in above.gaps))
 
-    def above(self) -> Start:
+    def above(self) -> ScanStart:
         """Return where a look starts, which takes nothing and so leaves the scan of each minute to the next batch."""
         gaps = [(gap.low, writer) for gap in self._gaps for writer in gap.writers]
         gaps += [(self._start, id) for id in self._writers.values() if id is not None]
-        return Start(self._start, tuple(gaps))
+        return ScanStart(self._start, tuple(gaps))
 
     def raising(self, schema: str, batch: Scanned) -> Operation[None]:
         """Take one step, after `batch` has committed."""

@@ -24,7 +24,7 @@ from dispatcher.links.trim import Held, Kept, Trim
 from dispatcher.outstayed import listing_keeping, sweeping_outstayed
 from dispatcher.portion import Portion
 from dispatcher.total_floor import listing_total, raising_sent_floor, sweeping_stable
-from inbox.parked import Moved, moving_parked
+from inbox.parked import MovedParked, moving_parked
 from mailroom.clock import LOCK
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.links.diverged import finding_claims, renewing
@@ -248,7 +248,7 @@ class Janitor:
 def moving_all_parked(schema: str) -> Operation[None]:
     """Move all messages of parked keys to `parked`, but those locked by others; in autocommit, step by step."""
     for inbox, holds_parked in (yield from listing_failing(schema)).items():
-        moved = Moved(0, cursor="", more=holds_parked)
+        moved = MovedParked(0, cursor="", more=holds_parked)
         while moved.more or moved.cursor:
             moved = yield from moving_parked(schema, inbox, moved.cursor)
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from psycopg import errors
 
 from dispatcher.deliver import OLDEST_FITTING
-from dispatcher.floor import START, Start
+from dispatcher.floor import START, ScanStart
 from mailroom.clock import LOCK
 from mailroom.message import MESSAGE
 from mailroom.routing import GETS, ROUTE
@@ -20,7 +20,7 @@ from mailroom.sql.sqlstate import OF_THE_DATA
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Undeliverable:
     """The position of a message that the database refused, and the reason."""
 
     position: int
@@ -108,14 +108,14 @@ ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
 
 def finding_refused(
-    schema: str, *, start: Start, rows: int, max_bytes: int, now: datetime | None = None
-) -> Operation[tuple[int, list[Refused]]]:
+    schema: str, *, start: ScanStart, rows: int, max_bytes: int, now: datetime | None = None
+) -> Operation[tuple[int, list[Undeliverable]]]:
     """Return how many messages the next delivery would take, and which of them the database refuses by themselves."""
     yield LOCK.at(schema=schema)()
     [(messages, _)] = yield ASK.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes, now=now)
     yield TRY.at(schema=schema)()
     [(answer,)] = yield ANSWER.at()()
-    return messages, [Refused(position, reason_of(*error)) for position, *error in json.loads(answer)]
+    return messages, [Undeliverable(position, reason_of(*error)) for position, *error in json.loads(answer)]
 
 
 # By position, not by range: others with lower positions may have committed meanwhile.
@@ -135,7 +135,7 @@ SELECT count(*) FROM gone
 )
 
 
-def dead_lettering(schema: str, refused: Sequence[Refused]) -> Operation[int]:
+def dead_lettering(schema: str, refused: Sequence[Undeliverable]) -> Operation[int]:
     """Move messages to `dead_letter`, so that they do not block the others; return how many were still there."""
     yield LOCK.at(schema=schema)()
     [(count,)] = yield DEAD_LETTER.at(schema=schema)(

@@ -1,6 +1,6 @@
 """Tells in the log who is in the way: which session of Mailroom waits for a lock for long, for which, and who has it.
 
-A session that waits cannot ask, so another one does: a lane's keeper, or one beside a `drain`. It tells of all of
+A session that waits cannot ask, so another one does: a lane's keeper, or one beside a `deliver_all`. It tells of all of
 Mailroom in the database, so that workers and commands need none of their own.
 """
 
@@ -16,7 +16,7 @@ import psycopg
 from mailroom import settings
 from mailroom.errors import ConnectionFailed
 from mailroom.sql.runner import run_async
-from mailroom.waits import LONG_S, Noted, reading_waits
+from mailroom.waits import LONG_S, NotedWait, reading_waits
 
 log = logging.getLogger("mailroom.dispatcher")
 
@@ -27,7 +27,7 @@ class Telling:
     """Tells each long wait in one database once. The lanes of a process share it, and take turns in looking."""
 
     def __init__(self) -> None:
-        self._noted = Noted()
+        self._noted = NotedWait()
         self._looked = float("-inf")
 
     async def look(self, connection: psycopg.AsyncConnection) -> None:

@@ -70,7 +70,7 @@ def main(dsn: str, clients: int = 8, each: int = 50) -> list[tuple[str, int | No
         connection.execute(TRANSFERS)
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(lambda seed: _transfers(dsn, seed, each), range(clients)))
-    dispatcher.execute(dsn)  # in production a daemon does: mailroom dispatcher run
+    dispatcher.execute_all(dsn)  # in production a daemon does: mailroom dispatcher run
     with psycopg.connect(dsn) as connection:
         books = STORE.books(connection, "transfers")
         say(f"{books.count:,} transfers among {len(ACCOUNTS)} accounts")

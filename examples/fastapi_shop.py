@@ -57,7 +57,7 @@ def reserved(message: Message, connection: Any) -> None:
     _set_state(connection, int(message.key), "reserved")
 
 
-@shop.refused("shop")
+@shop.on_error_reply("shop")
 def refused(message: Message, connection: Any) -> None:
     """The warehouse has refused."""
     _set_state(connection, int(message.key), "refused")

@@ -1,10 +1,10 @@
 """The consumer's side of Mailroom: reap messages in the transaction that uses them."""
 
-from inbox.exceptions import Park, Rejected, Retry, Skip, Unavailable
+from inbox.exceptions import Park, Reject, Retry, Skip, Unavailable
 from inbox.handlers import AsyncHandlers, Handlers
 from inbox.inbox import AsyncInbox, Inbox
 from inbox.parked import AsyncParked, Attempt, Changed, Parked, ParkedKey
-from inbox.requests import AsyncPending, AsyncRequests, NoReply, Pending, Refused, Requests
+from inbox.requests import AsyncPending, AsyncRequests, ErrorReply, NoReply, Pending, Requests
 from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler
 from inbox.worker.worker import AsyncWorker, Worker
 from mailroom.errors import NoHandler
@@ -21,6 +21,7 @@ __all__ = [
     "Attempt",
     "BatchHandler",
     "Changed",
+    "ErrorReply",
     "Handlers",
     "Inbox",
     "Message",
@@ -30,8 +31,7 @@ __all__ = [
     "Parked",
     "ParkedKey",
     "Pending",
-    "Refused",
-    "Rejected",
+    "Reject",
     "Requests",
     "Retry",
     "Skip",

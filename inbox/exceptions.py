@@ -1,6 +1,6 @@
 """Exceptions that a handler raises to choose the outcome of its message. Any other exception is a failed attempt.
 
-The batch is rolled back in every case, but for a command that is `Rejected`.
+The batch is rolled back in every case, but for a command whose handler raises `Reject`.
 """
 
 
@@ -31,7 +31,7 @@ class Skip(Exception):
         super().__init__(reason)
 
 
-class Rejected(Skip):
+class Reject(Skip):
     """Refuse a command: its sender gets `value` as an answer of status 400.
 
     What the handler wrote and sent for the command is undone, and the batch goes on. This is for handlers of `Handlers`

@@ -1,8 +1,8 @@
 """`Handlers` and `AsyncHandlers`: a handler made of handlers, one for each topic or pattern; it answers commands.
 
-A command that asks for an answer is handled in a savepoint. Rejected, what its handler did is undone, and the rest of
-the batch goes on. Every other error goes on as it is, with the savepoint left open: whoever runs the handler rolls back
-anyway, and tells by the state of the transaction what the error means.
+A command that asks for an answer is handled in a savepoint. If its handler raises `Reject`, what it did is undone,
+and the rest of the batch goes on. Every other error goes on as it is, with the savepoint left open: whoever runs the
+handler rolls back anyway, and tells by the state of the transaction what the error means.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, overload
 
-from inbox.exceptions import Rejected
+from inbox.exceptions import Reject
 from inbox.patterns import Patterns
 from inbox.worker import arguments, hold
 from inbox.worker.batch import HandlerFailed
@@ -44,7 +44,7 @@ _depth: ContextVar[int] = ContextVar("mailroom_handlers_depth", default=0)
 class _Route(Generic[Call]):
     """A registered handler; `answers`: what it returns is the answer. `topic` reads and writes values, if it is typed.
 
-    It reads what is to be handled and writes what is returned; refusals are of no topic's type.
+    It reads what is to be handled and writes what is returned; error replies are of no topic's type.
     """
 
     call: Call
@@ -66,7 +66,7 @@ class _Registry(Generic[Call]):
     def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
         self._routes: Patterns[_Route[Call]] = Patterns()
-        self._refused: Patterns[_Route[Call]] = Patterns()
+        self._error_replies: Patterns[_Route[Call]] = Patterns()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._routes)})"
@@ -84,24 +84,24 @@ class _Registry(Generic[Call]):
 
         return register
 
-    def refused(self, topic: Topic[Any, Any] | str) -> Callable[[H], H]:
+    def on_error_reply(self, topic: Topic[Any, Any] | str) -> Callable[[H], H]:
         """Register the decorated handler for replies to a topic or pattern whose status is not 200.
 
         Their values are plain ones.
         """
 
         def register(handler: H) -> H:
-            self._refused.add(topic, _Route(self._checked(handler), answers=False))
+            self._error_replies.add(topic, _Route(self._checked(handler), answers=False))
             return handler
 
         return register
 
     def _route(self, message: Message) -> _Route[Call]:
-        is_refusal = message.kind == "R" and message.status != DONE
-        route = (self._refused if is_refusal else self._routes).find(message.topic)
+        is_error = message.kind == "R" and message.status != DONE
+        route = (self._error_replies if is_error else self._routes).find(message.topic)
         if route is None:
-            kind = f"replies of status {message.status}" if is_refusal else "messages"
-            how = "refused" if is_refusal else "on"
+            kind = f"replies of status {message.status}" if is_error else "messages"
+            how = "on_error_reply" if is_error else "on"
             raise NoHandler(f"No handler is for {kind} of the topic {message.topic}: register one with `{how}`.")
         return route
 
@@ -110,10 +110,10 @@ class _Registry(Generic[Call]):
 
 
 class Handlers(_Registry[SyncCall]):
-    """A handler for a `Worker`, `drain` or a loop of yours, made of handlers for single topics; see `on`.
+    """A handler for a `Worker`, `handle_all` or a loop of yours, made of handlers for single topics; see `on`.
 
     What a handler returns answers a command that asks for it, with status 200, in the transaction of the batch. If it
-    raises `Rejected`, that is status 400, and only what it did is undone. Commands have at most one answer: a failed
+    raises `Reject`, that is status 400, and only what it did is undone. Commands have at most one answer: a failed
     one, which may be tried again, has none yet, and one that is skipped or discarded has status 500.
 
     `schema` is that of the worker. Raises `NoHandler` for a message of any other topic, which is then not tried again.
@@ -135,7 +135,7 @@ class Handlers(_Registry[SyncCall]):
 
         Of a pattern, `*` is one word between dots, and a last word `#` any number of words, or none. Of those that fit
         a message the most specific is called, compared word by word: a word, `*`, `#`. Of replies it gets those of
-        status 200; `refused` gets the others. For a `Topic` the message's value is of its type.
+        status 200; `on_error_reply` gets the others. For a `Topic` the message's value is of its type.
 
         What it returns answers a command that has a header `reply_to`. With `reply=False` the handler, or somebody
         later, answers by `Outbox.reply`. Raises `ConfigurationError` if this topic or pattern has a handler already.
@@ -161,7 +161,7 @@ class Handlers(_Registry[SyncCall]):
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
                 returned = route.call(message, connection)
-        except Rejected as rejected:
+        except Reject as rejected:
             with _ending():
                 saved.undo()
             run(connection, self._answering(message, REJECTED, rejected.value))
@@ -211,7 +211,7 @@ class AsyncHandlers(_Registry[AsyncCall]):
         try:
             with answered_by_return(message) if route.answers else contextlib.nullcontext():
                 returned = await route.call(message, connection)
-        except Rejected as rejected:
+        except Reject as rejected:
             with _ending():
                 await saved.undo()
             await run_async(connection, self._answering(message, REJECTED, rejected.value))

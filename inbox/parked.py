@@ -35,7 +35,7 @@ MOVED_KEYS = 2_000  # parked keys that it checks at most
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedParked:
     """How many messages were moved, where to continue, and whether the transaction stopped at a bound (`more`)."""
 
     messages: int
@@ -89,7 +89,7 @@ SELECT (SELECT count(*) FROM gone),
 
 def moving_parked(
     schema: str, inbox: str, cursor: str, *, keys: int = MOVED_KEYS, rows: int = MOVED_ROWS
-) -> Operation[Moved]:
+) -> Operation[MovedParked]:
     """Move messages behind parked ones from the inbox to `parked`, where they do not slow down claims.
 
     Checks at most `keys` parked keys above `cursor`; '' starts at the first key. Moves at most `rows` messages and 32
@@ -97,7 +97,7 @@ def moving_parked(
     """
     found = yield MOVE.at(schema=schema, inbox=inbox)(cursor=cursor, keys=keys, rows=rows)
     [(moved, reached, more)] = found
-    return Moved(moved, cursor if more else reached, more)
+    return MovedParked(moved, cursor if more else reached, more)
 
 
 # -- Reading ----------------------------------------------------------------------------------------------------------

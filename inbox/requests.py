@@ -35,7 +35,7 @@ POLL_INTERVAL_S = 0.2
 GRACE_S = 0.25  # for the pool to say at its own time-out that nothing was sent
 
 
-class Refused(Exception):
+class ErrorReply(Exception):
     """The answer to a request has another status than 200: 400 rejected, 500 failed for good.
 
     `status` is that number, and `value` the plain value of the answer. The text does not repeat the value.
@@ -46,7 +46,7 @@ class Refused(Exception):
         self.status = status
         self.value = value
 
-    def __reduce__(self) -> tuple[type["Refused"], tuple[int, object]]:
+    def __reduce__(self) -> tuple[type["ErrorReply"], tuple[int, object]]:
         return type(self), (self.status, self.value)
 
 
@@ -81,7 +81,7 @@ class _Pending(Expected, Generic[A]):
         if reply is None:
             raise NoReply("No reply was taken: the requests were closed. The request may still be done.")
         if reply.status != DONE:
-            raise Refused(reply.status, reply.plain())
+            raise ErrorReply(reply.status, reply.plain())
         value: A = self._topic.read_answer(reply) if isinstance(self._topic, Topic) else reply.plain()
         return value
 
@@ -95,8 +95,8 @@ class Pending(_Pending[A]):
     def wait(self, timeout_s: float) -> A:
         """Return the answer's value, once the sending transaction has committed; it may be asked for again.
 
-        Raises `Refused`; `NoReply` after `timeout_s` seconds, after which it may be waited for anew; `DecodeError` if
-        the answer does not fit its topic's type.
+        Raises `ErrorReply`; `NoReply` after `timeout_s` seconds, after which it may be waited for anew; `DecodeError`
+        if the answer does not fit its topic's type.
         """
         arguments.seconds(timeout_s, "timeout_s")
         return self.answer(timeout_s, timeout_s)
@@ -252,9 +252,9 @@ class Requests(_Service):
     def ask(self, topic: Topic[Any, Any] | str, value: object, *, timeout_s: float, **fields: Unpack[Fields]) -> object:
         """Send a command in a transaction of its own, wait for its answer, and return the answer's value.
 
-        `fields` are those of `Outbox.send`. Raises `Refused` for another status than 200; `NoReply` after `timeout_s`
-        seconds, when the command may still be done; `InvalidMessage`; `DecodeError` if the answer does not fit its
-        topic's type. If the connection is lost at the COMMIT, the reply tells that it was done.
+        `fields` are those of `Outbox.send`. Raises `ErrorReply` for another status than 200; `NoReply` after
+        `timeout_s` seconds, when the command may still be done; `InvalidMessage`; `DecodeError` if the answer does not
+        fit its topic's type. If the connection is lost at the COMMIT, the reply tells that it was done.
         """
         arguments.seconds(timeout_s, "timeout_s")
         self._check_process()

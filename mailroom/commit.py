@@ -87,7 +87,7 @@ RETURNING token, pg_current_xact_id()::text
 STILL = Sql("SELECT coalesce(pg_current_xact_id_if_assigned()::text = %(xact)s::text, false)", columns=("boolean",))
 
 
-class Attempt:
+class CommitAttempt:
     """One attempt of `atomically`: its progress, and what to do after its error."""
 
     def __init__(self, schema: str, *, reconnecting: bool) -> None:
@@ -301,7 +301,7 @@ def atomically(
     nth = 0
     while True:
         nth += 1
-        attempt = Attempt(schema, reconnecting=nth > 1)
+        attempt = CommitAttempt(schema, reconnecting=nth > 1)
         try:
             with connect() as connection, attempt.watching(connection), _transaction(connection) as session:
                 run(session, attempt.beginning())
@@ -337,7 +337,7 @@ async def atomically_async(
     nth = 0
     while True:
         nth += 1
-        attempt = Attempt(schema, reconnecting=nth > 1)
+        attempt = CommitAttempt(schema, reconnecting=nth > 1)
         try:
             async with _opened(connect) as connection:
                 with attempt.watching(connection):

@@ -27,8 +27,8 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
 __all__ = [
     "AsyncDeadLetters",
-    "Content",
     "DeadLetter",
+    "DeadLetterContent",
     "DeadLetters",
 ]
 
@@ -67,7 +67,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class DeadLetterContent:
     """The content of a dead letter: its headers, and its value as sent (`raw`: CBOR, or JSON in UTF-8).
 
     The value of an executable is a map of its parts.
@@ -292,7 +292,7 @@ class _Operations:
         yield from seeing(self.schema, *READ)
         return [DeadLetter(*row) for row in (yield FIND.at(schema=self.schema)(**chosen))]
 
-    def _get(self, id: int) -> Operation[tuple[DeadLetter, Content] | None]:
+    def _get(self, id: int) -> Operation[tuple[DeadLetter, DeadLetterContent] | None]:
         """Return one dead letter with its content, or None if there is none with this number."""
         number = _id(id)
         yield from seeing(self.schema, *READ)
@@ -301,7 +301,7 @@ class _Operations:
             return None
         [(*fields, headers, value, value_json)] = rows
         raw = value if value_json is None else value_json.encode()
-        return DeadLetter(*fields), Content(json.loads(headers or "{}"), raw, value_json is not None)
+        return DeadLetter(*fields), DeadLetterContent(json.loads(headers or "{}"), raw, value_json is not None)
 
     def _requeue(
         self,

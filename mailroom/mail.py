@@ -22,7 +22,7 @@ from mailroom.schema import checking, finding
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, is_django, run, run_async, unwrapped
 from mailroom.stepping import Failure, Worked, refuse_async, shifting, step, step_async
-from mailroom.testing import Sent, delivering_once, executing_all, reading_sent
+from mailroom.testing import SentMessage, delivering_once, executing_all, reading_sent
 from mailroom.topic import Topic
 
 __all__ = ["AsyncMail", "Mail"]
@@ -63,11 +63,11 @@ class _Mail(Generic[C]):
     def __init__(self, connection: C, schema: str = DEFAULT_SCHEMA) -> None:
         self.connection = connection
         self.schema = schema_name(schema)
-        self._sent: dict[UUID, Sent] = {}
+        self._sent: dict[UUID, SentMessage] = {}
         self._ahead = timedelta()
 
     def travel(self, by: float | timedelta) -> None:
-        """Let `by` pass, in seconds or as a `timedelta`, for all further calls of `drain`.
+        """Let `by` pass, in seconds or as a `timedelta`, for all further calls of `handle_all`.
 
         Scheduled messages and keys that wait for their next attempt become due, and messages expire. The clocks of
         PostgreSQL and Python go on as ever: what your own code reads of them does not change.
@@ -131,7 +131,7 @@ class _Mail(Generic[C]):
             self._sent.setdefault(sent.id, sent)  # one that was scheduled comes through the outbox again
         return bool(found)
 
-    def _finding_sent(self, name: Topic[Any, Any] | str) -> Operation[list[Sent]]:
+    def _finding_sent(self, name: Topic[Any, Any] | str) -> Operation[list[SentMessage]]:
         wanted = topic_name(name.name if isinstance(name, Topic) else name)
         yield from self._keeping()
         kinds = sorted({(sent.topic, sent.kind) for sent in self._sent.values()})
@@ -147,14 +147,14 @@ class Mail(_Mail[AnyConnection]):
     `connection` is what the fixture `mail_connection` gives. What the test does on it is rolled back at its end.
     """
 
-    def sent(self, name: Topic[Any, Any] | str) -> list[Sent]:
+    def sent(self, name: Topic[Any, Any] | str) -> list[SentMessage]:
         """Return the messages sent to a topic, or to an inbox of that name, delivered or not, in the order sent.
 
-        Those of an inbox are those of all topics that it gets. Deliveries of others than `drain` are not seen.
+        Those of an inbox are those of all topics that it gets. Deliveries of others than `handle_all` are not seen.
         """
         return run(self.connection, self._finding_sent(name))
 
-    def drain(self, /, **handlers: Callable[[Message, Any], object]) -> Worked:
+    def handle_all(self, /, **handlers: Callable[[Message, Any], object]) -> Worked:
         """Execute, deliver and handle all there is, until nothing is left that is due; return what was handled.
 
         `handlers` has, by the name of an inbox, a worker's handler, such as `Handlers`. Failures are what they are in a
@@ -184,12 +184,12 @@ class Mail(_Mail[AnyConnection]):
 class AsyncMail(_Mail[AnyAsyncConnection]):
     """`Mail` on an async connection, for async handlers. Who opens the connection rolls it back."""
 
-    async def sent(self, name: Topic[Any, Any] | str) -> list[Sent]:
+    async def sent(self, name: Topic[Any, Any] | str) -> list[SentMessage]:
         """See `Mail.sent`."""
         return await run_async(self.connection, self._finding_sent(name))
 
-    async def drain(self, /, **handlers: Callable[[Message, Any], Awaitable[object]]) -> Worked:
-        """See `Mail.drain`."""
+    async def handle_all(self, /, **handlers: Callable[[Message, Any], Awaitable[object]]) -> Worked:
+        """See `Mail.handle_all`."""
         inboxes, worked = self._inboxes(handlers, AsyncInbox), Worked([], [])
         await run_async(self.connection, self._arriving(inboxes))
         at_work = dict(inboxes)
@@ -208,8 +208,8 @@ class AsyncMail(_Mail[AnyAsyncConnection]):
         return worked
 
 
-INSTEAD = "`await mail.drain(...)`"
-INSTEAD_OF_ASYNC = "`mail.drain(...)`, with a mail_connection that is not async"
+INSTEAD = "`await mail.handle_all(...)`"
+INSTEAD_OF_ASYNC = "`mail.handle_all(...)`, with a mail_connection that is not async"
 
 
 def _tell(failures: list[Failure]) -> None:

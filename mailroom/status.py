@@ -46,9 +46,9 @@ class InboxStatus:
     `parked`; they are not in `backlog`. `dropped` counts the messages that waited for longer than the inbox keeps them
     (`keep_s`) and were dropped, since it was created.
 
-    `order` is key or total. Of a total inbox, `held` counts the messages of `backlog` that may not be reaped yet, and
-    `waits_for` names the node that they wait for: the one that has shown the lowest clock. If `is_stopped`, this node
-    has lost history, and they wait for `mailroom link resume`.
+    `order` is key or total. Of a total inbox, `held_back` counts the messages of `backlog` that may not be reaped yet,
+    and `waits_for` names the node that they wait for: the one that has shown the lowest clock. If `is_stopped`, this
+    node has lost history, and they wait for `mailroom link resume`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class InboxStatus:
     parked_messages: int
     dropped: int
     order: str = "key"
-    held: int = 0
+    held_back: int = 0
     waits_for: str | None = None
     is_stopped: bool = False
 
@@ -335,7 +335,7 @@ def _of_total(found: Waiting | None) -> dict[str, Any]:
         return {}
     return {
         "order": "total",
-        "held": found.held,
+        "held_back": found.held_back,
         "waits_for": found.waits_for,
         "is_stopped": found.is_stopped,
     }

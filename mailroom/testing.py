@@ -15,7 +15,7 @@ from dispatcher.deliver import Delivery, delivering, releasing
 from dispatcher.executor.execute import executing
 from dispatcher.fan_out import fanning_out
 from dispatcher.links.bounds import Position, bounding, reading_position
-from dispatcher.links.fetch import Batch, fetching
+from dispatcher.links.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import receiving
 from inbox import AsyncInbox, Inbox
 from mailroom import codec
@@ -42,16 +42,16 @@ from mailroom.stepping import (
 
 __all__ = [
     "Failure",
-    "Sent",
+    "SentMessage",
     "Worked",
     "carry",
     "carry_async",
     "deliver",
     "deliver_async",
-    "drain",
-    "drain_async",
     "execute",
     "execute_async",
+    "handle_all",
+    "handle_all_async",
     "sent",
     "sent_async",
     "work",
@@ -60,7 +60,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """A message in the outbox, as sent."""
 
     id: UUID
@@ -85,12 +85,12 @@ FROM {schema}.outbox WHERE %(topic)s::text IS NULL OR topic = %(topic)s::text OR
 )
 
 
-def sent(connection: AnyConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[Sent]:
+def sent(connection: AnyConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[SentMessage]:
     """Return the messages of `topic` that are in the outbox, in the order sent. Delivered ones are no longer there."""
     return run(connection, reading_sent(schema_name(schema), topic))
 
 
-async def sent_async(connection: AnyAsyncConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[Sent]:
+async def sent_async(connection: AnyAsyncConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[SentMessage]:
     """`sent` on an async connection."""
     return await run_async(connection, reading_sent(schema_name(schema), topic))
 
@@ -171,7 +171,7 @@ async def carry_async(
         arrived += await run_async(target, _receiving(target_schema, reader.origin, batch, position, now))
 
 
-def drain(
+def handle_all(
     connection: AnyConnection,
     inbox: str,
     handler: Callable[[Message, Any], object],
@@ -182,9 +182,9 @@ def drain(
     """Deliver, and call a worker's handler for each message in `inbox`, until none is left; return how many calls.
 
     What the handler sends is delivered too. An exception of the handler passes through; `work` shows what a worker
-    would do. Raises `ConfigurationError` for an async handler: use `drain_async`.
+    would do. Raises `ConfigurationError` for an async handler: use `handle_all_async`.
     """
-    refuse_async(handler, "drain_async")
+    refuse_async(handler, "handle_all_async")
     reaped, calls = Inbox(inbox, schema), 0
     while True:
         deliver(connection, schema=schema, now=now)
@@ -193,11 +193,11 @@ def drain(
             return calls
         for message in messages:
             with handling(message), in_hand(*run(connection, placing(connection))):
-                refuse_awaitable(handler(message, unwrapped(connection)), "drain_async")
+                refuse_awaitable(handler(message, unwrapped(connection)), "handle_all_async")
             calls += 1
 
 
-async def drain_async(
+async def handle_all_async(
     connection: AnyAsyncConnection,
     inbox: str,
     handler: Callable[[Message, Any], Awaitable[object]],
@@ -205,7 +205,7 @@ async def drain_async(
     schema: str = DEFAULT_SCHEMA,
     now: datetime | None = None,
 ) -> int:
-    """`drain` of an `AsyncWorker`'s handler on an async connection."""
+    """`handle_all` of an `AsyncWorker`'s handler on an async connection."""
     reaped, calls = AsyncInbox(inbox, schema), 0
     while True:
         await deliver_async(connection, schema=schema, now=now)
@@ -214,7 +214,7 @@ async def drain_async(
             return calls
         for message in messages:
             with handling(message), in_hand(*await run_async(connection, placing(connection))):
-                await awaitable(handler(message, connection), "drain")
+                await awaitable(handler(message, connection), "handle_all")
             calls += 1
 
 
@@ -265,7 +265,7 @@ async def work_async(
     return worked
 
 
-def reading_sent(schema: str, topic: str | None = None) -> Operation[list[Sent]]:
+def reading_sent(schema: str, topic: str | None = None) -> Operation[list[SentMessage]]:
     """Read what is in the outbox, of one topic or of all."""
     rows = yield SENT.at(schema=schema)(topic=topic)
     return [_sent(*row) for row in rows]
@@ -274,9 +274,9 @@ def reading_sent(schema: str, topic: str | None = None) -> Operation[list[Sent]]
 def _sent(
     id: UUID, topic: str, key: str, kind: str, message_type: str, event_type: str | None, raw: bytes,
     json_text: str | None, headers: str | None, deliver_at: datetime | None, expires_at: datetime | None,
-) -> Sent:  # fmt: skip
+) -> SentMessage:  # fmt: skip
     value = codec.decode(raw) if json_text is None else json.loads(json_text)
-    return Sent(
+    return SentMessage(
         id, topic, key, kind, message_type, event_type, value, json.loads(headers or "{}"), deliver_at, expires_at
     )
 
@@ -348,7 +348,7 @@ def _reading(schema: str, source: _Known) -> Operation[_Reader]:
     return _Reader(*rows[0])
 
 
-def _next_batch(schema: str, link: int, position: Position) -> Operation[Batch | None]:
+def _next_batch(schema: str, link: int, position: Position) -> Operation[FetchedBatch | None]:
     bounds = yield from bounding(schema, link, position, rows=1_000, max_bytes=2**24)
     if bounds.verdict != "agrees":
         raise ConfigurationError(f"The nodes do not agree on what has been received ({bounds.verdict}).")
@@ -358,7 +358,9 @@ def _next_batch(schema: str, link: int, position: Position) -> Operation[Batch |
     return (yield from fetching(schema, link, after=position.seq, to=bounds.last, decoded=True))
 
 
-def _receiving(schema: str, origin: int, batch: Batch, position: Position, now: datetime | None) -> Operation[int]:
+def _receiving(
+    schema: str, origin: int, batch: FetchedBatch, position: Position, now: datetime | None
+) -> Operation[int]:
     while (reception := (yield from receiving(schema, origin, batch, position, now=now))).ceiling is not None:
         yield from raising_ceiling(schema, reception.ceiling)
     if reception.outcome != "taken":

@@ -190,15 +190,15 @@ def resuming_order(schema: str) -> Operation[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How far a total inbox may be given out (`stable`), and how many of its messages are held above that.
+    """How far a total inbox may be given out (`stable`), and how many of its messages are held back above that.
 
-    `waits_for` is the node that has shown the lowest clock, `shown`, and that they are held for; None if none are. If
-    `is_stopped`, this node has lost history, and they are held until `mailroom link resume`.
+    `waits_for` is the node that has shown the lowest clock, `shown`, and that they are held back for; None if none are.
+    If `is_stopped`, this node has lost history, and they are held back until `mailroom link resume`.
     """
 
     inbox: str
     stable: int
-    held: int
+    held_back: int
     waits_for: str | None
     shown: int | None
     is_stopped: bool

@@ -11,7 +11,7 @@ from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import AnyConnection, run
 
 __all__ = [
-    "Place",
+    "Location",
     "causes",
     "effects",
     "trace",
@@ -23,7 +23,7 @@ Where: TypeAlias = Literal["outbox", "outbox_executable", "scheduled", "inbox", 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """One place where a message is.
 
     `since` is when it came there; for `scheduled`, when it is due; for `parked`, since when its key is parked. `clock`
@@ -131,7 +131,7 @@ CAUSED = Sql(
 )
 
 
-def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Place]:
+def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Location]:
     """Return where the message `id` is: several places if several inboxes get it.
 
     The list is empty if it is nowhere: it was reaped, it expired, it was an event without subscribers, the nodes that
@@ -141,7 +141,7 @@ def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> 
     return run(connection, tracing(schema_name(schema), id))
 
 
-def causes(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Place]:
+def causes(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Location]:
     """Return where the messages are from which the message `id` follows: its cause, that one's cause, and so on.
 
     A message follows from the one whose handler sent it, by its header `causation`. One that is reaped is gone from the
@@ -150,24 +150,26 @@ def causes(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) ->
     return run(connection, finding_causes(schema_name(schema), id))
 
 
-def effects(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA, limit: int = MAX_EFFECTS) -> list[Place]:
+def effects(
+    connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA, limit: int = MAX_EFFECTS
+) -> list[Location]:
     """Return where the messages are that follow from the message `id`, which itself may be gone, the oldest first.
 
     These are those its handlers sent, then those that follow from them, as far as these are on the node; at most
-    `limit` places. `Place.ahead` is None. Executables count as messages.
+    `limit` places. `Location.ahead` is None. Executables count as messages.
     """
     return run(connection, finding_effects(schema_name(schema), id, count(limit, "limit")))
 
 
-def tracing(schema: str, id: UUID) -> Operation[list[Place]]:
+def tracing(schema: str, id: UUID) -> Operation[list[Location]]:
     """`trace` as an operation."""
     yield from checking(schema)
     return _places((yield TRACE.at(schema=schema)(ids=[id])))
 
 
-def finding_causes(schema: str, id: UUID) -> Operation[list[Place]]:
+def finding_causes(schema: str, id: UUID) -> Operation[list[Location]]:
     """`causes` as an operation."""
-    found: list[Place] = []
+    found: list[Location] = []
     known, places = {id}, (yield from tracing(schema, id))
     while ids := {place.causation for place in places if place.causation is not None} - known:
         places = _places((yield TRACE.at(schema=schema)(ids=list(ids))))
@@ -176,10 +178,10 @@ def finding_causes(schema: str, id: UUID) -> Operation[list[Place]]:
     return found
 
 
-def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Place]]:
+def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Location]]:
     """`effects` as an operation."""
     yield from checking(schema)
-    found: list[Place] = []
+    found: list[Location] = []
     known, ids = {id}, {id}
     while ids and len(found) < limit:
         most = limit - len(found)
@@ -191,8 +193,8 @@ def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Place]]
     return found
 
 
-def _places(rows: list[Row]) -> list[Place]:
-    return [Place(*(*row[:-3], _id(row[-3]), *row[-2:])) for row in rows]
+def _places(rows: list[Row]) -> list[Location]:
+    return [Location(*(*row[:-3], _id(row[-3]), *row[-2:])) for row in rows]
 
 
 def _id(text: str | None) -> UUID | None:

@@ -95,7 +95,7 @@ def reading_waits(application: str = APPLICATION, at_least_s: float = 0.0) -> Op
     return [wait for wait in found.values() if wait.seconds >= at_least_s]
 
 
-class Noted:
+class NotedWait:
     """Which waits were seen, so that each is told once: when it lasts for `LONG_S`.
 
     A session that gives up and tries again waits on: its waits for the same blockers count as one. `monotonic` is the

@@ -96,7 +96,7 @@ SELECT count(*), min(position), max(position) FROM moved
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedRows:
     """How many messages were moved, the positions of the first and the last, and whether more are left (`more`)."""
 
     messages: int = 0
@@ -104,9 +104,9 @@ class Moved:
     last: int | None = None
     more: bool = False
 
-    def __add__(self, other: "Moved") -> "Moved":
+    def __add__(self, other: "MovedRows") -> "MovedRows":
         found = [position for each in (self, other) for position in (each.first, each.last) if position is not None]
-        return Moved(self.messages + other.messages, min(found, default=None), max(found, default=None))
+        return MovedRows(self.messages + other.messages, min(found, default=None), max(found, default=None))
 
 
 def holding(table: str) -> Operation[list[str]]:
@@ -148,7 +148,7 @@ def _trusting(schema: str, table: str) -> Operation[None]:
 def moving_rows(
     schema: str, table: str, columns: Sequence[str], constants: Mapping[str, str], source: str,
     after: str = FIRST, upto: str = LAST,
-) -> Operation[Moved]:  # fmt: skip
+) -> Operation[MovedRows]:  # fmt: skip
     """Copy the rows of a locked table after the ctid `after`, up to `upto`, into the outbox, in their order.
 
     `constants` are values that all of them share: topic, kind, message_type, event_type.
@@ -160,7 +160,7 @@ def moving_rows(
         schema=schema, table=table, names=", ".join(expressions), expressions=", ".join(expressions.values())
     )
     [(messages, first, last)] = yield statement(**constants, source=source, after=after, upto=upto)
-    return Moved(messages, first, last)
+    return MovedRows(messages, first, last)
 
 
 # -- Deciding ---------------------------------------------------------------------------------------------------------
@@ -292,7 +292,9 @@ def is_unfinished(schema: str, name: str) -> Operation[bool]:
     return bool(unfinished)
 
 
-def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES) -> Operation[Moved | None]:
+def advancing(
+    schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = CHUNK_BYTES
+) -> Operation[MovedRows | None]:
     """Move the next chunk of the oldest batch of that name: up to `rows` messages and `max_bytes` of values.
 
     A chunk has at least one message. Run this in a READ COMMITTED transaction of its own. Returns what was moved; None
@@ -303,7 +305,7 @@ def advancing(schema: str, name: str, rows: int = CHUNK_ROWS, max_bytes: int = C
     if not found:
         return None
     [(number, source, constants)] = found
-    moved, bytes_left = Moved(), max_bytes
+    moved, bytes_left = MovedRows(), max_bytes
     while moved.messages < rows and bytes_left > 0:
         parts = yield PART.at(schema=schema)(name=name, number=number)
         if not parts:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spark_jobs.read.cbor_decoded import from_cbor
     from spark_jobs.read.inbox_source import InboxSource
     from spark_jobs.session import spark_session
-    from spark_jobs.write.commit import SendFailed, Sent, StagingLost
+    from spark_jobs.write.commit import SendFailed, SentBatch, StagingLost
     from spark_jobs.write.finishing import BulkUnfinished
     from spark_jobs.write.ledger import BatchDiffers, StreamTaken
     from spark_jobs.write.outbox_source import OutboxSource
@@ -31,7 +31,7 @@ _MODULES = {
     "OutboxSink": "write.sink",
     "OutboxSource": "write.outbox_source",
     "SendFailed": "write.commit",
-    "Sent": "write.commit",
+    "SentBatch": "write.commit",
     "StagingLost": "write.commit",
     "StreamTaken": "write.ledger",
     "drain_on": "drain",
@@ -42,7 +42,7 @@ _MODULES = {
 
 __all__ = [
     "BatchDiffers", "BulkUnfinished", "Drained", "InboxSource", "Node", "OutboxSink", "OutboxSource", "SendFailed",
-    "Sent", "StagingLost", "StreamTaken", "drain_on", "drained", "from_cbor", "spark_session",
+    "SentBatch", "StagingLost", "StreamTaken", "drain_on", "drained", "from_cbor", "spark_session",
 ]  # fmt: skip
 
 

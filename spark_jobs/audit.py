@@ -26,7 +26,7 @@ MAX_TOPICS = 1_000  # in the report
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """What an audit found.
 
     `proven` and `not_proven` say in words what follows, and what does not even if all `holds`. `files` describes the
@@ -47,7 +47,7 @@ class Report:
 
 def audit(
     spark: SparkSession, node: Node, drained: Sequence[str], *, sent: str | None = None, may_drop: bool = False
-) -> Report:
+) -> AuditReport:
     """Audit a node by the directories of its drains, while it runs or not.
 
     `sent` is a table of the same database, with its schema, or a SELECT: the ids (message_id) of all that was sent in
@@ -65,7 +65,7 @@ def audit(
     holds = all(found.holds for found in checks)
     proven = [found.proves for found in checks if found.holds and found.checked]
     unproven = _unproven(evidence, sent=sent is not None)
-    return Report(holds, proven, unproven, at, node.schema, directories, checks, files, under_way)
+    return AuditReport(holds, proven, unproven, at, node.schema, directories, checks, files, under_way)
 
 
 NEVER_PROVEN = (
@@ -185,7 +185,7 @@ def command(
         click.get_current_context().exit(1)
 
 
-def _print(report: Report) -> None:
+def _print(report: AuditReport) -> None:
     rows = ((found.name, found.holds, found.checked, found.wrong) for found in report.checks)
     for what, sentences in (("Proven", report.proven), ("Not proven", report.not_proven)):
         for sentence in sentences:

@@ -10,7 +10,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
 from spark_jobs.command import dsn_variable, job, main, node_of, session
 from spark_jobs.node import Node
-from spark_jobs.write.ledger import Batch, finding_entry
+from spark_jobs.write.ledger import SparkBatch, finding_entry
 
 FORMATS = ("csv", "json", "parquet", "orc")
 
@@ -66,7 +66,7 @@ def command(
 
     A CSV file has a first line with the names of its columns. Files of several PATHs are one table.
     """
-    node, batch = node_of(call, dsn_variable), Batch(name)
+    node, batch = node_of(call, dsn_variable), SparkBatch(name)
     node.check()
     file_format = kind_of_file or _format(paths)
     from pyspark.sql.functions import expr, monotonically_increasing_id
@@ -117,7 +117,7 @@ def _reading(file_format: str, given: tuple[str, ...], *, inferred: bool) -> dic
     return options
 
 
-def _entry(node: Node, batch: Batch) -> tuple[int, str | None]:
+def _entry(node: Node, batch: SparkBatch) -> tuple[int, str | None]:
     with node.connect("send", autocommit=True) as connection:
         return run(connection, finding_entry(node.schema, batch)) or (0, None)
 

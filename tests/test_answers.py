@@ -17,7 +17,7 @@ from inbox.failure import recording, recording_failure
 from mailroom.answer import ASKS, Undone, reply_topic
 from mailroom.dead_letter import DeadLetters
 from mailroom.sql.runner import run
-from mailroom.testing import drain, sent, work
+from mailroom.testing import handle_all, sent, work
 from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import SYNC, opened
@@ -51,7 +51,7 @@ def command(node: Node, topic: str, reply_to: str | None = "answered", **fields:
     """Send a command and deliver it."""
     headers = fields.pop("headers", {}) | ({} if reply_to is None else {"reply_to": reply_to})
     id = node.send(topic, SECRET, kind="C", headers=headers, **fields)
-    node.drain()
+    node.deliver_all()
     return id
 
 
@@ -73,7 +73,7 @@ def worked(node: Node, inbox: str, handler: Callable[[Message, Any], None]) -> N
 
 def answers(node: Node) -> list[tuple[str, int, object]]:
     """Return correlation, status and value of the answers, delivered or not, in order."""
-    node.drain()
+    node.deliver_all()
     found = Inbox("answers").peek(node.connection, limit=1_000)
     assert all(message.kind == "R" for message in found)
     return [(message.headers["correlation"], message.status, message.value) for message in found]
@@ -86,7 +86,7 @@ def answers(node: Node) -> list[tuple[str, int, object]]:
 def test_skipped_command_is_answered_with_the_class_of_its_failure(node: Node, error: Exception, name: str) -> None:
     asked = command(node, "shipping", key="order-42", headers={"saga": "s"})
     worked(node, "shipping", failing(error))
-    node.drain()
+    node.deliver_all()
     [answer] = Inbox("answers").peek(node.connection)
     assert (answer.topic, answer.kind, answer.status, answer.key) == ("answered", "R", 500, "order-42")
     assert answer.value == {"error": name}
@@ -146,7 +146,7 @@ def test_command_is_answered_whatever_it_carries(node: Node) -> None:
     large = {"saga": "s" * 3_000, "baggage": "b" * 3_000, "note": "n" * 2_000}
     asked = command(node, "shipping", headers=large)
     worked(node, "shipping", failing(OutOfStock()))
-    node.drain()
+    node.deliver_all()
     [answer] = Inbox("answers").peek(node.connection)
     assert dict(answer.headers) == {
         "correlation": str(asked), "causation": str(asked), "status": "500", "saga": large["saga"],
@@ -164,7 +164,7 @@ def test_what_is_no_topic_asks_for_no_answer_and_stops_nobody(node: Node, reply_
 @pytest.mark.parametrize("kind", ["M", "R"])
 def test_only_commands_are_answered(node: Node, kind: str) -> None:
     node.send("shipping", kind=kind, headers={"reply_to": "answered"})
-    node.drain()
+    node.deliver_all()
     worked(node, "shipping", failing(OutOfStock()))
     assert len(node.dead()) == 1
     assert answers(node) == []
@@ -179,7 +179,7 @@ def test_command_that_asks_for_none_gets_none(node: Node) -> None:
 
 def test_skip_without_an_answer_does_not_ring_the_doorbell(node: Node, connect: Connect) -> None:
     node.send("shipping", key="k")
-    node.drain()
+    node.deliver_all()
     heard = connect(autocommit=True)
     oid = node.value("SELECT 'mailroom.outbox'::regclass::oid::bigint")
     heard.execute(f'LISTEN "mailroom:{oid}"')
@@ -194,7 +194,7 @@ def test_skip_without_an_answer_does_not_ring_the_doorbell(node: Node, connect: 
 def test_answer_has_the_key_that_the_command_wishes(node: Node, reply_key: str, key: str) -> None:
     command(node, "shipping", key="k", headers={"reply_key": reply_key})
     worked(node, "shipping", failing(OutOfStock()))
-    node.drain()
+    node.deliver_all()
     assert [answer.key for answer in Inbox("answers").peek(node.connection)] == [key]
 
 
@@ -323,7 +323,7 @@ def test_discard_is_answered_on_every_driver(node: Node, kind: str) -> None:
     asked = command(node, "stock", key="k")
     plain = node.send("stock", key="k")
     lost = command(node, "nowhere")
-    node.drain()
+    node.deliver_all()
     worked(node, "stock", failing(OutOfStock()))
     with opened(node.dsn, kind) as connection:
         changed = Parked("stock").discard(connection, "k", actor="ada")
@@ -340,7 +340,7 @@ def test_discard_is_answered_on_every_driver(node: Node, kind: str) -> None:
 def test_command_that_reached_nobody_is_answered_when_it_is_discarded(node: Node) -> None:
     asked = command(node, "nowhere", key="k")
     node.send("nowhere", kind="M", headers={"reply_to": "answered"})
-    node.drain()
+    node.deliver_all()
     assert answers(node) == []
     with node.connection.transaction(force_rollback=True):
         LETTERS.discard(node.connection, None, actor="ada")
@@ -360,7 +360,7 @@ def test_command_that_reached_nobody_may_still_be_answered_when_it_is_requeued(n
         OUTBOX.reply(connection, message, "done")
 
     with psycopg.connect(node.dsn) as connection:
-        assert drain(connection, "later", done) == 1
+        assert handle_all(connection, "later", done) == 1
     assert answers(node) == [(str(asked), 200, "done")]
 
 

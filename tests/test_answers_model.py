@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from inbox import Handlers, Inbox, Message, Park, Parked, Rejected, Skip
+from inbox import Handlers, Inbox, Message, Park, Parked, Reject, Skip
 from inbox.claim import Share
 from inbox.worker.batch import Batch, blaming
 from inbox.worker.hold import COMMIT
@@ -183,7 +183,7 @@ def handlers_of(world: World) -> Handlers:
         match fate:
             case "reject":
                 OUTBOX.publish(connection, "noise", None)
-                raise Rejected("no")
+                raise Reject("no")
             case "fail":
                 raise ValueError("kanarienvogel")
             case "skip":

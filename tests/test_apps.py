@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
 from examples import django_shop, fastapi_shop
-from inbox import Handlers, Inbox, Message, Rejected
+from inbox import Handlers, Inbox, Message, Reject
 from mailroom import testing
 from mailroom.errors import UnknownInbox
 from mailroom.mail import Mail, mailing
@@ -57,15 +57,15 @@ async def test_order_commits_with_its_command_and_goes_on_when_answered(node: No
     @stock.on(fastapi_shop.reserve)
     def take(message: Message[fastapi_shop.Reserve], connection: Any) -> dict[str, int]:
         if message.value.amount > 10:
-            raise Rejected("out of stock")
+            raise Reject("out of stock")
         return {"shelf": 7}
 
     assert (await ask(client)).json() == {"id": 1, "state": "new"}
     assert (await ask(client, 11)).status_code == 202
     assert (await ask(client, "many")).status_code == 422
     with psycopg.connect(node.dsn) as connection:
-        testing.drain(connection, "warehouse", stock)
-        testing.drain(connection, "shop", fastapi_shop.shop)
+        testing.handle_all(connection, "warehouse", stock)
+        testing.handle_all(connection, "shop", fastapi_shop.shop)
     found = [await client.get(f"/orders/{id}") for id in (1, 2, 3)]
     assert [response.json().get("state") for response in found] == ["reserved", "refused", None]
     assert found[2].status_code == 404
@@ -86,7 +86,7 @@ async def test_worker_runs_with_the_service_and_its_probe_tells_of_it(
             assert await told() == (200, "ok")
             await ask(client)
             with psycopg.connect(node.dsn) as connection:
-                testing.drain(connection, "warehouse", stock)
+                testing.handle_all(connection, "warehouse", stock)
                 testing.deliver(connection)
             await eventually_async(lambda: node.rows("SELECT state FROM shop_order") == [("reserved",)])
             node.connection.execute("DROP TABLE mailroom.inbox_shop")
@@ -144,7 +144,7 @@ def pay(order: int) -> int:
 def test_django_s_order_commits_with_its_message_and_is_shipped_by_the_orm(node: Node) -> None:
     assert [pay(order) for order in (1, 2, 1)] == [201, 201, 500]
     assert len(node.waiting()) == 2
-    node.drain()
+    node.deliver_all()
     assert django_shop.ship_waiting() == 2
     assert set(django_shop.Order.objects.values_list("state", flat=True)) == {"shipped"}
     assert django_shop.ship_waiting() == 0
@@ -153,7 +153,7 @@ def test_django_s_order_commits_with_its_message_and_is_shipped_by_the_orm(node:
 @pytest.mark.usefixtures("django_database")
 def test_django_s_messages_stay_if_the_batch_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pay(1) == 201
-    node.drain()
+    node.deliver_all()
     with monkeypatch.context() as patch:
         patch.setattr(django_shop, "ship", lambda message: 1 / 0)
         with pytest.raises(ZeroDivisionError):

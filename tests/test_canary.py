@@ -22,7 +22,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dispatcher import Dispatcher, drain
+from dispatcher import Dispatcher, deliver_all
 from inbox import (
     AsyncInbox,
     AsyncWorker,
@@ -30,7 +30,7 @@ from inbox import (
     Inbox,
     Message,
     Park,
-    Rejected,
+    Reject,
     Retry,
     Skip,
     Unavailable,
@@ -102,7 +102,7 @@ async def no_async_handler(_message: Message, _connection: Any) -> None: ...
 LOG_IN: dict[str, Callable[[str], object]] = {
     "settings": lambda dsn: settings.connect(settings.dsn(dsn), "test"),
     "engine": lambda dsn: settings.engine(dsn).connect(),
-    "drain": drain,
+    "deliver_all": deliver_all,
     "Dispatcher": lambda dsn: asyncio.run(Dispatcher(dsn).run()),
     "Worker": lambda dsn: Worker(dsn, "shipping", no_handler, fatal=(ConnectionFailed,)).run(),
     "AsyncWorker": lambda dsn: asyncio.run(
@@ -174,7 +174,7 @@ def test_password_with_every_awkward_character_logs_in_and_is_not_logged(
 ) -> None:
     handled: list[Message] = []
     send_canary(node)
-    drain(login)
+    deliver_all(login)
     with working(
         Worker(login, "shipping", lambda message, _: handled.append(message), dispatch=True, poll_interval_s=NEVER_S)
     ):
@@ -196,7 +196,7 @@ COMMANDS = (
     ("inbox", "reap", "shipping", "--any"),
     ("outbox", "send", "t", "--json", "1"),
     ("dispatcher", "run"),
-    ("dispatcher", "drain"),
+    ("dispatcher", "deliver_all"),
     ("trace", str(UUID(int=1))),
 )
 
@@ -236,7 +236,7 @@ def send_canary(node: Node, **fields: Any) -> None:
 
 def test_what_is_printed_of_an_object_shows_no_payload(node: Node) -> None:
     send_canary(node)
-    node.drain()
+    node.deliver_all()
     [message] = Inbox("shipping").peek(node.connection)
     assert message.value == VALUE
     printed = [
@@ -281,7 +281,7 @@ def test_handler_that_fails_is_logged_without_what_it_says(
     send_canary(node, key="a")
     if not alone:
         send_canary(node, key="b")
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "shipping", HANDLERS[handler], poll_interval_s=NEVER_S)):
         eventually(lambda: node.delivered() == [])
         assert shows_nothing(sessions(node))
@@ -299,7 +299,7 @@ class Card:
 
 
 def rejecting(_message: Message, _connection: Any) -> None:
-    raise Rejected(VALUE)
+    raise Reject(VALUE)
 
 
 def down(_message: Message, _connection: Any) -> None:
@@ -335,13 +335,13 @@ def test_command_that_is_not_done_shows_nothing_in_logs_and_answers(
     node.inbox("answers")
     asks = {"reply_to": "answers"} if answered else {}
     node.send("shipping", VALUE, key="a", kind="C", headers=HEADERS | asks)
-    node.drain()
+    node.deliver_all()
     handlers = Handlers()
     handlers.on("shipping")(handler)
     with working(Worker(node.dsn, "shipping", handlers, poll_interval_s=NEVER_S)):
         eventually(lambda: node.value("SELECT count(*) FROM mailroom.inbox_shipping") == 0)
     assert shows_nothing(logged())
-    node.drain()
+    node.deliver_all()
     answers = Inbox("answers").peek(node.connection)
     assert [(answer.status, answer.value) for answer in answers] == ([(status, value)] if answered else [])
     assert shows_nothing(repr([dict(answer.headers) for answer in answers]))
@@ -351,7 +351,7 @@ def test_command_that_is_not_done_shows_nothing_in_logs_and_answers(
 
 def test_what_is_down_is_logged_without_what_is_said_of_it(node: Node, logged: Callable[[], str]) -> None:
     send_canary(node, key="a")
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "shipping", down, poll_interval_s=NEVER_S)):
         eventually(lambda: "Unavailable" in logged())
     assert shows_nothing(logged())
@@ -359,7 +359,7 @@ def test_what_is_down_is_logged_without_what_is_said_of_it(node: Node, logged: C
 
 def test_errors_of_handlers_show_nothing(node: Node) -> None:
     node.send("shipping", VALUE, key="a", kind="C", headers=HEADERS | {"reply_to": "answers"})
-    node.drain()
+    node.deliver_all()
     [command] = Inbox("shipping").peek(node.connection)
     typed, by_hand, none = Handlers(), Handlers(), Handlers()
     typed.on(Topic("shipping", Card))(lambda _message, _connection: None)
@@ -376,7 +376,7 @@ def test_value_that_cannot_be_decoded_is_logged_without_it(node: Node, logged: C
         node.connection.execute(
             "INSERT INTO mailroom.outbox (topic, key, value) VALUES ('shipping', 'a', %s)", [raw], binary=True
         )
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "shipping", lambda message, _: message.value, poll_interval_s=NEVER_S)):
         eventually(lambda: node.delivered() == [])
     assert shows_nothing(logged() + repr(node.rows("SELECT error FROM mailroom.attempt")))
@@ -387,7 +387,7 @@ def test_message_that_the_database_refuses_is_logged_and_kept_without_its_payloa
 ) -> None:
     node.connection.execute("ALTER TABLE mailroom.inbox_shipping ADD CHECK (key <> 'bad')")
     send_canary(node, key="bad")
-    node.drain()
+    node.deliver_all()
     [(_, _, reason)] = node.dead()
     assert "23514" in reason
     assert shows_nothing(reason + logged())
@@ -465,7 +465,7 @@ def test_rows_of_a_file_that_are_refused_are_not_repeated(dsn: str, tmp_path: Pa
 
 def test_status_and_trace_show_no_payload(node: Node) -> None:
     [message_id] = [node.send("shipping", VALUE, headers=HEADERS)]
-    node.drain()
+    node.deliver_all()
     shown = done("status", dsn=node.dsn) + done("status", "--json", dsn=node.dsn)
     shown += done("trace", str(message_id), dsn=node.dsn) + done("trace", str(message_id), "--json", dsn=node.dsn)
     assert shows_nothing(shown)

@@ -101,7 +101,7 @@ def everything_sent(node: Node) -> list[dict[str, str]]:
     return [headers for (headers,) in messages + executables]
 
 
-@pytest.mark.parametrize("run", [testing.work, testing.drain])
+@pytest.mark.parametrize("run", [testing.work, testing.handle_all])
 @pytest.mark.parametrize("kind", SYNC)
 def test_everything_that_a_handler_sends_carries_its_message_s_headers(node: Node, kind: str, run: Run) -> None:
     message_id = node.send("shipping", headers={**CARRIED, "other": "o", "correlation": "c", "schema": "2"})
@@ -112,7 +112,7 @@ def test_everything_that_a_handler_sends_carries_its_message_s_headers(node: Nod
     assert everything_sent(node) == [{**CARRIED, "causation": str(message_id)}] * 8
 
 
-@pytest.mark.parametrize("run", [testing.work_async, testing.drain_async])
+@pytest.mark.parametrize("run", [testing.work_async, testing.handle_all_async])
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_everything_that_an_async_handler_sends_carries_its_message_s_headers(
     node: Node, kind: str, run: RunAsync
@@ -127,7 +127,7 @@ async def test_everything_that_an_async_handler_sends_carries_its_message_s_head
 
 def test_what_a_worker_s_handler_sends_carries_its_message_s_headers(node: Node) -> None:
     message_id = node.send("shipping", headers=CARRIED)
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "shipping", send_everything, poll_interval_s=NEVER_S)):
         eventually(lambda: node.waiting())
     assert everything_sent(node) == [{**CARRIED, "causation": str(message_id)}] * 8
@@ -135,7 +135,7 @@ def test_what_a_worker_s_handler_sends_carries_its_message_s_headers(node: Node)
 
 async def test_what_an_async_worker_s_handler_sends_carries_its_message_s_headers(node: Node) -> None:
     message_id = node.send("shipping", headers=CARRIED)
-    node.drain()
+    node.deliver_all()
     async with working_async(AsyncWorker(node.dsn, "shipping", send_everything_async, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: node.waiting())
     assert everything_sent(node) == [{**CARRIED, "causation": str(message_id)}] * 8
@@ -153,8 +153,8 @@ def test_what_follows_from_what_follows_has_them_too_and_names_its_own_cause(
     with carrying(saga="s"):
         first = OUTBOX.send(connection, "shipping", 1)
     second: list[UUID] = []
-    testing.drain(connection, "shipping", lambda _, conn: second.append(OUTBOX.send(conn, "billing", 1)))
-    testing.drain(connection, "billing", lambda _, conn: OUTBOX.send(conn, "answers", 1))
+    testing.handle_all(connection, "shipping", lambda _, conn: second.append(OUTBOX.send(conn, "billing", 1)))
+    testing.handle_all(connection, "billing", lambda _, conn: OUTBOX.send(conn, "answers", 1))
     testing.deliver(connection)
     [third] = Inbox("answers").reap_any(connection)
     assert dict(third.headers) == {"causation": str(second[0]), "saga": "s"}
@@ -274,7 +274,7 @@ def test_handler_that_fails_or_never_leaves_carrying_leaves_nothing_to_the_next_
 
     ids = {key: node.send("shipping", key=key, headers={"saga": key}) for key in ("a", "fails", "b")}
     ids["c"] = node.send("shipping", key="c")
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "shipping", handle, batch=batch, poll_interval_s=NEVER_S)):
         eventually(lambda: len(found) == 4 and not node.delivered()[1:])
     assert found == {
@@ -325,7 +325,7 @@ def test_carrying_that_is_left_after_its_handler_brings_nothing_back(connection:
     seen: list[tuple[bool, str | None]] = []
     for nth in range(2):
         OUTBOX.send(connection, "shipping", nth)
-    assert testing.drain(connection, "shipping", handle) == 2
+    assert testing.handle_all(connection, "shipping", handle) == 2
     assert seen == [(True, "ada"), (True, None)]
 
 
@@ -342,7 +342,7 @@ def test_nothing_of_a_handler_is_left_when_it_has_ended(connection: psycopg.Conn
     assert now() == {}
     OUTBOX.send(connection, "billing", 1, key="fails")
     with pytest.raises(ValueError):
-        testing.drain(connection, "billing", handle)
+        testing.handle_all(connection, "billing", handle)
     assert now() == {}
 
 
@@ -356,7 +356,7 @@ def test_loops_of_a_worker_carry_each_its_own_message_s(node: Node) -> None:
             together.wait()
 
     ids = {key: node.send("shipping", key=key, headers={"saga": key}) for key in ("a", "b")}
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "shipping", handle, parallel=2, batch=1, poll_interval_s=NEVER_S)):
         eventually(lambda: len(found) == 2 and not node.delivered())
     assert found == {key: {"causation": str(ids[key]), "saga": key, "user": key} for key in ids}
@@ -375,7 +375,7 @@ async def test_loops_of_an_async_worker_carry_each_its_own_message_s(node: Node)
             await eventually_async(lambda: len(found) == 2)
 
     ids = {key: node.send("shipping", key=key, headers={"saga": key}) for key in ("a", "b")}
-    node.drain()
+    node.deliver_all()
     async with working_async(AsyncWorker(node.dsn, "shipping", handle, parallel=2, batch=1, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: len(found) == 2 and not node.delivered())
     assert found == {key: {"causation": str(ids[key]), "saga": key, "user": key} for key in ids}

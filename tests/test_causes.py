@@ -10,7 +10,7 @@ import pytest
 from inbox import Message, Park
 from mailroom import testing
 from mailroom.errors import InvalidMessage
-from mailroom.trace import Place, causes, effects, trace
+from mailroom.trace import Location, causes, effects, trace
 from outbox import Outbox, Store
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
@@ -55,11 +55,11 @@ def flow(node: Node) -> Flow:
 
     handled(node, "shop", reserve)
     handled(node, "stock", lambda _, connection: ids.append(OUTBOX.send(connection, "reserved", 1, key="k")))
-    node.drain()
+    node.deliver_all()
     return Flow(*ids)
 
 
-def found(places: list[Place]) -> list[tuple[UUID, str | None, UUID | None]]:
+def found(places: list[Location]) -> list[tuple[UUID, str | None, UUID | None]]:
     return [(place.id, place.inbox or place.where, place.causation) for place in places]
 
 
@@ -98,7 +98,7 @@ def test_effects_are_found_wherever_a_message_can_be(node: Node) -> None:
     handled(node, "mail", park)
     node.send("nobody", headers=headers)
     node.send("paid", headers=headers, deliver_at=datetime(2100, 1, 1, tzinfo=UTC))
-    node.drain()
+    node.deliver_all()
     node.send("reserve", headers=headers)
     with node.connection.transaction():
         STORE.delete(node.connection, "k", headers=headers)

@@ -86,7 +86,7 @@ def test_typo_is_told_what_was_meant(arguments: list[str], told: str) -> None:
     assert ("Did you mean" in error) is (arguments[-1] != "xyzzy")
 
 
-@pytest.mark.parametrize("command", [["status"], ["inbox", "list"], ["dispatcher", "drain"]])
+@pytest.mark.parametrize("command", [["status"], ["inbox", "list"], ["dispatcher", "deliver-all"]])
 def test_closed_stdout_is_no_failure(command: list[str], dsn: str, connect: Connect) -> None:
     Node(dsn, connect(autocommit=True)).inbox("shipping", "orders")
     script = shlex.join([sys.executable, "-m", "mailroom", *command]) + " >&-"
@@ -224,7 +224,7 @@ def test_error_of_the_database_does_not_repeat_the_row(
         ((), ["migrate"], "for schema mailroom (42501). User {} lacks USAGE or CREATE on this schema"),
         ((), ["migrate", "--schema", "shop"], "for database {database} (42501). User {} lacks CREATE on this database"),
         (("USAGE ON SCHEMA mailroom",), ["status"], "alembic_version (42501). User {} lacks a grant on this table"),
-        (("USAGE ON SCHEMA mailroom",), ["dispatcher", "drain"], "alembic_version (42501). User {} lacks a grant"),
+        (("USAGE ON SCHEMA mailroom",), ["dispatcher", "deliver-all"], "alembic_version (42501). User {} lacks"),
     ],
 )  # fmt: skip
 def test_missing_grant_is_told_with_who_lacks_it(
@@ -318,7 +318,7 @@ def test_ctrl_c_ends_with_130_and_one_line_and_takes_nothing(dsn: str, connect: 
     node = Node(dsn, connect(autocommit=True))
     node.inbox("shipping", "orders")
     node.send("orders", 1, key="k")
-    node.drain()
+    node.deliver_all()
     holder = connect()
     holder.execute("SELECT FROM mailroom.inbox_shipping FOR UPDATE")
     call = process("inbox", "reap", "shipping", "--key", "k", dsn=dsn)

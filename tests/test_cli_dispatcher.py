@@ -19,8 +19,8 @@ def test_drain_delivers_and_tells_what_became_of_the_messages(dsn: str, connect:
     node.send("orders", 1)
     node.send("nobody", 1)
     node.send("nobody", 1, kind="E")
-    assert done("dispatcher", "drain", dsn=dsn) == "3 messages taken, 1 delivered, 1 unrouted, 1 dead.\n"
-    assert json_of("dispatcher", "drain", dsn=dsn)["taken"] == 0
+    assert done("dispatcher", "deliver-all", dsn=dsn) == "3 messages taken, 1 delivered, 1 unrouted, 1 dead.\n"
+    assert json_of("dispatcher", "deliver-all", dsn=dsn)["taken"] == 0
 
 
 def test_status_without_a_dispatcher_fails_and_says_how_to_start_one(dsn: str) -> None:
@@ -48,7 +48,7 @@ def test_run_delivers_leads_and_ends_on_sigterm(dsn: str, connect: Connect) -> N
 
 
 def test_run_without_a_schema_is_told_at_once(empty_dsn: str) -> None:
-    result = mailroom("dispatcher", "drain", dsn=empty_dsn)
+    result = mailroom("dispatcher", "deliver-all", dsn=empty_dsn)
     assert "Run: mailroom migrate" in result.stderr
     call = process("dispatcher", "run", dsn=empty_dsn)
     _, error = call.communicate(timeout=WITHIN_S)

@@ -41,8 +41,8 @@ def test_drain_executes_and_tells_what_became_of_the_executables(node: Node) -> 
     increment(node, "a", notify="told")
     increment(node, "a")
     increment(node, "a", target="nowhere")
-    assert done("executor", "drain", dsn=node.dsn) == "3 executables taken, 1 dead, 1 replied.\n"
-    assert json_of("executor", "drain", dsn=node.dsn) == {"taken": 0, "dead": 0, "replied": 0}
+    assert done("executor", "execute-all", dsn=node.dsn) == "3 executables taken, 1 dead, 1 replied.\n"
+    assert json_of("executor", "execute-all", dsn=node.dsn) == {"taken": 0, "dead": 0, "replied": 0}
     assert node.value("SELECT number FROM mailroom.store") == 2
 
 
@@ -90,7 +90,7 @@ def test_target_is_added_listed_written_and_removed(node: Node) -> None:
     assert told.startswith("stats could not be registered as it is now. There is no table 'public.counters'.")
     node.connection.execute("ALTER TABLE moved RENAME TO counters")
     increment(node, "a", target="stats")
-    done("executor", "drain", dsn=node.dsn)
+    done("executor", "execute-all", dsn=node.dsn)
     assert node.rows("SELECT name, hits FROM counters") == [("a", 1)]
     told = done("executor", "target", "remove", "stats", "--actor", "ada", dsn=node.dsn)
     assert told == "Target stats: public.counters, key name, number hits is removed.\n"

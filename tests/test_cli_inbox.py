@@ -29,7 +29,7 @@ def node(dsn: str, connect: Connect) -> Node:
 def deliver(node: Node, *values: object, key: str = "k") -> None:
     for value in values:
         node.send("orders", value, key=key)
-    node.drain()
+    node.deliver_all()
 
 
 def test_create_may_be_repeated_and_adds_subscriptions(node: Node) -> None:
@@ -158,7 +158,7 @@ def test_json_that_python_does_not_read_is_printed_raw(number: str, node: Node) 
     node.connection.execute(
         "INSERT INTO mailroom.outbox (topic, value_json) VALUES ('orders', %s::text::jsonb)", [number]
     )
-    node.drain()
+    node.deliver_all()
     [message] = map(json.loads, done(*REAP, "--any", "--json", dsn=node.dsn).splitlines())
     assert "raw" in message
     assert node.delivered() == []

@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def reaped(node: Node) -> list[tuple[str, object]]:
-    node.drain()
+    node.deliver_all()
     lines = done("inbox", "reap", "shipping", "--any", "--limit", "100000", "--json", dsn=node.dsn).splitlines()
     messages = sorted(map(json.loads, lines), key=lambda message: int(message["clock"]))
     return [(message["key"], message["value"]) for message in messages]
@@ -208,7 +208,7 @@ def test_time_may_be_told_from_now(node: Node) -> None:
 
 def test_command_asks_for_its_answer_by_a_header(node: Node) -> None:
     done(*ORDERS, "--value", "1", "--kind", "command", "--header", "reply_to=shop", dsn=node.dsn)
-    node.drain()
+    node.deliver_all()
     [message] = Inbox("shipping").peek(node.connection)
     assert (message.kind, message.headers) == ("C", {"reply_to": "shop"})
 

@@ -126,7 +126,7 @@ class Terminal:
 def test_a_long_statement_is_seen_to_go_on(node: Node, connect: Connect, arguments: list[str], told: bytes) -> None:
     node.inbox("shipping", "orders")
     node.send("nobody")
-    node.drain()
+    node.deliver_all()
     node.connection.execute(
         "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, last_error, parked_at) "
         "VALUES ('shipping', 'k', 1, 2, 'infinity', 'no such street', now())"

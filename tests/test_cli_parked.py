@@ -35,7 +35,7 @@ def held(node: Node) -> Node:
     """A node with the parked keys a (three messages) and b (one), whose reasons differ."""
     for value, key in enumerate("aaab"):
         node.send("shipping", value, key=key)
-    node.drain()
+    node.deliver_all()
     fail(node, "a", Retry(0, "try later"))
     fail(node, "a", Park("no such street"))
     fail(node, "b", Park("no such town"))
@@ -47,7 +47,7 @@ def dead(node: Node) -> Node:
     """A node with two dead letters: 1 was not delivered, 2 was skipped by `shipping`."""
     node.send("nobody", {"order": 1}, key="k", headers={"user": "ada"})
     node.send("shipping", {"order": 2}, key="k")
-    node.drain()
+    node.deliver_all()
     fail(node, "k", Skip("no such street"))
     return node
 

@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import mailroom
 from inbox import AsyncInbox, Inbox
 from mailroom import CommitUnknown, NotAtomic, TokenExpired, atomically, atomically_async, commit, resolve
-from mailroom.commit import Attempt, Next, Phase, following, sweeping_tokens
+from mailroom.commit import CommitAttempt, Next, Phase, following, sweeping_tokens
 from mailroom.errors import NotInTransaction, UnsupportedConnection
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
@@ -219,7 +219,7 @@ def test_consumer_reaps_and_sends_once_though_the_answer_is_lost(node: Node, thr
     node.inbox("shipping")
     for key in ("a", "b"):
         node.send("shipping", key, key=key)
-    node.drain()
+    node.deliver_all()
     proxy, dsn = through
 
     def work(connection: psycopg.Connection[Any]) -> str:
@@ -671,7 +671,7 @@ def test_grants_of_the_page_are_enough(connect: Connect) -> None:
     connection.execute("CREATE ROLE shop_writer")
     connection.execute(grants.text)
     connection.execute("SET LOCAL ROLE shop_writer")
-    attempt = Attempt(SCHEMA, reconnecting=False)
+    attempt = CommitAttempt(SCHEMA, reconnecting=False)
     run(connection, attempt.beginning())
     run(connection, attempt.ending())
 

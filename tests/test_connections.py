@@ -112,7 +112,7 @@ def test_worker_s_session_keeps_the_user_s_settings_and_notices_a_peer_that_is_g
 
     dsn = make_conninfo(node.dsn, options="-c statement_timeout=7s -c search_path=theirs")
     node.send("shipping")
-    node.drain()
+    node.deliver_all()
     with working(Worker(dsn, "shipping", tells)):
         eventually(lambda: node.rows("SELECT FROM found"))
     assert dict(node.rows("SELECT name, value FROM found")) == {
@@ -127,7 +127,7 @@ def test_worker_s_session_keeps_the_user_s_settings_and_notices_a_peer_that_is_g
 async def test_session_that_idles_after_a_claim_is_ended_by_the_server_s_timeout(node: Node, flavour: str) -> None:
     """A paused consumer gives its key up, if its session says when: nothing that we send takes the timeout away."""
     node.send("shipping", key="k")
-    node.drain()
+    node.deliver_all()
     dsn = make_conninfo(node.dsn, options="-c idle_in_transaction_session_timeout=100")
     with contextlib.ExitStack() as closing:
         if flavour == "sync":
@@ -359,7 +359,7 @@ async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
 def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, kind: str) -> None:
     private.connection.execute(LEDGER)
     private.send("shipping", key="a")
-    private.drain()
+    private.deliver_all()
     dsn, name = f"{private.dsn}?application_name=lane", "mailroom worker shipping" if kind == "dsn" else "lane"
     with contextlib.ExitStack() as closing:
         source: Any = dsn
@@ -374,7 +374,7 @@ def test_worker_leaves_a_server_that_is_read_only_and_comes_back(private: Node, 
             with read_only(private):
                 eventually(lambda: before not in private.sessions(name))
             private.send("shipping", key="b")
-            private.drain()
+            private.deliver_all()
             eventually(lambda: ledger_keys(private) == ["a", "b"])
     assert private.rows("SELECT FROM mailroom.key_state") == []
 

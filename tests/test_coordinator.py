@@ -18,7 +18,7 @@ from inbox import Inbox
 from mailroom.codec import decode
 from mailroom.errors import InvalidMessage
 from mailroom.puzzledb import MessageObject, encode
-from mailroom.testing import deliver, drain, sent, work
+from mailroom.testing import deliver, handle_all, sent, work
 from outbox import Outbox
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
@@ -65,7 +65,7 @@ def post(coordinator: Coordinator, connection: Connection, value: object = None)
 
 def receive(connection: Connection, *coordinators: Coordinator) -> None:
     for each in coordinators:
-        drain(connection, each.inbox, each.receive)
+        handle_all(connection, each.inbox, each.receive)
 
 
 # As go-cbor writes testMessage{Value: n}: cbor/encoder.go has an int that is not negative as a uint64, in eight bytes.
@@ -225,7 +225,7 @@ def test_message_that_is_too_old_is_dropped(connect: Connect, delivered_in_time:
     post(sender, connection, "newer")
     deliver(connection) if delivered_in_time else None
     clock["now"] += timedelta(seconds=10)
-    drain(connection, listener.inbox, listener.receive, now=clock["now"])
+    handle_all(connection, listener.inbox, listener.receive, now=clock["now"])
     assert observer.values == ["newer"]
     assert Inbox(listener.inbox).backlog(connection) == 0
 

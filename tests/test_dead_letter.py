@@ -45,7 +45,7 @@ def node(dsn: str, connect: Connect) -> Node:
 def skip(node: Node, inbox: str, value: object, key: str = "k", reason: str = "no such street") -> UUID:
     """Send a message to all inboxes and have one of them skip it."""
     id = node.send("orders", value, key=key)
-    node.drain()
+    node.deliver_all()
     with node.connection.transaction():
         [message] = [each for each in Inbox(inbox).peek(node.connection, limit=1_000) if each.id == id]
         while (first := Inbox(inbox).peek(node.connection, key, limit=1)[0]).id != id:
@@ -57,7 +57,7 @@ def skip(node: Node, inbox: str, value: object, key: str = "k", reason: str = "n
 def undelivered(node: Node, value: object = None, **fields: Any) -> UUID:
     """Send a message that nobody gets."""
     id = node.send("nobody", value, **fields)
-    node.drain()
+    node.deliver_all()
     return id
 
 
@@ -111,7 +111,7 @@ def test_letter_is_shown_with_what_it_carries(node: Node) -> None:
     undelivered(node, {"state": "paid"}, headers={"user": "ada"})
     node.connection.execute("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('nobody', '[1, null]')")
     node.connection.execute("INSERT INTO mailroom.outbox (topic, value) VALUES ('nobody', '\\xff')")
-    node.drain()
+    node.deliver_all()
     first, second, third = (LETTERS.get(node.connection, each.id) for each in LETTERS.find(node.connection))
     assert first is not None
     assert second is not None
@@ -158,7 +158,7 @@ def test_undelivered_message_is_routed_anew_under_its_own_id(node: Node) -> None
     with node.connection.transaction():
         assert requeue(node.connection) == 1
     assert node.dead() == []
-    node.drain()
+    node.deliver_all()
     [message] = Inbox("late").peek(node.connection)
     assert (message.id, message.key, message.value, dict(message.headers)) == (id, "k", {"order": 1}, {"user": "ada"})
 
@@ -169,7 +169,7 @@ def test_undelivered_messages_come_back_in_the_order_they_died_in(node: Node) ->
     node.inbox("late", "nobody")
     with node.connection.transaction():
         requeue(node.connection)
-    node.drain()
+    node.deliver_all()
     assert values(node, "late") == [0, 1, 2, 3, 4]
 
 
@@ -177,7 +177,7 @@ def test_message_that_still_nobody_gets_dies_again(node: Node) -> None:
     undelivered(node)
     with node.connection.transaction():
         requeue(node.connection)
-    node.drain()
+    node.deliver_all()
     assert [reason for *_, reason in node.dead()] == ["no inbox gets this topic"]
 
 
@@ -186,7 +186,7 @@ def test_message_that_has_expired_meanwhile_is_dropped(node: Node) -> None:
     node.inbox("late", "nobody")
     with node.connection.transaction():
         requeue(node.connection)
-    assert node.drain(now=datetime.now(UTC) + timedelta(hours=2)).expired == 1
+    assert node.deliver_all(now=datetime.now(UTC) + timedelta(hours=2)).expired == 1
     assert (node.dead(), values(node, "late")) == ([], [])
 
 
@@ -206,7 +206,7 @@ def test_requeue_to_the_outbox_rings_for_the_dispatcher(node: Node, connect: Con
 def test_skipped_message_comes_back_into_its_inbox_only_behind_what_its_key_has_there(node: Node) -> None:
     id = skip(node, "shipping", 1)
     node.send("orders", 2, key="k")
-    node.drain()
+    node.deliver_all()
     before = node.value(CLOCK)
     with node.connection.transaction():
         assert requeue(node.connection) == 1
@@ -277,7 +277,7 @@ def test_requeue_rolled_back_leaves_the_letter_and_the_dispatcher_goes_on(node: 
     assert len(node.dead()) == 1
     assert values(node, "shipping") == []
     node.send("orders", 2, key="k")
-    assert node.drain().delivered == 2
+    assert node.deliver_all().delivered == 2
     assert values(node, "shipping") == [2]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dispatcher import deliverer
 from dispatcher.deliver import SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
-from dispatcher.floor import Start
+from dispatcher.floor import ScanStart
 from dispatcher.leading import LANE
 from mailroom.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling, stamp
 from mailroom.settings import connect_async
@@ -73,14 +73,14 @@ def page_faults(pid: int) -> int:
 def test_plain_message_command_and_reply_reach_the_inbox_of_the_topic_s_own_name(node: Node, kind: str) -> None:
     node.inbox("shipping")
     node.send("shipping", key="k", kind=kind)
-    assert node.drain().delivered == 1
+    assert node.deliver_all().delivered == 1
     assert node.delivered("inbox, key, kind::text") == [("shipping", "k", kind)]
 
 
 def test_event_does_not_reach_the_inbox_of_the_topic_s_own_name(node: Node) -> None:
     node.inbox("shipping")
     node.send("shipping", kind="E")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.taken, totals.unrouted, totals.delivered) == (1, 1, 0)
     assert node.delivered() == []
     assert node.waiting() == []
@@ -91,7 +91,7 @@ def test_event_does_not_reach_the_inbox_of_the_topic_s_own_name(node: Node) -> N
 def test_subscriber_gets_every_kind(node: Node, kind: str) -> None:
     node.inbox("billing", "order.paid")
     node.send("order.paid", key="k", kind=kind)
-    node.drain()
+    node.deliver_all()
     assert node.delivered("inbox, key") == [("billing", "k")]
 
 
@@ -99,7 +99,7 @@ def test_inbox_that_is_reached_twice_gets_one_copy(node: Node) -> None:
     node.inbox("shipping", "shipping")
     node.send("shipping", key="k")
     node.send("shipping", key="k", kind="C")
-    node.drain()
+    node.deliver_all()
     assert node.delivered("inbox, clock - min(clock) OVER ()") == [("shipping", 0), ("shipping", 1)]
 
 
@@ -107,12 +107,12 @@ def test_topics_are_matched_exactly(node: Node) -> None:
     node.inbox("billing", "order.paid")
     for topic in ("order.Paid", "order_paid", "order.paid.twice", "order"):
         node.send(topic, kind="E")
-    assert node.drain().unrouted == 4
+    assert node.deliver_all().unrouted == 4
 
 
 def test_event_without_subscriber_is_counted_and_gone(node: Node) -> None:
     node.send("order.paid", kind="E")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.taken, totals.unrouted) == (1, 1)
     assert node.waiting() == []
     assert node.dead() == []
@@ -121,7 +121,7 @@ def test_event_without_subscriber_is_counted_and_gone(node: Node) -> None:
 @pytest.mark.parametrize("kind", ["M", "C", "R"])
 def test_message_command_and_reply_that_nobody_gets_end_as_dead_letters(node: Node, kind: str) -> None:
     message_id = node.send("nowhere", {"a": 1}, key="k", kind=kind, headers={"user": "u"})
-    assert node.drain().dead == 1
+    assert node.deliver_all().dead == 1
     assert node.dead() == [("k", "deliver", "no inbox gets this topic")]
     [kept] = node.rows("SELECT message_id, topic, kind::text, value, headers->>'user' FROM mailroom.dead_letter")
     assert kept == (message_id, "nowhere", kind, b"\xa1aa\x01", "u")
@@ -131,7 +131,7 @@ def test_command_that_two_inboxes_would_get_ends_as_a_dead_letter_and_reaches_ne
     node.inbox("billing", "order.pay")
     node.inbox("audit", "order.pay")
     node.send("order.pay", key="k", kind="C")
-    assert node.drain().dead == 1
+    assert node.deliver_all().dead == 1
     assert node.delivered() == []
     [(_, _, reason)] = node.dead()
     assert "exactly one inbox" in reason
@@ -146,7 +146,7 @@ def test_message_arrives_as_it_was_sent(node: Node) -> None:
     )
     kept = "message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, source"
     sent = node.rows(f"SELECT {kept}, sent_at FROM mailroom.outbox ORDER BY position")
-    node.drain()
+    node.deliver_all()
     assert node.delivered(f"{kept}, sent_at") == sent
     assert sent[0][0] == message_id
     assert node.rows("SELECT DISTINCT i.origin = n.id, sent_clock = clock FROM mailroom.inbox i, mailroom.node n") == [
@@ -161,7 +161,7 @@ def test_expired_message_is_counted_and_dropped(node: Node) -> None:
     node.inbox("shipping")
     node.send("shipping", key="late", expires_at=SOON)
     node.send("shipping", key="in time", expires_at=LATER)
-    totals = node.drain(now=SOON)
+    totals = node.deliver_all(now=SOON)
     assert (totals.expired, totals.delivered) == (1, 1)
     assert node.delivered("key") == [("in time",)]
     assert node.dead() == []
@@ -171,12 +171,12 @@ def test_scheduled_message_waits_beside_and_is_delivered_when_it_is_due(node: No
     node.inbox("shipping")
     node.send("shipping", key="later", deliver_at=SOON)
     node.send("shipping", key="now")
-    totals = node.drain(now=NOW)
+    totals = node.deliver_all(now=NOW)
     assert (totals.scheduled, totals.delivered) == (1, 1)
     assert node.waiting() == []
     assert node.rows("SELECT key, deliver_at FROM mailroom.scheduled") == [("later", SOON)]
-    assert node.drain(now=SOON - timedelta(microseconds=1)).taken == 0
-    assert node.drain(now=SOON).delivered == 1
+    assert node.deliver_all(now=SOON - timedelta(microseconds=1)).taken == 0
+    assert node.deliver_all(now=SOON).delivered == 1
     assert node.delivered("key") == [("now",), ("later",)]
     assert node.value("SELECT count(*) FROM mailroom.scheduled") == 0
 
@@ -186,16 +186,16 @@ def test_scheduled_messages_come_back_in_the_order_they_are_due(node: Node) -> N
     node.send("shipping", key="second", deliver_at=LATER)
     node.send("shipping", key="first", deliver_at=SOON)
     node.send("shipping", key="third", deliver_at=LATER)
-    node.drain(now=NOW)
-    node.drain(now=LATER)
+    node.deliver_all(now=NOW)
+    node.deliver_all(now=LATER)
     assert node.delivered("key") == [("first",), ("second",), ("third",)]
 
 
 def test_scheduled_message_that_expired_meanwhile_is_dropped(node: Node) -> None:
     node.inbox("shipping")
     node.send("shipping", deliver_at=SOON, expires_at=LATER)
-    assert node.drain(now=NOW).scheduled == 1
-    assert node.drain(now=LATER).expired == 1
+    assert node.deliver_all(now=NOW).scheduled == 1
+    assert node.deliver_all(now=LATER).expired == 1
     assert node.delivered() == []
 
 
@@ -210,7 +210,7 @@ def test_each_message_has_one_clock_in_position_order_however_many_inboxes_get_i
     with node.connection.transaction():
         for topic, key in sent:
             send(node.connection, topic, key=key, kind="E")
-    node.drain()
+    node.deliver_all()
     by_clock = node.rows(
         "SELECT clock - (SELECT min(clock) FROM mailroom.inbox), key, count(*)::int FROM mailroom.inbox GROUP BY 1, 2 "
         "ORDER BY 1"
@@ -286,7 +286,7 @@ def test_clock_above_the_ceiling_is_not_given_out(node: Node) -> None:
 def test_ceiling_is_raised_by_a_step_before_the_clock_passes_it(node: Node) -> None:
     node.inbox("shipping")
     node.send("shipping")
-    node.drain()
+    node.deliver_all()
     assert node.delivered("clock") == [(1,)]
     assert node.value("SELECT clock_ceiling FROM mailroom.node") == 1 + CEILING_STEP
 
@@ -310,11 +310,11 @@ def test_no_clock_is_given_out_twice_after_a_crash_took_the_sequence_back(node: 
     node.inbox("shipping")
     for _ in range(5):
         node.send("shipping")
-    node.drain()
+    node.deliver_all()
     given_out = {clock for (clock,) in node.rows("DELETE FROM mailroom.inbox RETURNING clock")}
     node.connection.execute("SELECT setval('mailroom.clock', 2)")
     node.send("shipping")
-    node.drain()
+    node.deliver_all()
     [(clock,)] = node.delivered("clock")
     assert clock > max(given_out)
 
@@ -562,7 +562,7 @@ def test_plain_insert_from_any_language_is_delivered(node: Node) -> None:
     node.connection.execute("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', '[1]')")
     with node.connection.transaction():
         Outbox().send(node.connection, "shipping", [1])
-    assert node.drain().delivered == 2
+    assert node.deliver_all().delivered == 2
 
 
 # -- Beside writers that are still at work, and beside another dispatcher ----------------------------------------------
@@ -640,7 +640,7 @@ def test_second_dispatcher_waits_for_the_first_even_with_other_messages_to_take(
             node.send("shipping", key="b")
             # Above the first one's rows nothing but the lock is in its way: without it, b would be seen before a.
             position = node.value("SELECT last_value FROM mailroom.outbox_position_seq")
-            waiting = thread.submit(second.deliver, start=Start(position - 1))
+            waiting = thread.submit(second.deliver, start=ScanStart(position - 1))
             blockers = wait_until_blocked(node.connection, second.connection.info.backend_pid)
             assert blockers == [first.connection.info.backend_pid]
         assert waiting.result().taken == 1

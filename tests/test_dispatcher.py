@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from dispatcher import Dispatcher, Executor, drain
+from dispatcher import Dispatcher, Executor, deliver_all
 from dispatcher.daemon import run_until_signalled
 from dispatcher.janitor import Janitor
 from dispatcher.lease import Lease, reading_backend
@@ -185,7 +185,7 @@ async def test_drain_works_beside_a_daemon(node: Node) -> None:
         await eventually_async(lambda: is_asleep(node))
         node.connection.execute("SET mailroom.notify = off")
         node.send("shipping", key="k")
-        totals = await asyncio.to_thread(drain, node.dsn)
+        totals = await asyncio.to_thread(deliver_all, node.dsn)
         assert totals.delivered == 1
 
 
@@ -428,7 +428,7 @@ async def test_first_connection_that_fails_says_why_and_no_password(node: Node, 
     assert "s3cret" not in str(caught.value)
     assert caught.value.__cause__ is None
     with pytest.raises(ConnectionFailed) as caught:
-        await asyncio.to_thread(drain, secret)
+        await asyncio.to_thread(deliver_all, secret)
     assert "s3cret" not in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import IntegrityError, ProgrammingError, connections, models, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
-from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Rejected, Worker
+from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Reject, Worker
 from mailroom import testing
 from mailroom.errors import ConfigurationError, NotInTransaction, UnsupportedConnection
 from mailroom.mail import Mail, mailing
@@ -71,7 +71,7 @@ def test_message_commits_with_the_orm_or_not_at_all(node: Node, connection: Any)
     with transaction.atomic():
         pay_and_fail(connection, 6)
         OUTBOX.send(connection, "order.paid", {"order": 7})
-    node.drain()
+    node.deliver_all()
     rows = Inbox("shipping").peek(node.connection)
     assert [message.value["order"] for message in rows] == [1, 2, 3, 4, 7]
     assert node.value("SELECT count(*) FROM shop_order") == 1
@@ -98,7 +98,7 @@ def test_outside_of_atomic_it_is_refused_by_one_error_that_says_what_to_do(
 
 def test_messages_are_reaped_with_the_orm_exactly_once(node: Node, connection: Any) -> None:
     node.send("shipping", {"order": 1})
-    node.drain()
+    node.deliver_all()
 
     def ship(state: str | None) -> None:
         with transaction.atomic():
@@ -154,7 +154,7 @@ def test_rejected_command_undoes_what_the_orm_did_and_the_rest_goes_on(connectio
         try:
             Order.objects.create(id=message.value, state="new" if message.value else None)
         except IntegrityError:
-            raise Rejected("no state") from None
+            raise Reject("no state") from None
         return {"order": message.value}
 
     with transaction.atomic():
@@ -201,7 +201,7 @@ def test_worker_on_django_s_connection_commits_the_orm_s_writes_with_its_message
         create_inbox(node.connection, "shipping", subscribe=["order.paid"], max_attempts=2, backoff_s=0)
         for order in (11, 12, 13, 14):
             OUTBOX.send(node.connection, "shipping", {"order": order}, key="poison" if order == 13 else order)
-    node.drain()
+    node.deliver_all()
     node.connection.execute("ALTER TABLE shop_order DROP CONSTRAINT shop_order_pkey")  # so that doubles would be seen
     given: Any = "django:default" if source == "alias" else connections["default"]
     with working(Worker(given, "shipping", ship_by_orm, parallel=2, poll_interval_s=0.05)):
@@ -229,7 +229,7 @@ def test_conflict_of_the_orm_is_no_attempt_and_a_swallowed_error_is_one(node: No
     node.inbox("shipping", max_attempts=1)
     for value in (1, 2):
         node.send("shipping", value, key=value)
-    node.drain()
+    node.deliver_all()
     with working(Worker("django:default", "shipping", handle, batch=1, poll_interval_s=0.05)):
         eventually(lambda: [parked.key for parked in Parked("shipping").keys(node.connection)] == ["2"])
         eventually(lambda: tries.count(1) == 2)
@@ -245,13 +245,13 @@ def test_rejected_command_of_a_worker_undoes_what_the_orm_did(node: Node) -> Non
         try:
             Order.objects.create(id=message.value, state="new" if message.value else None)
         except IntegrityError:
-            raise Rejected("no state") from None
+            raise Reject("no state") from None
         return {"order": message.value}
 
     with node.connection.transaction():
         for order in (1, 0, 2):
             OUTBOX.command(node.connection, "shipping", order, key="k", reply_to="answers")
-    node.drain()
+    node.deliver_all()
     with working(Worker("django:default", "shipping", handlers, poll_interval_s=0.05)):
         eventually(lambda: node.delivered() == [])
     assert orders(node) == [(1,), (2,)]
@@ -294,7 +294,7 @@ def test_write_on_django_s_connection_beside_another_source_fails_the_message_an
 
     node.inbox("shipping", max_attempts=2, backoff_s=0)
     node.send("shipping", 1, key="k")
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "shipping", closing_django(handle), poll_interval_s=0.05)):
         eventually(lambda: Parked("shipping").keys(node.connection))
     assert orders(node) == []
@@ -326,7 +326,7 @@ async def test_write_on_django_s_connection_in_an_async_handler_is_found_out_too
 
     node.inbox("shipping", max_attempts=1)
     node.send("shipping", 1, key="k")
-    node.drain()
+    node.deliver_all()
     async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
         await eventually_async(lambda: Parked("shipping").keys(node.connection))
     assert orders(node) == []
@@ -338,7 +338,7 @@ def test_write_to_another_database_of_django_s_is_the_handler_s_own_matter(
     with psycopg.connect(target_dsn) as other:
         other.execute("CREATE TABLE shop_order (id int PRIMARY KEY, state text NOT NULL)")
     node.send("shipping", 1, key="k")
-    node.drain()
+    node.deliver_all()
 
     def handle(message: Message, _connection: Any) -> None:
         with connected(target_dsn):
@@ -384,10 +384,10 @@ def test_write_on_django_s_connection_fails_in_tests_as_in_a_worker(node: Node, 
         OUTBOX.send(conn, "shipping", 1)
         if way == "drain":
             with pytest.raises(WritesApart):
-                testing.drain(conn, "shipping", ship)
+                testing.handle_all(conn, "shipping", ship)
         else:
             assert isinstance(mail, Mail)
-            worked = mail.drain(shipping=ship) if way == "mail" else testing.work(conn, "shipping", ship)
+            worked = mail.handle_all(shipping=ship) if way == "mail" else testing.work(conn, "shipping", ship)
             [failure] = worked.failures
             assert isinstance(failure.error, WritesApart)
     assert orders(node) == []
@@ -415,7 +415,7 @@ def test_mail_works_with_the_orm_and_leaves_nothing(node: Node, connection: Any)
         for value in ("broken", "swallowed", "fine"):
             OUTBOX.send(mail.connection, "shipping", value, key=value)
         create_inbox(mail.connection, "shipping", max_attempts=1)
-        worked = mail.drain(shipping=ship)
+        worked = mail.handle_all(shipping=ship)
         assert [message.value for message in worked.handled] == ["fine"]
         assert [(failure.message.key, failure.outcome) for failure in worked.failures] == [
             ("broken", "park"), ("swallowed", "park"),

@@ -288,7 +288,7 @@ def test_outcome_is_a_reply_that_says_that_an_object_changed(node: Node) -> None
     headers = {"saga": "s", "user": "u", "tenant": "t", "other": "o", "status": "7", "correlation": "c"}
     id = sent(node, STORE.increment, "n", notify="outcomes", headers=headers, after_clock=50_000)
     execute(node)
-    node.drain()
+    node.deliver_all()
     with node.connection.transaction():
         [message] = Inbox("outcomes").reap_any(node.connection)
     assert (message.kind, message.message_type, message.event_type, message.key) == ("R", "O", "C", "n")
@@ -307,7 +307,7 @@ def test_outcome_is_stamped_later_than_what_was_sent_before_its_request(node: No
         STORE.increment(node.connection, "n", notify="outcomes")
     node.send("outcomes", key="between")
     execute(node)
-    node.drain()
+    node.deliver_all()
     assert [key for _, key, _ in node.delivered()] == ["before", "in it", "between", "n"]
 
 
@@ -355,7 +355,7 @@ def test_outcome_is_told_without_headers_of_its_request_that_are_too_large(node:
     node.inbox("outcomes")
     id = sent(node, STORE.increment, "n", notify="outcomes", headers={"saga": "x" * 8_150, "user": "u"})
     execute(node)
-    node.drain()
+    node.deliver_all()
     [message] = Inbox("outcomes").peek(node.connection)
     assert dict(message.headers) == {
         "user": "u", "status": "200", "correlation": str(id), "causation": str(id)

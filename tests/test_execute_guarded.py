@@ -17,7 +17,7 @@ from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execute import Execution
 from dispatcher.executor.take import reading_oldest_executables
 from dispatcher.executor.target import reading_targets
-from dispatcher.floor import FIRST, Start
+from dispatcher.floor import FIRST, ScanStart
 from mailroom.sql import runner
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable, Store
@@ -127,7 +127,7 @@ async def test_batch_after_one_that_was_cut_looks_at_no_more_than_it_will_do(
     send(node, [Executable("call", target="nothing") for _ in range(20)])
     found = []
 
-    def noted(schema: str, *, start: Start, rows: int, max_bytes: int) -> Any:
+    def noted(schema: str, *, start: ScanStart, rows: int, max_bytes: int) -> Any:
         found.append(rows)
         return reading_oldest_executables(schema, start=start, rows=rows, max_bytes=max_bytes)
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from dispatcher.executor.fold import STORE_RULES, Refused, applied
+from dispatcher.executor.fold import STORE_RULES, OperationRefused, applied
 from dispatcher.executor.rules import RULES
 from mailroom import executable
 from mailroom.dead_letter import DeadLetters
@@ -136,7 +136,7 @@ def test_rules_are_those_of_the_trigger(node: Node) -> None:
 
 
 def test_operation_that_is_not_known_is_none_of_those_that_are() -> None:
-    with pytest.raises(Refused, match="not known"):
+    with pytest.raises(OperationRefused, match="not known"):
         applied(taken("merge"), None, STORE_RULES)
 
 

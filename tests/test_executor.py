@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from dispatcher import execute
+from dispatcher import execute_all
 from dispatcher.daemon import Dispatcher, Executor
 from dispatcher.executor.execute import Execution
 from dispatcher.lane import Lane
@@ -118,11 +118,11 @@ def test_execute_does_all_there_is_and_tells_the_totals(node: Node) -> None:
     increment(node, "n")
     increment(node, "n", 2**63 - 1)
     seen: list[Execution] = []
-    totals = execute(node.dsn, progress=seen.append)
+    totals = execute_all(node.dsn, progress=seen.append)
     assert (totals.taken, totals.dead, totals.replied) == (2, 1, 0)
     assert sum(each.taken for each in seen) == 2
     with pytest.raises(ConnectionFailed):
-        execute("postgresql://127.0.0.1:1/none?password=s3cret")
+        execute_all("postgresql://127.0.0.1:1/none?password=s3cret")
 
 
 async def test_execute_works_beside_a_daemon(node: Node) -> None:
@@ -130,7 +130,7 @@ async def test_execute_works_beside_a_daemon(node: Node) -> None:
         await eventually_async(lambda: is_asleep(node))
         node.connection.execute("SET mailroom.notify = off")
         increment(node, "n")
-        totals = await asyncio.to_thread(execute, node.dsn)
+        totals = await asyncio.to_thread(execute_all, node.dsn)
         assert totals.taken == 1
     assert counted(node, "n") == 1
 
@@ -257,7 +257,7 @@ def test_sigterm_ends_a_daemon_with_all_lanes_and_gives_their_leases_up(node: No
 def test_sigterm_ends_it_while_it_waits_for_a_row(node: Node, connect: Connect) -> None:
     make_things(node.connection)
     increment(node, "1", store=THINGS)
-    execute(node.dsn)
+    execute_all(node.dsn)
     other = connect()
     other.execute("SELECT FROM app.thing FOR UPDATE")
     with process(node.dsn) as started:
@@ -266,7 +266,7 @@ def test_sigterm_ends_it_while_it_waits_for_a_row(node: Node, connect: Connect) 
         started.send_signal(signal.SIGTERM)
         assert started.wait(WITHIN_S) == 0
     other.rollback()
-    execute(node.dsn)
+    execute_all(node.dsn)
     assert things_of(node.connection) == {1: [None, 2]}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher import drain
+from dispatcher import deliver_all
 from dispatcher.deliver import delivering
 from dispatcher.deliverer import Deliverer
 from dispatcher.fan_out import fanning_out, finding_refused_copies
@@ -121,7 +121,7 @@ def test_whoever_goes_on_after_a_crash_does_the_rest_once(node: Node, steps: int
     take(node)
     for _ in range(steps):
         step(node)
-    assert node.drain().delivered == 3 * max(0, 10 - FEW * steps)
+    assert node.deliver_all().delivered == 3 * max(0, 10 - FEW * steps)
     assert waits(node) == (0, 0)
     clocks = has(node, NAMES[0])
     assert len(clocks) == 3
@@ -144,7 +144,7 @@ def test_transaction_that_is_cut_off_leaves_everything_as_it_was(node: Node, con
     node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [cut_off.info.backend_pid])
     after = (waits(node), len(node.rows("SELECT FROM mailroom.inbox")), len(node.rows("SELECT FROM mailroom.outbox")))
     assert after == before
-    node.drain()
+    node.deliver_all()
     assert {len(has(node, name)) for name in NAMES} == {1}
 
 
@@ -171,7 +171,7 @@ def test_batch_of_messages_for_one_inbox_each_is_fanned_out_too(node: Node) -> N
     for name in NAMES:
         node.send(name, key="k")
     assert take(node).waits
-    node.drain()
+    node.deliver_all()
     assert {len(has(node, name)) for name in NAMES} == {1}
 
 
@@ -193,18 +193,18 @@ def test_floor_of_an_empty_inbox_stays_below_what_is_to_come(node: Node, connect
     take(node)
     with node.connection.transaction():
         run(node.connection, raising_floor(SCHEMA, NAMES[5]))
-    node.drain()
+    node.deliver_all()
     assert len(Inbox(NAMES[5]).reap_any(connect())) == 1
 
 
 def test_requeue_waits_for_its_turn(node: Node) -> None:
     node.send("nobody", key="k")
-    node.drain()
+    node.deliver_all()
     node.send("news", key="k")
     take(node)
     with node.connection.transaction(), pytest.raises(MailroomError, match="Try again"):
         run(node.connection, DeadLetters()._making_room(1))  # what places a message in an inbox
-    node.drain()
+    node.deliver_all()
     with node.connection.transaction():
         run(node.connection, DeadLetters()._making_room(1))
 
@@ -215,7 +215,7 @@ def test_inbox_that_is_gone_meanwhile_leaves_a_dead_letter(node: Node) -> None:
     node.connection.execute(
         f"DELETE FROM mailroom.inbox_registry WHERE name = '{NAMES[4]}'; DROP TABLE mailroom.inbox_{NAMES[4]}".encode()
     )
-    node.drain()
+    node.deliver_all()
     assert {len(has(node, name)) for name in NAMES if name != NAMES[4]} == {1}
     assert waits(node) == (0, 0)
     [(stage, inbox, reason)] = node.rows("SELECT stage, inbox, reason FROM mailroom.dead_letter")
@@ -232,7 +232,7 @@ def test_copy_that_an_inbox_refuses_is_a_dead_letter_and_the_others_go_on(node: 
     with node.connection.transaction():
         [refused] = run(node.connection, finding_refused_copies(SCHEMA, partitions=FEW))
     assert (refused.inbox, refused.reason) == (refusing, f"CheckViolation (23514) odd inbox_{refusing}")
-    node.drain()
+    node.deliver_all()
     assert {name: len(has(node, name)) for name in NAMES} == {name: 2 if name == refusing else 3 for name in NAMES}
     assert node.rows("SELECT stage, inbox, key FROM mailroom.dead_letter") == [("deliver", refusing, "odd")]
 
@@ -289,7 +289,7 @@ def test_one_event_reaches_all_its_subscribers(start: Callable[[int], Server], i
         node = Node(dsn, connection)
         for key in "abab":
             node.send("news", key=key, kind="E")
-        totals = drain(dsn)
+        totals = deliver_all(dsn)
         assert (totals.taken, totals.delivered) == (4, 4 * inboxes)
         assert waits(node) == (0, 0)
         for nth in (0, inboxes // 2, inboxes - 1):

@@ -11,7 +11,7 @@ from dispatcher import floor as floors
 from dispatcher.deliver import OLDEST_FITTING, SESSION, Delivery
 from dispatcher.deliverer import Deliverer
 from dispatcher.executor import batch_executor as batch_executors
-from dispatcher.floor import FULL_SCAN_S, START, Floor, Start
+from dispatcher.floor import FULL_SCAN_S, START, Floor, ScanStart
 from dispatcher.writers import reading_writers, remaining
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
@@ -141,14 +141,14 @@ def test_what_a_scan_reads_does_not_depend_on_the_rows_of_a_long_transaction(nod
     for name, value in SESSION.items():
         node.connection.execute("SELECT set_config(%s, %s, false)", [name, value])
 
-    def pages(start: Start) -> int:
+    def pages(start: ScanStart) -> int:
         statement = SCAN.at(schema=SCHEMA)
         [(plan,)] = node.connection.execute(
             statement.sql, {**start.values(), "rows": 10_000, "bytes": 2**25}
         ).fetchall()
         return pages_of(list(nodes(plan[0]["Plan"])), "outbox")
 
-    assert pages(Start()) > 200
+    assert pages(ScanStart()) > 200
     assert pages(lane.floor.start()) < 20
 
 
@@ -201,7 +201,7 @@ def test_gap_is_not_made_before_every_writer_has_its_id(node: Node, connect: Con
     node.connection.execute("SELECT nextval('mailroom.outbox_position_seq')")
     node.send("shipping", key="fast")
     assert [lane.turn() for _ in range(4)][-1] == 1
-    assert lane.floor.start() == Start(1)
+    assert lane.floor.start() == ScanStart(1)
     slow.execute(
         "INSERT INTO mailroom.outbox (position, topic, key, value_json) OVERRIDING SYSTEM VALUE "
         "VALUES (2, 'shipping', 'slow', '1')"

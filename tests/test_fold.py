@@ -16,9 +16,9 @@ from dispatcher.executor.fold import (
     Book,
     Books,
     CompareFailed,
-    Content,
     Contents,
-    Refused,
+    KeyContent,
+    OperationRefused,
     Rules,
     Sums,
     Taken,
@@ -58,26 +58,26 @@ DELETE = taken("delete")
 # -- Values and counters ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("held", [None, Content(b"old", None), Content(None, 5)])
-def test_put_sets_the_value_whatever_was_there(held: Content | None) -> None:
-    assert applied(put(b"new"), held, STORE_RULES) == Content(b"new", None)
+@pytest.mark.parametrize("held", [None, KeyContent(b"old", None), KeyContent(None, 5)])
+def test_put_sets_the_value_whatever_was_there(held: KeyContent | None) -> None:
+    assert applied(put(b"new"), held, STORE_RULES) == KeyContent(b"new", None)
 
 
 def test_value_of_no_bytes_is_a_value() -> None:
-    assert applied(put(b""), None, STORE_RULES) == Content(b"", None)
-    with pytest.raises(Refused, match="a value, not a number"):
-        applied(increment(1), Content(b"", None), STORE_RULES)
+    assert applied(put(b""), None, STORE_RULES) == KeyContent(b"", None)
+    with pytest.raises(OperationRefused, match="a value, not a number"):
+        applied(increment(1), KeyContent(b"", None), STORE_RULES)
 
 
-@pytest.mark.parametrize("held", [None, Content(b"old", None), Content(None, 5)])
-def test_delete_leaves_nothing(held: Content | None) -> None:
+@pytest.mark.parametrize("held", [None, KeyContent(b"old", None), KeyContent(None, 5)])
+def test_delete_leaves_nothing(held: KeyContent | None) -> None:
     assert applied(DELETE, held, STORE_RULES) is None
 
 
 def test_counter_begins_at_0_and_counts_in_both_directions() -> None:
-    assert applied(increment(3), None, STORE_RULES) == Content(None, 3)
-    assert applied(increment(-5), Content(None, 3), STORE_RULES) == Content(None, -2)
-    assert applied(increment(0), None, STORE_RULES) == Content(None, 0)
+    assert applied(increment(3), None, STORE_RULES) == KeyContent(None, 3)
+    assert applied(increment(-5), KeyContent(None, 3), STORE_RULES) == KeyContent(None, -2)
+    assert applied(increment(0), None, STORE_RULES) == KeyContent(None, 0)
 
 
 @pytest.mark.parametrize(
@@ -93,47 +93,47 @@ def test_counter_begins_at_0_and_counts_in_both_directions() -> None:
     ],
 )
 def test_number_never_leaves_its_range(held: int, by: int, rules: Rules) -> None:
-    with pytest.raises(Refused, match="would leave its range"):
-        applied(increment(by), Content(None, held), rules)
+    with pytest.raises(OperationRefused, match="would leave its range"):
+        applied(increment(by), KeyContent(None, held), rules)
 
 
 @pytest.mark.parametrize(("held", "by"), [(MAX_INT64 - 1, 1), (MIN_INT64 + 1, -1), (MIN_INT64, MAX_INT64)])
 def test_number_reaches_both_ends_of_its_range(held: int, by: int) -> None:
-    assert applied(increment(by), Content(None, held), STORE_RULES) == Content(None, held + by)
+    assert applied(increment(by), KeyContent(None, held), STORE_RULES) == KeyContent(None, held + by)
 
 
 def test_counter_of_the_store_becomes_a_value_and_no_value_a_counter() -> None:
-    assert applied(put(b"v"), Content(None, 7), STORE_RULES) == Content(b"v", None)
-    with pytest.raises(Refused, match="a value, not a number"):
-        applied(increment(1), Content(b"v", None), STORE_RULES)
+    assert applied(put(b"v"), KeyContent(None, 7), STORE_RULES) == KeyContent(b"v", None)
+    with pytest.raises(OperationRefused, match="a value, not a number"):
+        applied(increment(1), KeyContent(b"v", None), STORE_RULES)
 
 
 def test_row_of_a_user_has_a_value_and_a_number() -> None:
-    assert applied(put(b"v"), Content(None, 7), BOTH) == Content(b"v", 7)
-    assert applied(increment(1), Content(b"v", None), BOTH) == Content(b"v", 1)
-    assert applied(increment(1), Content(b"v", 7), BOTH) == Content(b"v", 8)
-    assert applied(put(b"v"), Content(b"w", None), BOTH) == Content(b"v", None)
+    assert applied(put(b"v"), KeyContent(None, 7), BOTH) == KeyContent(b"v", 7)
+    assert applied(increment(1), KeyContent(b"v", None), BOTH) == KeyContent(b"v", 1)
+    assert applied(increment(1), KeyContent(b"v", 7), BOTH) == KeyContent(b"v", 8)
+    assert applied(put(b"v"), KeyContent(b"w", None), BOTH) == KeyContent(b"v", None)
 
 
 def test_counter_of_a_row_that_a_put_makes_begins_at_0() -> None:
-    assert applied(put(b"v"), None, BOTH) == Content(b"v", 0)
-    assert applied(put(b"v"), None, Rules(has_number=False)) == Content(b"v", None)
-    assert applied(put(b"v"), None, STORE_RULES) == Content(b"v", None)
+    assert applied(put(b"v"), None, BOTH) == KeyContent(b"v", 0)
+    assert applied(put(b"v"), None, Rules(has_number=False)) == KeyContent(b"v", None)
+    assert applied(put(b"v"), None, STORE_RULES) == KeyContent(b"v", None)
 
 
 def test_column_that_is_not_registered_is_not_written() -> None:
-    with pytest.raises(Refused, match="no value column"):
+    with pytest.raises(OperationRefused, match="no value column"):
         applied(put(b"v"), None, Rules(has_value=False))
-    with pytest.raises(Refused, match="no number column"):
+    with pytest.raises(OperationRefused, match="no number column"):
         applied(increment(1), None, Rules(has_number=False))
 
 
 @pytest.mark.parametrize(("value", "reason"), [(b"\xff", "not UTF-8"), (b"a\0b", "NUL")])
 def test_column_of_text_takes_text(value: bytes, reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(OperationRefused, match=reason):
         applied(put(value), None, SMALL)
-    assert applied(put(value), None, BOTH) == Content(value, 0)
-    assert applied(put("ü".encode()), None, SMALL) == Content("ü".encode(), 0)
+    assert applied(put(value), None, BOTH) == KeyContent(value, 0)
+    assert applied(put("ü".encode()), None, SMALL) == KeyContent("ü".encode(), 0)
 
 
 # -- Compare and set --------------------------------------------------------------------------------------------------
@@ -143,28 +143,30 @@ def test_column_of_text_takes_text(value: bytes, reason: str) -> None:
     ("held", "expected"),
     [
         (None, None),
-        (Content(b"v", None), None),
-        (Content(None, 5), None),
+        (KeyContent(b"v", None), None),
+        (KeyContent(None, 5), None),
         (None, b""),
-        (Content(b"v", None), b"v"),
+        (KeyContent(b"v", None), b"v"),
     ],
 )
-def test_put_whose_expectation_holds_is_applied(held: Content | None, expected: bytes | None) -> None:
-    assert applied(put(b"new", expected=expected), held, STORE_RULES) == Content(b"new", None)
+def test_put_whose_expectation_holds_is_applied(held: KeyContent | None, expected: bytes | None) -> None:
+    assert applied(put(b"new", expected=expected), held, STORE_RULES) == KeyContent(b"new", None)
 
 
 @pytest.mark.parametrize(
     ("held", "expected", "found"),
     [
         (None, b"v", None),
-        (Content(b"v", None), b"", b"v"),
-        (Content(None, 0), b"", 0),
-        (Content(b"", None), b"", b""),
-        (Content(b"w", None), b"v", b"w"),
-        (Content(None, 5), b"5", 5),
+        (KeyContent(b"v", None), b"", b"v"),
+        (KeyContent(None, 0), b"", 0),
+        (KeyContent(b"", None), b"", b""),
+        (KeyContent(b"w", None), b"v", b"w"),
+        (KeyContent(None, 5), b"5", 5),
     ],
 )
-def test_put_whose_expectation_fails_says_what_it_found(held: Content | None, expected: bytes, found: object) -> None:
+def test_put_whose_expectation_fails_says_what_it_found(
+    held: KeyContent | None, expected: bytes, found: object
+) -> None:
     with pytest.raises(CompareFailed) as failed:
         applied(put(b"new", expected=expected), held, STORE_RULES)
     assert failed.value.found == found
@@ -215,7 +217,7 @@ def test_entry_goes_into_all_of_its_books() -> None:
 def test_entry_that_overflows_one_book_goes_into_none(sums: Sums, amount: int, size: int) -> None:
     books: Books = {Book("a", MINUTE): sums}
     operation = taken("account", "a/b", amount=amount, bytes=size)
-    with pytest.raises(Refused, match="would leave its range"):
+    with pytest.raises(OperationRefused, match="would leave its range"):
         entered(operation, books_of(operation), books)
     assert books == {Book("a", MINUTE): sums}
 
@@ -245,7 +247,7 @@ def test_folded_is_what_one_after_another_comes_to(operations: list[Executable])
         try:
             operation = taken(each.operation, str(each.key), target=each.target, **parts)
             held[str(each.key)] = applied(operation, held[str(each.key)], OF_TARGETS[str(each.target)])
-        except Refused as refused:
+        except OperationRefused as refused:
             dead.append((each.id, str(refused)))
     of_store = {key: content for key, content in contents["store"].items() if content is not None}
     assert {key: content.number if content.value is None else content.value for key, content in of_store.items()} == (
@@ -268,7 +270,7 @@ def test_entered_is_what_one_after_another_comes_to(entries: list[tuple[str, int
         model.apply([Executable("account", key, "accounting", amount=amount, bytes=size, at=NOON, id=uuid4())])
         try:
             entered(operation, books_of(operation), books)
-        except Refused:
+        except OperationRefused:
             dead += 1
     assert {(book.key, book.minute): tuple(sums) for book, sums in books.items()} == model.books
     assert dead == len(model.dead)

@@ -25,7 +25,7 @@ from inbox import (
     Message,
     NoHandler,
     Parked,
-    Rejected,
+    Reject,
     Retry,
     Unavailable,
     Worker,
@@ -35,7 +35,7 @@ from inbox.worker.batch import HandlerFailed
 from mailroom import Topic
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
-from mailroom.testing import drain, work, work_async
+from mailroom.testing import handle_all, work, work_async
 from outbox import AsyncOutbox, Outbox
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
@@ -64,7 +64,7 @@ def command(node: Node, topic: str = "stock.reserve", reply_to: str | None = "an
 
 
 def answers(node: Node) -> list[tuple[str, int, object]]:
-    node.drain()
+    node.deliver_all()
     found = Inbox("answers").peek(node.connection, limit=1_000)
     assert all(message.kind == "R" for message in found)
     return [(message.headers["correlation"], message.status, message.value) for message in found]
@@ -117,7 +117,7 @@ def by_value() -> Handlers:
         put(connection, message.key)
         OUTBOX.send(connection, "stock.taken", message.value)
         if message.value == "no":
-            raise Rejected({"why": "out of stock"})
+            raise Reject({"why": "out of stock"})
         if message.value == "fail":
             raise ValueError("broken")
         return {"shelf": 7}
@@ -133,7 +133,7 @@ def by_value_async() -> AsyncHandlers:
         await put_async(connection, message.key)
         await ASYNC_OUTBOX.send(connection, "stock.taken", message.value)
         if message.value == "no":
-            raise Rejected({"why": "out of stock"})
+            raise Reject({"why": "out of stock"})
         if message.value == "fail":
             raise ValueError("broken")
         return {"shelf": 7}
@@ -144,7 +144,7 @@ def by_value_async() -> AsyncHandlers:
 @pytest.mark.parametrize("kind", SYNC)
 def test_command_is_answered_by_what_its_handler_returns_or_rejects(node: Node, kind: str) -> None:
     asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
-    node.drain()
+    node.deliver_all()
     with opened(node.dsn, kind) as connection:
         for message in Inbox("stock").reap_any(connection):
             by_value()(message, connection)
@@ -162,7 +162,7 @@ def test_command_is_answered_by_what_its_handler_returns_or_rejects(node: Node, 
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_async_command_is_answered_by_what_its_handler_returns_or_rejects(node: Node, kind: str) -> None:
     asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
-    node.drain()
+    node.deliver_all()
     async with opened_async(node.dsn, kind) as connection:
         for message in await AsyncInbox("stock").reap_any(connection):
             await by_value_async()(message, connection)
@@ -178,7 +178,7 @@ async def test_async_command_is_answered_by_what_its_handler_returns_or_rejects(
 def test_answer_goes_away_with_the_batch(node: Node) -> None:
     command(node, value="a", key="a")
     command(node, value="no", key="no")
-    node.drain()
+    node.deliver_all()
     with psycopg.connect(node.dsn) as connection:
         for message in Inbox("stock").reap_any(connection):
             by_value()(message, connection)
@@ -219,7 +219,7 @@ def test_rejected_without_an_answer_is_skipped(node: Node, reply_to: str | None)
 def test_only_commands_are_answered(node: Node, kind: str) -> None:
     node.send("stock.reserve", "a", kind=kind, headers={"reply_to": "answered", "status": "200"})
     with psycopg.connect(node.dsn) as connection:
-        assert drain(connection, "stock", by_value()) == 1
+        assert handle_all(connection, "stock", by_value()) == 1
     assert answers(node) == []
     assert len(shelf(node)) == 1
 
@@ -240,7 +240,7 @@ def test_answered_once_however_often_it_is_requeued(node: Node) -> None:
 @pytest.mark.parametrize("kind", SYNC)
 def test_error_of_the_database_that_a_handler_swallows_is_its_failure(node: Node, kind: str) -> None:
     command(node, value="a", key="k")
-    node.drain()
+    node.deliver_all()
     stock = Handlers()
 
     @stock.on("stock.reserve")
@@ -260,7 +260,7 @@ def test_error_of_the_database_that_a_handler_swallows_is_its_failure(node: Node
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_error_of_the_database_that_an_async_handler_swallows_is_its_failure(node: Node, kind: str) -> None:
     command(node, value="a", key="k")
-    node.drain()
+    node.deliver_all()
     stock = AsyncHandlers()
 
     @stock.on("stock.reserve")
@@ -280,7 +280,7 @@ async def test_error_of_the_database_that_an_async_handler_swallows_is_its_failu
 @pytest.mark.parametrize("kind", SYNC)
 def test_command_may_be_rejected_after_an_error_of_the_database(node: Node, kind: str) -> None:
     asked = [command(node, value=value, key=value) for value in ("a", "a", "b")]
-    node.drain()
+    node.deliver_all()
     stock = Handlers()
 
     @stock.on("stock.reserve")
@@ -288,7 +288,7 @@ def test_command_may_be_rejected_after_an_error_of_the_database(node: Node, kind
         try:
             put(connection, message.value)
         except (psycopg.errors.UniqueViolation, DBAPIError):
-            raise Rejected("taken") from None
+            raise Reject("taken") from None
         return "done"
 
     with opened(node.dsn, kind) as connection:
@@ -307,7 +307,7 @@ def test_command_may_be_rejected_after_an_error_of_the_database(node: Node, kind
 def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str, ends: str, raises: bool) -> None:
     """Else the answer would be in another transaction than the command's end."""
     command(node, value="a", key="k")
-    node.drain()
+    node.deliver_all()
     stock = Handlers()
 
     @stock.on("stock.reserve")
@@ -315,7 +315,7 @@ def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str
         getattr(connection, ends)()
         execute(connection, "SELECT 1")
         if raises:
-            raise Rejected
+            raise Reject
 
     with opened(node.dsn, kind) as connection:
         [message] = Inbox("stock").reap_any(connection)
@@ -328,14 +328,14 @@ def test_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_async_handler_that_ends_the_transaction_answers_nothing(node: Node, kind: str) -> None:
     command(node, value="a", key="k")
-    node.drain()
+    node.deliver_all()
     stock = AsyncHandlers()
 
     @stock.on("stock.reserve")
     async def end(_message: Message, connection: Any) -> None:
         await connection.rollback()
         await execute_async(connection, "SELECT 1")
-        raise Rejected
+        raise Reject
 
     async with opened_async(node.dsn, kind) as connection:
         [message] = await AsyncInbox("stock").reap_any(connection)
@@ -360,7 +360,7 @@ def test_answer_that_cannot_be_sent_is_a_failure(node: Node) -> None:
 
 def test_handlers_need_a_transaction(node: Node) -> None:
     command(node)
-    node.drain()
+    node.deliver_all()
     [message] = Inbox("stock").peek(node.connection)
     with pytest.raises(NotInTransaction):
         by_value()(message, node.connection)
@@ -371,8 +371,8 @@ def test_answer_has_the_key_and_saga_of_its_command(node: Node) -> None:
     asked = command(node, key="k", headers={"saga": "s"})
     wished = command(node, key="k", headers={"reply_key": "mine"})
     with psycopg.connect(node.dsn) as connection:
-        drain(connection, "stock", quiet())
-    node.drain()
+        handle_all(connection, "stock", quiet())
+    node.deliver_all()
     first, second = Inbox("answers").peek(node.connection)
     assert (first.key, first.headers["correlation"], first.headers["saga"]) == ("k", str(asked), "s")
     assert (second.key, second.headers["correlation"]) == ("mine", str(wished))
@@ -382,11 +382,11 @@ def test_answers_follow_from_their_commands(node: Node) -> None:
     """By hand, too, where nobody but `Handlers` knows the message in hand; and whatever the command carries."""
     large = {"saga": "s" * 3_000, "baggage": "b" * 3_000}
     asked = [command(node, value=value, key=value, headers=large) for value in ("a", "no")]
-    node.drain()
+    node.deliver_all()
     with psycopg.connect(node.dsn) as connection:
         for message in Inbox("stock").reap_any(connection):
             by_value()(message, connection)
-    node.drain()
+    node.deliver_all()
     for answer, id in zip(Inbox("answers").peek(node.connection), asked, strict=True):
         assert answer.headers["causation"] == answer.headers["correlation"] == str(id)
         assert answer.headers["saga"] == large["saga"]
@@ -415,7 +415,7 @@ def test_handler_without_reply_answers_by_itself_also_later(node: Node) -> None:
         return "not an answer"
 
     with psycopg.connect(node.dsn) as connection:
-        assert drain(connection, "stock", stock) == 2
+        assert handle_all(connection, "stock", stock) == 2
         connection.commit()
         OUTBOX.reply(connection, left[0], "later", status=202)
     assert answers(node) == [(str(now), 200, "at once"), (str(later), 202, "later")]
@@ -428,10 +428,10 @@ def test_handler_without_reply_may_reject_and_takes_its_own_answer_back(node: No
     @stock.on("stock.reserve", reply=False)
     def take(message: Message, connection: Any) -> None:
         OUTBOX.reply(connection, message, "done")
-        raise Rejected("not after all")
+        raise Reject("not after all")
 
     with psycopg.connect(node.dsn) as connection:
-        drain(connection, "stock", stock)
+        handle_all(connection, "stock", stock)
     assert answers(node) == [(str(asked), 400, "not after all")]
 
 
@@ -450,7 +450,7 @@ def test_second_answer_is_refused(node: Node) -> None:
         return "returned"
 
     with psycopg.connect(node.dsn) as connection:
-        drain(connection, "stock", stock)
+        handle_all(connection, "stock", stock)
         connection.commit()
         OUTBOX.reply(connection, seen[0], "after the handler")
         connection.rollback()
@@ -476,7 +476,7 @@ def test_second_answer_by_handlers_that_a_handler_has_called_is_refused(node: No
         stock(within, connection)
         return "returned"
 
-    node.drain()
+    node.deliver_all()
     with psycopg.connect(node.dsn) as connection:
         in_hand, within = Inbox("stock").reap_any(connection)
         stock(in_hand, connection)
@@ -496,16 +496,16 @@ def test_command_that_a_handler_hands_on_is_answered_once(
     @inner.on("stock.reserve", reply=inner_reply)
     def take(_message: Message, _connection: Any) -> str:
         if rejects:
-            raise Rejected("no")
+            raise Reject("no")
         return "returned"
 
     with psycopg.connect(node.dsn) as connection:
         if reply:
             with pytest.raises(InvalidMessage, match="reply=False"):
-                drain(connection, "stock", outer)
+                handle_all(connection, "stock", outer)
             connection.rollback()
         else:
-            drain(connection, "stock", outer)
+            handle_all(connection, "stock", outer)
     answered = [(str(asked), 400, "no")] * rejects or [(str(asked), 200, "returned")] * inner_reply
     assert answers(node) == ([] if reply else answered)
 
@@ -595,9 +595,9 @@ def test_one_pattern_has_one_handler(pattern: str) -> None:
     with pytest.raises(ConfigurationError, match="already"):
         handlers.on(pattern)(lambda _message, _connection: None)
     assert chosen(handlers, pattern.replace("*", "x").replace("#", "x")) == pattern  # the first one stays
-    handlers.refused(pattern)(lambda _message, _connection: None)
+    handlers.on_error_reply(pattern)(lambda _message, _connection: None)
     with pytest.raises(ConfigurationError, match="already"):
-        handlers.refused(pattern)(lambda _message, _connection: None)
+        handlers.on_error_reply(pattern)(lambda _message, _connection: None)
 
 
 def test_message_without_a_handler_is_not_tried_again(node: Node) -> None:
@@ -619,25 +619,25 @@ def test_message_without_a_handler_is_not_tried_again(node: Node) -> None:
 )  # fmt: skip
 def test_replies_are_told_apart_by_their_status(node: Node, status: str, by: str) -> None:
     node.send("answered", 1, kind="R", headers={"status": status})
-    node.drain()
+    node.deliver_all()
     shop, got = Handlers(), []
     shop.on("answered")(lambda message, _connection: got.append(("on", message.status)))
-    shop.refused("answered")(lambda message, _connection: got.append(("refused", message.status)))
+    shop.on_error_reply("answered")(lambda message, _connection: got.append(("refused", message.status)))
     with psycopg.connect(node.dsn) as connection:
-        drain(connection, "answers", shop)
+        handle_all(connection, "answers", shop)
     assert got == [(by, int(status) if status.isascii() and status.isdigit() else 600)]
 
 
 def test_refusal_that_nobody_handles_has_no_handler(node: Node) -> None:
     node.send("answered", 1, kind="R", headers={"status": "400"})
-    with psycopg.connect(node.dsn) as connection, pytest.raises(NoHandler, match="refused"):
-        drain(connection, "answers", quiet())
+    with psycopg.connect(node.dsn) as connection, pytest.raises(NoHandler, match="on_error_reply"):
+        handle_all(connection, "answers", quiet())
 
 
 def test_status_says_nothing_of_what_is_no_reply(node: Node) -> None:
     node.send("stock.reserve", "a", headers={"status": "400"})
     with psycopg.connect(node.dsn) as connection:
-        assert drain(connection, "stock", by_value()) == 1
+        assert handle_all(connection, "stock", by_value()) == 1
 
 
 # -- Wrong use --------------------------------------------------------------------------------------------------------
@@ -667,7 +667,7 @@ def test_awaitable_of_a_sync_handler_is_no_answer(node: Node) -> None:
     stock = Handlers()
     stock.on("stock.reserve")(lambda message, connection: coroutine(message, connection))
     with psycopg.connect(node.dsn) as connection, pytest.raises(NotAwaited, match="use AsyncHandlers"):
-        drain(connection, "stock", stock)
+        handle_all(connection, "stock", stock)
     assert answers(node) == []
 
 
@@ -689,7 +689,7 @@ def test_handlers_and_their_worker_are_of_one_schema(dsn: str) -> None:
 def test_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
     values = ["a", "no", "b", "fail", "c", "no", "d"]
     asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
-    node.drain()
+    node.deliver_all()
     with working(Worker(node.dsn, "stock", by_value(), poll_interval_s=NEVER_S)):
         eventually(lambda: len(Parked("stock").keys(node.connection)) == 1)
         eventually(lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
@@ -705,7 +705,7 @@ def test_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
 async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> None:
     values = ["a", "no", "fail", "b"]
     asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
-    node.drain()
+    node.deliver_all()
     async with working_async(AsyncWorker(node.dsn, "stock", by_value_async(), poll_interval_s=NEVER_S)):
         await asyncio.to_thread(eventually, lambda: len(Parked("stock").keys(node.connection)) == 1)
         await asyncio.to_thread(eventually, lambda: node.value("SELECT count(*) FROM mailroom.inbox_stock") == 0)
@@ -718,7 +718,7 @@ async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> 
 def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kind: str, driver: str) -> None:
     values = ["a", "fail", "no", "b"]
     asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
-    node.drain()
+    node.deliver_all()
     engine = create_engine(url(node.dsn, driver))
     source = engine if kind == "engine" else sessionmaker(engine)
     with closing_engine(engine), working(Worker(source, "stock", by_value(), poll_interval_s=NEVER_S)):
@@ -737,7 +737,7 @@ async def test_async_command_that_fails_leaves_its_savepoint_to_the_rollback(
 ) -> None:
     values = ["a", "fail", "no", "b"]
     asked = [command(node, value=value, key=str(nth)) for nth, value in enumerate(values)]
-    node.drain()
+    node.deliver_all()
     engine = create_async_engine(url(node.dsn, driver), poolclass=NullPool)
     source: Any = engine if kind == "engine" else async_sessionmaker(engine)
     async with working_async(AsyncWorker(source, "stock", by_value_async(), poll_interval_s=NEVER_S)):
@@ -783,10 +783,10 @@ def test_savepoint_of_handlers_that_a_handler_has_called_is_its_own(
         with contextlib.suppress(LookupError):
             inner(within, connection)
         if rejects:
-            raise Rejected("no")
+            raise Reject("no")
 
     asked, _ = command(node), command(node, "stock.count")
-    node.drain()
+    node.deliver_all()
     with opened(node.dsn, kind) as connection:
         in_hand, within = Inbox("stock").reap_any(connection)
         outer(in_hand, connection)
@@ -809,10 +809,10 @@ async def test_savepoint_of_async_handlers_that_call_themselves_is_its_own(node:
         await put_async(connection, "outer")
         with contextlib.suppress(LookupError):
             await handlers(within, connection)
-        raise Rejected("no")
+        raise Reject("no")
 
     asked, _ = command(node), command(node, "stock.count")
-    node.drain()
+    node.deliver_all()
     async with opened_async(node.dsn, kind) as connection:
         in_hand, within = await AsyncInbox("stock").reap_any(connection)
         await handlers(in_hand, connection)
@@ -833,12 +833,12 @@ def test_handler_that_ends_the_transaction_by_a_statement_is_told(
     def end_it(_message: Message, connection: Any) -> None:
         connection.execute(end if isinstance(connection, psycopg.Connection) else text(end))
         if rejects:
-            raise Rejected("no")
+            raise Reject("no")
 
     command(node)
     with opened(node.dsn, kind) as connection:
         with pytest.raises(HandlerFailed, match="ended the transaction"):
-            drain(connection, "stock", handlers)
+            handle_all(connection, "stock", handlers)
         connection.rollback()
     assert answers(node) == []
 
@@ -849,7 +849,7 @@ def test_commands_are_rejected_however_psycopg_sends(
     node: Node, prepare_threshold: int | None, is_pipelined: bool
 ) -> None:
     asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
-    node.drain()
+    node.deliver_all()
     with (
         psycopg.connect(node.dsn, prepare_threshold=prepare_threshold) as connection,
         connection.pipeline() if is_pipelined else contextlib.nullcontext(),
@@ -864,7 +864,7 @@ def test_commands_are_rejected_however_psycopg_sends(
 @pytest.mark.parametrize("is_pipelined", [True, False])
 async def test_commands_are_rejected_however_async_psycopg_sends(node: Node, is_pipelined: bool) -> None:
     asked = [command(node, value=value, key=value) for value in ("a", "no", "b")]
-    node.drain()
+    node.deliver_all()
     async with (
         await psycopg.AsyncConnection.connect(node.dsn, prepare_threshold=0) as connection,
         connection.pipeline() if is_pipelined else contextlib.nullcontext(),
@@ -886,14 +886,14 @@ def test_session_forgets_the_objects_of_a_rejected_command(node: Node) -> None:
 
     for value in ("a", "no", "b"):
         command(node, value=value, key=value)
-    node.drain()
+    node.deliver_all()
     stock = Handlers()
 
     @stock.on("stock.reserve")
     def take(message: Message, session: Session) -> None:
         session.add(Shelf(item=message.key))
         if message.value == "no":
-            raise Rejected
+            raise Reject
 
     with opened(node.dsn, "Session psycopg") as session:
         for message in Inbox("stock").reap_any(session):
@@ -905,7 +905,7 @@ def test_session_forgets_the_objects_of_a_rejected_command(node: Node) -> None:
 
 def test_unavailable_holds_the_inbox_and_counts_nothing(node: Node) -> None:
     asked = [command(node, key=str(nth)) for nth in range(3)]
-    node.drain()
+    node.deliver_all()
     stock = Handlers()
     calls: list[str] = []
     is_up: list[bool] = []
@@ -937,7 +937,7 @@ def test_lane_backs_off_while_what_a_failing_key_needs_is_down(node: Node, monke
 
     monkeypatch.setattr("mailroom.session.backoff.pause_s", no_pause)
     command(node, key="k")
-    node.drain()
+    node.deliver_all()
     stock, calls = Handlers(), []
 
     @stock.on("stock.reserve")
@@ -1001,14 +1001,14 @@ def typed(log: list[object]) -> Handlers:
     def take(message: Message[Reserve], _connection: Any) -> Reserved:
         log.append(message.value)
         if message.value.amount > 1:
-            raise Rejected({"left": 1})
+            raise Reject({"left": 1})
         return Reserved(7)
 
     @handlers.on(ANSWERED)
     def go_on(message: Message[Reserved], _connection: Any) -> None:
         log.append(message.value)
 
-    @handlers.refused(ANSWERED)
+    @handlers.on_error_reply(ANSWERED)
     def give_up(message: Message, _connection: Any) -> None:
         log.append((message.status, message.value))
 
@@ -1020,8 +1020,8 @@ def test_typed_command_goes_there_and_its_answer_comes_back(node: Node) -> None:
     with psycopg.connect(node.dsn) as connection:
         for amount in (1, 2):
             OUTBOX.command(connection, RESERVE, Reserve("teapot", amount), key="k", reply_to=ANSWERED)
-        assert drain(connection, "stock", typed(log)) == 2
-        assert drain(connection, "answers", typed(log)) == 2
+        assert handle_all(connection, "stock", typed(log)) == 2
+        assert handle_all(connection, "answers", typed(log)) == 2
     assert log == [Reserve("teapot", 1), Reserve("teapot", 2), Reserved(7), (400, {"left": 1})]
 
 

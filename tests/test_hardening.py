@@ -20,7 +20,7 @@ import inbox.due
 import inbox.total
 import mailroom as library
 import outbox
-from dispatcher import AsyncRegistrations, Dispatcher, Registrations, drain
+from dispatcher import AsyncRegistrations, Dispatcher, Registrations, deliver_all
 from inbox import AsyncInbox, AsyncParked, AsyncWorker, Inbox, Message, Park, Parked, Worker
 from inbox.failure import recording
 from mailroom import schema, status, testing
@@ -229,7 +229,7 @@ TAKE_A_SCHEMA: dict[str, Callable[[Any], object]] = {
     "Worker": lambda name: Worker(DSN, "shipping", print, schema=name),
     "AsyncWorker": lambda name: AsyncWorker(DSN, "shipping", lambda *_: NOWHERE, schema=name),
     "Dispatcher": lambda name: Dispatcher(DSN, name),
-    "drain": lambda name: drain(DSN, name),
+    "deliver_all": lambda name: deliver_all(DSN, name),
     "migrate": lambda name: schema.migrate(NOWHERE, name),
     "current_revision": lambda name: schema.current_revision(NOWHERE, name),
     "check": lambda name: schema.check(NOWHERE, name),
@@ -252,7 +252,7 @@ TAKE_A_SCHEMA: dict[str, Callable[[Any], object]] = {
     "testing.sent": lambda name: testing.sent(NOWHERE, "t", schema=name),
     "testing.deliver": lambda name: testing.deliver(NOWHERE, schema=name),
     "testing.execute": lambda name: testing.execute(NOWHERE, schema=name),
-    "testing.drain": lambda name: testing.drain(NOWHERE, "shipping", print, schema=name),
+    "testing.handle_all": lambda name: testing.handle_all(NOWHERE, "shipping", print, schema=name),
 }
 TAKE_AN_INBOX: dict[str, Callable[[Any], object]] = {
     "Inbox": lambda name: Inbox(name),
@@ -264,7 +264,7 @@ TAKE_AN_INBOX: dict[str, Callable[[Any], object]] = {
     "create_inbox": lambda name: create_inbox(NOWHERE, name),
     "subscribe": lambda name: subscribe(NOWHERE, name, "t"),
     "unsubscribe": lambda name: unsubscribe(NOWHERE, name, "t"),
-    "testing.drain": lambda name: testing.drain(NOWHERE, name, print),
+    "testing.handle_all": lambda name: testing.handle_all(NOWHERE, name, print),
 }
 TAKE_A_TOPIC: dict[str, Callable[[Any], object]] = {
     "send": lambda topic: OUTBOX.send(NOWHERE, topic, 1),
@@ -287,8 +287,8 @@ def test_hostile_schema_name_is_refused_wherever_it_enters(name: str) -> None:
 @pytest.mark.parametrize("name", HOSTILE_NAMES | NOT_TEXT)
 def test_hostile_inbox_name_is_refused_wherever_it_enters(name: str) -> None:
     for where, call in TAKE_AN_INBOX.items():
-        # `drain` delivers first, and `create_inbox` takes a list of names.
-        if where != "testing.drain" and (where, name) != ("create_inbox", "list"):
+        # `deliver_all` delivers first, and `create_inbox` takes a list of names.
+        if where != "testing.handle_all" and (where, name) != ("create_inbox", "list"):
             with pytest.raises(InvalidName, match=r"\AInbox name .* is not valid: [ -~]*\Z"):
                 call((HOSTILE_NAMES | NOT_TEXT)[name])
 
@@ -343,7 +343,7 @@ def test_hostile_name_at_the_command_is_one_line_of_plain_text(name: str, dsn: s
         ("status", "--schema", hostile),
         ("migrate", "--schema", hostile),
         ("outbox", "send", "t", "--json", "1", "--schema", hostile),
-        ("dispatcher", "drain", "--schema", hostile),
+        ("dispatcher", "deliver_all", "--schema", hostile),
         ("inbox", "list", "--schema", hostile),
         ("inbox", "create", "--", hostile),
         ("inbox", "peek", "--", hostile),
@@ -386,7 +386,7 @@ def fill(node: Node, *sizes_of_keys: tuple[str, int]) -> None:
     with node.connection.transaction():
         for nth, (key, size) in enumerate(sizes_of_keys):
             OUTBOX.send(node.connection, "shipping", [nth, bytes(size)], key=key)
-    node.drain()
+    node.deliver_all()
 
 
 def numbers(messages: list[Message]) -> list[int]:
@@ -438,7 +438,7 @@ def test_values_written_as_json_count_as_they_are_sent(
         node.connection.execute(
             f"INSERT INTO mailroom.outbox (topic, key, value_json) SELECT 'shipping', 'a', {JSONS[kind]}".encode()
         )
-    node.drain()
+    node.deliver_all()
     connection = connect()
     assert [len(reap(connection)) for _ in range(3)] == [2, 2, 0]
 
@@ -450,7 +450,7 @@ def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: N
             "INSERT INTO mailroom.outbox (topic, key, value_json) "
             "SELECT 'shipping', 'k' || n % 5, to_jsonb(repeat('x', 15000000)) FROM generate_series(1, 20) n"
         )
-    node.drain()
+    node.deliver_all()
     connection = connect()
     connection.execute(inbox.claim.PIN.at().sql)
     claim = inbox.claim.REAP_ANY.at(schema="mailroom", inbox="shipping", **inbox.claim.Share(100, 10, 100).names()).sql

@@ -32,7 +32,7 @@ def test_inboxes_named_like_an_index_of_another_get_their_messages(node: Node, n
         node.inbox(name, "said")
         node.inbox(name)
     node.send("said")
-    node.drain()
+    node.deliver_all()
     assert node.delivered("inbox::text, tableoid::regclass::text") == sorted(
         (name, f"mailroom.inbox_{name}") for name in names
     )
@@ -44,7 +44,7 @@ def test_longest_names_do_not_meet(node: Node) -> None:
     for name in names:
         node.inbox(name, "said")
     node.send("said")
-    assert node.drain().delivered == 2
+    assert node.deliver_all().delivered == 2
 
 
 def test_inbox_may_not_have_the_name_of_a_relation_of_ours(node: Node) -> None:
@@ -97,7 +97,7 @@ def test_partition_that_was_detached_is_not_taken_for_the_inbox(node: Node) -> N
     node.connection.execute("DROP TABLE mailroom.inbox_wall")
     node.inbox("wall", "said")
     node.send("said")
-    assert node.drain().delivered == 1
+    assert node.deliver_all().delivered == 1
 
 
 @pytest.mark.parametrize("setting", ["quote_all_identifiers = on", "standard_conforming_strings = off"])
@@ -107,7 +107,7 @@ def test_existing_inbox_is_recognized_whatever_the_settings(node: Node, setting:
     node.inbox("wall", "said")
     node.inbox("roof", "said")
     node.send("said")
-    assert node.drain().delivered == 2
+    assert node.deliver_all().delivered == 2
 
 
 async def test_housekeeping_passes_over_what_is_no_inbox(
@@ -119,7 +119,7 @@ async def test_housekeeping_passes_over_what_is_no_inbox(
     node.connection.execute("CREATE INDEX inbox_wall_clock ON mailroom.inbox_wall (clock)")
     monkeypatch.setattr("dispatcher.janitor.STEP", 1)
     node.send("said")
-    node.drain()
+    node.deliver_all()
     node.connection.execute("DELETE FROM mailroom.inbox_wall")
     assert await Janitor("mailroom").run_once(keeper) == 1
     assert node.rows("SELECT name FROM mailroom.inbox_registry WHERE floor > 0") == [("wall",)]

@@ -309,7 +309,7 @@ def test_drain_moves_all_aside_that_stands_behind_parked_messages(
     node.send("billing", key="a")
     other = connect()
     other.execute("SELECT FROM mailroom.key_state WHERE key = 'held' FOR UPDATE")
-    assert node.drain().delivered == 2
+    assert node.deliver_all().delivered == 2
     assert node.rows("SELECT key, count(*) FROM mailroom.parked GROUP BY key ORDER BY key") == [
         ("a", 4), ("b", 3), ("held", 1)
     ]  # fmt: skip

@@ -87,7 +87,7 @@ def mail(node: Node, connect: Connect) -> Iterator[Mail]:
 EXAMPLE = """\
 def test_a_reservation_is_answered(mail):
     outbox.command(mail.connection, reserve, Reserve("teapot", 1), reply_to="shop")
-    mail.drain(warehouse=stock)
+    mail.handle_all(warehouse=stock)
     assert mail.sent("shop")[0].headers["status"] == "200"
 """
 SERVICE = """\
@@ -133,7 +133,7 @@ def test_example_of_the_plugin_runs_as_it_stands_twice_on_one_connection_and_lea
     node: Node, tmp_path: Path
 ) -> None:
     again = EXAMPLE.replace("answered", "answered_again")
-    shared = "def test_nothing_is_left(mail):\n    assert mail.drain().handled == mail.sent('shop') == []\n"
+    shared = "def test_nothing_is_left(mail):\n    assert mail.handle_all().handled == mail.sent('shop') == []\n"
     ran = run_pytest(tmp_path, node.dsn, f"{SERVICE}\n{EXAMPLE}\n{again}\n{shared}")
     assert (ran.returncode, ran.stdout.splitlines()[-1].split(" in ")[0]) == (0, "3 passed"), ran.stdout
     assert node.waiting() == []
@@ -170,7 +170,9 @@ def test_own_connection(mail):
 @pytest.mark.slow
 def test_test_that_takes_the_connection_alone_leaves_nothing_to_the_next(node: Node, tmp_path: Path) -> None:
     alone = "def test_alone(mail_connection):\n    outbox.send(mail_connection, 'warehouse', 1)\n"
-    after = "def test_after(mail):\n    assert mail.drain(warehouse=stock).failures == mail.sent('warehouse') == []\n"
+    after = (
+        "def test_after(mail):\n    assert mail.handle_all(warehouse=stock).failures == mail.sent('warehouse') == []\n"
+    )
     ran = run_pytest(tmp_path, node.dsn, f"{SERVICE}\n{alone}\n{after}")
     assert ran.returncode == 0, ran.stdout
 
@@ -197,7 +199,7 @@ async def mail_connection():
 @pytest.mark.asyncio
 async def test_a_reservation_is_answered(mail):
     await AsyncOutbox().command(mail.connection, reserve, Reserve("teapot", 1), reply_to="shop")
-    await mail.drain(warehouse=handlers)
+    await mail.handle_all(warehouse=handlers)
     assert (await mail.sent("shop"))[0].headers["status"] == "200"
 """
     ran = run_pytest(tmp_path, node.dsn, SERVICE + own)
@@ -224,7 +226,7 @@ def test_command_is_handled_and_answered_on_any_connection_and_nothing_is_left(n
     with opened(node.dsn, kind) as connection:
         with mailed(connection) as mail:
             OUTBOX.command(mail.connection, reserve, Reserve("teapot", 3), reply_to="shop")
-            [handled] = mail.drain(warehouse=stock).handled
+            [handled] = mail.handle_all(warehouse=stock).handled
             assert handled.topic == "stock.reserve"
             [answer] = mail.sent("shop")
             assert (answer.kind, answer.value, answer.headers["status"]) == ("R", {"shelf": 3}, "200")
@@ -247,18 +249,18 @@ async def test_async_mail_does_the_same(node: Node, kind: str) -> None:
         with mailing(connection, "mailroom") as mail:
             assert isinstance(mail, AsyncMail)
             await AsyncOutbox().command(mail.connection, reserve, Reserve("teapot", 3), reply_to="shop")
-            assert len((await mail.drain(warehouse=handlers)).handled) == 1
+            assert len((await mail.handle_all(warehouse=handlers)).handled) == 1
             assert [sent.value for sent in await mail.sent("shop")] == [{"shelf": 3}]
             assert [sent.kind for sent in await mail.sent("stock.taken")] == ["E"]
             later = datetime.now(UTC) + timedelta(hours=1)
             await AsyncOutbox().send(mail.connection, "warehouse", 1, deliver_at=later)
-            assert (await mail.drain(warehouse=handlers)).failures == []
+            assert (await mail.handle_all(warehouse=handlers)).failures == []
             mail.travel(3_700)
-            [failure] = (await mail.drain(warehouse=handlers)).failures
+            [failure] = (await mail.handle_all(warehouse=handlers)).failures
             assert failure.outcome == "park"
             await AsyncOutbox().send(mail.connection, "warehouse", 1)
-            with pytest.raises(ConfigurationError, match=r"is not async: use `mail\.drain"):
-                await mail.drain(warehouse=ignore)  # type: ignore[arg-type]
+            with pytest.raises(ConfigurationError, match=r"is not async: use `mail\.handle_all"):
+                await mail.handle_all(warehouse=ignore)  # type: ignore[arg-type]
         await connection.rollback()
 
 
@@ -269,7 +271,7 @@ def test_sent_has_what_was_delivered_handled_dropped_or_waits_in_the_order_sent(
     OUTBOX.publish(mail.connection, "nobody.cares", 3)
     OUTBOX.send(mail.connection, "no.inbox", 4)
     OUTBOX.publish(mail.connection, "warehouse", 5)  # nobody subscribes to it
-    mail.drain(warehouse=ignore)
+    mail.handle_all(warehouse=ignore)
     OUTBOX.command(mail.connection, reserve, Reserve("cup", 6))
     OUTBOX.reply(mail.connection, _request(mail), 7)
 
@@ -282,13 +284,13 @@ def test_sent_has_what_was_delivered_handled_dropped_or_waits_in_the_order_sent(
         assert values(reserve) == [{"item": "cup", "amount": 6}]
         assert values("order.reply") == [7]  # replies go past patterns, so this is none of the warehouse's
         mail.travel(timedelta(hours=2))
-        mail.drain(warehouse=ignore)
+        mail.handle_all(warehouse=ignore)
 
 
 def _request(mail: Mail) -> Message:
     OUTBOX.command(mail.connection, "billing", None, reply_to="order.reply")
     found: list[Message] = []
-    mail.drain(billing=lambda message, _: found.append(message))
+    mail.handle_all(billing=lambda message, _: found.append(message))
     return found[0]
 
 
@@ -298,7 +300,7 @@ def test_sent_has_nothing_that_a_failed_handler_sent(mail: Mail) -> None:
         raise Broken
 
     OUTBOX.send(mail.connection, "warehouse", 1)
-    assert len(mail.drain(warehouse=fails).failures) == 1
+    assert len(mail.handle_all(warehouse=fails).failures) == 1
     assert mail.sent("billing") == []
 
 
@@ -307,7 +309,7 @@ def test_sent_refuses_what_no_topic_can_be(mail: Mail) -> None:
         mail.sent("no such topic")
 
 
-def test_drain_goes_on_between_inboxes_until_nothing_is_left(mail: Mail) -> None:
+def test_handle_all_goes_on_between_inboxes_until_nothing_is_left(mail: Mail) -> None:
     def ping(message: Message, connection: Any) -> None:
         if message.value:
             OUTBOX.send(connection, "billing", message.value - 1)
@@ -316,16 +318,16 @@ def test_drain_goes_on_between_inboxes_until_nothing_is_left(mail: Mail) -> None
         OUTBOX.send(connection, "warehouse", message.value)
 
     OUTBOX.send(mail.connection, "warehouse", 3)
-    worked = mail.drain(billing=pong, warehouse=ping)
+    worked = mail.handle_all(billing=pong, warehouse=ping)
     assert [(message.topic, message.value) for message in worked.handled] == [
         ("warehouse", 3), ("billing", 2), ("warehouse", 2), ("billing", 1), ("warehouse", 1), ("billing", 0),
         ("warehouse", 0),
     ]  # fmt: skip
 
 
-def test_drain_applies_executables_and_delivers_their_outcome(mail: Mail) -> None:
+def test_handle_all_applies_executables_and_delivers_their_outcome(mail: Mail) -> None:
     Store().increment(mail.connection, "teapots", 7, notify="billing")
-    [told] = mail.drain(billing=ignore).handled
+    [told] = mail.handle_all(billing=ignore).handled
     assert told.value["number"] == 7
     assert Store().get(mail.connection, "teapots") == 7
     assert len(mail.sent("billing")) == 1
@@ -340,7 +342,7 @@ def test_failed_message_waits_is_tried_when_its_time_has_come_and_is_parked(
     for seconds in (0, 1, 90, 1, 90, 90):
         mail.travel(seconds)
         with caplog.at_level(logging.WARNING, "mailroom.mail"):
-            seen.append([(failure.outcome, failure.attempt) for failure in mail.drain(warehouse=broken).failures])
+            seen.append([(failure.outcome, failure.attempt) for failure in mail.handle_all(warehouse=broken).failures])
     assert seen == [[("retry", 1)], [], [("retry", 2)], [], [("park", 3)], []]
     assert [parked.key for parked in Parked("warehouse").keys(mail.connection)] == ["k"]
     assert "Broken: no shelf" in caplog.text
@@ -351,7 +353,7 @@ def test_travel_lets_messages_expire(mail: Mail) -> None:
     OUTBOX.send(mail.connection, "warehouse", 1, expires_at=now + timedelta(hours=1))
     OUTBOX.send(mail.connection, "warehouse", 2, expires_at=now + timedelta(hours=3))
     mail.travel(7_200)
-    assert [message.value for message in mail.drain(warehouse=ignore).handled] == [2]
+    assert [message.value for message in mail.handle_all(warehouse=ignore).handled] == [2]
     assert len(mail.sent("warehouse")) == 2
 
 
@@ -368,7 +370,7 @@ def test_unavailable_pauses_its_own_inbox_only(mail: Mail) -> None:
     for _ in range(3):
         OUTBOX.send(mail.connection, "warehouse", 1)
         OUTBOX.send(mail.connection, "billing", 1)
-    worked = mail.drain(warehouse=unavailable, billing=ignore)
+    worked = mail.handle_all(warehouse=unavailable, billing=ignore)
     assert [(failure.outcome, failure.attempt) for failure in worked.failures] == [("retry", 0)]
     assert len(worked.handled) == 3
     assert Inbox("warehouse").backlog(mail.connection) == 3
@@ -376,10 +378,10 @@ def test_unavailable_pauses_its_own_inbox_only(mail: Mail) -> None:
 
 def test_unknown_inbox_is_one_error_that_says_what_to_do(mail: Mail) -> None:
     with pytest.raises(UnknownInbox) as raised:
-        mail.drain(warehuose=stock)
+        mail.handle_all(warehuose=stock)
     assert "mailroom inbox create warehuose --subscribe TOPIC; or for this test" in str(raised.value)
     create_inbox(mail.connection, "warehuose")
-    mail.drain(warehuose=stock)
+    mail.handle_all(warehuose=stock)
 
 
 def test_unmigrated_database_is_one_error_that_says_what_to_do(empty_dsn: str) -> None:
@@ -388,19 +390,19 @@ def test_unmigrated_database_is_one_error_that_says_what_to_do(empty_dsn: str) -
         mailed(connection) as mail,
         pytest.raises(SchemaError, match="Run: mailroom migrate"),
     ):
-        mail.drain(warehouse=stock)
+        mail.handle_all(warehouse=stock)
 
 
 def test_wrong_handlers_are_refused(mail: Mail) -> None:
     async def handle(message: Message, connection: Any) -> None:
         raise AssertionError
 
-    with pytest.raises(ConfigurationError, match=r"async: use `await mail\.drain\(\.\.\.\)`, with an async connection"):
-        mail.drain(warehouse=handle)
+    with pytest.raises(ConfigurationError, match=r"async: use `await mail\.handle_all\(\.\.\.\)`, with an async connection"):
+        mail.handle_all(warehouse=handle)
     with pytest.raises(ConfigurationError, match="inbox warehouse cannot be called"):
-        mail.drain(warehouse="stock")  # type: ignore[arg-type]
+        mail.handle_all(warehouse="stock")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="answer in schema tenant"):
-        mail.drain(warehouse=Handlers("tenant"))
+        mail.handle_all(warehouse=Handlers("tenant"))
 
 
 def test_commit_in_a_test_is_refused_on_psycopg(mail: Mail) -> None:
@@ -413,6 +415,6 @@ def test_autocommit_connection_is_rolled_back_too(node: Node, connect: Connect) 
     with connect(autocommit=True) as connection:
         with mailed(connection) as mail:
             OUTBOX.send(mail.connection, "warehouse", 1)
-            assert len(mail.drain(warehouse=ignore).handled) == 1
+            assert len(mail.handle_all(warehouse=ignore).handled) == 1
             OUTBOX.send(mail.connection, "warehouse", 2)
         assert node.waiting() == []

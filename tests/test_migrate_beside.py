@@ -60,7 +60,7 @@ def test_handler_that_holds_its_batch_and_then_sends_is_not_cut(
     node: Node, connect: Connect, other: ThreadPoolExecutor, next_release: None
 ) -> None:
     node.send("shipping", key="k")
-    node.drain()
+    node.deliver_all()
     batch, migrating = connect(), connect(application_name="mailroom migrate")
     assert len(Inbox("shipping").reap(batch, "k")) == 1
     migrated = other.submit(schema.migrate, migrating, revision=NEXT)
@@ -83,7 +83,7 @@ def test_others_go_on_while_a_migration_waits(
     wait_until_blocked(node.connection, migrating.info.backend_pid)
     for key in ("a", "b", "c"):
         node.send("shipping", key=key)
-    assert node.drain().delivered == 3
+    assert node.deliver_all().delivered == 3
     assert not migrated.done()
     writing.commit()
     migrated.result(WITHIN_S)
@@ -93,7 +93,7 @@ def test_others_go_on_while_a_migration_waits(
 
 def test_who_is_in_the_way_is_named_and_nothing_has_changed(node: Node, connect: Connect, next_release: None) -> None:
     node.send("shipping", key="k")
-    node.drain()
+    node.deliver_all()
     batch, preparing, migrating = connect(application_name="shipping.py"), connect(), connect()
     Inbox("shipping").reap(batch, "k")
     preparing.tpc_begin(preparing.xid(1, "mailroom-migrate", "b"))

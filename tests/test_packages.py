@@ -69,7 +69,7 @@ def test_stand_in_of_a_test_is_in_nobody_s_way(tmp_path: Path) -> None:
 
 def test_command_whose_package_is_hidden_names_the_file_in_one_line_and_the_others_work(tmp_path: Path) -> None:
     file = module(tmp_path, "dispatcher.py")
-    for command in (("dispatcher", "status"), ("executor", "drain"), ("bench",)):
+    for command in (("dispatcher", "status"), ("executor", "execute-all"), ("bench",)):
         ran = python(tmp_path, "-W", "ignore", "-m", "mailroom", *command)
         assert ran.returncode == 2
         assert ran.stderr.startswith(f"mailroom: error: Mailroom's package dispatcher is hidden by {file}: rename")

@@ -17,7 +17,7 @@ from dispatcher.janitor import raising_floor
 from dispatcher.leading import KEEPER
 from inbox import AsyncParked, Inbox, Park, Parked, Retry, Skip, parked
 from inbox.failure import Recorded
-from inbox.parked import Changed, Moved, moving_parked
+from inbox.parked import Changed, MovedParked, moving_parked
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
@@ -69,7 +69,7 @@ def park(node: Node, *keys: str) -> None:
             assert fail(node.connection, key).outcome == "park"
 
 
-def move(connection: Session, cursor: str = "", **bounds: int) -> Moved:
+def move(connection: Session, cursor: str = "", **bounds: int) -> MovedParked:
     return run(connection, moving_parked(SCHEMA, "shipping", cursor, **bounds))
 
 
@@ -96,7 +96,7 @@ def raise_floor(connection: Session) -> None:
 def test_parked_key_leaves_nothing_in_the_inbox_once_its_messages_are_moved(node: Node) -> None:
     deliver(node, *["k", "free"] * 50)
     park(node, "k")
-    assert move(node.connection) == Moved(49, "", more=False)
+    assert move(node.connection) == MovedParked(49, "", more=False)
     deliver(node, "k", "k")
     assert move(node.connection).messages == 2
     assert node.rows("SELECT key, count(*) FROM mailroom.inbox GROUP BY key") == [("free", 50)]
@@ -132,9 +132,12 @@ PKEY = "mailroom.key_of_shipping"
 def test_mover_moves_a_bounded_number_of_messages_oldest_first(node: Node) -> None:
     deliver(node, *["k"] * 8)
     park(node, "k")
-    assert move(node.connection, rows=3) == Moved(3, "", more=True)
+    assert move(node.connection, rows=3) == MovedParked(3, "", more=True)
     assert [clock for (clock,) in node.rows("SELECT clock FROM mailroom.parked ORDER BY clock")] == [1, 2, 3, 4]
-    assert [move(node.connection, rows=3) for _ in range(2)] == [Moved(3, "", more=True), Moved(1, "", more=False)]
+    assert [move(node.connection, rows=3) for _ in range(2)] == [
+        MovedParked(3, "", more=True),
+        MovedParked(1, "", more=False),
+    ]
 
 
 def test_mover_moves_a_bounded_number_of_bytes(node: Node) -> None:

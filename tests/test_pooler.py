@@ -13,7 +13,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import NullPool, create_engine
 
-from dispatcher import Dispatcher, drain
+from dispatcher import Dispatcher, deliver_all
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.unawaited import Unanswered, Unawaited
@@ -144,7 +144,7 @@ def test_operations_work_through_a_pooler(node: Node, pooled: str) -> None:
                 connection.commit()
         outbox.send_many(first, [Outgoing("shipping", nth, key=f"many-{nth}") for nth in range(3)])
         first.commit()
-        assert drain(pooled).delivered == 15
+        assert deliver_all(pooled).delivered == 15
         for connection in (first, second, first, second):
             assert [message.value for message in shipping.peek(connection, key="k", limit=1)] == [0]
             assert shipping.backlog(connection) == 15
@@ -169,7 +169,7 @@ async def test_async_operations_work_through_a_pooler(node: Node, pooled: str) -
             await connection.commit()
         await outbox.send_many(first, [Outgoing("shipping", nth, key="many") for nth in range(3)])
         await first.commit()
-        await asyncio.to_thread(drain, pooled)
+        await asyncio.to_thread(deliver_all, pooled)
         assert len(await shipping.reap(first, key="k")) == 4
         assert len(await shipping.reap_any(second)) == 3
         await second.commit()
@@ -181,7 +181,7 @@ async def test_async_operations_work_through_a_pooler(node: Node, pooled: str) -
 def test_command_works_through_a_pooler(node: Node, pooled: str) -> None:
     done("migrate", dsn=pooled)
     done("outbox", "send", "shipping", "--key", "k", "--json", "1", dsn=pooled)
-    assert json_of("dispatcher", "drain", dsn=pooled)["delivered"] == 1
+    assert json_of("dispatcher", "deliver_all", dsn=pooled)["delivered"] == 1
     [inbox] = json_of("status", dsn=pooled)["inboxes"]
     assert inbox["backlog"] == 1
     assert json_of("dispatcher", "status", dsn=pooled, exit_code=1) is None

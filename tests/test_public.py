@@ -1,7 +1,9 @@
 """The public names: what docs/api.md lists is what the modules export, and each of them is documented."""
 
+import ast
 import inspect
 import re
+from collections import Counter
 from collections.abc import Generator
 from importlib import import_module
 from pathlib import Path
@@ -80,3 +82,17 @@ def test_every_module_that_says_what_it_exports_is_listed() -> None:
         if "__all__ = [" in path.read_text()
     }
     assert says - {"mailroom.cli"} == set(LISTED)
+
+
+def test_the_name_of_a_class_means_one_class() -> None:
+    """Who reads a name in a log, in an annotation or in a search need not ask which of several it is."""
+    trees = [
+        ast.parse(path.read_text()) for package in (*PACKAGES, "spark_jobs") for path in (ROOT / package).rglob("*.py")
+    ]
+    names = Counter(
+        node.name
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, times in names.items() if times > 1] == []

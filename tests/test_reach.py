@@ -44,7 +44,7 @@ def test_send_raises_the_clock_by_so_much_and_no_more(node: Node) -> None:
             node.send("order.paid", after_clock=beyond)
         assert refused.value.diag.constraint_name == "outbox_after_clock"
         assert "mailroom node advance" in str(refused.value.diag.message_hint)
-    node.drain()
+    node.deliver_all()
     assert node.value("SELECT clock FROM mailroom.inbox_shipping") == reach + 1
     node.send("order.paid", after_clock=reach + 1 + JUMP)
 
@@ -74,7 +74,7 @@ def test_clock_of_a_node_that_has_started_anew_is_taken_by_one_that_never_has(no
     node.inbox("shipping", "order.paid")
     jumped = node.value("SELECT (extract(epoch FROM now() - '2026-01-01 00:00+00') * 2^24)::bigint")
     node.send("order.paid", after_clock=jumped)
-    node.drain()
+    node.deliver_all()
     assert node.value("SELECT clock FROM mailroom.inbox_shipping") > jumped
 
 

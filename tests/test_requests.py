@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from dispatcher.janitor import Janitor
-from inbox import AsyncRequests, Handlers, Message, NoReply, Refused, Rejected, Requests, Worker
+from inbox import AsyncRequests, ErrorReply, Handlers, Message, NoReply, Reject, Requests, Worker
 from mailroom import Topic, carrying, settings
 from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
 from tests.support.databases import Connect
@@ -60,7 +60,7 @@ def node(dsn: str, connect: Connect) -> Node:
 
 def take(message: Message[Reserve], _connection: Any) -> Reserved:
     if message.value.item == CANARY:
-        raise Rejected({"why": CANARY})
+        raise Reject({"why": CANARY})
     if message.value.item == "broken":
         raise ValueError(CANARY)
     return Reserved(message.value.amount)
@@ -109,7 +109,7 @@ def test_answer_comes_back_typed_and_is_taken(node: Node) -> None:
 def test_another_status_is_refused_and_its_text_does_not_quote_the_value(
     node: Node, item: str, status: int, value: object
 ) -> None:
-    with answering(node, poll_interval_s=0.05), unasked(node) as requests, pytest.raises(Refused) as raised:
+    with answering(node, poll_interval_s=0.05), unasked(node) as requests, pytest.raises(ErrorReply) as raised:
         requests.ask(reserve, Reserve(item, 1), timeout_s=WITHIN_S)
     assert (raised.value.status, raised.value.value) == (status, value)
     again = pickle.loads(pickle.dumps(raised.value))
@@ -387,7 +387,7 @@ async def test_async_requests_do_the_same(node: Node) -> None:
         with answering(node):
             assert await pending.wait(WITHIN_S) == Reserved(5)
             assert await pending.wait(WITHIN_S) == Reserved(5)
-            with pytest.raises(Refused) as raised:
+            with pytest.raises(ErrorReply) as raised:
                 await requests.ask(reserve, Reserve(CANARY, 1), timeout_s=WITHIN_S)
             assert raised.value.status == 400
             asked = [requests.ask(reserve, Reserve("cup", nth), timeout_s=WITHIN_S) for nth in range(50)]

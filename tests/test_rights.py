@@ -56,7 +56,7 @@ def session(consumer: str) -> Iterator[psycopg.Connection[Any]]:
 def deliver(node: Node, inbox: str, *keys: str) -> list[Message]:
     for key in keys:
         node.send(inbox, key=key)
-    node.drain()
+    node.deliver_all()
     return Inbox(inbox).peek(node.connection)
 
 

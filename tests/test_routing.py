@@ -65,7 +65,7 @@ def test_pattern_gets_the_events_whose_topics_it_fits(
     node.inbox("audit", pattern)
     for topic in (*fitting, *others):
         node.send(topic, key=topic, kind="E")
-    assert node.drain().unrouted == len(others)
+    assert node.deliver_all().unrouted == len(others)
     assert node.delivered("key") == [(topic,) for topic in fitting]
     assert [topic for topic in (*fitting, *others) if fits(pattern.split("."), topic.split("."))] == fitting
 
@@ -136,7 +136,7 @@ def test_command_beside_an_inbox_on_everything_has_its_one_receiver(node: Node) 
     node.inbox("warehouse", "stock.reserve")
     node.inbox("audit", "#", "stock.*")
     node.send("stock.reserve", key="k", kind="C")
-    assert node.drain().dead == 0
+    assert node.deliver_all().dead == 0
     assert node.delivered("inbox") == [("warehouse",)]
 
 
@@ -145,7 +145,7 @@ def test_command_that_only_patterns_fit_is_a_dead_letter(node: Node) -> None:
     node.send("stock.reserve", key="k", kind="C")
     node.send("stock.reserved", key="k", kind="R")
     node.send("stock.reserve", key="k", kind="M")
-    assert node.drain().dead == 2
+    assert node.deliver_all().dead == 2
     assert node.delivered("kind::text") == [("M",)]
     reason = "no inbox gets this topic: patterns get no commands and no replies"
     assert [each for _, _, each in node.dead()] == [reason] * 2
@@ -155,7 +155,7 @@ def test_command_goes_by_the_exact_subscription_of_an_inbox_that_has_a_pattern_t
     node.inbox("warehouse", "stock.#", "stock.reserve")
     for kind in KINDS:
         node.send("stock.reserve", key=kind, kind=kind)
-    node.drain()
+    node.deliver_all()
     assert node.delivered("inbox, key") == [("warehouse", kind) for kind in KINDS]
 
 
@@ -164,7 +164,7 @@ def test_inbox_that_several_subscriptions_fit_gets_one_copy(node: Node, also: li
     node.inbox("audit", "order.*", *also)
     node.send("order.paid", kind="E")
     node.send("order.paid")
-    assert node.drain().delivered == 2
+    assert node.deliver_all().delivered == 2
     assert len(node.delivered()) == 2
 
 
@@ -298,11 +298,11 @@ def test_subscription_that_commits_while_a_delivery_waits_for_its_turn_counts_fo
 def test_what_waits_goes_by_the_new_subscriptions_and_what_was_delivered_stays(node: Node) -> None:
     node.inbox("audit", "order.#")
     node.send("order.paid", key="delivered")
-    node.drain()
+    node.deliver_all()
     node.send("order.paid", key="waiting", kind="E")
     with node.connection.transaction():
         assert unsubscribe(node.connection, "audit", "order.#") == ["order.#"]
-    assert node.drain().unrouted == 1
+    assert node.deliver_all().unrouted == 1
     assert node.delivered("key") == [("delivered",)]
 
 
@@ -310,10 +310,10 @@ def test_what_is_scheduled_goes_by_the_subscriptions_of_when_it_is_due(node: Nod
     now = datetime.now(UTC)
     node.inbox("audit")
     node.send("order.paid", key="k", kind="E", deliver_at=now + timedelta(hours=1))
-    assert node.drain(now=now).scheduled == 1
+    assert node.deliver_all(now=now).scheduled == 1
     with node.connection.transaction():
         subscribe(node.connection, "audit", "order.*")
-    assert node.drain(now=now + timedelta(hours=1)).delivered == 1
+    assert node.deliver_all(now=now + timedelta(hours=1)).delivered == 1
 
 
 def test_subscription_that_is_rolled_back_never_was(node: Node) -> None:
@@ -321,7 +321,7 @@ def test_subscription_that_is_rolled_back_never_was(node: Node) -> None:
     with node.connection.transaction(force_rollback=True):
         subscribe(node.connection, "audit", "#")
     node.send("order.paid", kind="E")
-    assert node.drain().unrouted == 1
+    assert node.deliver_all().unrouted == 1
 
 
 def test_subscribing_twice_or_ending_what_never_was_changes_nothing(node: Node) -> None:
@@ -433,11 +433,11 @@ def test_going_down_keeps_the_exact_subscriptions_only(node: Node) -> None:
         migrate(node.connection)
         assert subscribe(node.connection, "audit", ["order.paid", "order.*"]) == ["order.*"]
     node.send("order.sent", kind="E")
-    assert node.drain().delivered == 1
+    assert node.deliver_all().delivered == 1
 
 
 def test_pattern_that_is_inserted_by_hand_counts_as_any_other(node: Node) -> None:
     node.inbox("audit")
     node.connection.execute("INSERT INTO mailroom.subscription (topic, inbox) VALUES ('order.*', 'audit')")
     node.send("order.paid", kind="E")
-    assert node.drain().delivered == 1
+    assert node.deliver_all().delivered == 1

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from dispatcher import Dispatcher, drain, execute
+from dispatcher import Dispatcher, deliver_all, execute_all
 from dispatcher.daemon import DRAIN
 from dispatcher.deliverer import Deliverer
 from dispatcher.executor.execute import executing
@@ -75,7 +75,7 @@ def owner(node: Node) -> Iterator[Owner]:
     node.inbox("shipping", "order.paid")
     node.send("order.paid", 1, key="k")
     node.send("order.paid", 2, key="l")
-    node.drain()
+    node.deliver_all()
     with role(node.dsn, owns="mailroom") as (name, dsn):
         yield Owner(node, name, dsn)
 
@@ -191,8 +191,8 @@ PROGRAMS: dict[str, Callable[[Owner], object]] = {
     "migrate down": lambda owner: migrate(owner.dsn, revision="base", discard=True),
     "revision": lambda owner: owner.on(current_revision),
     "create_inbox": lambda owner: owner.on(lambda connection: create_inbox(connection, "other")),
-    "drain": lambda owner: drain(owner.dsn),
-    "execute": lambda owner: execute(owner.dsn),
+    "deliver_all": lambda owner: deliver_all(owner.dsn),
+    "execute_all": lambda owner: execute_all(owner.dsn),
     "dispatcher": lambda owner: asyncio.run(Dispatcher(owner.dsn).run()),
     "worker": lambda owner: Worker(owner.dsn, "shipping", print, poll_interval_s=NEVER_S, handle_signals=False).run(),
 }
@@ -237,7 +237,7 @@ def test_hidden_token_is_not_taken_for_one_that_is_too_old(owner: Owner) -> None
         resolve(partial(psycopg.connect, owner.dsn), token)
 
 
-@pytest.mark.parametrize("command", [("status",), ("dispatcher", "drain"), ("migrate",), ("dead-letter", "list")])
+@pytest.mark.parametrize("command", [("status",), ("dispatcher", "deliver_all"), ("migrate",), ("dead-letter", "list")])
 def test_commands_say_it_in_one_line(owner: Owner, command: tuple[str, ...]) -> None:
     owner.force("node")
     result = mailroom(*command, dsn=owner.dsn)
@@ -260,7 +260,7 @@ def test_role_that_does_not_own_the_tables_is_told_too(node: Node) -> None:
 @pytest.mark.parametrize("table", ["node", "alembic_version"])
 def test_row_that_must_exist_and_was_deleted_is_told(owner: Owner, table: str) -> None:
     owner.node.connection.execute(f"DELETE FROM mailroom.{table}".encode())
-    for program in ("status", "drain", "dispatcher"):
+    for program in ("status", "deliver_all", "dispatcher"):
         with pytest.raises(SchemaError, match=f"this role sees no row in the table {table}"):
             PROGRAMS[program](owner)
 
@@ -303,7 +303,7 @@ async def test_daemon_says_what_to_do_and_goes_on_when_it_is_done(
 def test_executor_notices_row_security_that_comes_while_it_works(owner: Owner) -> None:
     with owner.node.connection.transaction():
         Store().increment(owner.node.connection, "n")
-    assert execute(owner.dsn).taken == 1
+    assert execute_all(owner.dsn).taken == 1
     for table in ("outbox_executable", "store", "dead_letter"):
         with owner.forced(table), pytest.raises(SchemaError, match=HIDDEN.format(table)):
             owner.on(lambda connection: run(connection, executing("mailroom", start=FIRST, rows=10, max_bytes=1000)))
@@ -321,7 +321,7 @@ def test_policies_of_users_tables_count_in_what_the_executor_runs(owner: Owner) 
             owner.node.connection.execute(statement.encode())
     owner.on(lambda connection: Registrations().register_function(connection, "spend", "app.spend", actor="me"))
     owner.on(lambda connection: Store().call(connection, "spend", {}))
-    assert execute(owner.dsn).taken == 1
+    assert execute_all(owner.dsn).taken == 1
     assert owner.node.dead() == []
     assert owner.node.rows("SELECT a FROM app.mine") == [(2,)]
 

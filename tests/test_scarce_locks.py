@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from dispatcher import Dispatcher, drain
+from dispatcher import Dispatcher, deliver_all
 from mailroom.embedded import Server
 from mailroom.errors import ConnectionFailed, SchemaError
 from mailroom.schema import create_inbox, migrate
@@ -45,10 +45,10 @@ def test_drain_says_what_the_server_lacks(node: Node) -> None:
     node.send("news", key="k")
     with full(node):
         with pytest.raises(ConnectionFailed, match=r"The server refused: out of shared memory \(53200\)") as raised:
-            drain(node.dsn)
+            deliver_all(node.dsn)
         assert "max_locks_per_transaction" in str(raised.value)
         assert "Cannot connect" not in str(raised.value)
-    assert drain(node.dsn).delivered == INBOXES
+    assert deliver_all(node.dsn).delivered == INBOXES
 
 
 def test_too_many_new_inboxes_in_one_transaction_are_refused_with_what_to_do(node: Node) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from dispatcher.daemon import drain, execute
+from dispatcher.daemon import deliver_all, execute_all
 from inbox import Inbox
 from mailroom import schema
 from mailroom.codec import encode
@@ -111,7 +111,7 @@ def test_two_that_raise_a_sequence_at_once_raise_it_once(node: Node, connect: Co
 
 def test_scheduled_messages_count_for_the_outbox(node: Node) -> None:
     node.send("order.paid", deliver_at=datetime(2100, 1, 1, tzinfo=UTC))
-    node.drain()
+    node.deliver_all()
     restart(node, "outbox_position_seq")
     [raised] = run(node.connection, raising_sequences(SCHEMA))
     assert (raised.table, raised.column, raised.value) == ("outbox", "position", 1 + BEYOND)
@@ -131,7 +131,7 @@ def test_messages_sent_after_the_move_come_behind_those_that_waited(node: Node, 
             [raised] = run(node.connection, starting(SCHEMA)).raised
         assert raised.value == 40 + BEYOND
     send(node, *range(40, 80))
-    drain(node.dsn)
+    deliver_all(node.dsn)
     assert node.rows(RECEIVED) == [(number,) for number in range(80)]
 
 
@@ -147,7 +147,7 @@ def test_status_says_what_is_behind_and_migrate_what_it_raised(node: Node) -> No
 def test_executor_that_is_first_raises_too(node: Node) -> None:
     node.connection.execute(EXECUTABLE, [b"old"])
     restart(node, "outbox_executable_position_seq")
-    execute(node.dsn)
+    execute_all(node.dsn)
     assert node.value("SELECT nextval('mailroom.outbox_executable_position_seq')") > 1
 
 
@@ -163,8 +163,8 @@ def test_copied_rows_raise_before_the_first_send(node: Node, role: str) -> None:
     send(node, 70)
     node.connection.execute(EXECUTABLE, [b"new"])
     assert node.value("SELECT count(*) FROM mailroom.outbox WHERE position > %s", BEYOND) == 1
-    drain(node.dsn)
-    execute(node.dsn)
+    deliver_all(node.dsn)
+    execute_all(node.dsn)
     assert node.rows(RECEIVED) == [(number,) for number in range(38, 71)]
     assert node.value("SELECT value FROM mailroom.store WHERE key = 'k'") == b"new"
 
@@ -193,7 +193,7 @@ def test_clock_goes_on_beyond_rows_that_came_without_the_row_of_the_node(node: N
     }
     copy(node, table, **message, **clocks[table])
     send(node, 1)
-    node.drain()
+    node.deliver_all()
     assert node.value("SELECT max(clock) FROM mailroom.inbox WHERE value_json IS NULL") > 2**40 + JUMP
 
 
@@ -235,7 +235,7 @@ def used(node: Node) -> None:
     node.inbox("shipping", "order.paid")
     send(node, *range(38))
     node.send("nobody.asked", kind="C")
-    node.drain()
+    node.deliver_all()
     send(node, *range(38, 70))
     with node.connection.transaction():
         for value in (b"1", b"2"):
@@ -248,8 +248,8 @@ def check_moved(node: Node, next: int) -> None:
     node.send("nobody.asked", kind="C")
     with node.connection.transaction():
         Store().put(node.connection, "k", b"3")
-    drain(node.dsn)
-    execute(node.dsn)
+    deliver_all(node.dsn)
+    execute_all(node.dsn)
     with node.connection.transaction():
         numbers = [message.value for message in Inbox("shipping").reap(node.connection, "k", 100)]
     assert numbers == list(range(75))
@@ -290,7 +290,7 @@ def test_logical_replication_to_another_database(private_server: Server, binarie
             )
         )
         eventually(lambda: not green.value("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'"))
-        blue.drain()
+        blue.deliver_all()
         send(blue, 70, 71)
         blue.connection.execute(EXECUTABLE, [b"by hand"])
         caught_up = "SELECT replay_lsn >= %s::pg_lsn FROM pg_stat_replication WHERE application_name = 'moving'"

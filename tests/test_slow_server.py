@@ -113,7 +113,7 @@ async def test_scheduled_messages_that_take_too_long_all_at_once_are_delivered(n
     with node.connection.transaction():
         for nth in range(MANY):
             node.send("shipping", key=f"k{nth:04}", deliver_at=datetime.now(UTC) + timedelta(days=1))
-    node.drain()
+    node.deliver_all()
     node.connection.execute("UPDATE mailroom.scheduled SET deliver_at = deliver_at - interval '2 days'")
     node.connection.execute((LIMIT % (FEW, TOO_LONG["cancelled"], "scheduled")).encode())
     async with running(Dispatcher(node.dsn)):

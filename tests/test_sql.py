@@ -79,9 +79,9 @@ def do_as_command(connection: psycopg.Connection[Any], line: str) -> None:
             schema.check(connection)
         case ["$", "mailroom", "inbox", "create", name, "--subscribe", topic]:
             schema.create_inbox(connection, name, [topic])
-        case ["$", "mailroom", "dispatcher", "drain"]:
+        case ["$", "mailroom", "dispatcher", "deliver-all"]:
             deliver(connection)
-        case ["$", "mailroom", "executor", "drain"]:
+        case ["$", "mailroom", "executor", "execute-all"]:
             execute(connection)
         case _:
             raise AssertionError(f"the page shows a command that its test does not know: {line}")

@@ -56,7 +56,7 @@ def fail(node: Node, error: Exception) -> None:
 def park(node: Node, messages: int) -> list[UUID]:
     """Leave the key k parked in `shipping`, and only its first message moved to `parked`."""
     ids = [node.send("orders", key="k") for _ in range(messages)]
-    node.drain()
+    node.deliver_all()
     fail(node, Park("no such street"))
     return ids
 
@@ -89,7 +89,7 @@ def test_lag_is_split_into_the_dispatchers_and_the_consumers_part(node: Node) ->
     node.inbox("shipping", "orders")
     node.inbox("idle")
     node.send("orders")
-    node.drain()
+    node.deliver_all()
     age(node, "inbox", "sent_at", 500)
     age(node, "inbox", "delivered_at", 300)
     node.send("orders")
@@ -116,7 +116,7 @@ def test_clock_scheduled_and_dead_letters_are_told(node: Node) -> None:
     node.send("orders", deliver_at=datetime.now(UTC) + timedelta(days=1))
     node.send("nobody")
     node.send("orders")
-    node.drain()
+    node.deliver_all()
     found = status(node.connection)
     assert (found.clock, found.scheduled, found.dead_letters) == (3, 1, 1)
     assert found.clock_ceiling >= found.clock
@@ -218,7 +218,7 @@ def test_trace_follows_a_message_from_the_outbox_to_its_end(node: Node) -> None:
         message_id = node.send("orders", key="k")
     [place] = trace(node.connection, message_id)
     assert (place.where, place.ahead, place.inbox) == ("outbox", 1, None)
-    node.drain()
+    node.deliver_all()
     places = trace(node.connection, message_id)
     assert {(each.where, each.inbox, each.clock, each.ahead) for each in places} == {
         ("inbox", "shipping", 2, 1),
@@ -233,7 +233,7 @@ def test_trace_finds_a_scheduled_message(node: Node) -> None:
     due = datetime(2100, 1, 1, tzinfo=UTC)
     node.inbox("shipping", "orders")
     message_id = node.send("orders", deliver_at=due)
-    node.drain()
+    node.deliver_all()
     [place] = trace(node.connection, message_id)
     assert (place.where, place.since) == ("scheduled", due)
     assert "is scheduled for" in done("trace", str(message_id), dsn=node.dsn)
@@ -241,7 +241,7 @@ def test_trace_finds_a_scheduled_message(node: Node) -> None:
 
 def test_trace_finds_a_dead_letter_with_its_reason(node: Node) -> None:
     message_id = node.send("nobody")
-    node.drain()
+    node.deliver_all()
     [place] = trace(node.connection, message_id)
     assert (place.where, place.reason) == ("dead_letter", "no inbox gets this topic")
     assert "no inbox gets this topic" in done("trace", str(message_id), dsn=node.dsn)
@@ -266,7 +266,7 @@ def test_trace_follows_an_executable_from_its_outbox_to_its_end(node: Node) -> N
 def test_trace_tells_of_the_failure_a_key_waits_after(node: Node) -> None:
     node.inbox("shipping", "orders")
     message_id = node.send("orders", key="k")
-    node.drain()
+    node.deliver_all()
     state = "VALUES ('shipping', 'k', 1, 2, now() + interval '1 h', 'ValueError: no such street')"
     node.connection.execute(
         f"INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at, last_error) {state}"
@@ -296,7 +296,7 @@ def test_trace_tells_which_inbox_skipped_a_message(node: Node) -> None:
     node.inbox("shipping", "orders")
     node.inbox("audit", "orders")
     message_id = node.send("orders", key="k")
-    node.drain()
+    node.deliver_all()
     fail(node, Skip("no such street"))
     places = {each.where: each for each in trace(node.connection, message_id)}
     assert places["inbox"].inbox == "audit"

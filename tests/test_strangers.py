@@ -104,7 +104,7 @@ def test_stranger_with_every_advisory_lock_stops_no_worker(
     with working(Worker(node.dsn, inbox, handle, poll_interval_s=0.1)):
         for key in "abc":
             node.send("shipping", key=key)
-            node.drain()
+            node.deliver_all()
             eventually(lambda key=key: key in handled, WITHIN_S)  # type: ignore[misc]
 
 
@@ -113,7 +113,7 @@ def test_stranger_with_every_advisory_lock_stops_no_claim_by_hand(
 ) -> None:
     take_all(node, stranger)
     node.send("shipping", key="a")
-    node.drain()
+    node.deliver_all()
     assert [each.key for each in Inbox("ledger").reap_any(connect())] == ["a"]
 
 

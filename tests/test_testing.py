@@ -61,7 +61,7 @@ def test_clock_given_out_in_a_rolled_back_test_does_not_spoil_the_node(node: Nod
         testing.deliver(connection)
         connection.rollback()
     node.send("shipping")
-    assert node.drain().delivered == 1
+    assert node.deliver_all().delivered == 1
 
 
 def test_sent_tells_what_stands_in_the_outbox_in_the_order_sent(
@@ -133,7 +133,7 @@ def test_execute_applies_all_there_is_and_a_rollback_leaves_nothing(node: Node, 
     assert node.value("SELECT count(*) FROM mailroom.outbox_executable") == 0
 
 
-def test_drain_calls_the_handler_until_nothing_is_left_also_for_what_it_sends(
+def test_handle_all_calls_the_handler_until_nothing_is_left_also_for_what_it_sends(
     connection: psycopg.Connection[Any],
 ) -> None:
     seen: list[object] = []
@@ -145,18 +145,18 @@ def test_drain_calls_the_handler_until_nothing_is_left_also_for_what_it_sends(
             OUTBOX.send(connection, "billing", 3)
 
     OUTBOX.send(connection, "shipping", 1, key="k")
-    assert testing.drain(connection, "shipping", handle) == 2
+    assert testing.handle_all(connection, "shipping", handle) == 2
     assert seen == [1, 2]
     assert Inbox("billing").backlog(connection) == 1
 
 
-def test_drain_lets_the_handler_s_exception_out(connection: psycopg.Connection[Any]) -> None:
+def test_handle_all_lets_the_handler_s_exception_out(connection: psycopg.Connection[Any]) -> None:
     def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
         raise ValueError("no such state")
 
     OUTBOX.send(connection, "shipping", 1)
     with pytest.raises(ValueError, match="no such state"):
-        testing.drain(connection, "shipping", handle)
+        testing.handle_all(connection, "shipping", handle)
 
 
 async def nothing(message: Message, connection: object) -> None:
@@ -170,28 +170,28 @@ class AsyncObject:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("handler", [nothing, partial(nothing), AsyncObject()], ids=["function", "partial", "object"])
-@pytest.mark.parametrize("call", [testing.drain, testing.work])
+@pytest.mark.parametrize("call", [testing.handle_all, testing.work])
 def test_async_handler_is_refused_before_anything_is_taken(
     connection: psycopg.Connection[Any], call: Callable[..., object], handler: Any
 ) -> None:
     OUTBOX.send(connection, "shipping", 1)
-    with pytest.raises(ConfigurationError, match=r"async: use (drain|work)_async, with an async connection\.$"):
+    with pytest.raises(ConfigurationError, match=r"async: use (handle_all|work)_async, with an async connection\.$"):
         call(connection, "shipping", handler)
     assert testing.deliver(connection) == 1
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("call", [testing.drain, testing.work])
+@pytest.mark.parametrize("call", [testing.handle_all, testing.work])
 def test_handler_that_returns_something_to_await_is_refused_and_not_counted(
     connection: psycopg.Connection[Any], call: Callable[..., object]
 ) -> None:
     OUTBOX.send(connection, "shipping", 1)
-    with pytest.raises(ConfigurationError, match=r"returned an awaitable.*use (drain|work)_async"):
+    with pytest.raises(ConfigurationError, match=r"returned an awaitable.*use (handle_all|work)_async"):
         call(connection, "shipping", lambda message, connection: nothing(message, connection))
     assert connection.execute("SELECT count(*) FROM mailroom.key_state").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("call", [testing.drain_async, testing.work_async])
+@pytest.mark.parametrize("call", [testing.handle_all_async, testing.work_async])
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_async_kit_awaits_the_handler_until_nothing_is_left(
     node: Node, kind: str, call: Callable[..., Awaitable[object]]
@@ -210,7 +210,7 @@ async def test_async_kit_awaits_the_handler_until_nothing_is_left(
         assert seen == [1, 2]
         assert (done if isinstance(done, int) else len(done.handled)) == 2  # type: ignore[attr-defined]
         await AsyncOutbox().send(connection, "shipping", 3, key="k")
-        with pytest.raises(ConfigurationError, match=r"returned no awaitable, so it is not async: use (drain|work)\."):
+        with pytest.raises(ConfigurationError, match=r"returned no awaitable, so it is not async: use (handle_all|work)\."):
             await call(connection, "shipping", lambda message, connection: None)
         await connection.rollback()
 

@@ -15,7 +15,7 @@ from inbox import Inbox, Message, Worker
 from mailroom import Topic
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError, InvalidMessage
 from mailroom.schema import create_inbox
-from mailroom.testing import deliver, drain, sent, work
+from mailroom.testing import deliver, handle_all, sent, work
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -300,7 +300,7 @@ def test_answers_have_a_type_of_their_own(connect: Connect) -> None:
     def answer(message: Message, connection: Any) -> None:
         OUTBOX.reply(connection, message, reserve.write_answer(Reserved(7)))
 
-    assert drain(connection, "stock", answer) == 1
+    assert handle_all(connection, "stock", answer) == 1
     deliver(connection)
     [message] = Inbox("shop").reap_any(connection)
     assert reserve.read_answer(message) == reserved.read(message) == Reserved(7)
@@ -314,7 +314,7 @@ def test_a_value_that_does_not_fit_fails_at_once_and_alone(dsn: str, connect: Co
     node.inbox("stock", "stock.reserve", backoff_s=3_600)
     for key, value in (("a", {"item": "a", "amount": 1}), ("b", {"item": SECRET}), ("c", {"item": "c", "amount": 1})):
         node.send("stock.reserve", value, key=key, headers={"schema": "3"})
-    node.drain()
+    node.deliver_all()
     node.connection.execute("CREATE TABLE ledger (item text)")
 
     def handle(message: Message, connection: psycopg.Connection) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from psycopg_pool import ConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from dispatcher import Registrations, execute
+from dispatcher import Registrations, execute_all
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Retry, Worker
 from mailroom import schema
 from mailroom.errors import ConfigurationError, SchemaError
@@ -62,7 +62,7 @@ def test_message_is_sent_and_reaped_in_any_client_encoding(node: Node, kind: str
         Outbox().send(connection, "shipping", {"at": KEY}, key=KEY, headers={"at": KEY})
         assert encoding(connection) == foreign
         connection.commit()
-        node.drain()
+        node.deliver_all()
         [message] = Inbox("shipping").reap(connection, KEY)
         assert (message.key, message.value, message.headers) == (KEY, {"at": KEY}, {"at": KEY})
         assert encoding(connection) == foreign
@@ -76,7 +76,7 @@ async def test_message_is_sent_and_reaped_in_any_client_encoding_async(node: Nod
     async with opened_async(node.dsn, kind) as connection:
         await AsyncOutbox().send(connection, "shipping", None, key=KEY)
         await connection.commit()
-        node.drain()
+        node.deliver_all()
         assert [message.key for message in await AsyncInbox("shipping").reap(connection, KEY)] == [KEY]
         assert encoding(driver_of(connection)) == "LATIN1"
         await connection.commit()
@@ -178,7 +178,7 @@ def test_database_that_does_not_know_its_encoding_is_refused(databases: Database
 def sent_in_year_1(node: Node) -> None:
     message_id = node.send("shipping", key="a")
     node.connection.execute("UPDATE mailroom.outbox SET sent_at = '0001-01-01 UTC' WHERE message_id = %s", [message_id])
-    node.drain()
+    node.deliver_all()
     of_all_sessions(node, "TimeZone", "America/New_York")
 
 
@@ -283,8 +283,8 @@ def test_everything_works_under_an_odd_setting(empty_dsn: str, setting: str) -> 
             things.increment(connection, ODD_TEXT, 2)
             Store().put(connection, ODD_TEXT, ODD_TEXT.encode(), notify="shipping")
             Outbox().send(connection, "shipping", {"at": YEAR_1, "is": ODD_TEXT}, key=ODD_TEXT, deliver_at=YEAR_1)
-        execute(empty_dsn)
-        node.drain()
+        execute_all(empty_dsn)
+        node.deliver_all()
         rows = connection.execute("SELECT name, value, hits::text FROM public.things ORDER BY hits").fetchall()
         assert rows == [("put", ODD_TEXT, "0"), (ODD_TEXT, None, "2")]
         assert Store().get(connection, ODD_TEXT) == ODD_TEXT.encode()

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from dispatcher import Dispatcher, drain
+from dispatcher import Dispatcher, deliver_all
 from dispatcher.daemon import Executor
 from mailroom import status
 from mailroom.sql.runner import run
-from mailroom.waits import GONE_S, LONG_S, Blocker, Noted, Wait, reading_waits
+from mailroom.waits import GONE_S, LONG_S, Blocker, NotedWait, Wait, reading_waits
 from outbox import Store
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -118,7 +118,7 @@ def test_drain_that_waits_names_who_has_the_lock(
     logger, freeing = logging.getLogger("mailroom.dispatcher"), Freeing()
     logger.addHandler(freeing)
     try:
-        assert drain(node.dsn).delivered == 1
+        assert deliver_all(node.dsn).delivered == 1
     finally:
         logger.removeHandler(freeing)
     assert len(told(caplog, pid)) == 1
@@ -140,7 +140,7 @@ def test_prepared_transaction_is_named_as_one(node: Node, connect: Connect) -> N
 
 def test_each_wait_is_told_once_when_it_is_long() -> None:
     now = 0.0
-    noted = Noted(lambda: now)
+    noted = NotedWait(lambda: now)
     blocker = Blocker(7, "psql", "ada", "idle in transaction", 3.0, "ShareLock")
 
     def wait(seconds: float, *blockers: Blocker) -> Wait:

@@ -11,7 +11,7 @@ from psycopg.rows import TupleRow
 from inbox import Handlers, Message
 from mailroom import Watched, unwatch, watch, watched
 from mailroom.schema import create_inbox
-from mailroom.testing import drain
+from mailroom.testing import handle_all
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S
 from tests.support.watched import brief, replayed, told
@@ -78,7 +78,7 @@ def test_handlers_read_what_was_told(connection: Connection[TupleRow]) -> None:
     with connection.transaction():
         create_inbox(connection, "audit", ["customer.#"])
         connection.execute("INSERT INTO customers VALUES (7, 'Ada')")
-        assert drain(connection, "audit", handlers) == 1
+        assert handle_all(connection, "audit", handlers) == 1
     assert found == [("customer.created", "7", row(7, "Ada"))]
 
 

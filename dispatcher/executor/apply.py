@@ -10,7 +10,7 @@ from math import inf
 
 from dispatcher.executor.accounting import finding_books, writing_books
 from dispatcher.executor.dead import described, reason_of
-from dispatcher.executor.fold import Contents, Refused, Taken, books_of, entered
+from dispatcher.executor.fold import Contents, OperationRefused, Taken, books_of, entered
 from dispatcher.executor.function import Cancelled, Functions, calling, overrunning
 from dispatcher.executor.guarded import OPERATIONS, applying_in_turn
 from dispatcher.executor.reply import Reply
@@ -182,7 +182,7 @@ def saved(work: Operation[T]) -> Operation[T]:
         result = yield from work
     except Exception as error:
         # On a lost connection there is no savepoint to roll back to.
-        is_ours = isinstance(error, _Changed | Cancelled | Refused)
+        is_ours = isinstance(error, _Changed | Cancelled | OperationRefused)
         if is_ours or is_held_up(error) or reason_of(error) is not None:
             yield ROLL_BACK.at()()
             yield RELEASE.at()()
@@ -211,7 +211,7 @@ def _written(state: ApplyState, group: list[Taken]) -> Operation[Results]:
         try:
             keys[each.position] = targets[each.target].key_of(each.key)
             wanted.setdefault(each.target, []).append(keys[each.position])
-        except Refused as refusal:
+        except OperationRefused as refusal:
             results.refuse(each, str(refusal))
     before: dict[str, Contents] = {}
     for name, found in wanted.items():
@@ -223,7 +223,7 @@ def _written(state: ApplyState, group: list[Taken]) -> Operation[Results]:
         if each.operation == "account":
             try:
                 entered(each, accounted[each.position], books)
-            except Refused as refusal:
+            except OperationRefused as refusal:
                 results.refuse(each, str(refusal))
             else:
                 if each.notify:

@@ -8,7 +8,7 @@ import psycopg
 from dispatcher.deliverer import MAX_BYTES, ROWS
 from dispatcher.executor.execute import BOUND_S, Execution, executing
 from dispatcher.executor.user_code import clearing_session
-from dispatcher.floor import Floor, Start
+from dispatcher.floor import Floor, ScanStart
 from dispatcher.portion import Portion
 from mailroom import sequences
 from mailroom.sequences import raising_sequences
@@ -84,7 +84,7 @@ class BatchExecutor:
             self._progress(execution)
         return execution
 
-    async def _executed(self, start: Start, rows: int, max_bytes: int) -> Execution:
+    async def _executed(self, start: ScanStart, rows: int, max_bytes: int) -> Execution:
         def operation() -> Operation[Execution]:
             return executing(
                 self._schema,

@@ -52,18 +52,18 @@ def run(call: Call, poll_interval_s: float) -> None:
 
 @executor.command()
 @pass_call
-def drain(call: Call) -> None:
+def execute_all(call: Call) -> None:
     """Execute everything committed so far, then exit. A running executor does no harm.
 
     \b
     Examples:
-      mailroom executor drain
-      mailroom executor drain --json
+      mailroom executor execute-all
+      mailroom executor execute-all --json
     """
-    with call.connection("executor drain", autocommit=True) as connection:
+    with call.connection("executor execute-all", autocommit=True) as connection:
         waiting = node_status.executable_backlog(connection, call.schema)
     with counted_off("executed", waiting) as show:
-        totals = daemon.execute(call.dsn(), call.schema, progress=show)
+        totals = daemon.execute_all(call.dsn(), call.schema, progress=show)
     if call.json:
         document(totals)
     else:

@@ -41,7 +41,7 @@ FROM gone
 
 
 def deleting(schema: str, target: Target, taken: Taken, progress: Progress) -> Operation[Step]:
-    """Delete the next keys of the range. Raises `Refused` if a bound is not a valid key of the target."""
+    """Delete the next keys of the range. Raises `OperationRefused` if a bound is not a valid key of the target."""
     limit = ROWS if taken.row_limit is None else min(ROWS, taken.row_limit - progress.deleted)
     bounds = {"start": target.key_of(taken.key) if taken.key else None, "reached": progress.reached}
     bounds["end"] = None if taken.end_key is None else target.key_of(taken.end_key)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dispatcher.executor.apply import ApplyState, applying, saved
 from dispatcher.executor.dead import dead_lettering_executables, reason_of
 from dispatcher.executor.delete_range import Step, deleting, deleting_progress, finding_progress, saving_progress
-from dispatcher.executor.fold import Refused, Taken
+from dispatcher.executor.fold import OperationRefused, Taken
 from dispatcher.executor.function import Functions, reading_functions
 from dispatcher.executor.reply import Reply, sending_replies
 from dispatcher.executor.results import Results
@@ -24,7 +24,7 @@ from dispatcher.executor.take import (
 )
 from dispatcher.executor.target import Targets, reading_targets
 from dispatcher.executor.user_code import IMMEDIATE, checking, reading_session
-from dispatcher.floor import FIRST, Start
+from dispatcher.floor import FIRST, ScanStart
 from mailroom.executable import STORE, VERSION
 from mailroom.sql.operation import Operation
 
@@ -62,7 +62,7 @@ class Execution:
 def executing(
     schema: str,
     *,
-    start: Start = FIRST,
+    start: ScanStart = FIRST,
     rows: int,
     max_bytes: int,
     own_session: bool = False,
@@ -166,7 +166,7 @@ def _ending(schema: str, results: Results) -> Operation[int]:
 # -- Ranges -----------------------------------------------------------------------------------------------------------
 
 
-def _ranging(schema: str, start: Start, *, own_session: bool) -> Operation[Execution]:
+def _ranging(schema: str, start: ScanStart, *, own_session: bool) -> Operation[Execution]:
     """Do one step of the range that comes next, if a range comes next."""
     taken = yield from reading_next_executable(schema, start)
     if taken is None or taken.version != VERSION or taken.operation != "delete_range":
@@ -185,7 +185,7 @@ def _ranging(schema: str, start: Start, *, own_session: bool) -> Operation[Execu
     if reason is None:
         try:
             step = yield from saved(checked())
-        except Refused as refusal:
+        except OperationRefused as refusal:
             reason = str(refusal)
         except Exception as error:
             reason = reason_of(error)

@@ -39,24 +39,24 @@ class Taken(NamedTuple):
     fault: str | None  # the rule in `rules.RULES` that it breaks, if any
 
 
-class Content(NamedTuple):
+class KeyContent(NamedTuple):
     """What a key holds: a value, a number, or in a user's table both. A key without content is absent."""
 
     value: bytes | None
     number: int | None
 
 
-Contents: TypeAlias = dict[str, Content | None]
+Contents: TypeAlias = dict[str, KeyContent | None]
 
 
-class Refused(Exception):
+class OperationRefused(Exception):
     """The operation cannot be applied, and changed nothing; the text says why."""
 
 
-class CompareFailed(Refused):
+class CompareFailed(OperationRefused):
     """The key does not hold what `put` expects."""
 
-    def __init__(self, found: Content | None) -> None:
+    def __init__(self, found: KeyContent | None) -> None:
         super().__init__("the key does not hold the expected value" if found else "the key does not exist")
         self.found = None if found is None else found.number if found.value is None else found.value
 
@@ -76,8 +76,8 @@ class Rules:
 STORE_RULES = Rules(exclusive=True)
 
 
-def applied(operation: Taken, content: Content | None, rules: Rules) -> Content | None:
-    """Return what the key holds after the operation: a put, an increment or a delete. Raises `Refused`."""
+def applied(operation: Taken, content: KeyContent | None, rules: Rules) -> KeyContent | None:
+    """Return what the key holds after the operation: a put, an increment or a delete. Raises `OperationRefused`."""
     match operation.operation:
         case "increment":
             return _incremented(content, operation.amount or 0, rules)
@@ -87,22 +87,22 @@ def applied(operation: Taken, content: Content | None, rules: Rules) -> Content 
         case "delete":
             return None
         case _:
-            raise Refused("the operation is not known")
+            raise OperationRefused("the operation is not known")
 
 
-def _incremented(content: Content | None, amount: int, rules: Rules) -> Content:
+def _incremented(content: KeyContent | None, amount: int, rules: Rules) -> KeyContent:
     if not rules.has_number:
-        raise Refused("the target has no number column")
+        raise OperationRefused("the target has no number column")
     value, number = content or (None, 0)
     if rules.exclusive and value is not None:
-        raise Refused("the key holds a value, not a number")
+        raise OperationRefused("the key holds a value, not a number")
     total = (number or 0) + amount
     if not rules.smallest <= total <= rules.largest:
-        raise Refused(f"the number would leave its range, {rules.smallest} to {rules.largest}")
-    return Content(value, total)
+        raise OperationRefused(f"the number would leave its range, {rules.smallest} to {rules.largest}")
+    return KeyContent(value, total)
 
 
-def _compare(expected: bytes | None, content: Content | None) -> None:
+def _compare(expected: bytes | None, content: KeyContent | None) -> None:
     if expected is None:
         return
     # Empty bytes expect an absent key. So an empty value can be put, but never expected.
@@ -110,19 +110,19 @@ def _compare(expected: bytes | None, content: Content | None) -> None:
         raise CompareFailed(content)
 
 
-def _put(content: Content | None, value: bytes, rules: Rules) -> Content:
+def _put(content: KeyContent | None, value: bytes, rules: Rules) -> KeyContent:
     if not rules.has_value:
-        raise Refused("the target has no value column")
+        raise OperationRefused("the target has no value column")
     if rules.text:
         try:
             text = value.decode()
         except UnicodeDecodeError:
-            raise Refused("the value is not UTF-8, and the column is text") from None
+            raise OperationRefused("the value is not UTF-8, and the column is text") from None
         if "\0" in text:
-            raise Refused("the value holds a NUL character, and the column is text")
+            raise OperationRefused("the value holds a NUL character, and the column is text")
     if rules.exclusive or not rules.has_number:
-        return Content(value, None)
-    return Content(value, 0 if content is None else content.number)  # the column may be NOT NULL: start at 0
+        return KeyContent(value, None)
+    return KeyContent(value, 0 if content is None else content.number)  # the column may be NOT NULL: start at 0
 
 
 class Book(NamedTuple):
@@ -160,11 +160,11 @@ def books_of(operation: Taken) -> list[Book]:
 
 
 def entered(operation: Taken, keys: Iterable[Book], books: Books) -> None:
-    """Add an account operation to all of its books, or to none and raise `Refused`."""
+    """Add an account operation to all of its books, or to none and raise `OperationRefused`."""
     count, size = operation.amount or 0, operation.bytes or 0
     found = {book: books.get(book, Sums(0, 0)) for book in keys}
     sums = {book: Sums(before.entries + count, before.bytes + size) for book, before in found.items()}
     for each in sums.values():
         if not (MIN_INT64 <= each.entries <= MAX_INT64 and MIN_INT64 <= each.bytes <= MAX_INT64):
-            raise Refused(f"a sum would leave its range, {MIN_INT64} to {MAX_INT64}")
+            raise OperationRefused(f"a sum would leave its range, {MIN_INT64} to {MAX_INT64}")
     books.update(sums)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dispatcher.executor.fold import Content, Contents, Refused, Taken
+from dispatcher.executor.fold import Contents, KeyContent, OperationRefused, Taken
 from dispatcher.executor.results import Results
 from dispatcher.executor.target import Target, finding_contents
 from dispatcher.executor.user_code import WATCHED_SETTINGS
@@ -25,8 +25,8 @@ class _Step:
 
     write: str
     key: str | None
-    before: Content | None
-    after: Content | None
+    before: KeyContent | None
+    after: KeyContent | None
     results: Results
 
     @property
@@ -39,7 +39,7 @@ def _predicted(target: Target, taken: Taken, contents: Contents) -> _Step:
     results = Results(1)
     try:
         key = target.key_of(taken.key)
-    except Refused as refusal:
+    except OperationRefused as refusal:
         results.refuse(taken, str(refusal))
         return _Step("check", None, None, None, results)
     before = contents[key]
@@ -126,7 +126,7 @@ def applying_in_turn(schema: str, target: Target, group: Sequence[Taken], left_s
     # Does not wait for locked rows: the operations before them come first.
     keys = set()
     for each in group:
-        with suppress(Refused):
+        with suppress(OperationRefused):
             keys.add(target.key_of(each.key))
     contents = yield from finding_contents(schema, target, keys, waits=False)
     steps, size = [], 0

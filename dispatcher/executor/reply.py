@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from dispatcher.executor.fold import Content, Taken
+from dispatcher.executor.fold import KeyContent, Taken
 from mailroom.carry import handling
 from mailroom.errors import DecodeError, InvalidMessage
 from mailroom.message import parsed
@@ -20,7 +20,7 @@ Status: TypeAlias = Literal[200, 409, 500]
 TOO_LARGE = "the details do not fit into a message"
 
 
-class Request(NamedTuple):
+class ReplyRequest(NamedTuple):
     """The executable as the cause of its reply."""
 
     id: UUID
@@ -40,7 +40,7 @@ class Reply:
     event: Event = None
 
     @classmethod
-    def of(cls, taken: Taken, before: Content | None, after: Content | None) -> "Reply":
+    def of(cls, taken: Taken, before: KeyContent | None, after: KeyContent | None) -> "Reply":
         """Return the reply to a put, an increment or a delete that was applied."""
         if after is None:
             deleted = before is not None
@@ -61,7 +61,7 @@ class Reply:
 
     def row(self) -> Row:
         """Return the row of the message. Details that no message can hold are left out."""
-        with handling(Request(self.taken.message_id, json.loads(self.taken.headers or "{}"))):
+        with handling(ReplyRequest(self.taken.message_id, json.loads(self.taken.headers or "{}"))):
             with suppress(InvalidMessage):
                 return self.message().row()
             return replace(self, details={"outcome": self.details["outcome"], "reason": TOO_LARGE}).message().row()

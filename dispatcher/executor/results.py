@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dispatcher.executor.fold import CompareFailed, Content, Refused, Rules, Taken, applied
+from dispatcher.executor.fold import CompareFailed, KeyContent, OperationRefused, Rules, Taken, applied
 from dispatcher.executor.reply import Reply
 
 
@@ -20,7 +20,7 @@ class Results:
         if taken.fault is None:  # otherwise its `notify` may not be a valid topic
             self.replies.append(Reply(taken, 500, {"outcome": "refused", "reason": reason}))
 
-    def apply(self, taken: Taken, held: Content | None, rules: Rules) -> tuple[Content | None, bool]:
+    def apply(self, taken: Taken, held: KeyContent | None, rules: Rules) -> tuple[KeyContent | None, bool]:
         """Apply a put, an increment or a delete to what its key holds, and record the result.
 
         Return what the key holds afterwards, and whether the operation was applied.
@@ -32,7 +32,7 @@ class Results:
                 self.refuse(taken, str(failed))
             else:
                 self.replies.append(Reply(taken, 409, {"outcome": "compare failed", "found": failed.found}))
-        except Refused as refusal:
+        except OperationRefused as refusal:
             self.refuse(taken, str(refusal))
         else:
             if taken.notify:

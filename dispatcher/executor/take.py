@@ -7,7 +7,7 @@ import psycopg
 
 from dispatcher.executor.fold import Taken
 from dispatcher.executor.rules import FAULT
-from dispatcher.floor import START, Start
+from dispatcher.floor import START, ScanStart
 from mailroom.sight import seeing
 from mailroom.sql.operation import Operation, Sql
 
@@ -101,7 +101,7 @@ class Oldest:
     running: list[str]
 
 
-def reading_oldest_executables(schema: str, *, start: Start, rows: int, max_bytes: int) -> Operation[Oldest]:
+def reading_oldest_executables(schema: str, *, start: ScanStart, rows: int, max_bytes: int) -> Operation[Oldest]:
     """Read up to `rows` executables and `max_bytes` of values (at least one), from `start` on.
 
     They stay in the outbox until `removing` deletes those that were applied.
@@ -134,7 +134,7 @@ SELECT count(*) FROM gone
 )
 
 
-def reading_next_executable(schema: str, start: Start) -> Operation[Taken | None]:
+def reading_next_executable(schema: str, start: ScanStart) -> Operation[Taken | None]:
     """Return the range that is under way, else the oldest executable; it stays in the outbox."""
     rows = yield NEXT.at(schema=schema)(**start.values())
     return Taken._make(rows[0]) if rows else None

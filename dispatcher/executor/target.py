@@ -8,7 +8,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from dispatcher.executor.catalog import INTS, KEY_TYPES, TEXTS, VALUE_TYPES
-from dispatcher.executor.fold import STORE_RULES, Content, Contents, Refused, Rules
+from dispatcher.executor.fold import STORE_RULES, Contents, KeyContent, OperationRefused, Rules
 from mailroom.executable import STORE
 from mailroom.sql.operation import Operation, Sql
 
@@ -31,24 +31,24 @@ class Target:
     guarded: bool
 
     def key_of(self, text: str) -> str:
-        """Return a key in the spelling of the table, so that each row has one name. Raises `Refused`."""
+        """Return a key in the spelling of the table, so that each row has one name. Raises `OperationRefused`."""
         if self.key_type in RANGES:
             smallest, largest = RANGES[self.key_type]
             if not INT.fullmatch(text) or not smallest <= int(text) <= largest:
-                raise Refused(f"the key is not a valid {self.key_type}")
+                raise OperationRefused(f"the key is not a valid {self.key_type}")
             return text
         if self.key_type == "uuid":
             try:
                 return str(UUID(text))
             except ValueError:
-                raise Refused("the key is not a valid uuid") from None
+                raise OperationRefused("the key is not a valid uuid") from None
         return text
 
     def spelled(self, text: str) -> str:
         """Return `key_of(text)`, or the text itself if it is not a valid key."""
         try:
             return self.key_of(text)
-        except Refused:
+        except OperationRefused:
             return text
 
     def names(self, schema: str) -> dict[str, str]:
@@ -172,7 +172,7 @@ def finding_contents(schema: str, target: Target, keys: Iterable[str], *, waits:
     contents: Contents = dict.fromkeys(keys)
     find = FIND.at(**target.names(schema), skipping="" if waits else "SKIP LOCKED")
     rows = yield find(keys=sorted(contents))
-    contents.update((key, Content(value, number)) for key, value, number in rows)
+    contents.update((key, KeyContent(value, number)) for key, value, number in rows)
     return contents
 
 
@@ -216,7 +216,7 @@ def writing_contents(
     return True
 
 
-def _columns(contents: Mapping[str, Content]) -> dict[str, object]:
+def _columns(contents: Mapping[str, KeyContent]) -> dict[str, object]:
     return {
         "keys": list(contents),
         "values": [content.value for content in contents.values()],

@@ -16,7 +16,7 @@ FETCH_UNDECODED = Sql(SELECT, columns=("bigint", *TYPES), undecoded=True, gather
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Batch:
+class FetchedBatch:
     """Rows of one link, by seq: an array per column of the wire."""
 
     rows: int
@@ -28,7 +28,7 @@ class Batch:
         return sum(len(each.data) for each in self.columns.values() if isinstance(each, Undecoded))
 
 
-def fetching(schema: str, link: int, *, after: int, to: int, decoded: bool = False) -> Operation[Batch]:
+def fetching(schema: str, link: int, *, after: int, to: int, decoded: bool = False) -> Operation[FetchedBatch]:
     """Read the rows of a link behind `after` up to `to`.
 
     On psycopg nothing is decoded but with `decoded`, for a target that is reached by another driver.
@@ -37,4 +37,4 @@ def fetching(schema: str, link: int, *, after: int, to: int, decoded: bool = Fal
     [(rows, *columns)] = yield statement.at(schema=schema)(link=link, after=after, to=to)
     # A count, also undecoded: a bigint in eight bytes.
     count = int.from_bytes(rows.data, "big") if isinstance(rows, Undecoded) else rows
-    return Batch(count, dict(zip(COLUMNS, columns, strict=True)))
+    return FetchedBatch(count, dict(zip(COLUMNS, columns, strict=True)))

@@ -20,7 +20,7 @@ from dispatcher.links.acknowledge import making_durable
 from dispatcher.links.reading import Reading
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
-from dispatcher.links.visit import Notes, Target
+from dispatcher.links.visit import Notes, VisitTarget
 from mailroom import settings
 from mailroom.links.marks import wanting_marks
 from mailroom.links.target import Origin, reading_origins, wanted_subscriptions
@@ -79,7 +79,7 @@ class _Running:
         )  # fmt: skip
 
 
-class Links(Leading):
+class LinksLane(Leading):
     """The lane that receives what other nodes have stamped for this one; see `Leading`.
 
     `poll_interval_s` is the longest a message waits at its source if every notification is lost. `on_filled` is called
@@ -147,7 +147,7 @@ class Links(Leading):
         self._looks.set()
 
     async def _serve(self, connection: psycopg.AsyncConnection) -> None:
-        target = Target(
+        target = VisitTarget(
             self._home, self._schema, Receiving(connection, self._schema), self._room, self._poll_interval_s,
             self._received,
         )  # fmt: skip
@@ -169,7 +169,7 @@ class Links(Leading):
         finally:
             await self._end_all()
 
-    async def _look_around(self, target: Target) -> None:
+    async def _look_around(self, target: VisitTarget) -> None:
         if time.monotonic() - self._followed_at >= FOLLOW_S:
             self._followed_at = time.monotonic()
             self._has_total = await target.receiving.run(having_total(self._schema))
@@ -179,7 +179,7 @@ class Links(Leading):
             for number, each in self._running.items():
                 each.reading.notes.want_mark(wanted.get(number, 0))
 
-    async def _follow(self, target: Target) -> None:
+    async def _follow(self, target: VisitTarget) -> None:
         """Read the origins that are to be read now, and tell each reading what is wanted of it."""
         receiving = target.receiving
         found = await receiving.run(reading_origins(self._schema))
@@ -202,7 +202,7 @@ class Links(Leading):
                 running.reading.notes.subscriptions = wanted
                 running.reading.notes.rung.set()
 
-    def _begin(self, origin: Origin, target: Target, wanted: dict[UUID, str]) -> _Running:
+    def _begin(self, origin: Origin, target: VisitTarget, wanted: dict[UUID, str]) -> _Running:
         reading = Reading(origin, target, Notes(wanted), self._log)
         task = asyncio.create_task(reading.run())
         task.add_done_callback(lambda _: self._follow_now())

@@ -14,7 +14,7 @@ import psycopg
 from dispatcher.lease import LEASE_S
 from dispatcher.links.receiver import LinkStopped
 from dispatcher.links.source import SourceFailed, open_source
-from dispatcher.links.visit import Notes, Stopped, Target, Visit
+from dispatcher.links.visit import Notes, Stopped, Visit, VisitTarget
 from mailroom.errors import ConfigurationError, LinkRefused
 from mailroom.links.hello import LinkTaken, Rivals
 from mailroom.links.service import source_dsn
@@ -45,7 +45,7 @@ REFUSED = {
 class Reading:
     """Reads one origin. `tell` logs an error that nothing explains."""
 
-    def __init__(self, origin: Origin, target: Target, notes: Notes, tell: Callable[[Exception], None]) -> None:
+    def __init__(self, origin: Origin, target: VisitTarget, notes: Notes, tell: Callable[[Exception], None]) -> None:
         self.notes = notes
         self.state = "connecting"
         self._number = origin.number

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from dispatcher.deliver import SESSION as DELIVERY
 from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import Batch
+from dispatcher.links.fetch import FetchedBatch
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.links.wire import FURTHEST, MARK, READ, SPREAD
@@ -256,7 +256,7 @@ class Reception:
 def receiving(
     schema: str,
     origin: int,
-    batch: Batch,
+    batch: FetchedBatch,
     position: Position,
     *,
     most: int | None = None,

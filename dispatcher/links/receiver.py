@@ -10,7 +10,7 @@ import psycopg
 
 from dispatcher.fan_out import fan_out
 from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import Batch
+from dispatcher.links.fetch import FetchedBatch
 from dispatcher.links.receive import Reception, receiving
 from dispatcher.links.refusal import finding_refused
 from dispatcher.refusal import reason_of
@@ -49,7 +49,9 @@ class Receiver:
         self._partitions = partitions
         self._recovered = False
 
-    async def receive(self, origin: int, batch: Batch, position: Position, *, now: datetime | None = None) -> Reception:
+    async def receive(
+        self, origin: int, batch: FetchedBatch, position: Position, *, now: datetime | None = None
+    ) -> Reception:
         """Receive a batch that begins right behind `position`, or the first rows of it.
 
         Only the messages that the database refuses go to `dead_letter`. Go on from the position returned. Raises

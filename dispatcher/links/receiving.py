@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import psycopg
 
 from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import Batch
+from dispatcher.links.fetch import FetchedBatch
 from dispatcher.links.receive import Reception
 from dispatcher.links.receiver import Receiver
 from mailroom.sql.operation import Operation, T
@@ -45,7 +45,7 @@ class Receiving:
         async with self._turn:
             return await run_in_transaction(self._connection, operation)
 
-    async def receive(self, origin: int, batch: Batch, position: Position) -> Reception:
+    async def receive(self, origin: int, batch: FetchedBatch, position: Position) -> Reception:
         """Receive a batch; see `Receiver`."""
         async with self._turn:
             return await self._receiver.receive(origin, batch, position)

@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 
-from dispatcher.links.fetch import Batch
+from dispatcher.links.fetch import FetchedBatch
 from dispatcher.refusal import reason_of
 from mailroom.clock import LOCK
 from mailroom.links.wire import COLUMNS, MARK, NAMES, READ
@@ -95,7 +95,7 @@ ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
 
 def finding_refused(
-    schema: str, origin: int, batch: Batch, *, most: int | None = None, now: datetime | None = None
+    schema: str, origin: int, batch: FetchedBatch, *, most: int | None = None, now: datetime | None = None
 ) -> Operation[list[str | None]]:
     """Return for each row of a batch, or of its first `most`, the reason if the database refuses it by itself."""
     yield LOCK.at(schema=schema)()

@@ -17,7 +17,7 @@ import psycopg
 from dispatcher.leading import open_session
 from dispatcher.links.acknowledge import acknowledging
 from dispatcher.links.bounds import ROWS, Bounds, Position, bounding, bounding_ahead, reading_position
-from dispatcher.links.fetch import Batch, fetching
+from dispatcher.links.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.reconcile import reconcile
@@ -59,7 +59,7 @@ class _Ahead:
 
     after: int
     bounds: Bounds
-    batch: Batch
+    batch: FetchedBatch
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class VisitTarget:
     """The node that reads: where it is, and what all its origins share. `on_received` is called with each reception."""
 
     dsn: str | Home
@@ -115,7 +115,7 @@ class Visit:
     """
 
     def __init__(
-        self, source: Source, target: Target, origin: Origin, notes: Notes, on_read: Callable[[], Awaitable[None]],
+        self, source: Source, target: VisitTarget, origin: Origin, notes: Notes, on_read: Callable[[], Awaitable[None]],
         on_held_up: Callable[[Exception], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._source = source
@@ -282,7 +282,7 @@ class Visit:
             self._target.on_received(reception)
             return reception.position
 
-    async def _fetch(self, after: int, last: int) -> Batch:
+    async def _fetch(self, after: int, last: int) -> FetchedBatch:
         fetch = fetching(self._source.schema, self._link, after=after, to=last)
         return await self._source.ask(fetch, FETCH_S)
 

@@ -22,10 +22,10 @@ from inbox.exceptions import Unavailable
 from inbox.failure import Recorded, last_clocks, recording, suspecting
 from inbox.total import healing_total
 from inbox.worker.hold import ENDED, Hold
-from inbox.worker.overtime import Turn
+from inbox.worker.overtime import HandlerTurn
 from mailroom import carry
 from mailroom.message import Message
-from mailroom.session.home import Place
+from mailroom.session.home import HomeDatabase
 from mailroom.sql.apart import WritesApart, in_hand
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import is_closed, is_well
@@ -85,10 +85,10 @@ class Batch:
     ends: bool = False
     forgiven: bool | None = None
     recorded: Recorded | None = None
-    place: Place | None = None
-    turn: Turn | None = None
+    place: HomeDatabase | None = None
+    turn: HandlerTurn | None = None
 
-    def take(self, claimed: Claimed, connection: object, place: Place | None = None) -> None:
+    def take(self, claimed: Claimed, connection: object, place: HomeDatabase | None = None) -> None:
         """Take the result of a claim on this connection, which is at this place."""
         self.place = place
         self.claimed, self.claimed_at = claimed, time.monotonic()

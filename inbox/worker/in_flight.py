@@ -31,7 +31,7 @@ from inbox.worker.life import HOLDS, SESSION, Lives, terminating
 from inbox.worker.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
 from mailroom import settings
 from mailroom.message import Message
-from mailroom.session.home import Home, Place
+from mailroom.session.home import Home, HomeDatabase
 from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.runner import run
@@ -139,7 +139,7 @@ class Entry:
 
     id: UUID = field(default_factory=uuid4)
     written: bool = False
-    place: Place | None = None
+    place: HomeDatabase | None = None
 
 
 class InFlight:

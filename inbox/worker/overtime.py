@@ -25,7 +25,7 @@ class TimedOut(TimeoutError):
     stack: StackSummary | None = None
 
 
-class Turn:
+class HandlerTurn:
     """How long a handler has been at its message. One thread handles, another one asks whether its time is up."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -77,7 +77,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedBatch:
     """A batch: where its handler stands, what ends it, and what says that it has been ended."""
 
     stack: Callable[[], StackSummary]
@@ -91,13 +91,13 @@ class Overtime:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._watched: dict[Turn, Watched] = {}
+        self._watched: dict[HandlerTurn, WatchedBatch] = {}
         self._is_closed = False
         self._thread = threading.Thread(target=self._watch, name=f"mailroom-overtime-{name}", daemon=True)
         self._thread.start()
 
     async def bound(
-        self, running: Awaitable[None], turn: Turn, end: Callable[[TimedOut], None], *, cancel: bool = False
+        self, running: Awaitable[None], turn: HandlerTurn, end: Callable[[TimedOut], None], *, cancel: bool = False
     ) -> "asyncio.Future[None] | None":
         """Wait until `running` is done, and raise its error; or until `end` has ended its batch, and return it.
 
@@ -116,7 +116,7 @@ class Overtime:
 
         waiting = asyncio.ensure_future(over.wait())
         try:
-            with self._watching(turn, Watched(stack, end, ended)):
+            with self._watching(turn, WatchedBatch(stack, end, ended)):
                 await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
@@ -139,7 +139,7 @@ class Overtime:
         self._thread.join()
 
     @contextlib.contextmanager
-    def _watching(self, turn: Turn, watched: Watched) -> Iterator[None]:
+    def _watching(self, turn: HandlerTurn, watched: WatchedBatch) -> Iterator[None]:
         with self._changed:
             self._watched[turn] = watched
             self._changed.notify()

@@ -19,7 +19,7 @@ from psycopg.pq import ExecStatus, Format
 from psycopg.rows import TupleRow
 
 from mailroom.errors import ConfigurationError, ConnectionFailed
-from mailroom.session.home import PLACE, Elsewhere, Home, Place
+from mailroom.session.home import PLACE, Elsewhere, Home, HomeDatabase
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Execute
 from mailroom.sql.sqlstate import BLAMES, meaning
@@ -51,14 +51,14 @@ class Unawaited:
         self._role = role
         self._settings = session
         self._connection: psycopg.Connection | None = None
-        self._place: Place | None = None
+        self._place: HomeDatabase | None = None
         self._wanted = threading.local()
         self._unanswered: Execute | None = None
         self._is_closed = False
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def at(self, place: Place | None) -> Iterator[None]:
+    def at(self, place: HomeDatabase | None) -> Iterator[None]:
         """Use the session at that place only, in this thread within this context. None: where `home` is."""
         self._wanted.place = place
         try:
@@ -124,7 +124,7 @@ class Unawaited:
             if is_idle:
                 self._lock.release()
 
-    def _opened(self, place: Place | None) -> psycopg.Connection:
+    def _opened(self, place: HomeDatabase | None) -> psycopg.Connection:
         """Return the session at that place, with no answer outstanding."""
         connection = self._answered()
         try:
@@ -139,7 +139,7 @@ class Unawaited:
             connection.close()  # of where the batches were before
         return self._connect(place)
 
-    def _connect(self, wanted: Place | None) -> psycopg.Connection:
+    def _connect(self, wanted: HomeDatabase | None) -> psycopg.Connection:
         try:
             connection = self._home.connect(self._role, self._settings)
         except (ConnectionFailed, ConfigurationError) as failed:
@@ -228,12 +228,12 @@ def _flush(connection: psycopg.Connection) -> None:
         _wait(connection, selectors.EVENT_WRITE, deadline)
 
 
-def _place(connection: psycopg.Connection) -> Place:
+def _place(connection: psycopg.Connection) -> HomeDatabase:
     """Return where the session is. Raises `Unanswered`: behind a pooler the batches may hold all connections."""
     connection.pgconn.send_query_params(PLACE.at().numbered[0], None, result_format=Format.BINARY)
     _flush(connection)
     [row] = _take_answer(connection)
-    return Place(*row)
+    return HomeDatabase(*row)
 
 
 def _take_answer(connection: psycopg.Connection) -> list[TupleRow]:

@@ -26,7 +26,7 @@ from inbox.worker.connecting import NotConnected, connecting, reason
 from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.loop import Due, Loop
-from inbox.worker.overtime import Overtime, TimedOut, Turn
+from inbox.worker.overtime import HandlerTurn, Overtime, TimedOut
 from inbox.worker.signals import stopping
 from inbox.worker.tasks import first_error
 from inbox.worker.threads import Threads, in_thread
@@ -424,7 +424,7 @@ class Worker(_Service):
         if self._overtime is None:
             await running
             return
-        turn = batch.turn = Turn()
+        turn = batch.turn = HandlerTurn()
         left = await self._overtime.bound(running, turn, partial(self._end, batch, entry))
         if left is not None:
             self._threads.give_up(turn.thread)
@@ -588,7 +588,7 @@ class AsyncWorker(_Service):
         if self._overtime is None:
             await running
             return
-        turn = batch.turn = Turn()
+        turn = batch.turn = HandlerTurn()
         left = await self._overtime.bound(running, turn, partial(self._end, batch, entry), cancel=True)
         if left is not None:
             await self._transactions.spare(1)

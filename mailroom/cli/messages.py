@@ -17,7 +17,7 @@ FIELDS = (
 UNREADABLE = (ValueError, RecursionError)
 
 
-class Content(Protocol):
+class HasContent(Protocol):
     """Something with headers and a value."""
 
     @property
@@ -48,7 +48,7 @@ def message_json(message: Message) -> dict[str, Any]:
     return {**{name: as_json(getattr(message, name)) for name in FIELDS}, **content_json(message)}
 
 
-def content_json(held: Content) -> dict[str, Any]:
+def content_json(held: HasContent) -> dict[str, Any]:
     """Return headers and value as parts of a JSON object; `raw` and a `note` replace a value that JSON cannot hold."""
     try:
         content = {"value": as_json(held.value)}
@@ -57,7 +57,7 @@ def content_json(held: Content) -> dict[str, Any]:
     return {"headers": dict(held.headers), **content}
 
 
-def content_lines(held: Content) -> list[str]:
+def content_lines(held: HasContent) -> list[str]:
     """Return headers and value as people read them."""
     try:
         content = json_text(held.value, ascii_only=False)

@@ -135,7 +135,7 @@ def root() -> None:
       mailroom migrate
       mailroom inbox create shipping --subscribe order.paid
       mailroom outbox send order.paid --key order-42 --value '{"state": "paid"}'
-      mailroom dispatcher drain                               # or leave `mailroom dispatcher run` running
+      mailroom dispatcher deliver-all                         # or leave `mailroom dispatcher run` running
       mailroom inbox reap shipping --key order-42
       mailroom status
 

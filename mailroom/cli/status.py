@@ -26,7 +26,7 @@ def status(call: Call) -> None:
     Further columns are shown if they count anything. Waiting keys have failed and wait for their next attempt; parked
     keys are held, with their messages, until an operator acts (mailroom parked list). Dropped are messages that waited
     for longer than their inbox keeps them (mailroom inbox create --keep-s). Held are messages of an inbox of total
-    order that may not be reaped yet, since the node they are held for may still send earlier ones.
+    order that may not be reaped yet, since the node they are held back for may still send earlier ones.
 
     If a session of Mailroom waits for a lock, one line says for which, and who has it. If a sequence is behind its
     rows, since the node was moved without it, one line says which.
@@ -61,8 +61,8 @@ COUNTS: dict[str, Callable[[InboxStatus], object]] = {
     "parked keys": attrgetter("parked_keys"),
     "parked messages": attrgetter("parked_messages"),
     "dropped": attrgetter("dropped"),
-    "held": attrgetter("held"),
-    "held for": lambda inbox: "mailroom link resume" if inbox.is_stopped and inbox.held else inbox.waits_for,
+    "held back": attrgetter("held_back"),
+    "held back for": lambda inbox: "mailroom link resume" if inbox.is_stopped and inbox.held_back else inbox.waits_for,
 }
 
 LINK_COLUMNS: dict[str, Callable[[LinkStatus], object]] = {

@@ -8,7 +8,7 @@ from mailroom import trace as message_trace
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say, shown, working
 from mailroom.errors import MailroomError
-from mailroom.trace import Place
+from mailroom.trace import Location
 
 
 @click.command()
@@ -53,7 +53,7 @@ def trace(call: Call, message_id: UUID) -> None:
         )
 
 
-def _described(place: Place) -> str:
+def _described(place: Location) -> str:
     about = f"(topic {place.topic}, key {place.key}, sent {shown(place.sent_at)})"
     # Of what follows from it nobody has counted what stands before it.
     ahead = "" if place.ahead is None else f", {place.ahead:,} before it"

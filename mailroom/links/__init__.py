@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mailroom.links.links import AsyncLinks, Links, Removed
-    from mailroom.links.resume import Moved, Report, Resumed
+    from mailroom.links.resume import LinkMoved, LinkReport, Resumed
     from mailroom.links.states import LinkStates, ReaderState, SourceState
 
 __all__ = [
     "AsyncLinks",
+    "LinkMoved",
+    "LinkReport",
     "LinkStates",
     "Links",
-    "Moved",
     "ReaderState",
     "Removed",
-    "Report",
     "Resumed",
     "SourceState",
 ]
@@ -23,7 +23,7 @@ __all__ = [
 # Imported on demand: what stands below imports other modules of this package.
 _HOMES = {
     "mailroom.links.links": ("AsyncLinks", "Links", "Removed"),
-    "mailroom.links.resume": ("Moved", "Report", "Resumed"),
+    "mailroom.links.resume": ("LinkMoved", "LinkReport", "Resumed"),
     "mailroom.links.states": ("LinkStates", "ReaderState", "SourceState"),
 }
 

@@ -97,7 +97,7 @@ def reading_incarnation(schema: str) -> Operation[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedHistory:
     """A reader's claim: it had received this node's rows up to `seq`, with clocks up to `clock`; `newest` is left."""
 
     reader: str
@@ -112,7 +112,7 @@ class Renewed:
 
     incarnation: int
     clock: int
-    claims: tuple[Claimed, ...]
+    claims: tuple[ClaimedHistory, ...]
 
 
 def finding_claims(schema: str) -> Operation[bool]:
@@ -144,7 +144,7 @@ def renewing_locked(
     yield DURABLE.at()()
     yield RENEW.at(schema=schema)(incarnation=renewal.incarnation, clock=renewal.clock)
     yield ANSWERED.at(schema=schema)()
-    claims = tuple(Claimed(name, seq, of, newest) for _, name, seq, of, _, _, _, _, newest in rows)
+    claims = tuple(ClaimedHistory(name, seq, of, newest) for _, name, seq, of, _, _, _, _, newest in rows)
     for each in claims:
         told = f"incarnation {renewal.incarnation}: {each.reader} had received rows up to {each.seq} and clock "
         told += f"{each.clock}, here were rows up to {each.newest}"

@@ -50,7 +50,7 @@ def missing(seq: int, oldest: int) -> range:
     return range(seq + 1, oldest)
 
 
-class Step(Enum):
+class HistoryStep(Enum):
     """What the target does after a hello."""
 
     READ = "read"
@@ -59,15 +59,17 @@ class Step(Enum):
     STOP = "stop"
 
 
-def step(pinned: int | None, told: int, stands: Standing) -> Step:
+def step(pinned: int | None, told: int, stands: Standing) -> HistoryStep:
     """Return what a target does that has read incarnation `pinned` (None for none yet), and is told `told`.
 
     READ: go on. CLAIM: write the claim at the source, and read nothing. RECONCILE: see `reconciled`. STOP: rows are
     missing for good, and only `mailroom link resume` helps. A lower incarnation never comes so far (see `refusal`).
     """
     if pinned is not None and told > pinned:
-        return Step.RECONCILE
-    return {Standing.AGREES: Step.READ, Standing.DIVERGED: Step.CLAIM, Standing.GAP: Step.STOP}[stands]
+        return HistoryStep.RECONCILE
+    return {Standing.AGREES: HistoryStep.READ, Standing.DIVERGED: HistoryStep.CLAIM, Standing.GAP: HistoryStep.STOP}[
+        stands
+    ]
 
 
 # -- At the source ----------------------------------------------------------------------------------------------------

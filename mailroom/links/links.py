@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from mailroom.audit import auditing, check_actor
 from mailroom.errors import MailroomError, UnknownLink
 from mailroom.links.readers import allowing, removing_reader
-from mailroom.links.resume import Moved, Report, Resumed, cutting, moving, reporting, resuming
+from mailroom.links.resume import LinkMoved, LinkReport, Resumed, cutting, moving, reporting, resuming
 from mailroom.links.sources import adding, excluding, including, removing_source
 from mailroom.links.states import LinkStates, reading_states
 from mailroom.links.told import waiting_told
@@ -187,13 +187,13 @@ class _Operations:
             yield from auditing(self.schema, "resume order", [(None, None, 0)], actor, why)
         return resumed
 
-    def _report(self, source: str) -> Operation[Report]:
+    def _report(self, source: str) -> Operation[LinkReport]:
         """Return what only this node has of a source that was put back in time, by id, and which rows never came."""
         name = node_name(source)
         yield from checking(self.schema)
         return (yield from reporting(self.schema, name))
 
-    def _moved(self, name: str, *, actor: str, why: str | None = None) -> Operation[Moved]:
+    def _moved(self, name: str, *, actor: str, why: str | None = None) -> Operation[LinkMoved]:
         """Say that the node `name` was moved to another database or server; where it is now is noted at its next hello.
 
         Also for a node that takes the place of a reader, and for an old primary that is to be the source again.

@@ -164,7 +164,7 @@ ORDER BY 1
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LinkReport:
     """What of a source's messages is only here (`lost`, ids), and which seqs never came (`skipped`, first and last).
 
     `earlier` messages came by a link before this one: whether the source still has them is unknown, and they are left
@@ -179,7 +179,7 @@ class Report:
     earlier: int = 0
 
 
-def reporting(schema: str, name: str) -> Operation[Report]:
+def reporting(schema: str, name: str) -> Operation[LinkReport]:
     """Return what a source has lost of what this node has received, and what never came. Raises `UnknownLink`.
 
     As far back as receipts are kept; the ids of lost messages stay.
@@ -188,7 +188,7 @@ def reporting(schema: str, name: str) -> Operation[Report]:
     lost = yield LOST.at(schema=schema)(origin=number)
     skipped = yield SKIPPED.at(schema=schema)(origin=number, by_hand=BY_HAND)
     [(earlier,)] = yield EARLIER.at(schema=schema)(origin=number)
-    return Report(
+    return LinkReport(
         name, state, why, tuple(id for (id,) in lost), tuple((first, last) for first, last in skipped), earlier
     )
 
@@ -209,14 +209,14 @@ FORGET_SOURCE = Sql(
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class LinkMoved:
     """Whether the node of that name is a reader of this one, and whether it is a source; perhaps both."""
 
     reader: bool
     source: bool
 
 
-def moving(schema: str, name: str, *, actor: str, why: str | None = None) -> Operation[Moved]:
+def moving(schema: str, name: str, *, actor: str, why: str | None = None) -> Operation[LinkMoved]:
     """Forget where the node of this name was; its next hello notes where it is. Raises `UnknownLink`.
 
     For a reader that another node takes the place of, and for a source whose old primary is to be the source again.
@@ -228,7 +228,7 @@ def moving(schema: str, name: str, *, actor: str, why: str | None = None) -> Ope
     if not reader and not source:
         raise UnknownLink(f"No node {name!r} reads this one, or is read by it. See: mailroom link status")
     yield from auditing(schema, "link moved", [(None, name, 0)], actor, why)
-    return Moved(bool(reader), bool(source))
+    return LinkMoved(bool(reader), bool(source))
 
 
 # -- At the source ----------------------------------------------------------------------------------------------------

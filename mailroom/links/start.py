@@ -52,7 +52,7 @@ SELECT setval('{schema}.clock'::regclass, clock_ceiling) FROM noted
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class NodeHome:
     """A node's place as it was `noted` (None if never) and as it is `found`, and its `life`."""
 
     noted: Place | None
@@ -106,10 +106,10 @@ def _reading(schema: str) -> Operation[_Noted]:
     return _Noted(Place(*place) if None not in place else None, life, ceiling, clock, is_linked)
 
 
-def reading_home(schema: str) -> Operation[Home]:
+def reading_home(schema: str) -> Operation[NodeHome]:
     """Return where the node was noted, and where it is, as links need it (see `reading_place`)."""
     noted = yield from _reading(schema)
-    return Home(noted.place, (yield from reading_place()), noted.life)
+    return NodeHome(noted.place, (yield from reading_place()), noted.life)
 
 
 def starting(schema: str) -> Operation[Started]:

@@ -33,7 +33,7 @@ SELECT now(), current_setting('transaction_isolation') <> 'read committed' FROM 
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _Untold:
     topic: str
     origin: str
     source: str | None
@@ -61,7 +61,7 @@ def waiting_told(
     until = time.monotonic() + timeout_s
     began_before = None
     while pending := [
-        _Pending(*row) for row in (yield PENDING.at(schema=schema, inbox=inbox)(origin=origin, topics=topics))
+        _Untold(*row) for row in (yield PENDING.at(schema=schema, inbox=inbox)(origin=origin, topics=topics))
     ]:
         for each in pending:
             _check(inbox, each)
@@ -80,7 +80,7 @@ def waiting_told(
         began_before = began
 
 
-def _check(inbox: str, each: _Pending) -> None:
+def _check(inbox: str, each: _Untold) -> None:
     """Raise what no waiting mends."""
     if each.source is None:
         raise UnknownLink(f"This node does not read {each.origin} yet: mailroom link add {each.origin}")

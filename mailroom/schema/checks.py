@@ -8,7 +8,7 @@ from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_asyn
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0149"
+HEAD = "0150"
 
 
 def current_revision(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> str | None:

@@ -40,7 +40,7 @@ class Elsewhere(ConfigurationError, ConnectionFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HomeDatabase:
     """A database of a running server. Its name is for people: two servers may have the same one."""
 
     oid: int
@@ -48,10 +48,10 @@ class Place:
     name: str = field(compare=False)
 
 
-def reading_place() -> Operation[Place]:
+def reading_place() -> Operation[HomeDatabase]:
     """Return where this session is."""
     [row] = yield PLACE.at()()
-    return Place(*row)
+    return HomeDatabase(*row)
 
 
 class Home:
@@ -68,12 +68,12 @@ class Home:
         self._is_apart = apart
         self._found: str | ConfigurationError = unknown("No connection of this source has been seen")
         self._monotonic = monotonic
-        self._places: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[Any, HomeDatabase] = WeakKeyDictionary()
         self._refused: str | None = None
         self._renewed_at = -RENEWED_AFTER_S
         self._room_until = 0.0
         self._wanted_at: float | None = None
-        self.place: Place | None = None
+        self.place: HomeDatabase | None = None
         self.name = "" if dsn is None else settings.place(dsn)
 
     @classmethod
@@ -96,7 +96,7 @@ class Home:
         beside = settings.place(self._given) if self._is_apart and self._given is not None else self.name
         return self.name if beside == self.name else f"{self.name} (own sessions by way of {beside})"
 
-    def visiting(self, driver: object) -> Operation[Place]:
+    def visiting(self, driver: object) -> Operation[HomeDatabase]:
         """Return where a batch's connection is, and remember how its source opened it; `driver` is the driver's own.
 
         It asks once for each connection, in the batch's transaction.
@@ -110,7 +110,7 @@ class Home:
             self._learn(driver, found)
         return found
 
-    def _learn(self, driver: object, place: Place) -> None:
+    def _learn(self, driver: object, place: HomeDatabase) -> None:
         self.place = place
         with contextlib.suppress(TypeError):
             self._places[driver] = place
@@ -190,7 +190,7 @@ class Home:
             raise
         return connection
 
-    def compare(self, found: Place, wanted: Place | None = None) -> None:
+    def compare(self, found: HomeDatabase, wanted: HomeDatabase | None = None) -> None:
         """Raise `Elsewhere` unless a session of ours is where the batches are."""
         wanted = wanted or self.place
         if wanted is None or found == wanted:

@@ -38,13 +38,13 @@ class WritesApart(MailroomError):
 
 
 @dataclass(frozen=True, slots=True)
-class _InHand:
+class _CurrentHandler:
     driver: object
     oid: int
     server_started_us: int
 
 
-_in_hand: ContextVar[_InHand | None] = ContextVar("mailroom_in_hand", default=None)
+_in_hand: ContextVar[_CurrentHandler | None] = ContextVar("mailroom_in_hand", default=None)
 _places: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -61,7 +61,7 @@ def in_hand(driver: object, oid: int, server_started: datetime) -> Iterator[None
         yield
         return
     _watch()
-    token = _in_hand.set(_InHand(driver, oid, (server_started - EPOCH) // timedelta(microseconds=1)))
+    token = _in_hand.set(_CurrentHandler(driver, oid, (server_started - EPOCH) // timedelta(microseconds=1)))
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ MOST_KEYS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ShardPosition:
     """Where a shard stands: a row of `spark_drain`."""
 
     shard: int
@@ -64,22 +64,22 @@ LOCK_OTHERS = Sql(
 )
 
 
-def locking(schema: str, inbox: str, shard: int, directory: str) -> Operation[Position]:
+def locking(schema: str, inbox: str, shard: int, directory: str) -> Operation[ShardPosition]:
     """Become the shard's one drainer until the transaction ends, once no other is; return where the shard stands."""
     yield IN_TRANSACTION
     # The file becomes visible after this COMMIT, and must not outlive it in a crash of the server.
     yield DURABLE.at()()
     yield BEGIN.at(schema=schema)(inbox=inbox, shard=shard, directory=directory)
     [row] = yield LOCK_SHARD.at(schema=schema)(inbox=inbox, shard=shard)
-    return Position(*row)
+    return ShardPosition(*row)
 
 
-def locking_others(schema: str, inbox: str, shard: int) -> Operation[list[Position]]:
+def locking_others(schema: str, inbox: str, shard: int) -> Operation[list[ShardPosition]]:
     """Lock the inbox's other shards that are unfinished and that nobody drains; return where they stand."""
     yield IN_TRANSACTION
     yield DURABLE.at()()
     rows = yield LOCK_OTHERS.at(schema=schema)(inbox=inbox, shard=shard)
-    return [Position(*row) for row in rows]
+    return [ShardPosition(*row) for row in rows]
 
 
 ADVANCE = Sql(
@@ -110,7 +110,7 @@ def finishing(schema: str, inbox: str, shard: int) -> Operation[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSegment:
     """What one segment took; `is_all`: nothing else could be had."""
 
     messages: int
@@ -133,11 +133,11 @@ class Drainer:
         self._swept = False
         self._written: str | None = None  # the file of the attempt before, if that came as far as its COMMIT
 
-    def segment(self, connection: psycopg.Connection) -> Taken:
+    def segment(self, connection: psycopg.Connection) -> TakenSegment:
         """Take a segment; nothing if another drainer of the shard has taken one that is to be finished first."""
         position = run(connection, self._locking())
         if not position.finished:
-            return Taken(0, is_all=False)
+            return TakenSegment(0, is_all=False)
         series, segment = self._series(position), position.segment + 1
         if self._folder.has(series.final(segment)):
             raise self._other_history(series.final(segment))
@@ -153,7 +153,7 @@ class Drainer:
                 )  # fmt: skip
                 run(connection, advance)
                 self._demand_file(file.name)
-        return Taken(file.messages, is_all)
+        return TakenSegment(file.messages, is_all)
 
     def finish(self, connection: psycopg.Connection) -> None:
         """Give the file of the shard's last segment the name that readers see."""
@@ -170,19 +170,19 @@ class Drainer:
             except (MailroomError, OSError) as error:
                 log.warning("drain %s: shard %s stays unfinished: %s", self._inbox, position.shard, error)
 
-    def _locking(self) -> Operation[Position]:
+    def _locking(self) -> Operation[ShardPosition]:
         return locking(self._schema, self._inbox, self._shard, self._directory)
 
-    def _series(self, position: Position) -> Series:
+    def _series(self, position: ShardPosition) -> Series:
         return Series(position.node, self._inbox, position.shard)
 
-    def _finish(self, connection: psycopg.Connection, position: Position) -> None:
+    def _finish(self, connection: psycopg.Connection, position: ShardPosition) -> None:
         if not position.finished:
             there = self._folder if position.directory == self._directory else folder(position.directory)
             _show(there, position, self._series(position).final(position.segment))
             run(connection, finishing(self._schema, self._inbox, position.shard))
 
-    def _sweep(self, series: Series, position: Position) -> None:
+    def _sweep(self, series: Series, position: ShardPosition) -> None:
         """Delete what was never committed."""
         if self._written is not None:
             self._folder.delete(self._written)  # renamed by now, unless it was not committed
@@ -231,7 +231,7 @@ class Drainer:
             )
 
 
-def _show(there: Folder, position: Position, final: str) -> None:
+def _show(there: Folder, position: ShardPosition, final: str) -> None:
     """Give a committed file its final name, unless it has it already."""
     hidden, directory = str(position.file), shown(position.directory)
     if there.has(final):

@@ -188,7 +188,9 @@ def _clocks_differ(evidence: Evidence) -> DataFrame:
     return found.withColumn("wrong", f.col("messages") > 1)
 
 
-@_checks("segments in order", "no message overtook another of its key into an earlier segment of its shard ({:,} checked)")
+@_checks(
+    "segments in order", "no message overtook another of its key into an earlier segment of its shard ({:,} checked)"
+)
 def _segments_in_order(evidence: Evidence) -> DataFrame:
     segments = evidence.files.groupBy("inbox", "shard", "key", "segment").agg(
         f.min("clock").alias("clock"), f.max("clock").alias("last")

@@ -12,7 +12,7 @@ from inbox.claim import PIN
 from mailroom.errors import ConfigurationError
 from mailroom.sql.operation import Operation, Sql
 from spark_jobs.read.inbox_rows import BY_RANGE, DIGESTED, Planned, Range
-from spark_jobs.read.offsets import Place
+from spark_jobs.read.offsets import BatchEnd
 
 GIVEN = Sql(
     """
@@ -25,7 +25,7 @@ WHERE inbox = %(inbox)s::text ORDER BY batch
 
 def finding_given(
     schema: str, inbox: str, checkpoint: str, number: int, continues: str | None
-) -> Operation[Place | None]:
+) -> Operation[BatchEnd | None]:
     """Return where the batch of that number ends if it was given out before, else None.
 
     Raises `ConfigurationError` if the checkpoint lies behind what it has given out, or another one reads the inbox and
@@ -36,7 +36,7 @@ def finding_given(
     for owner, batch, upto, message_id, messages, digest in rows:
         if owner == checkpoint:
             if batch == number:
-                return Place(int(upto), message_id, int(batch), int(messages), int(digest))
+                return BatchEnd(int(upto), message_id, int(batch), int(messages), int(digest))
             last = int(batch)
         elif owner != continues:
             raise _read_by_another(inbox, owner, rows[-1][1], checkpoint)
@@ -72,21 +72,21 @@ FROM {schema}.inbox_{inbox} WHERE {by_range} GROUP BY 1 ORDER BY 1
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class RangeContent:
     """How many messages, and their digest."""
 
     messages: int = 0
     digest: int = 0
 
 
-def measuring(schema: str, inbox: str, ranges: Sequence[Range]) -> Operation[list[Content]]:
+def measuring(schema: str, inbox: str, ranges: Sequence[Range]) -> Operation[list[RangeContent]]:
     """Return what is in each of the ranges, which follow one another."""
     yield PIN.at()()
-    found = [Content()] * len(ranges)
+    found = [RangeContent()] * len(ranges)
     lowest = [one.above + 1 for one in ranges]
     measured = yield MEASURE.at(schema=schema, inbox=inbox)(lowest=lowest, above=ranges[0].above, upto=ranges[-1].upto)
     for nth, messages, digest in measured:
-        found[nth - 1] = Content(int(messages), int(digest))
+        found[nth - 1] = RangeContent(int(messages), int(digest))
     return found
 
 
@@ -105,7 +105,7 @@ VALUES (%(inbox)s::text, %(checkpoint)s::text, %(batch)s::bigint, %(above)s::big
 
 
 def giving_out(
-    schema: str, inbox: str, checkpoint: str, ranges: Sequence[Range], end: Place, continues: str | None
+    schema: str, inbox: str, checkpoint: str, ranges: Sequence[Range], end: BatchEnd, continues: str | None
 ) -> Operation[list[Range]]:
     """Give a batch out under its number, and return its ranges with what has to be read of each.
 

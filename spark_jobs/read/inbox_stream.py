@@ -55,7 +55,7 @@ from spark_jobs.read.given_out import (
     set_back,
 )
 from spark_jobs.read.inbox_rows import Range, batches, cutting
-from spark_jobs.read.offsets import Place, comparing, entering, finding_ends, finding_lowest, planning, reaping
+from spark_jobs.read.offsets import BatchEnd, comparing, entering, finding_ends, finding_lowest, planning, reaping
 
 try:
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -112,10 +112,10 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checkpoint: str | None = None
         self._connection: psycopg.Connection | None = None
         self._identity = ""
-        self._known: set[Place] = set()  # given out or compared by this session, and not below the last commit
+        self._known: set[BatchEnd] = set()  # given out or compared by this session, and not below the last commit
         self._first: tuple[int, int | None] = (0, None)  # above which clock the last batch begins, and with which
-        self._reached: Place | None = None  # where the next batch starts, for Spark 4.1, which does not say
-        self._target: Place | None = None
+        self._reached: BatchEnd | None = None  # where the next batch starts, for Spark 4.1, which does not say
+        self._target: BatchEnd | None = None
 
     # -- in the driver ------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         """Start before the first message: the checkpoint is new, and gets its id."""
         self._checkpoint = str(uuid4())
-        return self._offset(Place())
+        return self._offset(BatchEnd())
 
     def getDefaultReadLimit(self) -> "ReadLimit":
         """Take `maxMessages` in a batch."""
@@ -133,13 +133,13 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Stop at what there is now."""
         ends = self._run(finding_ends)
-        self._target = ends.last if ends else Place()
+        self._target = ends.last if ends else BatchEnd()
 
     @_resumed
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
         """Return the last message of the next batch, or where it starts if there is none."""
         # Spark 4.1 does not say where to start; unless an earlier call did, nothing can be counted from there.
-        reached = (self._reached or Place()) if start is None else self._place(start)
+        reached = (self._reached or BatchEnd()) if start is None else self._place(start)
         limited = self._reached is not None if start is None else isinstance(limit, ReadMaxRows)
         number = self._max_messages if limited else None
         reached = reached if self._checkpoint else self._resumed_at(reached)
@@ -152,12 +152,12 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = given
         elif end.clock > reached.clock:
             [content] = self._run(measuring, [Range(reached.clock, end.clock)])
-            end = Place(end.clock, end.message_id, reached.batch + 1, content.messages, content.digest)
+            end = BatchEnd(end.clock, end.message_id, reached.batch + 1, content.messages, content.digest)
         if end != reached:
             self._first = reached.clock, self._run(finding_lowest, reached.clock)
         return self._offset(end)
 
-    def _resumed_at(self, reached: Place) -> Place:
+    def _resumed_at(self, reached: BatchEnd) -> BatchEnd:
         # Spark 4.1 again: the checkpoint is one that this node knows, or none.
         last = self._run(finding_last)
         self._checkpoint, batch = last or (str(uuid4()), 0)
@@ -170,7 +170,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `lag_clocks` is at most how many messages are left: other inboxes' have clocks too. `lag_s` is how long ago the
         first of them was delivered.
         """
-        reached = self._reached or Place()
+        reached = self._reached or BatchEnd()
         ends = self._run(finding_ends, reached.clock)
         end, waiting_s = (ends.last, ends.waiting_s) if ends else (reached, 0.0)
         lag = {"lag_clocks": end.clock - reached.clock, "lag_s": waiting_s}
@@ -229,13 +229,13 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # psycopg gives up some sessions without a word of the server's, and does not call them broken.
         return is_lost(error, self._connection) or not sqlstate(error)
 
-    def _offset(self, place: Place) -> Offset:
+    def _offset(self, place: BatchEnd) -> Offset:
         self._session()
         self._reached = place
         self._known.add(place)
         return {"inbox": self._identity, "checkpoint": self._checkpoint, **asdict(place)}
 
-    def _place(self, offset: Offset) -> Place:
+    def _place(self, offset: Offset) -> BatchEnd:
         self._session()
         if offset["inbox"] != self._identity:
             raise ConfigurationError(
@@ -248,7 +248,7 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "stream then reads all that is in the inbox, also what it may have read before."
             )
         self._checkpoint = offset["checkpoint"]
-        place = Place(**{field.name: offset[field.name] for field in fields(Place)})
+        place = BatchEnd(**{field.name: offset[field.name] for field in fields(BatchEnd)})
         if place.clock and place not in self._known:
             self._run(comparing, place)
             self._known.add(place)

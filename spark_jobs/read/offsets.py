@@ -18,7 +18,7 @@ PATIENCE_MS = 30_000  # for the lock: the server may take so long to notice that
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchEnd:
     """Where a batch ends: the clock of its last message, and that message's id; 0 and None before the first one.
 
     And the batch itself: its number in its checkpoint, from 1, how many messages it has, and their digest.
@@ -88,14 +88,14 @@ class Ends:
 
     first: int
     waiting_s: float
-    last: Place
+    last: BatchEnd
 
 
 def finding_ends(schema: str, inbox: str, above: int = 0) -> Operation[Ends | None]:
     """Return what there is above a clock; None if there is nothing."""
     yield PIN.at()()
     for first, waiting_s, last, message_id in (yield ENDS.at(schema=schema, inbox=inbox)(above=above)):
-        return Ends(int(first), max(0.0, waiting_s), Place(int(last), message_id))
+        return Ends(int(first), max(0.0, waiting_s), BatchEnd(int(last), message_id))
     return None
 
 
@@ -137,7 +137,7 @@ LOGGED = Sql(
 )
 
 
-def planning(schema: str, inbox: str, start: int, number: int | None) -> Operation[Place | None]:
+def planning(schema: str, inbox: str, start: int, number: int | None) -> Operation[BatchEnd | None]:
     """Return where a batch of `number` messages (None: all) ends that begins above `start`; None if there is none.
 
     Raises `ConfigurationError` where a message may be missed: keys are parked, or a worker reads the inbox.
@@ -166,7 +166,7 @@ def planning(schema: str, inbox: str, start: int, number: int | None) -> Operati
     # this COMMIT waits until the log is on disk, with all that was visible: only then is a place in it given out.
     yield clock.DURABLE.at()()
     yield LOGGED.at()()
-    return Place(int(end), message_id)
+    return BatchEnd(int(end), message_id)
 
 
 # -- what a checkpoint says -------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ SELECT (SELECT last_value FROM {schema}.clock) >= %(clock)s::bigint,
 )
 
 
-def comparing(schema: str, inbox: str, place: Place) -> Operation[None]:
+def comparing(schema: str, inbox: str, place: BatchEnd) -> Operation[None]:
     """Raise `ConfigurationError` if the checkpoint is of a time that this database lacks.
 
     Either its clock has yet to be given out here. Or it has been given to another message: what was read up to there is

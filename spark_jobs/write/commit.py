@@ -20,9 +20,9 @@ from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving_rows
 from spark_jobs.node import AS_THE_ROLE, SESSION, Node
-from spark_jobs.write.content import Content
-from spark_jobs.write.finishing import PACE, Pace, described, finish
-from spark_jobs.write.ledger import Batch, comparing, entering, finding_entry, owning
+from spark_jobs.write.content import BatchContent
+from spark_jobs.write.finishing import PACE, ChunkPace, described, finish
+from spark_jobs.write.ledger import SparkBatch, comparing, entering, finding_entry, owning
 from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, left_to_a_sweep, sweep
 from spark_jobs.write.user_sql import Staging, UserSql, hiding, showing
@@ -39,7 +39,7 @@ class SendFailed(MailroomError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentBatch:
     """How many messages of a batch were sent, and how many passed over, since they were sent before."""
 
     messages: int
@@ -47,9 +47,9 @@ class Sent:
 
 
 def commit(
-    node: Node, batch: Batch, shape: Shape, staged: Sequence[Staged], user_sql: UserSql | None = None,
-    *, pace: Pace = PACE,
-) -> Sent:  # fmt: skip
+    node: Node, batch: SparkBatch, shape: Shape, staged: Sequence[Staged], user_sql: UserSql | None = None,
+    *, pace: ChunkPace = PACE,
+) -> SentBatch:  # fmt: skip
     """Send what these attempts have staged, in their order, unless the ledger has the batch; enter it into the ledger.
 
     A batch of more than a chunk of `pace` is decided in one transaction and moved in others, before this returns.
@@ -57,12 +57,12 @@ def commit(
     have been: run the batch again. `BulkUnfinished`: it was decided, and not all of it was moved.
     """
     tables = {one.token: one.content.messages for one in staged if one.token}
-    content = sum((one.content for one in staged), Content()).under(_heading(shape, user_sql))
+    content = sum((one.content for one in staged), BatchContent()).under(_heading(shape, user_sql))
     is_large = content.messages > pace.rows or sum(one.size for one in staged) > pace.max_bytes
     sending = _Sending(node, batch, shape, content, tables, user_sql, pace, is_large)
     if not tables:
         sending.enter_none()
-        return Sent(0)
+        return SentBatch(0)
     entered = sending.enter()
     if is_large or not entered:
         # Before it is reported as done. What the ledger has may be what a driver has left, or is at work on.
@@ -70,9 +70,9 @@ def commit(
     with left_to_a_sweep():
         sweep(node)
     if entered:
-        return Sent(content.messages)
+        return SentBatch(content.messages)
     log.warning("the batch %s was sent before: %s messages are passed over", batch, content.messages)
-    return Sent(0, passed_over=content.messages)
+    return SentBatch(0, passed_over=content.messages)
 
 
 def _heading(shape: Shape, user_sql: UserSql | None) -> str:
@@ -90,12 +90,12 @@ class _Sending:
     """How a batch is sent: its messages are moved, or it is decided, and `finish` moves them."""
 
     node: Node
-    batch: Batch
+    batch: SparkBatch
     shape: Shape
-    content: Content
+    content: BatchContent
     tables: Mapping[UUID, int]
     user_sql: UserSql | None
-    pace: Pace
+    pace: ChunkPace
     is_large: bool
 
     def enter_none(self) -> None:

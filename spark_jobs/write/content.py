@@ -31,14 +31,16 @@ HASH_IN_SPARK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class BatchContent:
     """How many rows, and the sums of their hashes, which no order changes."""
 
     messages: int = 0
     digest: bytes = bytes(8 * SUMS)
 
     @classmethod
-    def of(cls, topic: "pa.Array | str", key: "pa.Array | str", value: pa.Array, rest: "pa.Array | None") -> "Content":
+    def of(
+        cls, topic: "pa.Array | str", key: "pa.Array | str", value: pa.Array, rest: "pa.Array | None"
+    ) -> "BatchContent":
         """Return the content of rows, each with a topic, a key ("" for none), a value and the bytes of all else."""
         hashes = [sha256(row).digest()[: 8 * SUMS] for row in _hashed_bytes(topic, key, value).to_pylist()]
         if rest is not None:
@@ -46,13 +48,13 @@ class Content:
             hashes = [hash[:SENT_BYTES] + blake2b(hash + row, digest_size=16).digest() for hash, row in pairs]
         return cls(len(value), _sum(b"".join(hashes)))
 
-    def __add__(self, other: "Content") -> "Content":
-        return Content(self.messages + other.messages, _sum(self.digest + other.digest))
+    def __add__(self, other: "BatchContent") -> "BatchContent":
+        return BatchContent(self.messages + other.messages, _sum(self.digest + other.digest))
 
-    def under(self, heading: str) -> "Content":
+    def under(self, heading: str) -> "BatchContent":
         """Return the content, in 16 bytes, of these rows under a heading: what they are called, and what is for all."""
         rest = blake2b(heading.encode() + self.digest, digest_size=8).digest()
-        return Content(self.messages, self.digest[:SENT_BYTES] + rest)
+        return BatchContent(self.messages, self.digest[:SENT_BYTES] + rest)
 
 
 def _hashed_bytes(topic: "pa.Array | str", key: "pa.Array | str", value: pa.Array) -> pa.Array:

@@ -17,7 +17,7 @@ from mailroom.session.backoff import pause_s
 from mailroom.settings import refusal
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import BLAMES, is_of_row_security, meaning, sqlstate
-from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, Moved, advancing, is_dispatched, oldest
+from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, MovedRows, advancing, is_dispatched, oldest
 from spark_jobs.node import Node
 
 ATTEMPTS = 10
@@ -29,7 +29,7 @@ class BulkUnfinished(MailroomError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ChunkPace:
     """How a large batch is moved: in chunks of so many rows and bytes of values, as a dispatcher takes them.
 
     If no dispatcher takes anything for `patience_s`, or none leads at the start, chunks move without waiting, until one
@@ -42,10 +42,10 @@ class Pace:
     poll_interval_s: float = 0.02
 
 
-PACE = Pace()
+PACE = ChunkPace()
 
 
-def finish(node: Node, name: str, pace: Pace = PACE) -> None:
+def finish(node: Node, name: str, pace: ChunkPace = PACE) -> None:
     """Move what is left of large batches of that name, and return when all is in the outbox.
 
     Others may do so at the same time. Raises `BulkUnfinished` if the database refuses it, or cannot be reached.
@@ -69,7 +69,7 @@ def finish(node: Node, name: str, pace: Pace = PACE) -> None:
         time.sleep(pause_s(failures, LONGEST_PAUSE_S))
 
 
-def _advanced(connection: psycopg.Connection, schema: str, name: str, pace: Pace) -> Moved | None:
+def _advanced(connection: psycopg.Connection, schema: str, name: str, pace: ChunkPace) -> MovedRows | None:
     with connection.transaction():
         return run(connection, advancing(schema, name, pace.rows, pace.max_bytes))
 
@@ -91,7 +91,7 @@ class Queue:
     def __init__(
         self,
         schema: str,
-        pace: Pace,
+        pace: ChunkPace,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -104,7 +104,7 @@ class Queue:
         self._first = 0
         self._taken_at: float | None = None
 
-    def wait(self, connection: psycopg.Connection, moved: Moved) -> None:
+    def wait(self, connection: psycopg.Connection, moved: MovedRows) -> None:
         """Wait until all before a chunk and about half of it was taken, or nothing is taken any more."""
         if moved.first is None or moved.last is None or not moved.more:
             return

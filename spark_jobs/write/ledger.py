@@ -6,7 +6,7 @@ from mailroom import locks
 from mailroom.errors import InvalidMessage, MailroomError
 from mailroom.names import shown
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from spark_jobs.write.content import Content
+from spark_jobs.write.content import BatchContent
 
 JOB = -1  # in the place of a micro-batch's number
 MAX_NAME_BYTES = 100
@@ -21,7 +21,7 @@ class StreamTaken(MailroomError):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SparkBatch:
     """A batch; it is the same one when it comes again with the same name and number.
 
     `query` is a streaming query's id, and `continues` that of the query whose stream it continues. A batch that is not
@@ -73,7 +73,7 @@ OWNER = Sql(
 LAST = Sql("SELECT max(batch) FROM {schema}.spark_batch WHERE name = %(name)s::text", columns=("bigint",))
 
 
-def entering(schema: str, batch: Batch, content: Content) -> Operation[bool]:
+def entering(schema: str, batch: SparkBatch, content: BatchContent) -> Operation[bool]:
     """Enter a batch, in the transaction that sends it; return false if it was sent before.
 
     A query that restarts from its checkpoint should bring the very same batch, and so should a job that is run again.
@@ -101,7 +101,7 @@ def entering(schema: str, batch: Batch, content: Content) -> Operation[bool]:
     return False
 
 
-def owning(schema: str, batch: Batch) -> Operation[None]:
+def owning(schema: str, batch: SparkBatch) -> Operation[None]:
     """Raise `StreamTaken` if the stream's last batch is of another query that this one does not continue.
 
     Each query numbers its batches from 0, so each would pass over the other's batches and leave its own rows out.
@@ -119,7 +119,7 @@ def owning(schema: str, batch: Batch) -> Operation[None]:
             )
 
 
-def comparing(schema: str, batch: Batch, content: Content) -> Operation[None]:
+def comparing(schema: str, batch: SparkBatch, content: BatchContent) -> Operation[None]:
     """Raise `BatchDiffers` if the ledger has the batch with other content."""
     for before, digest, at in (yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)):
         # A batch that was entered before revision 0112 has no digest.
@@ -134,7 +134,7 @@ def comparing(schema: str, batch: Batch, content: Content) -> Operation[None]:
             )
 
 
-def finding_entry(schema: str, batch: Batch) -> Operation[tuple[int, str] | None]:
+def finding_entry(schema: str, batch: SparkBatch) -> Operation[tuple[int, str] | None]:
     """Return how many messages the batch had and when it was sent; None if the ledger does not have it."""
     for messages, _, at in (yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)):
         return int(messages), str(at)

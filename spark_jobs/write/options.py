@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 from mailroom.errors import ConfigurationError
 from mailroom.names import shown
 from spark_jobs.node import Node
-from spark_jobs.write.ledger import JOB, Batch
+from spark_jobs.write.ledger import JOB, SparkBatch
 from spark_jobs.write.shape import Shape
 from spark_jobs.write.user_sql import Transact, UserSql
 
@@ -35,7 +35,7 @@ class WriteOptions:
         """Read the options; raises `ConfigurationError` or `InvalidMessage`."""
         stream, continues = options.get("streamName"), options.get("continuesQuery")
         if stream is not None:
-            Batch(stream)
+            SparkBatch(stream)
         elif continues:
             raise ConfigurationError(
                 "Give streamName too (OutboxSink: stream): continuesQuery says whose stream of that name goes on."
@@ -54,9 +54,9 @@ class WriteOptions:
         business = self.user_sql is not None
         return Shape.of(schema, self.constants, business=business, nan_as_null=self.nan_as_null)
 
-    def batch(self, name: str, number: int = JOB, query: str | None = None) -> Batch:
+    def batch(self, name: str, number: int = JOB, query: str | None = None) -> SparkBatch:
         """Return the batch of that name; raises `InvalidMessage` for a name that the ledger cannot have."""
-        return Batch(name, number, query, self.continues, self.compared)
+        return SparkBatch(name, number, query, self.continues, self.compared)
 
 
 def _is_first(options: Mapping[str, str], name: str, first: str, second: str) -> bool:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from mailroom.errors import ConfigurationError
 from spark_jobs.node import demand_known
 from spark_jobs.write.commit import commit
-from spark_jobs.write.ledger import Batch
+from spark_jobs.write.ledger import SparkBatch
 from spark_jobs.write.options import OPTIONS, WriteOptions
 from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, drop, stage
@@ -91,7 +91,7 @@ class JobWriter(_Writer, DataSourceArrowWriter):
         """Send what the successful tasks have staged."""
         commit(self.options.node, self._batch(), self.shape, _staged(messages), self.options.user_sql)
 
-    def _batch(self) -> Batch:
+    def _batch(self) -> SparkBatch:
         return self.options.batch(str(self.name))
 
 

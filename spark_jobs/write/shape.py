@@ -18,7 +18,7 @@ from spark_jobs.write.byte_arrays import of_rows
 from spark_jobs.write.cbor import encoded
 from spark_jobs.write.cbor_types import check_spark_type
 from spark_jobs.write.columns import COLUMNS, TEXT, BusinessColumn, Column
-from spark_jobs.write.content import Content
+from spark_jobs.write.content import BatchContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Shape:
         business = (column.prepared(batch.column(column.name)) for column in self.business)
         return [*(given[name] for name in self.messages()), *business]
 
-    def content(self, arrays: Sequence[pa.Array]) -> Content:
+    def content(self, arrays: Sequence[pa.Array]) -> BatchContent:
         """Return the content of the arrays of `prepared`, without ids: each run may make new ones."""
         columns = list(zip(self.staged(), arrays, strict=True))
         given = {name: array for (name, _), array in columns}
@@ -99,7 +99,9 @@ class Shape:
                 own = [str(UUID(bytes=id)) for id in given["message_id"].to_pylist()]
                 key = pc.if_else(pc.equal(key, pa.array(own, key.type)), "", key)
         rest = [(array, kind) for (name, kind), array in columns if name not in ("message_id", "topic", "key", "value")]
-        return Content.of(topic, key, given["value"], binary_copy.fields(*zip(*rest, strict=True)) if rest else None)
+        return BatchContent.of(
+            topic, key, given["value"], binary_copy.fields(*zip(*rest, strict=True)) if rest else None
+        )
 
 
 def _fresh_ids(count: int) -> pa.Array:

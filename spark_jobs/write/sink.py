@@ -18,9 +18,9 @@ import pyarrow as pa
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA
 from spark_jobs.node import Node
-from spark_jobs.write.commit import Sent, commit
-from spark_jobs.write.content import Content
-from spark_jobs.write.ledger import JOB, Batch
+from spark_jobs.write.commit import SentBatch, commit
+from spark_jobs.write.content import BatchContent
+from spark_jobs.write.ledger import JOB, SparkBatch
 from spark_jobs.write.options import WriteOptions
 from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, abandon, left_to_a_sweep, stage
@@ -90,18 +90,18 @@ class OutboxSink:
         self._options = WriteOptions.of(options, commit_sql, transact)
 
     @overload
-    def __call__(self, frame: "DataFrame") -> Sent: ...
+    def __call__(self, frame: "DataFrame") -> SentBatch: ...
 
     @overload  # as `foreachBatch` wants it
     def __call__(self, frame: "DataFrame", batch_id: int) -> None: ...
 
-    def __call__(self, frame: "DataFrame", batch_id: int | None = None) -> Sent | None:
+    def __call__(self, frame: "DataFrame", batch_id: int | None = None) -> SentBatch | None:
         """Send a DataFrame, all of it; or a micro-batch, called by Spark in the driver. Nothing that the ledger has."""
         number = _number(frame, batch_id)
         sent = self._send(frame, JOB if number is None else number)
         return sent if number is None else None
 
-    def _send(self, frame: "DataFrame", batch_id: int) -> Sent:
+    def _send(self, frame: "DataFrame", batch_id: int) -> SentBatch:
         query = frame.sparkSession.sparkContext.getLocalProperty(QUERY)
         name = self._stream or query
         # Two queries of one stream's name are told apart by their ids, or else by what their batches hold.
@@ -144,7 +144,7 @@ def _number(frame: "DataFrame", given: int | None) -> int | None:
     return given
 
 
-def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[Staged]:
+def _staged(frame: "DataFrame", node: Node, batch: SparkBatch, shape: Shape) -> list[Staged]:
     """Stage the rows of each partition, and return the attempts that count, in the order of the partitions.
 
     Only Spark knows which ones these are: `collect` returns one result of each partition. An attempt whose answer was
@@ -159,4 +159,4 @@ def _staged(frame: "DataFrame", node: Node, batch: Batch, shape: Shape) -> list[
             yield pa.RecordBatch.from_pylist([row | {"size": found.size}])
 
     rows = frame.mapInArrow(of_task, "token string, messages bigint, digest binary, size bigint").collect()
-    return [Staged(batch, UUID(row.token), Content(row.messages, bytes(row.digest)), row.size) for row in rows]
+    return [Staged(batch, UUID(row.token), BatchContent(row.messages, bytes(row.digest)), row.size) for row in rows]

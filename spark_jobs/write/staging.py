@@ -23,8 +23,8 @@ from mailroom.sql.runner import end_of_copy, run
 from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table_in
 from spark_jobs.node import Node
 from spark_jobs.write import binary_copy
-from spark_jobs.write.content import Content
-from spark_jobs.write.ledger import Batch
+from spark_jobs.write.content import BatchContent
+from spark_jobs.write.ledger import SparkBatch
 from spark_jobs.write.shape import Shape
 
 log = logging.getLogger("mailroom.spark")
@@ -39,9 +39,9 @@ class Staged(WriterCommitMessage):
     `size` is about how many bytes that were.
     """
 
-    batch: Batch
+    batch: SparkBatch
     token: UUID | None
-    content: Content
+    content: BatchContent
     size: int = 0
 
 
@@ -59,14 +59,14 @@ REGISTER = Sql(
 )
 
 
-def stage(node: Node, batch: Batch, shape: Shape, rows: Iterable[Any]) -> Staged:
+def stage(node: Node, batch: SparkBatch, shape: Shape, rows: Iterable[Any]) -> Staged:
     """Put the rows of Arrow record batches into a new staging table and commit it; no rows make no table.
 
     Raises `InvalidMessage` for a row over a limit. After an error there is no table.
     """
     filled = (some for some in rows if some.num_rows)
     first = _up_to_a_chunk(filled)
-    content = Content()
+    content = BatchContent()
     if not first:
         return Staged(batch, None, content)
     is_large = _is_more_than_a_chunk(first)
@@ -100,7 +100,12 @@ def _is_more_than_a_chunk(some: Sequence[Any]) -> bool:
 
 
 def creating(
-    schema: str, batch: Batch, columns: Iterable[tuple[str, str]], *, is_large: bool = False, staging: str | None = None
+    schema: str,
+    batch: SparkBatch,
+    columns: Iterable[tuple[str, str]],
+    *,
+    is_large: bool = False,
+    staging: str | None = None,
 ) -> Operation[UUID]:
     """Make a staging table with these columns, names and types, and record its batch; returns its token.
 
@@ -176,13 +181,13 @@ def drop(node: Node, staged: Iterable[Staged]) -> None:
             _drop_all(connection, node.schema, tokens)
 
 
-def abandon(node: Node, batch: Batch) -> None:
+def abandon(node: Node, batch: SparkBatch) -> None:
     """Drop a batch's staging tables that nobody has locked; another driver at work on it then has to start again."""
     with node.connect("abort", autocommit=True) as connection:
         _drop_all(connection, node.schema, run(connection, _finding(node.schema, batch)))
 
 
-def _finding(schema: str, batch: Batch) -> Operation[list[UUID]]:
+def _finding(schema: str, batch: SparkBatch) -> Operation[list[UUID]]:
     return [token for (token,) in (yield OF_BATCH.at(schema=schema)(name=batch.name, number=batch.number))]
 
 

@@ -6,7 +6,7 @@ import random
 from dispatcher import lease
 from dispatcher.daemon import Dispatcher, run_until_signalled
 from dispatcher.links import lane, reading
-from dispatcher.links.lane import Links
+from dispatcher.links.lane import LinksLane
 from mailroom.sql.operation import Sql
 from tests.faults.links import mutants
 from tests.faults.role import Control
@@ -33,7 +33,7 @@ def play(task: Task, control: Control) -> None:
         end_nothing()
     if task.habits.link_mutant:
         mutants.apply(task.habits.link_mutant)
-    lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s) for make in (Dispatcher, Links)]
+    lanes = [make(task.dsn, poll_interval_s=task.habits.poll_s) for make in (Dispatcher, LinksLane)]
     asyncio.run(run_until_signalled(lanes))
 
 

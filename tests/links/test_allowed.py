@@ -136,7 +136,7 @@ async def test_reader_is_told_what_it_is_refused_until_it_is_allowed(source: Nod
         assert "secret (refused)" in said
         assert "does not allow secret; there: mailroom link allow lyon --topics" in said
         source.send("order.paid", key="k")
-        await asyncio.to_thread(source.drain)
+        await asyncio.to_thread(source.deliver_all)
         await eventually_async(lambda: reader.delivered("key") == [("k",)])
         do(source, "allow", "lyon", topics=["order.#", "secret"])
         await eventually_async(lambda: stamped(source) == ["order.paid", "secret"])

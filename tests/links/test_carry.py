@@ -11,7 +11,7 @@ from inbox import Inbox
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError
 from mailroom.sql.runner import run
-from mailroom.testing import carry, carry_async, drain
+from mailroom.testing import carry, carry_async, handle_all
 from outbox import Outbox
 from tests.links.test_fetch import ROWS
 from tests.support.links import Linked, linked
@@ -60,7 +60,9 @@ def test_answer_comes_back_over_a_link_the_other_way(
     source, target = connections
     Outbox().send(source, "order.paid", 1, key="k")
     carry(source, target)
-    drain(target, "billing", lambda message, conn: Outbox().send(conn, "order.answer", message.sent_clock, key="k"))
+    handle_all(
+        target, "billing", lambda message, conn: Outbox().send(conn, "order.answer", message.sent_clock, key="k")
+    )
     assert carry(target, source) == 1
     [answer] = Inbox("shop").reap_any(source)
     assert answer.clock > answer.sent_clock > answer.value

@@ -96,7 +96,7 @@ def test_node_is_let_follow_one_that_is_far_ahead(node: Node) -> None:
     ]
     node.inbox("shipping", "order.paid")
     node.send("order.paid", after_clock=2**60 + 2**32)
-    node.drain()
+    node.deliver_all()
     assert node.value("SELECT clock FROM mailroom.inbox_shipping") > 2**60
     assert json_of("node", "advance", "9", dsn=node.dsn)["clock"] > 2**60
     assert node.value("SELECT last_value FROM mailroom.clock") > 2**60

@@ -35,7 +35,7 @@ from mailroom.links.hello import LinkTaken, asking_topics, greeting, matching
 from mailroom.links.history import Witness, anchor, reconciled
 from mailroom.links.readers import allowing, removing_reader
 from mailroom.links.restored import saying_moved, saying_restored, taking_new_id
-from mailroom.links.resume import Report, moving, reporting, resuming
+from mailroom.links.resume import LinkReport, moving, reporting, resuming
 from mailroom.links.start import noting_place
 from mailroom.links.target import introducing, opening, pinning, reading_origins
 from mailroom.schema import create_inbox, migrate
@@ -85,7 +85,7 @@ class Pair:
     def stamp(self, *keys: str, **fields: Any) -> list[UUID]:
         """Send messages at the source, and stamp them."""
         ids = [self.source.send("order.paid", key=key, **fields) for key in keys]
-        self.source.drain()
+        self.source.deliver_all()
         return ids
 
     async def turn(self) -> str:
@@ -170,7 +170,7 @@ class Pair:
         if anew:
             node.connection.execute(ANEW)
 
-    def report(self) -> Report:
+    def report(self) -> LinkReport:
         return run(self.target.connection, reporting(SCHEMA, "north"))
 
     def incarnation(self) -> int:
@@ -198,7 +198,7 @@ async def test_source_put_back_in_time_loses_what_it_lost_and_nothing_comes_twic
     later = datetime.now(UTC) + timedelta(hours=1)
     pair.source.send("order.paid", key="scheduled", deliver_at=later)
     dump = pair.backup(pair.source)
-    pair.source.drain()
+    pair.source.deliver_all()
     [lost, also] = pair.stamp("lost", "also lost")
     release(pair)
     assert await pair.turns() == ["read"]
@@ -232,7 +232,7 @@ def release(pair: Pair) -> None:
     pair.source.connection.execute("UPDATE mailroom.scheduled SET deliver_at = now()")
     with pair.source.connection.transaction():
         run(pair.source.connection, releasing(SCHEMA))
-    pair.source.drain()
+    pair.source.deliver_all()
 
 
 async def test_source_put_back_to_before_its_first_row(pair: Pair) -> None:
@@ -241,7 +241,7 @@ async def test_source_put_back_to_before_its_first_row(pair: Pair) -> None:
     ids = pair.stamp("a", "b")
     await pair.turns()
     pair.restore(pair.source, dump)
-    pair.source.drain()
+    pair.source.deliver_all()
     assert await pair.turns() == ["claimed", "reconciled", "read"]
     assert set(pair.report().lost) == set(ids)
     pair.stamp("c")
@@ -258,7 +258,7 @@ async def test_source_put_back_to_before_it_allowed_its_reader(
         pytest.skip("this PostgreSQL has no pg_dump")
     pair = Pair(source, target, binaries)
     source.inbox("shipping", "order.paid")
-    source.drain()
+    source.deliver_all()
     for nth in range(3):
         source.send("order.paid", key=f"waiting-{nth}")
     dump = pair.backup(source)
@@ -386,7 +386,7 @@ async def test_what_both_have_is_found_in_small_portions(pair: Pair, monkeypatch
     for nth in range(5):
         pair.source.send("order.paid", key=f"waiting {nth}")
     dump = pair.backup(pair.source)
-    pair.source.drain()
+    pair.source.deliver_all()
     await pair.turns()
     for nth in range(5):
         pair.stamp(f"lost {nth}")
@@ -429,7 +429,7 @@ async def test_target_put_back_in_time_reads_again_what_the_source_still_has(pai
     pair.stamp("b")
     await pair.turns()
     pair.restore(pair.target, dump)
-    pair.target.drain()
+    pair.target.deliver_all()
     pair.stamp("c")
     assert await pair.turns() == ["read"]
     assert pair.received() == ["a", "b", "c"]
@@ -446,7 +446,7 @@ async def test_target_put_back_behind_what_the_source_keeps_stops_and_can_be_res
     await pair.turns()
     pair.source.connection.execute("DELETE FROM mailroom.transit WHERE seq < 4")
     pair.restore(pair.target, dump)
-    pair.target.drain()
+    pair.target.deliver_all()
     pair.stamp("e")
     assert await pair.turns() == ["gap of 2"]
     tried = transacted(pair.target, resuming(SCHEMA, "north", 3, actor="ada", dry_run=True))
@@ -473,7 +473,7 @@ async def test_both_put_back_and_the_source_behind_the_target(pair: Pair) -> Non
     await pair.turns()
     pair.restore(pair.source, source)
     pair.restore(pair.target, target)
-    pair.target.drain()
+    pair.target.deliver_all()
     pair.stamp("new")
     assert await pair.turns() == ["claimed", "reconciled", "read"]
     assert pair.received() == ["a", "lost", "new"]
@@ -492,7 +492,7 @@ async def test_both_put_back_and_the_target_behind_the_source(pair: Pair) -> Non
     await pair.turns()
     pair.restore(pair.source, source)
     pair.restore(pair.target, target)
-    pair.target.drain()
+    pair.target.deliver_all()
     pair.stamp("new")
     assert await pair.turns() == ["read"]
     assert pair.received() == ["a", "b", "new"]

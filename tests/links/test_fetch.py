@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from dispatcher.links.bounds import START
-from dispatcher.links.fetch import Batch, fetching
+from dispatcher.links.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import receiving
 from mailroom.links.wire import COLUMNS
 from mailroom.message import MESSAGE
@@ -81,7 +81,7 @@ async def test_async_connections_pass_a_batch_on_as_it_came(pair: Linked) -> Non
 
 def test_python_looks_into_nothing(pair: Linked) -> None:
     pair.put(*ROWS)
-    batch: Batch = run(pair.source.connection, fetching(SCHEMA, pair.link, after=0, to=99))
+    batch: FetchedBatch = run(pair.source.connection, fetching(SCHEMA, pair.link, after=0, to=99))
     assert batch.rows == len(ROWS)
     assert list(batch.columns) == list(COLUMNS)
     assert all(isinstance(each, Undecoded) for each in batch.columns.values())

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dispatcher.links.acknowledge import acknowledging
 from dispatcher.links.bounds import START, bounding
 from dispatcher.links.fetch import fetching
-from dispatcher.links.lane import Links
+from dispatcher.links.lane import LinksLane
 from mailroom.links.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
 from mailroom.links.hello import LinkTaken, asking_topics, checking_sight, greeting, matching
 from mailroom.links.marks import asking_mark
@@ -226,12 +226,12 @@ async def test_dispatcher_reads_with_this_login(
         "INSERT INTO mailroom.subscription (topic, inbox, origin) VALUES ('order', 'invoices', 'paris')"
     )
     monkeypatch.setenv("MAILROOM_DSN_PARIS", login_dsn)
-    lane = Links(target.dsn, poll_interval_s=0.1)
+    lane = LinksLane(target.dsn, poll_interval_s=0.1)
     running = asyncio.create_task(lane.run())
     try:
         await eventually_async(lambda: source.rows("SELECT FROM mailroom.link_topic"))
         source.send("order", {"order": 42}, key="k")
-        source.drain()
+        source.deliver_all()
         await eventually_async(lambda: target.delivered("inbox, key") == [("invoices", "k")])
         await eventually_async(lambda: source.value("SELECT acked FROM mailroom.link") == 1)
         [found] = do(target, "status").sources

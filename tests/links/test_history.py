@@ -17,9 +17,9 @@ import pytest
 from mailroom.links.history import (
     Claim,
     Cut,
+    HistoryStep,
     Renewal,
     Standing,
-    Step,
     Witness,
     anchor,
     cut,
@@ -71,12 +71,12 @@ def test_reader_without_a_position_agrees_with_what_begins_at_one() -> None:
 
 
 def test_reader_goes_on_claims_stops_or_reconciles() -> None:
-    assert step(None, 3, Standing.AGREES) is Step.READ
-    assert step(3, 3, Standing.AGREES) is Step.READ
-    assert step(3, 3, Standing.DIVERGED) is Step.CLAIM
-    assert step(3, 3, Standing.GAP) is Step.STOP
+    assert step(None, 3, Standing.AGREES) is HistoryStep.READ
+    assert step(3, 3, Standing.AGREES) is HistoryStep.READ
+    assert step(3, 3, Standing.DIVERGED) is HistoryStep.CLAIM
+    assert step(3, 3, Standing.GAP) is HistoryStep.STOP
     for stands in Standing:
-        assert step(3, 4, stands) is Step.RECONCILE
+        assert step(3, 4, stands) is HistoryStep.RECONCILE
 
 
 def test_link_is_in_doubt_until_its_reader_has_matched_in_this_life() -> None:
@@ -239,12 +239,12 @@ class Model:
         found = source.rows.get(position)
         stands = standing(position, mine, min(source.rows, default=None), found and found[0])
         match step(target.incarnation, source.incarnation, stands):
-            case Step.STOP:
+            case HistoryStep.STOP:
                 raise Stopped
-            case Step.CLAIM:
+            case HistoryStep.CLAIM:
                 self.claim()
                 return
-            case Step.RECONCILE:
+            case HistoryStep.RECONCILE:
                 self.reconcile()
                 return
         source.matched = source.life

@@ -11,7 +11,7 @@ import pytest
 from dispatcher import Dispatcher, Executor, leading
 from dispatcher.leading import Leading
 from dispatcher.links import lane, visit
-from dispatcher.links.lane import Links
+from dispatcher.links.lane import LinksLane
 from mailroom.embedded import Server
 from mailroom.links.start import noting_place
 from mailroom.sql.runner import run
@@ -86,7 +86,7 @@ async def test_idle_nodes_take_no_transaction_id(
         """Whoever writes takes the next one."""
         return int(north.value("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"))
 
-    kinds = (Dispatcher, Executor, Links)
+    kinds = (Dispatcher, Executor, LinksLane)
     daemons = [kind(node.dsn, poll_interval_s=0.02) for node in nodes.values() for kind in kinds]
     async with running(daemons):
         asked = "SELECT count(*) FROM mailroom.link_topic"

@@ -22,7 +22,7 @@ from dispatcher.daemon import all_lanes
 from dispatcher.janitor import Janitor
 from dispatcher.links import lane, reading, visit
 from dispatcher.links import source as at_source
-from dispatcher.links.lane import Links
+from dispatcher.links.lane import LinksLane
 from dispatcher.links.receiving import Room
 from dispatcher.links.source import Source
 from mailroom import locks
@@ -81,7 +81,7 @@ def proxy(pair: Linked, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 @contextlib.asynccontextmanager
-async def running(links: Links) -> AsyncIterator[Links]:
+async def running(links: LinksLane) -> AsyncIterator[LinksLane]:
     task = asyncio.create_task(links.run())
     try:
         yield links
@@ -99,7 +99,7 @@ def send(node: Node, *keys: str, topic: str = TOPIC) -> None:
     """Send messages and have the node's dispatcher stamp them."""
     for key in keys:
         node.send(topic, key=key)
-    node.drain()
+    node.deliver_all()
 
 
 def keys(node: Node) -> list[str]:
@@ -137,7 +137,7 @@ async def arrive(target: Node, *expected: str) -> None:
 
 
 async def test_message_arrives_when_the_source_rings(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)) as links:
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as links:
         await asks(pair.source, TOPIC)
         for nth in range(1, 4):
             await asyncio.to_thread(send, pair.source, f"{nth}")
@@ -146,15 +146,15 @@ async def test_message_arrives_when_the_source_rings(pair: Linked) -> None:
 
 
 async def test_what_was_stamped_before_it_started_arrives(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
     await asyncio.to_thread(send, pair.source, "a", "b", "c")
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await arrive(pair.target, "a", "b", "c")
 
 
 async def test_message_for_which_nobody_rings_is_found_by_the_poll(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=0.05)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=0.05)):
         await asks(pair.source, TOPIC)
         for nth in "abc":
             pair.put({"key": nth})
@@ -170,7 +170,7 @@ async def test_messages_arrive_though_a_stranger_at_the_source_holds_the_lock_of
     pair.source.connection.execute(
         f"SELECT pg_advisory_lock{'_shared' * shared}({locks.ASLEEP}, {locks.key(transit)})".encode()
     )
-    async with running(Links(pair.target.dsn, poll_interval_s=0.1)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=0.1)):
         await eventually_async(lambda: wanted(pair.source) == [TOPIC], WITHIN_S)
         for nth in range(1, 4):
             await asyncio.to_thread(send, pair.source, f"{nth}")
@@ -179,7 +179,7 @@ async def test_messages_arrive_though_a_stranger_at_the_source_holds_the_lock_of
 
 async def test_large_backlog_comes_in_portions_in_order(pair: Linked) -> None:
     pair.put(*({"key": f"{nth}", "value": bytes(1_000)} for nth in range(200)))
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S, room=Room(20_000, 10_000))):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S, room=Room(20_000, 10_000))):
         await arrive(pair.target, *(f"{nth}" for nth in range(200)))
     assert 20 <= len(pair.receipts()) <= 40
     sums = pair.target.rows("SELECT sum(last - first + 1), max(last) FROM mailroom.receipt")
@@ -187,7 +187,7 @@ async def test_large_backlog_comes_in_portions_in_order(pair: Linked) -> None:
 
 
 async def test_what_was_received_is_acknowledged_once_it_is_durable(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
         await asyncio.to_thread(send, pair.source, "a", "b")
         await arrive(pair.target, "a", "b")
@@ -203,7 +203,7 @@ async def test_nothing_is_acknowledged_before_it_is_durable(pair: Linked, monkey
         await run_in_transaction(connection, operation)
 
     monkeypatch.setattr(lane, "run_in_transaction", held_up)
-    async with running(Links(pair.target.dsn, poll_interval_s=0.05)) as links:
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=0.05)) as links:
         await asks(pair.source, TOPIC)
         pair.put({"key": "a"})
         await arrive(pair.target, "a")
@@ -221,7 +221,7 @@ async def test_what_an_earlier_visit_received_is_not_acknowledged_by_a_later_one
 ) -> None:
     monkeypatch.setattr(lane, "ACKNOWLEDGE_S", NEVER_S)
     monkeypatch.setattr(reading, "LEASE_S", 0.05)
-    async with running(Links(pair.target.dsn, poll_interval_s=0.05)) as links:
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=0.05)) as links:
         await asks(pair.source, TOPIC)
         pair.put({"key": "a"}, {"key": "b"})
         await arrive(pair.target, "a", "b")
@@ -242,18 +242,18 @@ async def test_what_an_earlier_visit_received_is_not_acknowledged_by_a_later_one
 async def test_position_that_the_source_does_not_know_is_acknowledged_after_hello(pair: Linked) -> None:
     pair.put({"key": "a"})
     pair.take()
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: pair.source.value("SELECT acked FROM mailroom.link") == 1)
 
 
 async def test_source_finds_its_reader_matched(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         matches = "SELECT l.matched = n.life FROM mailroom.link AS l, mailroom.node AS n"
         await eventually_async(lambda: pair.source.value(matches))
 
 
 async def test_new_subscription_reaches_the_source_and_its_messages_come(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
         pair.inbox("audit", "order.#")
         await asks(pair.source, "order.#", TOPIC)
@@ -266,7 +266,7 @@ async def test_new_subscription_reaches_the_source_and_its_messages_come(pair: L
 async def test_lease_tells_totals_and_what_each_origin_does(pair: Linked) -> None:
     counts = "SELECT counts FROM mailroom.lease WHERE role = 'links' AND until > clock_timestamp()"
     pair.put({"key": "a"}, {"kind": "H", "topic": "", "key": ""}, {"topic": "nowhere"}, {"topic": "no", "kind": "E"})
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await arrive(pair.target, "a")
         expected = {
             "received": 4, "delivered": 1, "expired": 0, "unrouted": 1, "dead": 1, "known": 0, "marks": 1,
@@ -276,7 +276,7 @@ async def test_lease_tells_totals_and_what_each_origin_does(pair: Linked) -> Non
 
 
 async def test_status_shows_what_the_lane_does_with_each_origin(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
         await eventually_async(lambda: told(pair.target) == "reading")
         found = links_status(pair.target.connection)
@@ -293,7 +293,7 @@ async def test_janitor_learns_which_inboxes_are_filled_from_elsewhere(
     """Among many inboxes their turn for a floor comes late."""
     watched: set[str] = set()
     monkeypatch.setattr(Janitor, "watch", lambda _, inboxes: watched.update(inboxes))
-    [links] = [lane for lane in all_lanes(pair.target.dsn, poll_interval_s=NEVER_S) if isinstance(lane, Links)]
+    [links] = [lane for lane in all_lanes(pair.target.dsn, poll_interval_s=NEVER_S) if isinstance(lane, LinksLane)]
     pair.inbox("idle", "order.shipped")
     pair.put({"key": "a"})
     async with running(links):
@@ -301,7 +301,7 @@ async def test_janitor_learns_which_inboxes_are_filled_from_elsewhere(
 
 
 async def test_total_inbox_is_given_a_mark_of_an_idle_source(source: Node, target: Node, pair_of_total: Linked) -> None:
-    async with running(Links(target.dsn, poll_interval_s=NEVER_S)), dispatching(source), dispatching(target):
+    async with running(LinksLane(target.dsn, poll_interval_s=NEVER_S)), dispatching(source), dispatching(target):
         await eventually_async(lambda: wanted(source) == [TOPIC])  # it joins by a mark, and asks then
         await asyncio.to_thread(target.send, TOPIC, key="own")
         stable = (
@@ -339,7 +339,7 @@ async def dispatching(node: Node) -> AsyncIterator[None]:
 
 
 async def test_node_without_origins_holds_its_lease_and_two_sessions(target: Node) -> None:
-    async with running(Links(target.dsn)):
+    async with running(LinksLane(target.dsn)):
         leads = "SELECT count(*) FROM mailroom.lease WHERE role = 'links' AND until > clock_timestamp()"
         await eventually_async(lambda: target.value(leads) == 1)
         assert len(target.sessions()) == 2
@@ -357,7 +357,7 @@ async def test_origin_is_followed_as_it_is_added_excluded_included_and_removed(
     source: Node, target: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", source.dsn)
-    async with running(Links(target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: target.rows("SELECT FROM mailroom.lease WHERE role = 'links'"))
         pair = link(source, target)
         pair.inbox("shipping", TOPIC)
@@ -379,7 +379,7 @@ async def test_origin_that_leads_elsewhere_now_is_read_there(
     pair: Linked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", "postgresql://127.0.0.1:1/nothing")
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: "unreachable" in told(pair.target))
         service = tmp_path / "services"
         values = psycopg.conninfo.conninfo_to_dict(pair.source.dsn)
@@ -408,7 +408,7 @@ async def test_reader_that_is_refused_says_what_to_do_and_goes_on_when_it_was_do
     pair: Linked, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair.source.connection.execute("UPDATE mailroom.link SET name = 'east'")
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert state(pair.target) == ("stopped", "north allows no reader south; at north: mailroom link allow south")
         pair.source.connection.execute("UPDATE mailroom.link SET name = 'south'")
@@ -420,9 +420,9 @@ async def test_reader_that_is_refused_says_what_to_do_and_goes_on_when_it_was_do
 async def test_refusal_that_passes_by_itself_is_not_noted(pair: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "PATIENCE_S", NEVER_S)
     pair.source.connection.execute("UPDATE mailroom.node SET started_at = started_at - interval '1 hour'")
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: "refused" in told(pair.target))
-        await asyncio.to_thread(pair.source.drain)  # a dispatcher of the source has started
+        await asyncio.to_thread(pair.source.deliver_all)  # a dispatcher of the source has started
         await asks(pair.source, TOPIC)
         assert state(pair.target) == ("open", None)
 
@@ -431,7 +431,7 @@ async def test_nothing_that_leads_to_a_source_stops_it_without_telling_secrets(
     pair: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", "postgresql://south:s3cret@[half/north")
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert "MAILROOM_DSN_NORTH" in str(state(pair.target)[1])
         assert "s3cret" not in f"{state(pair.target)}{told(pair.target)}{caplog.text}"
@@ -441,7 +441,7 @@ async def test_login_that_fails_is_tried_again_and_keeps_its_password(
     pair: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MAILROOM_DSN_NORTH", make_conninfo(pair.source.dsn, user="nobody", password="s3cret"))
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: "unreachable" in told(pair.target))
         await eventually_async(lambda: status(pair.target).state == "unreachable")
         assert "nobody" in str(status(pair.target).why)
@@ -456,7 +456,7 @@ async def test_history_that_has_parted_without_a_restart_stops_the_link(pair: Li
     pair.take()
     pair.source.connection.execute("DELETE FROM mailroom.transit WHERE seq = 2")
     pair.put({"key": "other"})
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert str(state(pair.target)[1]).endswith("; at north: mailroom node restored")
         assert pair.source.rows("SELECT claim_seq, claim_clock FROM mailroom.link") == [(2, 2)]
@@ -472,7 +472,7 @@ async def test_refusal_that_is_noted_is_opened_by_no_hello_alone(pair: Linked) -
         pair.source.connection.execute(statement)
     for statement in NOTE_STATES:
         pair.target.connection.execute(statement)
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
         before = pair.source.value("SELECT count(*) FROM hello")
         await eventually_async(lambda: pair.source.value("SELECT count(*) FROM hello") >= before + 3)
@@ -500,7 +500,7 @@ async def test_source_that_is_in_doubt_and_has_lost_rows_is_claimed_reconciled_a
     pair.take()
     pair.source.connection.execute("DELETE FROM mailroom.transit WHERE seq = 2")
     pair.put({"key": "other"})
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: pair.source.value("SELECT claim_seq FROM mailroom.link") == 2)
         pair.source.connection.execute("UPDATE mailroom.node SET incarnation = incarnation + 1")
         await arrive(pair.target, "a", "b", "other")
@@ -513,14 +513,14 @@ async def test_gap_stops_the_link_and_names_the_row_to_go_on_at(pair: Linked) ->
     pair.take()
     pair.put({"key": "b"}, {"key": "c"}, {"key": "d"})
     pair.trim(4)
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
         assert str(state(pair.target)[1]).endswith("mailroom link resume north --at 3")
 
 
 async def test_row_that_stops_a_link_is_tried_again_until_it_can_be_received(pair: Linked) -> None:
     pair.put({"key": "a"}, {"key": "b", "sent_clock": 2**62 + 1})
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: "clock above" in str(state(pair.target)[1]))
         assert keys(pair.target) == ["a"]
         pair.source.connection.execute("UPDATE mailroom.transit SET sent_clock = 2 WHERE seq = 2")
@@ -532,7 +532,7 @@ async def test_row_that_stops_a_link_is_tried_again_until_it_can_be_received(pai
 
 
 async def test_source_that_was_cut_off_is_read_again(pair: Linked, proxy: Proxy) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=0.05)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=0.05)):
         await asks(pair.source, TOPIC)
         for nth in range(1, 4):
             proxy.cut()
@@ -546,7 +546,7 @@ async def test_source_that_hangs_is_given_up_and_read_again(
     pair: Linked, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(at_source, "ANSWER_S", 0.3)
-    async with running(Links(pair.target.dsn, poll_interval_s=0.05)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=0.05)):
         await asks(pair.source, TOPIC)
         proxy.black_hole()
         await eventually_async(lambda: "unreachable" in told(pair.target))
@@ -558,7 +558,7 @@ async def test_source_that_hangs_is_given_up_and_read_again(
 
 
 async def test_stopping_ends_while_the_source_hangs(pair: Linked, proxy: Proxy) -> None:
-    links = Links(pair.target.dsn, poll_interval_s=0.05)
+    links = LinksLane(pair.target.dsn, poll_interval_s=0.05)
     async with running(links):
         await asks(pair.source, TOPIC)
         proxy.black_hole()
@@ -571,7 +571,7 @@ async def test_stopping_ends_while_the_source_hangs(pair: Linked, proxy: Proxy) 
 async def test_source_lost_while_the_lane_stops_is_not_said_to_be_tried_again(
     pair: Linked, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    links = Links(pair.target.dsn, poll_interval_s=0.05)
+    links = LinksLane(pair.target.dsn, poll_interval_s=0.05)
     async with running(links):
         await asks(pair.source, TOPIC)
         [reading] = [each.reading for each in links._running.values()]
@@ -586,7 +586,7 @@ async def test_source_lost_while_the_lane_stops_is_not_said_to_be_tried_again(
 @pytest.mark.slow
 async def test_stopping_ends_while_the_target_hangs(pair: Linked) -> None:
     with proxied(pair.target.dsn) as (network, dsn):
-        async with running(Links(dsn, poll_interval_s=0.05)):
+        async with running(LinksLane(dsn, poll_interval_s=0.05)):
             await asks(pair.source, TOPIC)
             network.black_hole()
             pair.put({"key": "a"})
@@ -607,7 +607,7 @@ async def test_one_source_that_is_dead_and_one_that_hangs_hold_up_none_of_the_ot
                 each = link(other, pair.target, f"n{nth}")
                 each.inbox("shipping", TOPIC)
             monkeypatch.setenv("MAILROOM_DSN_N0", "postgresql://127.0.0.1:1/nothing")
-            async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)) as links:
+            async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as links:
                 for node in (pair.source, *others[1:]):
                     await asks(node, TOPIC)
                 proxy.black_hole()
@@ -643,7 +643,7 @@ async def test_source_that_freezes_in_a_fetch_holds_up_none_of_the_others(
             connection.execute("UPDATE mailroom.node SET id = gen_random_uuid()")
             monkeypatch.setenv("MAILROOM_DSN_EAST", dsn)
             link(east, pair.target, "east").inbox("shipping", TOPIC)
-            async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+            async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
                 await asks(pair.source, TOPIC)
                 await asks(east, TOPIC)
                 await asyncio.to_thread(send, pair.source, "frozen")
@@ -674,7 +674,7 @@ async def test_source_whose_server_restarts_is_read_again_within_seconds(
         pair = link(Node(dsn, connection), target)
         pair.inbox("shipping", TOPIC)
         monkeypatch.setenv("MAILROOM_DSN_NORTH", dsn)
-        async with running(Links(target.dsn, poll_interval_s=0.05)):
+        async with running(LinksLane(target.dsn, poll_interval_s=0.05)):
             await asks(pair.source, TOPIC)
             await asyncio.to_thread(send, pair.source, "a")
             await arrive(target, "a")
@@ -694,7 +694,7 @@ async def test_target_whose_server_restarts_goes_on(
     with psycopg.connect(dsn, autocommit=True) as connection:
         pair = link(source, Node(dsn, connection))
         pair.inbox("shipping", TOPIC)
-        async with running(Links(dsn, poll_interval_s=0.05)):
+        async with running(LinksLane(dsn, poll_interval_s=0.05)):
             await asks(source, TOPIC)
             await asyncio.to_thread(send, source, "a")
             await arrive(pair.target, "a")
@@ -715,7 +715,7 @@ async def test_standby_says_no_hello_and_takes_over_from_a_killed_daemon(pair: L
         try:
             await eventually_async(lambda: sleepers(pair.source) == 1)
             leader = pair.source.value("SELECT run FROM mailroom.link")
-            async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)) as standby:
+            async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as standby:
                 await eventually_async(lambda: len(pair.target.sessions("mailroom links")) >= 4)
                 assert pair.source.value("SELECT run FROM mailroom.link") == leader
                 first.kill()
@@ -729,7 +729,7 @@ async def test_standby_says_no_hello_and_takes_over_from_a_killed_daemon(pair: L
 
 
 async def test_daemon_that_has_lost_its_lease_leaves_the_source(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
         pair.target.connection.execute(
             "UPDATE mailroom.lease SET holder = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' "
@@ -739,7 +739,7 @@ async def test_daemon_that_has_lost_its_lease_leaves_the_source(pair: Linked) ->
 
 
 async def test_zombie_with_an_old_position_takes_nothing_twice(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)) as zombie:
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as zombie:
         await asks(pair.source, TOPIC)
         pair.put({"key": "a"}, {"key": "b"})
         pair.take(rows=1)  # as another daemon does
@@ -750,7 +750,7 @@ async def test_zombie_with_an_old_position_takes_nothing_twice(pair: Linked) -> 
 
 
 async def test_zombie_whose_old_position_is_trimmed_stops_nothing(pair: Linked) -> None:
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)) as zombie:
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)) as zombie:
         await asks(pair.source, TOPIC)
         for statement in NOTE_STATES:
             pair.target.connection.execute(statement)
@@ -767,7 +767,7 @@ async def test_daemon_whose_link_another_has_taken_tells_nothing_there_and_greet
     pair: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "LEASE_S", 0.1)
-    async with running(Links(pair.target.dsn, poll_interval_s=NEVER_S)):
+    async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
         mine = pair.source.value("SELECT run FROM mailroom.link")
         pair.source.connection.execute("UPDATE mailroom.link SET run = gen_random_uuid()")

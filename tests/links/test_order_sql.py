@@ -154,7 +154,7 @@ def test_what_is_waited_for_is_the_node_that_has_shown_least(node: Node, state: 
         for found in run(node.connection, waiting(SCHEMA)):
             held = sum(clock > state.stable[found.inbox] for clock in state.messages[found.inbox])
             waited = bool(held and state.readable(found.inbox))
-            assert (found.stable, found.held) == (state.stable[found.inbox], held)
+            assert (found.stable, found.held_back) == (state.stable[found.inbox], held)
             assert found.is_stopped == state.has_lost
             assert found.shown == (state.bound(found.inbox) if waited else None)
             shows = {

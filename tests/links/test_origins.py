@@ -51,7 +51,7 @@ def test_message_of_this_node_goes_to_those_that_want_its_own(node: Node, origin
     with node.connection.transaction():
         create_inbox(node.connection, "billing", topic, origin=origin)
     node.send("order.paid", kind="E")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.delivered, totals.unrouted) == (comes, 1 - comes)
 
 

@@ -161,10 +161,10 @@ async def test_node_that_has_taken_the_largest_clock_is_read_by_its_neighbours_a
     back.inbox("ledger", "order.paid")
     pair.put({"sent_clock": furthest(pair.target)})
     await receive_all_there_is(pair, lane)
-    pair.target.drain()
+    pair.target.deliver_all()
     for _ in range(3):
         pair.target.send("order.paid")
-    pair.target.drain()
+    pair.target.deliver_all()
     async with await psycopg.AsyncConnection.connect(pair.source.dsn, autocommit=True) as neighbour:
         await receive_all_there_is(back, neighbour)
     assert len(back.target.delivered("clock")) == 3

@@ -100,7 +100,7 @@ class World:
                 with node.connection.transaction():
                     self.send(node)
             case "d":
-                node.drain()
+                node.deliver_all()
             case "t":
                 await self.turn(pair)
             case "h":
@@ -127,7 +127,7 @@ class World:
         for _ in range(20):
             is_quiet = True
             for node in self.nodes.values():
-                node.drain()
+                node.deliver_all()
             for pair in self.pairs:
                 is_quiet &= await self.turn(pair)
             for node in self.nodes.values():

@@ -35,7 +35,7 @@ def test_status_counts_what_is_on_the_way_to_each_link_and_what_it_has_not_ackno
     # The command goes to this node's own inbox.
     assert (found["lyon"].on_the_way, found["oslo"].on_the_way) == (2, 2)
     assert status(node.connection).inboxes[0].on_the_way == 3
-    node.drain()
+    node.deliver_all()
     node.send("order.sent")
     node.connection.execute("UPDATE mailroom.link SET acked = 1 WHERE number = %s", [lyon])
     found = of_links(node)
@@ -48,7 +48,7 @@ def test_lag_of_a_link_is_the_age_of_what_it_has_not_acknowledged(node: Node) ->
     assert of_links(node)["lyon"].lag_s == 0
     for _ in range(2):
         node.send("a")
-    node.drain()
+    node.deliver_all()
     node.connection.execute("UPDATE mailroom.transit SET sent_at = now() - seq * interval '100 s'")
     assert of_links(node)["lyon"].lag_s == pytest.approx(100, abs=50)
     node.connection.execute("UPDATE mailroom.link SET acked = 2 WHERE number = %s", [lyon])
@@ -88,7 +88,7 @@ def test_trace_finds_a_message_on_its_way_until_it_is_acknowledged(node: Node) -
     lyon, oslo = link(node, "lyon", "order.paid"), link(node, "oslo", "order.*")
     node.send("order.sent", kind="E")
     first, second = [node.send("order.paid", key="k") for _ in range(2)]
-    node.drain()
+    node.deliver_all()
     places = {each.link or each.inbox: each for each in trace(node.connection, second)}
     assert places.keys() == {"billing", "lyon", "oslo"}
     assert [(places[name].where, places[name].ahead) for name in ("lyon", "oslo")] == [("transit", 1), ("transit", 2)]
@@ -106,7 +106,7 @@ def test_trace_follows_causes_and_effects_that_are_on_their_way(node: Node) -> N
     link(node, "lyon", "a", "b")
     cause = node.send("a")
     effect = node.send("b", headers={"causation": str(cause)})
-    node.drain()
+    node.deliver_all()
     assert [(each.where, each.id) for each in causes(node.connection, effect)] == [("transit", cause)]
     assert [(each.where, each.id) for each in effects(node.connection, cause)] == [("transit", effect)]
 
@@ -115,6 +115,6 @@ def test_totals_and_the_command_tell_what_was_carried(node: Node) -> None:
     node.inbox("billing", "a")
     link(node, "lyon", "a")
     node.send("a")
-    assert done("dispatcher", "drain", dsn=node.dsn) == "1 messages taken, 1 delivered, 1 carried.\n"
+    assert done("dispatcher", "deliver-all", dsn=node.dsn) == "1 messages taken, 1 delivered, 1 carried.\n"
     node.send("a", deliver_at=datetime.now(UTC) + timedelta(days=1))
-    assert json_of("dispatcher", "drain", dsn=node.dsn)["carried"] == 0
+    assert json_of("dispatcher", "deliver-all", dsn=node.dsn)["carried"] == 0

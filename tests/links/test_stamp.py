@@ -57,7 +57,7 @@ def test_link_that_is_allowed_the_exact_topic_carries_every_kind(node: Node, kin
     lyon = link(node, "lyon", "order.paid", allowed=["#", "order.paid"])
     node.send("order.paid", key="k", kind=kind)
     node.send("order.Paid", key="other", kind="E")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.taken, totals.carried, totals.delivered, totals.dead, totals.unrouted) == (2, 1, 0, 0, 1)
     assert transit(node, "link, seq, key, kind::text") == [(lyon, 1, "k", kind)]
     assert node.waiting() == []
@@ -68,7 +68,7 @@ def test_link_that_wants_a_pattern_carries_messages_and_events_only(node: Node, 
     link(node, "lyon", pattern, "invoice.*")
     for kind in "MECR":
         node.send("order.paid", key=kind, kind=kind)
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.carried, totals.dead) == (2, 2)
     assert transit(node) == [(1, "M"), (2, "E")]
     [reason] = {reason for _, _, reason in node.dead()}
@@ -85,7 +85,7 @@ def test_pattern_of_a_link_fits_as_one_of_an_inbox_does(node: Node) -> None:
         link(node, f"link_{nth}", pattern)
     for topic in ("a", "a.b", "a.b.c", "aXb.c", "a_b.c", "b.b", "a.", "a..c"):
         node.send(topic, key=topic, kind="E")
-    node.drain()
+    node.deliver_all()
     got = node.rows("SELECT replace(inbox, 'inbox_', ''), key FROM mailroom.inbox ORDER BY 1, 2")
     carried = node.rows(
         "SELECT replace(name, 'link_', ''), key FROM mailroom.transit JOIN mailroom.link ON number = link ORDER BY 1, 2"
@@ -98,7 +98,7 @@ def test_link_that_wants_a_topic_twice_carries_it_once(node: Node) -> None:
     link(node, "lyon", "order.paid", "order.*", "#", allowed=["#", "order.paid"])
     for kind in "MC":
         node.send("order.paid", key=kind, kind=kind)
-    assert node.drain().carried == 2
+    assert node.deliver_all().carried == 2
     assert transit(node) == [(1, "M"), (2, "C")]
 
 
@@ -106,7 +106,7 @@ def test_message_goes_to_inboxes_and_links_with_one_clock(node: Node) -> None:
     node.inbox("billing", "order.paid")
     links = [link(node, "lyon", "order.paid"), link(node, "oslo", "order.*")]
     node.send("order.paid", key="k", kind="E")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.taken, totals.delivered, totals.carried) == (1, 1, 2)
     [(_, _, clock)] = node.delivered()
     assert transit(node, "link, seq, sent_clock") == [(number, 1, clock) for number in links]
@@ -119,7 +119,7 @@ def test_message_is_carried_as_it_was_sent(node: Node) -> None:
         "INSERT INTO mailroom.outbox (topic, value_json, event_type) VALUES ('order.paid', '{\"a\": 1}', 'D')"
     )
     sent = node.rows(f"SELECT {MESSAGE} FROM mailroom.outbox ORDER BY position")
-    node.drain()
+    node.deliver_all()
     assert transit(node, MESSAGE) == sent
     assert len(sent) == 2
 
@@ -129,7 +129,7 @@ def test_cut_link_gets_nothing_and_counts_for_nothing(node: Node) -> None:
     node.connection.execute("UPDATE mailroom.link SET state = 'cut' WHERE number = %s", [lyon])
     node.send("order.pay")
     node.send("order.paid", kind="E")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.carried, totals.unrouted, totals.dead) == (1, 1, 0)
     assert transit(node, "link") == [(oslo,)]
 
@@ -138,7 +138,7 @@ def test_topic_of_a_link_that_is_gone_counts_for_nothing(node: Node) -> None:
     lyon = link(node, "lyon", "order.paid", "order.*")
     node.connection.execute("DELETE FROM mailroom.link WHERE number = %s", [lyon])
     node.send("order.paid")
-    assert (node.drain().dead, transit(node)) == (1, [])
+    assert (node.deliver_all().dead, transit(node)) == (1, [])
 
 
 @pytest.mark.parametrize("kind", ["C", "R"])
@@ -147,7 +147,7 @@ def test_readers_do_not_change_who_gets_commands(node: Node, kind: str) -> None:
 
     def send(key: str) -> tuple[list[Any], list[Any], list[str]]:
         node.send("order.pay", key=key, kind=kind)
-        node.drain()
+        node.deliver_all()
         return (
             node.rows("SELECT inbox FROM mailroom.inbox WHERE key = %s", key),
             node.rows("SELECT name FROM mailroom.transit JOIN mailroom.link ON number = link WHERE key = %s", key),
@@ -178,7 +178,7 @@ def test_command_needs_exactly_one_inbox(node: Node) -> None:
         node.inbox(name, "order.pay")
     link(node, "lyon", "order.pay", allowed=["order.pay"])
     node.send("order.pay", key="k", kind="C")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.dead, totals.delivered, totals.carried) == (1, 0, 0)
     [(_, _, reason)] = node.dead()
     assert reason == "a command needs exactly one inbox, its topic has 2"
@@ -188,7 +188,7 @@ def test_pattern_of_a_link_is_no_second_receiver_of_a_command(node: Node) -> Non
     node.inbox("billing")
     link(node, "lyon", "#")
     node.send("billing", kind="C")
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.delivered, totals.carried, totals.dead) == (1, 0, 0)
 
 
@@ -197,9 +197,9 @@ def test_expired_and_scheduled_messages_are_not_carried(node: Node) -> None:
     node.send("order.paid", key="late", expires_at=SOON)
     node.send("order.paid", key="scheduled", deliver_at=LATER)
     node.send("order.paid", key="in time", expires_at=LATER)
-    totals = node.drain(now=SOON)
+    totals = node.deliver_all(now=SOON)
     assert (totals.expired, totals.scheduled, totals.carried) == (1, 1, 1)
-    assert node.drain(now=LATER).carried == 1
+    assert node.deliver_all(now=LATER).carried == 1
     assert transit(node) == [(1, "in time"), (2, "scheduled")]
 
 
@@ -209,7 +209,7 @@ def test_message_that_one_inbox_refuses_is_not_carried_either(node: Node) -> Non
     node.connection.execute("ALTER TABLE mailroom.inbox_billing ADD CONSTRAINT no_x CHECK (key <> 'x')")
     for key in ("a", "x", "b", "x", "c"):
         node.send("order.paid", key=key)
-    totals = node.drain()
+    totals = node.deliver_all()
     assert (totals.taken, totals.dead, totals.delivered, totals.carried) == (5, 2, 3, 3)
     assert [key for key, *_ in node.dead()] == ["x", "x"]
     assert transit(node) == [(1, "a"), (2, "b"), (3, "c")]
@@ -228,7 +228,7 @@ def test_seq_has_no_gaps_over_batches_and_deliveries_that_are_undone(node: Node)
             with node.connection.transaction(force_rollback=True):
                 assert node.deliver(rows=2).carried > 0
             assert node.deliver(rows=5).carried > 0
-    node.drain()
+    node.deliver_all()
     assert transit(node, "link, seq, key") == [
         *((1, nth + 1, str(nth)) for nth in range(12)),
         *((2, nth + 1, str(2 * nth + 1)) for nth in range(6)),
@@ -267,7 +267,7 @@ def test_batch_has_one_time_of_its_stamp_and_no_two_have_the_same(node: Node) ->
     for _ in range(3):
         for _ in range(4):
             node.send("a")
-        node.drain(now=NOW)  # what a caller takes for now is not the time of the stamp
+        node.deliver_all(now=NOW)  # what a caller takes for now is not the time of the stamp
     batches = node.rows(
         "SELECT count(*), max(seq), stamped_at = %s FROM mailroom.transit GROUP BY stamped_at ORDER BY stamped_at", NOW
     )
@@ -281,7 +281,7 @@ def test_nothing_is_carried_above_the_ceiling(node: Node) -> None:
         node.send("a")
     delivery = node.deliver()
     assert (delivery.ceiling, delivery.carried, transit(node)) == (3, 0, [])
-    assert node.drain().carried == 3
+    assert node.deliver_all().carried == 3
 
 
 # -- How it commits ---------------------------------------------------------------------------------------------------
@@ -547,5 +547,5 @@ def test_two_deliveries_at_once_give_out_no_seq_twice(node: Node, dsn: str, conn
 def test_ids_in_transit_are_those_that_the_sends_gave(node: Node) -> None:
     link(node, "lyon", "a")
     ids: list[UUID] = [node.send("a") for _ in range(3)]
-    node.drain()
+    node.deliver_all()
     assert [id for (id,) in transit(node, "message_id")] == ids

@@ -234,11 +234,11 @@ def test_dispatcher_jumps_before_it_stamps(node: Node) -> None:
     node.inbox("shipping", "order.paid")
     allow(node)
     node.send("order.paid")
-    node.drain()
+    node.deliver_all()
     before = node.value("SELECT max(clock) FROM mailroom.inbox")
     node.connection.execute("UPDATE mailroom.node SET timeline = 0")
     node.send("order.paid")
-    node.drain()
+    node.deliver_all()
     assert node.value("SELECT max(clock) FROM mailroom.inbox") > before + JUMP
 
 
@@ -273,7 +273,7 @@ def test_copy_gets_an_id_of_its_own_and_nothing_of_the_links_that_it_was_copied_
     node.inbox("shipping", "order.paid")
     allow(node)
     node.send("order.paid")
-    node.drain()
+    node.deliver_all()
     node.connection.execute("INSERT INTO mailroom.origin (name) VALUES ('west')")
     node.connection.execute("INSERT INTO mailroom.known VALUES (1, gen_random_uuid())")
     node.connection.execute("UPDATE mailroom.node SET database_oid = 0, incarnation = 3")
@@ -336,7 +336,7 @@ def settle(dsn: str) -> None:
         node = Node(dsn, connection)
         allow(node)
         node.send("order.paid", key="first")
-        node.drain()
+        node.deliver_all()
 
 
 def test_node_knows_where_it_was_made(private_server: Server) -> None:
@@ -353,7 +353,7 @@ def again(dsn: str, key: str) -> tuple[int, bool, Any]:
         node = Node(dsn, connection)
         before = node.value("SELECT life FROM mailroom.node")
         node.send("order.paid", key=key)
-        node.drain()
+        node.deliver_all()
         stamped = node.value("SELECT max(clock) FROM mailroom.inbox")
         home = run(connection, reading_home(SCHEMA))
         return stamped, home.life != before, home
@@ -396,7 +396,7 @@ def test_crash_that_undoes_asynchronous_commits_reuses_no_clock(served: Server) 
         )  # nothing leaves, so nothing makes a delivery durable
         for nth in range(3):
             node.send("order.paid", key=str(nth))
-        node.drain()
+        node.deliver_all()
         stamped = node.value("SELECT max(clock) FROM mailroom.inbox")
     kill(served)
     served.start()

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from dispatcher.links import lane, reading, visit
-from dispatcher.links.lane import Links as Lane
+from dispatcher.links.lane import LinksLane as Lane
 from mailroom import AsyncLinks, Links
 from mailroom.errors import ConfigurationError, NotSubscribed, UnknownInbox, UnknownLink
 from mailroom.schema import subscribe, unsubscribe
@@ -92,7 +92,7 @@ async def test_command_returns_once_the_source_knows_and_what_is_sent_then_comes
         assert "Inbox audit exists, subscribed to # of every node." in said
         assert stamped(source) == ["#", "first"]
         source.send("second", key="k")
-        await asyncio.to_thread(source.drain)
+        await asyncio.to_thread(source.deliver_all)
         await eventually_async(lambda: reader.delivered("inbox, key") == [("audit", "k")])
 
 
@@ -136,7 +136,7 @@ async def test_total_inbox_waits_until_the_source_has_shown_its_clock(source: No
             LINKS.wait(reader.connection, "ledger", timeout_s=0)
         waiting = asyncio.create_task(asyncio.to_thread(LINKS.wait, reader.connection, "ledger"))
         while not waiting.done():
-            await asyncio.to_thread(source.drain)  # its dispatcher gives the mark
+            await asyncio.to_thread(source.deliver_all)  # its dispatcher gives the mark
             await asyncio.wait([waiting], timeout=0.05)
         await waiting
         assert stamped(source) == ["paid"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dispatcher import Dispatcher
-from dispatcher.links.lane import Links
+from dispatcher.links.lane import LinksLane
 from inbox import AsyncWorker, Message
 from mailroom.links.start import noting_place
 from mailroom.sql.runner import run
@@ -39,7 +39,7 @@ async def test_two_daemons_bring_both_nodes_into_one_order(
     async with contextlib.AsyncExitStack() as running:
         for name, node in nodes.items():
             node.inbox("ledger", "sale", order="total", origin="*")
-            for daemon in (Dispatcher(node.dsn), Links(node.dsn)):
+            for daemon in (Dispatcher(node.dsn), LinksLane(node.dsn)):
                 await running.enter_async_context(_running(daemon))
             await running.enter_async_context(working_async(AsyncWorker(node.dsn, "ledger", handler(name))))
         asked = "SELECT count(*) FROM mailroom.link_topic"

@@ -97,7 +97,7 @@ def test_own_message_is_held_until_the_other_node_has_shown_as_much(pair: Linked
     pair.target.deliver()
     assert values(pair.target) == []
     [found] = status(pair.target.connection).inboxes
-    assert (found.order, found.held, found.waits_for) == ("total", 1, "north")
+    assert (found.order, found.held_back, found.waits_for) == ("total", 1, "north")
     pair.put({"sent_clock": 1, "topic": "sale", "value": b"\x01"})
     read(pair)
     assert sorted(map(str, values(pair.target))) == ["1", "mine"]
@@ -223,7 +223,7 @@ def test_mark_commits_synchronously(pair: Linked) -> None:
 
 def test_dispatcher_that_finds_a_question_appends_the_mark(pair: Linked) -> None:
     run(pair.source.connection, asking_mark(SCHEMA, pair.link, pair.run, 700))
-    pair.source.drain()
+    pair.source.deliver_all()
     assert pair.source.value("SELECT kind::text FROM mailroom.transit") == "H"
 
 
@@ -368,7 +368,7 @@ def test_node_that_lost_history_stands_until_somebody_says_so(pair: Linked) -> N
     read(pair)
     assert values(target) == []
     [found] = status(target.connection).inboxes
-    assert (found.held, found.is_stopped) == (1, True)
+    assert (found.held_back, found.is_stopped) == (1, True)
     with target.connection.transaction():
         assert Links().resume_order(target.connection, actor="ada")
         assert not Links().resume_order(target.connection, actor="ada")

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher.links import lane, reading, visit
-from dispatcher.links.lane import Links
+from dispatcher.links.lane import LinksLane
 from tests.links.test_links import do
 from tests.support.command import mailroom
 from tests.support.node import Node
@@ -53,7 +53,7 @@ class Reader:
     async def comes(self, key: str) -> None:
         """Send a message at the source, which arrives."""
         await asyncio.to_thread(self.source.send, "order", key=key)
-        await asyncio.to_thread(self.source.drain)
+        await asyncio.to_thread(self.source.deliver_all)
         await eventually_async(lambda: ("invoices", key) in self.target.delivered("inbox, key"), WITHIN_S)
 
     def status(self) -> tuple[dict[str, Any], int]:
@@ -108,7 +108,7 @@ def reader(source: Node, target: Node, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @contextlib.asynccontextmanager
 async def running(reader: Reader) -> AsyncIterator[None]:
-    links = Links(reader.target.dsn, poll_interval_s=0.05)
+    links = LinksLane(reader.target.dsn, poll_interval_s=0.05)
     task = asyncio.create_task(links.run())
     try:
         await eventually_async(lambda: reader.target.rows("SELECT FROM mailroom.lease WHERE role = 'links'"), WITHIN_S)
@@ -180,7 +180,7 @@ async def test_what_a_person_must_end_stops_the_link_and_it_goes_on_when_he_has(
         # What is to be acknowledged, and what is wanted anew, meets the missing rights.
         if "elsewhere" not in breaking:
             await asyncio.to_thread(reader.source.send, "order", key="second")
-            await asyncio.to_thread(reader.source.drain)
+            await asyncio.to_thread(reader.source.deliver_all)
         reader.target.connection.execute("UPDATE mailroom.subscription SET topic = 'order.#'")
         await reader.is_told("unreachable" if said == "read-only" else "stopped", said)
         reader.execute(mending)

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import Batch
+from dispatcher.links.fetch import FetchedBatch
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.source import Source, SourceFailed, open_source
-from dispatcher.links.visit import Notes, Target, Visit
+from dispatcher.links.visit import Notes, Visit, VisitTarget
 from mailroom import settings
 from mailroom.links.start import noting_place
 from mailroom.links.target import reading_origins
@@ -111,7 +111,7 @@ async def visit(
         notes = Notes()
         steps = Steps(source, notes)
         steps.act, steps.at = act, at or {}
-        target = Target(pair.target.dsn, SCHEMA, receiving, room or Room(), NEVER_S, on_received)
+        target = VisitTarget(pair.target.dsn, SCHEMA, receiving, room or Room(), NEVER_S, on_received)
         assert await Visit(steps, target, origin, notes, _read, _held_up).run(claims=False) == diverges
         return steps.names
 
@@ -144,7 +144,7 @@ async def test_row_that_is_stamped_while_the_reader_falls_asleep_is_found(pair: 
     async def stamp(nth: int) -> None:
         if nth == at:
             pair.source.send(TOPIC, key="k")
-            await asyncio.to_thread(pair.source.drain)
+            await asyncio.to_thread(pair.source.deliver_all)
 
     passed = await visit(pair, stamp)
     assert pair.target.delivered("key") == [("k",)], f"stamped at step {at} of {passed}"
@@ -172,7 +172,7 @@ async def test_next_batch_is_fetched_while_one_is_received(pair: Linked, monkeyp
         if fetched == 2:
             next_is_here.set()
 
-    async def receive_late(receiving: Receiving, origin: int, batch: Batch, position: Position) -> Reception:
+    async def receive_late(receiving: Receiving, origin: int, batch: FetchedBatch, position: Position) -> Reception:
         await asyncio.wait_for(next_is_here.wait(), WITHIN_S)
         return await receive(receiving, origin, batch, position)
 

@@ -18,7 +18,7 @@ from mailroom.errors import ConfigurationError, MailroomError, SchemaError
 from mailroom.sql.runner import run
 from spark_jobs import audit as audit_job
 from spark_jobs.archive.files import SPARK_COLUMNS, Series
-from spark_jobs.audit import Report, audit
+from spark_jobs.audit import AuditReport, audit
 from spark_jobs.drain import drain
 from spark_jobs.node import Node as SparkNode
 from spark_jobs.proof import tables as audit_tables
@@ -56,7 +56,13 @@ class Case:
             "place": "batch", "source": self.source, "messages": 18,
             "hash": f"{sum(int(self.hash(number), 16) for number in range(1, 19)) % 2**64:016x}",
         }  # fmt: skip
-        self.shard: dict[str, Any] = {"place": "shard", "inbox": f"inbox_{nth}", "shard": 0, "segment": 2, "messages": 12}
+        self.shard: dict[str, Any] = {
+            "place": "shard",
+            "inbox": f"inbox_{nth}",
+            "shard": 0,
+            "segment": 2,
+            "messages": 12,
+        }
         self.sent = {number: {"place": "sent", "message_id": self.id(number)} for number in range(1, 19)}
         self.more: list[dict[str, Any]] = []
 
@@ -503,7 +509,7 @@ class Run:
     def drained(self) -> int:
         return self.spark.read.parquet(str(self.directory)).count()
 
-    def audit(self, **options: Any) -> Report:
+    def audit(self, **options: Any) -> AuditReport:
         return audit(self.spark, self.job, [str(self.directory)], sent="public.sent", **options)
 
     def wrong(self, *names: str) -> list[Found]:
@@ -521,12 +527,12 @@ def node_run(spark: "SparkSession", dsn: str, spark_dsn: str, tmp_path: Path) ->
 
 def test_run_that_is_sound_holds_wherever_its_messages_are(node_run: Run) -> None:
     node_run.send(40)
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.drain(max_messages=15)
     node_run.send(6, "unrouted", topic="nobody", kind="C")
     node_run.send(6, "waiting")
     node_run.node.send("numbers", {"by": "another"}, deliver_at=datetime(2100, 1, 1, tzinfo=UTC))
-    node_run.node.drain()
+    node_run.node.deliver_all()
     columns = (
         "inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, value, sent_at"
     )
@@ -564,7 +570,7 @@ def test_message_that_went_to_another_node_only_is_not_lost(node_run: Run) -> No
                        "(VALUES ('numbers'), ('elsewhere')) AS t (topic)")  # fmt: skip
     node_run.send(10)
     node_run.send(20, "far", topic="elsewhere")
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.drain()
     checks = ("batches complete", "copies agree", "values as sent")
     assert node_run.wrong(*checks, "sent is there", "there is sent") == []
@@ -577,7 +583,7 @@ def test_message_that_went_to_another_node_only_is_not_lost(node_run: Run) -> No
 
 def test_lost_message_and_lost_file_are_found(node_run: Run) -> None:
     node_run.send(20)
-    node_run.node.drain()
+    node_run.node.deliver_all()
     [(lost,)] = node_run.node.rows(
         "DELETE FROM mailroom.inbox_numbers WHERE clock = (SELECT min(clock) FROM mailroom.inbox_numbers) "
         "RETURNING message_id::text"
@@ -596,7 +602,7 @@ def test_values_that_were_changed_are_found(node_run: Run) -> None:
     node, names = node_run.node, ("values as sent", "copies agree")
     node.inbox("others", "numbers")
     node_run.send(20)
-    node.drain()
+    node.deliver_all()
     swap = """WITH two AS (SELECT key, value FROM mailroom.inbox_%s WHERE key IN ('key-1', 'key-2') AND clock < 11)
               UPDATE mailroom.inbox_%s AS i SET value = two.value FROM two WHERE clock < 11 AND two.key <> i.key
               AND i.key IN ('key-1', 'key-2')"""
@@ -629,7 +635,7 @@ def test_values_of_every_shape_are_those_that_were_sent(node_run: Run) -> None:
         evidence = audit_job.gather(node_run.spark, node_run.job, [str(node_run.directory)])
         found = check("values as sent", evidence)
         assert (found.checked, found.wrong, found.examples) == (6, 0, [])
-        node_run.node.drain()
+        node_run.node.deliver_all()
         node_run.drain()
     assert node_run.drained() == 150
 
@@ -640,10 +646,10 @@ def test_inbox_that_was_emptied_is_found(node_run: Run) -> None:
     node.inbox("others", "numbers")
     node.send("numbers", {"by": "another"})
     node_run.send(5)
-    node.drain()
+    node.deliver_all()
     drain(node_run.job, "others", str(node_run.directory), max_messages=1)
     node_run.send(5, "more")
-    node.drain()
+    node.deliver_all()
     node.connection.execute("DELETE FROM mailroom.inbox_others")
     node_run.drain()
     assert node_run.wrong("files complete", "batches complete", "sent is there") == []
@@ -658,7 +664,7 @@ def test_message_that_a_pattern_should_have_brought_is_missed(node_run: Run) -> 
     node = node_run.node
 
     def drain_both() -> None:
-        node.drain()
+        node.deliver_all()
         for inbox in ("numbers", "others"):
             drain(node_run.job, inbox, str(node_run.directory))
 
@@ -670,7 +676,7 @@ def test_message_that_a_pattern_should_have_brought_is_missed(node_run: Run) -> 
     assert node_run.wrong("copies complete") == []
     for _ in range(2):
         node.send("numbers", 2)
-    node.drain()
+    node.deliver_all()
     node.connection.execute("DELETE FROM mailroom.inbox_others WHERE clock < (SELECT max(clock) FROM mailroom.inbox)")
     drain_both()
     [found] = node_run.wrong("copies complete")
@@ -685,7 +691,7 @@ def test_ways_are_those_of_deliveries(node_run: Run) -> None:
     for topic in topics:
         for kind in "ME":
             node_run.node.send(topic, kind=kind)
-    node_run.node.drain()
+    node_run.node.deliver_all()
     delivered = set(node_run.node.delivered("inbox, topic, kind"))
     ways = audit_tables.read(node_run.spark, node_run.job, None).filter("place = 'way'")
     found = routed(ways, node_run.spark.createDataFrame([(topic,) for topic in topics], "topic string"))
@@ -700,7 +706,7 @@ def test_what_no_ledger_tells_is_said_not_to_be_proven(node_run: Run) -> None:
     node = node_run.node
     node.inbox("reaped", "orders")
     ids = [node.send("numbers", number) for number in range(3)]
-    node.drain()
+    node.deliver_all()
     node.connection.execute("DELETE FROM mailroom.inbox_numbers WHERE message_id = %s", [ids[1]])
     node_run.drain()
     report = audit(node_run.spark, node_run.job, [str(node_run.directory)])
@@ -716,19 +722,19 @@ def test_what_no_ledger_tells_is_said_not_to_be_proven(node_run: Run) -> None:
 
 def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node_run.send(20, "first")
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.send(20, "second")
     read, await_files = audit_tables.read, audit_tables.await_files
 
     def move_and_read(*arguments: Any) -> "DataFrame":
         node_run.drain()
-        node_run.node.drain()
+        node_run.node.deliver_all()
         return read(*arguments)
 
     def move_and_await_files(*arguments: Any) -> str:
         node_run.drain()
         node_run.send(20, "third")
-        node_run.node.drain()
+        node_run.node.deliver_all()
         node_run.drain()
         return await_files(*arguments)
 
@@ -742,7 +748,7 @@ def test_messages_that_move_meanwhile_are_not_lost(node_run: Run, monkeypatch: p
 def test_files_of_other_nodes_are_ignored(node_run: Run) -> None:
     """Theirs may lie in the same directory, of an inbox of the same name."""
     node_run.send(10)
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.drain()
     [file] = node_run.directory.iterdir()
     inbox, _, shard, segment = file.name.split("-")
@@ -755,19 +761,19 @@ def test_files_of_other_nodes_are_ignored(node_run: Run) -> None:
 def test_cause_that_was_requeued_after_its_effect_is_no_disorder(node_run: Run) -> None:
     node = node_run.node
     cause = node.send("numbers", 1, key="a")
-    node.drain()
+    node.deliver_all()
     [message] = Inbox("numbers").peek(node.connection)
     with node.connection.transaction():
         run(node.connection, failing("numbers", message, Skip("not now")))
     unrouted = node.send("nobody", 1, kind="C")
-    node.drain()
+    node.deliver_all()
     for number, id in enumerate((cause, unrouted)):
         node.send("numbers", number, key="b", headers={"causation": str(id)})
-    node.drain()
+    node.deliver_all()
     node.inbox("others", "nobody")
     with node.connection.transaction():
         assert DeadLetters().requeue(node.connection, None, actor="test") == 2
-    node.drain()
+    node.deliver_all()
     node_run.drain()
     drain(node_run.job, "others", str(node_run.directory))
     assert node_run.wrong("effects follow causes") == []
@@ -794,7 +800,7 @@ def hidden(node_run: Run) -> tuple[Path, Path]:
 
 def test_file_that_is_about_to_be_shown_is_awaited(node_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node_run.send(5)
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.drain()
     file, final = hidden(node_run)
     monkeypatch.setattr(audit_tables, "sleep", lambda _: file.rename(final))
@@ -803,7 +809,7 @@ def test_file_that_is_about_to_be_shown_is_awaited(node_run: Run, monkeypatch: p
 
 def test_file_that_stays_hidden_is_told_and_healed_by_a_drain(node_run: Run) -> None:
     node_run.send(5)
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.drain()
     hidden(node_run)
     with pytest.raises(
@@ -812,7 +818,7 @@ def test_file_that_stays_hidden_is_told_and_healed_by_a_drain(node_run: Run) -> 
         audit_tables.await_files(node_run.job, [str(node_run.directory)], within_s=0)
     audit_tables.await_files(node_run.job, ["/another"], within_s=0)
     node_run.send(1, "more")
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.drain()
     assert node_run.wrong("files complete", "batches complete") == []
 
@@ -857,7 +863,7 @@ def test_command_prints_a_result_and_writes_a_report(
     node_run: Run, command: Callable[..., Result], tmp_path: Path
 ) -> None:
     node_run.send(12)
-    node_run.node.drain()
+    node_run.node.deliver_all()
     node_run.drain()
     result = command("--report", str(tmp_path / "audit.json"), "--sent", "public.sent")
     assert result.exit_code == 0, result.output

@@ -25,13 +25,13 @@ from mailroom.sql import runner
 from mailroom.sql.operation import Step
 from mailroom.sql.runner import run
 from mailroom.status import status
-from outbox.bulk import CHUNK, CHUNK_ROWS, MOVE, STAGED, BulkLost, Moved, advancing, oldest, table, table_in
+from outbox.bulk import CHUNK, CHUNK_ROWS, MOVE, STAGED, BulkLost, MovedRows, advancing, oldest, table, table_in
 from spark_jobs.node import Node
 from spark_jobs.proof.tables import SNAPSHOT
 from spark_jobs.write.columns import COLUMNS
-from spark_jobs.write.commit import SendFailed, Sent, StagingLost, commit
-from spark_jobs.write.finishing import BulkUnfinished, Pace, Queue, finish
-from spark_jobs.write.ledger import Batch, BatchDiffers
+from spark_jobs.write.commit import SendFailed, SentBatch, StagingLost, commit
+from spark_jobs.write.finishing import BulkUnfinished, ChunkPace, Queue, finish
+from spark_jobs.write.ledger import BatchDiffers, SparkBatch
 from spark_jobs.write.staging import Staged, abandon, drop, stage, sweep
 from spark_jobs.write.user_sql import UserSql
 from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables
@@ -44,18 +44,18 @@ from tests.support.waiting import WITHIN_S, eventually
 from tests.test_plans import generic_plan
 
 ROWS = 25
-PACE = Pace(rows=4, patience_s=0)  # nobody dispatches, and nobody is waited for
-FEWER = Pace(rows=8, patience_s=0)  # a first, a middle and a last chunk have all statements that there are
-JOB = Batch("job")
+PACE = ChunkPace(rows=4, patience_s=0)  # nobody dispatches, and nobody is waited for
+FEWER = ChunkPace(rows=8, patience_s=0)  # a first, a middle and a last chunk have all statements that there are
+JOB = SparkBatch("job")
 
 
-def staged(node: Node, batch: Batch = JOB, first: int = 0, last: int = ROWS) -> list[Staged]:
+def staged(node: Node, batch: SparkBatch = JOB, first: int = 0, last: int = ROWS) -> list[Staged]:
     """Stage the rows in two tasks, neither of which ends with a chunk."""
     middle = (first + last) // 2 + 1
     return [stage(node, batch, SHAPE, batches(*some)) for some in ((first, middle), (middle, last))]
 
 
-def send(node: Node, batch: Batch = JOB, last: int = ROWS, user_sql: UserSql | None = None) -> Sent:
+def send(node: Node, batch: SparkBatch = JOB, last: int = ROWS, user_sql: UserSql | None = None) -> SentBatch:
     return commit(node, batch, SHAPE, staged(node, batch, 0, last), user_sql, pace=PACE)
 
 
@@ -83,7 +83,7 @@ def dies(_: psycopg.Connection[Any]) -> None:
     raise Death
 
 
-def decided_and_left(node: Node, batch: Batch = JOB, chunks: int = 2) -> list[Staged]:
+def decided_and_left(node: Node, batch: SparkBatch = JOB, chunks: int = 2) -> list[Staged]:
     """Decide a batch and move some of it, as a driver that dies then."""
     attempts = staged(node, batch)
     moved = [0]
@@ -119,7 +119,7 @@ def per_transaction(connect: Connect) -> list[int]:
 
 
 def test_large_batch_moves_in_chunks_and_in_order(dsn: str, connect: Connect) -> None:
-    assert send(Node(dsn=dsn)) == Sent(ROWS)
+    assert send(Node(dsn=dsn)) == SentBatch(ROWS)
     assert sent(connect) == list(range(ROWS))
     assert per_transaction(connect) == [4] * 6 + [1]
     assert ledger(connect) == [("job", -1, ROWS)]
@@ -134,17 +134,17 @@ def test_small_batch_moves_with_its_row_in_the_ledger(dsn: str, connect: Connect
 def test_chunk_is_bounded_by_bytes_and_has_one_message_at_least(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
     [(size,)] = connect().execute("SELECT octet_length(%b::bytea)", [b"\xa1\x62id\x00"]).fetchall()
-    commit(node, JOB, SHAPE, staged(node), pace=Pace(rows=6, max_bytes=3 * size, patience_s=0))
+    commit(node, JOB, SHAPE, staged(node), pace=ChunkPace(rows=6, max_bytes=3 * size, patience_s=0))
     assert per_transaction(connect)[:2] == [3, 3]
-    tiny = Batch("tiny")
-    commit(node, tiny, SHAPE, staged(node, tiny), pace=Pace(rows=6, max_bytes=1, patience_s=0))
+    tiny = SparkBatch("tiny")
+    commit(node, tiny, SHAPE, staged(node, tiny), pace=ChunkPace(rows=6, max_bytes=1, patience_s=0))
     assert per_transaction(connect)[-ROWS:] == [1] * ROWS
     assert sent(connect) == [*range(ROWS), *range(ROWS)]
 
 
 def test_batch_of_few_rows_is_large_by_its_bytes(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
-    commit(node, JOB, SHAPE, staged(node), pace=Pace(max_bytes=50, patience_s=0))
+    commit(node, JOB, SHAPE, staged(node), pace=ChunkPace(max_bytes=50, patience_s=0))
     assert len(per_transaction(connect)) > 1
     assert sent(connect) == list(range(ROWS))
 
@@ -182,7 +182,7 @@ def test_order_is_kept_where_another_scan_of_the_table_stopped_in_its_middle(pri
         again = connection.execute(f"SELECT value FROM {name} LIMIT 1".encode()).fetchone()
         assert again is not None
         assert id_of(again[0]) > 0  # it is as we say
-        commit(Node(dsn=dsn), JOB, SHAPE, [attempt], pace=Pace(rows=1_000, patience_s=0))
+        commit(Node(dsn=dsn), JOB, SHAPE, [attempt], pace=ChunkPace(rows=1_000, patience_s=0))
         found = connection.execute("SELECT value FROM mailroom.outbox ORDER BY position").fetchall()
     assert [id_of(value) for (value,) in found] == list(range(rows))
 
@@ -244,7 +244,7 @@ def test_driver_that_dies_at_any_statement_is_run_again(dsn: str, connect: Conne
     node = Node(dsn=dsn)
     expected: list[int] = []
     for nth in count(1):
-        batch = Batch(f"job {nth}")
+        batch = SparkBatch(f"job {nth}")
         attempts = staged(node, batch)
         expected += range(ROWS)
         try:
@@ -270,13 +270,13 @@ def test_session_that_ends_at_any_statement_is_made_anew(dsn: str, connect: Conn
 
     expected: list[int] = []
     for nth in count(1):
-        batch = Batch(f"job {nth}")
+        batch = SparkBatch(f"job {nth}")
         attempts = staged(node, batch)
         with at_statement(nth, ends) as number, mock.patch("spark_jobs.write.finishing.pause_s", return_value=0.0):
             try:
-                assert commit(node, batch, SHAPE, attempts, pace=FEWER) == Sent(ROWS)
+                assert commit(node, batch, SHAPE, attempts, pace=FEWER) == SentBatch(ROWS)
             except SendFailed:  # before it was decided
-                assert send(node, batch) == Sent(ROWS)
+                assert send(node, batch) == SentBatch(ROWS)
         expected += range(ROWS)
         assert sent(connect) == expected, f"it ended at statement {nth}"
         assert unfinished(connect) == []
@@ -305,7 +305,7 @@ async def test_what_a_driver_leaves_at_any_statement_is_finished_by_housekeeping
     expected: list[int] = []
     async with await settings.connect_async(dsn, "keeper", KEEPER) as keeper:
         for nth in count(1):
-            batch = Batch(f"job {nth}")
+            batch = SparkBatch(f"job {nth}")
             attempts = staged(node, batch)
             try:
                 with at_statement(nth, dies) as number:
@@ -346,9 +346,9 @@ async def test_housekeeping_goes_on_with_others_where_one_batch_cannot(
     dsn: str, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node(dsn=dsn)
-    [one, _] = decided_and_left(node, Batch("a"), chunks=0)
+    [one, _] = decided_and_left(node, SparkBatch("a"), chunks=0)
     assert one.token
-    decided_and_left(node, Batch("b"), chunks=0)
+    decided_and_left(node, SparkBatch("b"), chunks=0)
     janitor = Janitor(SCHEMA, abandoned_after_s=0)
     with connect(autocommit=True) as connection:
         connection.execute(f"TRUNCATE mailroom.{table(one.token)}".encode())
@@ -430,17 +430,17 @@ def test_driver_that_waited_for_the_decision_of_another_says_done_when_all_is_mo
 
 def test_next_batch_of_a_stream_goes_behind_one_that_was_left(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
-    first, second = (Batch("stream", number, "query") for number in range(2))
+    first, second = (SparkBatch("stream", number, "query") for number in range(2))
     decided_and_left(node, first)
     attempts = staged(node, second, ROWS, ROWS + 2)
-    assert commit(node, second, SHAPE, attempts, pace=PACE) == Sent(2)
+    assert commit(node, second, SHAPE, attempts, pace=PACE) == SentBatch(2)
     assert sent(connect) == list(range(ROWS + 2))
 
 
 def test_batch_without_rows_finishes_what_was_left_of_its_stream(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
-    decided_and_left(node, Batch("stream", 0, "query"))
-    commit(node, Batch("stream", 1, "query"), SHAPE, [], pace=PACE)
+    decided_and_left(node, SparkBatch("stream", 0, "query"))
+    commit(node, SparkBatch("stream", 1, "query"), SHAPE, [], pace=PACE)
     assert sent(connect) == list(range(ROWS))
 
 
@@ -449,7 +449,7 @@ def test_batch_that_was_left_is_known_by_its_content(dsn: str, connect: Connect)
     decided_and_left(node)
     with pytest.raises(BatchDiffers, match=f"with {ROWS} messages, and now it has {ROWS - 1}"):
         send(node, last=ROWS - 1)
-    assert send(node) == Sent(0, passed_over=ROWS)
+    assert send(node) == SentBatch(0, passed_over=ROWS)
     assert sent(connect) == list(range(ROWS))
     assert staging_tables(connect) == 0
 
@@ -522,7 +522,7 @@ def test_row_that_the_outbox_refuses_stops_the_batch_where_it_is_until_that_is_m
     assert "key-9" not in str(failure.value)
     assert sent(connect) == list(range(8))
     owner.execute("ALTER TABLE mailroom.outbox DROP CONSTRAINT no_key_9")
-    assert send(node) == Sent(0, passed_over=ROWS)
+    assert send(node) == SentBatch(0, passed_over=ROWS)
     assert sent(connect) == list(range(ROWS))
 
 
@@ -571,13 +571,13 @@ class Time:
         self._meanwhile(self.now_s)
 
 
-def chunk(connection: psycopg.Connection[Any], messages: int = 10) -> Moved:
+def chunk(connection: psycopg.Connection[Any], messages: int = 10) -> MovedRows:
     rows = connection.execute(
         "INSERT INTO mailroom.outbox (topic, value_json) SELECT 'numbers', '1' FROM generate_series(1, %s) "
         "RETURNING position",
         [messages],
     ).fetchall()
-    return Moved(messages, rows[0][0], rows[-1][0], more=True)
+    return MovedRows(messages, rows[0][0], rows[-1][0], more=True)
 
 
 def lead(connection: psycopg.Connection[Any]) -> None:
@@ -600,7 +600,7 @@ def test_next_chunk_waits_until_others_messages_and_half_of_the_last_chunk_are_t
     lead(connection)
     chunk(connection, 20)  # of others
     time = Time(lambda _: take(connection, 1))
-    queue = Queue(SCHEMA, Pace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
+    queue = Queue(SCHEMA, ChunkPace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
     queue.wait(connection, chunk(connection, 10))
     assert time.now_s == 20 + 5
     queue.wait(connection, chunk(connection, 10))
@@ -612,7 +612,7 @@ def test_nobody_is_waited_for_where_nothing_is_taken_until_something_is(connect:
     lead(connection)
     taken = [0]
     time = Time(lambda _: take(connection, taken[0]))
-    queue = Queue(SCHEMA, Pace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
+    queue = Queue(SCHEMA, ChunkPace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
     queue.wait(connection, chunk(connection))
     assert time.now_s == 5
     for _ in range(3):
@@ -638,7 +638,7 @@ def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connec
         return oldest(*arguments)
 
     with mock.patch("spark_jobs.write.finishing.oldest", look):
-        patient = Pace(rows=4, patience_s=600, poll_interval_s=0.001)
+        patient = ChunkPace(rows=4, patience_s=600, poll_interval_s=0.001)
         driver = threading.Thread(target=commit, args=(node, JOB, SHAPE, attempts), kwargs={"pace": patient})
         driver.start()
         eventually(lambda: looks[0] > 3)
@@ -653,7 +653,7 @@ def test_next_chunk_of_a_driver_waits_for_a_dispatcher(dsn: str, connect: Connec
 def test_nobody_is_waited_for_where_nobody_leads(connect: Connect) -> None:
     connection = connect(autocommit=True)
     time = Time()
-    queue = Queue(SCHEMA, Pace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
+    queue = Queue(SCHEMA, ChunkPace(patience_s=5, poll_interval_s=1), time.monotonic, time.sleep)
     queue.wait(connection, chunk(connection))
     assert time.now_s == 0
     take(connection, 1)  # by somebody who does not lead
@@ -664,7 +664,7 @@ def test_nobody_is_waited_for_where_nobody_leads(connect: Connect) -> None:
 def test_batch_ends_though_a_dispatcher_takes_nothing(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
     lead(connect(autocommit=True))
-    commit(node, JOB, SHAPE, staged(node), pace=Pace(rows=4, patience_s=0.05, poll_interval_s=0.01))
+    commit(node, JOB, SHAPE, staged(node), pace=ChunkPace(rows=4, patience_s=0.05, poll_interval_s=0.01))
     assert sent(connect) == list(range(ROWS))
 
 

@@ -28,11 +28,11 @@ from inbox import Inbox, Message
 from inbox.claim import reaping_rows
 from mailroom import codec
 from mailroom.cli.failures import Interrupted
-from mailroom.commit import Attempt
+from mailroom.commit import CommitAttempt
 from mailroom.errors import ConfigurationError, ConnectionFailed, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.sql.operation import Operation
 from spark_jobs.archive import drainer as module
-from spark_jobs.archive.drainer import Drainer, Taken
+from spark_jobs.archive.drainer import Drainer, TakenSegment
 from spark_jobs.archive.files import SegmentFile, Series
 from spark_jobs.archive.folder import Folder, folder, full_name, shown, spark_name
 from spark_jobs.drain import Drained, command, drain, drain_on, drained
@@ -70,7 +70,7 @@ def fill(node: Node, messages: int = MESSAGES, keys: int = 10) -> Counter[tuple[
         for nth in range(messages):
             value = {"nth": nth, "note": "x" * (nth % 7)}
             sent[(str(_send(node, value, f"key-{nth % keys}")), codec.encode(value))] += 1
-    node.drain()
+    node.deliver_all()
     return sent
 
 
@@ -146,7 +146,7 @@ def _dying_once_written(original: Callable[..., Any]) -> Callable[..., Any]:
 STEPS: dict[str, Callable[[], Any]] = {
     "before the file is complete": lambda: mock.patch.object(SegmentFile, "seal", _die),
     "after the file is durable": lambda: mock.patch.object(Folder, "seal", _dying_after(Folder.seal)),
-    "before COMMIT": lambda: mock.patch.object(Attempt, "ending", _die),
+    "before COMMIT": lambda: mock.patch.object(CommitAttempt, "ending", _die),
     "after COMMIT": lambda: mock.patch.object(Drainer, "finish", _dying_once_written(Drainer.finish)),
     "after the file has its name": lambda: mock.patch.object(Folder, "rename", _dying_after(Folder.rename)),
 }
@@ -326,10 +326,10 @@ def test_segment_that_another_drain_has_not_finished_is_finished_first(
     with connect() as connection:
         other.segment(connection)
         connection.commit()
-        assert shard.segment(connection) == Taken(0, is_all=False)
+        assert shard.segment(connection) == TakenSegment(0, is_all=False)
         shard.finish(connection)
         connection.commit()
-        assert shard.segment(connection) == Taken(SMALL, is_all=False)
+        assert shard.segment(connection) == TakenSegment(SMALL, is_all=False)
         connection.commit()
         shard.finish(connection)
     assert len(visible(directory)) == 2
@@ -439,7 +439,7 @@ def test_rows_are_the_messages(node: Node, directory: str) -> None:
         "INSERT INTO mailroom.outbox (topic, key, value_json, kind) VALUES ('shipping', 'j', '{\"n\": 1.50}', 'R'), "
         "('shipping', 'j', 'null', 'M')"
     )
-    node.drain()
+    node.deliver_all()
     with node.connection.transaction():
         messages = Inbox(INBOX).peek(node.connection)
     assert drain(SparkNode(dsn=node.dsn), INBOX, directory, shard=7) == Drained(4, 1)
@@ -502,11 +502,13 @@ def fill_large(node: Node, messages: int) -> int:
     with node.connection.transaction():
         for nth in range(messages):
             _send(node, os.urandom(2**20), f"key-{nth}")
-    node.drain()
+    node.deliver_all()
     return int(node.value("SELECT max(octet_length(value)) FROM mailroom.inbox"))
 
 
-def test_large_values_make_small_groups_and_segments(node: Node, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_make_small_groups_and_segments(
+    node: Node, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CLAIM", 1)
     monkeypatch.setattr("spark_jobs.archive.files.GROUP_BYTES", 2 * 2**20)
     monkeypatch.setattr(module, "SEGMENT_BYTES", 5 * 2**20)

@@ -22,8 +22,8 @@ from mailroom.sql.runner import run
 from outbox.bulk import advancing
 from spark_jobs.node import Node
 from spark_jobs.write.commit import SendFailed, commit
-from spark_jobs.write.finishing import BulkUnfinished, Pace
-from spark_jobs.write.ledger import Batch
+from spark_jobs.write.finishing import BulkUnfinished, ChunkPace
+from spark_jobs.write.ledger import SparkBatch
 from spark_jobs.write.shape import Shape
 from spark_jobs.write.staging import Staged, drop, stage, sweep
 from spark_jobs.write.user_sql import UserSql
@@ -83,7 +83,7 @@ def without(connect: Connect, node: Node) -> Callable[[str, str], None]:
     return revoke
 
 
-def staged(node: Node, batch: Batch) -> Staged:
+def staged(node: Node, batch: SparkBatch) -> Staged:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     row: dict[str, Any] = {"message_id": str(uuid4()), "topic": "numbers", "key": "k", "kind": "M", "message_type": "U"}
     row |= {"event_type": "C", "value": 1, "headers": [("a", "b")], "deliver_at": None, "expires_at": moment}
@@ -98,11 +98,11 @@ def all_that_spark_does(node: Node) -> None:
     """A job, the same one again, one that is aborted, a sweep; and what becomes of a COMMIT that gets no answer."""
     node = node.pinned()
     for _ in range(2):
-        commit(node, Batch("job"), SHAPE, [staged(node, Batch("job"))])
-    large = Batch("large")
-    commit(node, large, SHAPE, [staged(node, large) for _ in range(3)], pace=Pace(rows=2, patience_s=0))
-    drop(node, [staged(node, Batch("aborted"))])
-    staged(node, Batch("abandoned"))
+        commit(node, SparkBatch("job"), SHAPE, [staged(node, SparkBatch("job"))])
+    large = SparkBatch("large")
+    commit(node, large, SHAPE, [staged(node, large) for _ in range(3)], pace=ChunkPace(rows=2, patience_s=0))
+    drop(node, [staged(node, SparkBatch("aborted"))])
+    staged(node, SparkBatch("abandoned"))
     assert sweep(node, abandoned_after_h=0) == 1
     assert resolve(partial(node.connect, "test"), token_of_now()) == "rolled back"
 
@@ -128,7 +128,7 @@ def test_writer_is_told_that_row_security_hides_the_ledger(node: Node, connect: 
     def tell(connection: psycopg.Connection[Any], _: object) -> None:
         seen.extend(connection.execute("SELECT a FROM mine").fetchall())
 
-    first, second = Batch("first"), Batch("second")
+    first, second = SparkBatch("first"), SparkBatch("second")
     attempt = staged(node, second)
     commit(node, first, SHAPE, [staged(node, first)], UserSql(tell, ""))
     assert seen == [(1,)]
@@ -147,7 +147,7 @@ def test_writer_is_told_that_row_security_hides_the_ledger(node: Node, connect: 
 
 def test_owner_of_the_outbox_goes_on_with_what_the_role_has_left(node: Node, connect: Connect) -> None:
     """The role of the daemon, which is no superuser, and was given nothing on the staging tables."""
-    large, owner = Batch("left"), connect(autocommit=True)
+    large, owner = SparkBatch("left"), connect(autocommit=True)
     attempts = [staged(node, large) for _ in range(3)]
     house = sql.Identifier(f'{conninfo_to_dict(str(node.dsn))["dbname"]} "100%"'[-63:])
     owner.execute(sql.SQL("CREATE ROLE {}").format(house))
@@ -156,7 +156,7 @@ def test_owner_of_the_outbox_goes_on_with_what_the_role_has_left(node: Node, con
         owner.execute(sql.SQL("GRANT ALL ON mailroom.spark_bulk, mailroom.spark_staging TO {}").format(house))
         owner.execute(sql.SQL("ALTER TABLE mailroom.outbox OWNER TO {}").format(house))
         with mock.patch("spark_jobs.write.commit.finish"):  # it dies before
-            commit(node, large, SHAPE, attempts, pace=Pace(rows=2))
+            commit(node, large, SHAPE, attempts, pace=ChunkPace(rows=2))
         owner.execute(sql.SQL("SET ROLE {}").format(house))
         while True:
             with owner.transaction():

@@ -49,7 +49,7 @@ def fill(node: Node, number: int, *, keys: int = 5) -> None:
     with node.connection.transaction():
         for nth in range(1, number + 1):
             node.send("shipping" if nth % 2 else "order.paid", nth, key=f"order-{nth % keys}")
-    node.drain()
+    node.deliver_all()
 
 
 def numbers(batches: Iterator[pa.RecordBatch]) -> list[Any]:
@@ -59,7 +59,7 @@ def numbers(batches: Iterator[pa.RecordBatch]) -> list[Any]:
 def test_inbox_in_total_order_is_refused_in_spark(spark: "SparkSession", spark_dsn: str, node: Node) -> None:
     node.inbox("ledger", order="total")
     node.send("ledger", 1)
-    node.drain()
+    node.deliver_all()
     with pytest.raises(PySparkException, match="has total order"):
         spark.read.format("inbox").options(inbox="ledger", dsn=spark_dsn).load().collect()
     assert node.delivered("inbox") == [("ledger",)]
@@ -71,7 +71,7 @@ def test_columns_are_those_of_the_message(spark: "SparkSession", spark_dsn: str,
     node.send("shipping", {"n": 1}, key="ключ", headers=headers, expires_at=until, event_type="C", message_type="O")
     node.send("order.paid", None)
     node.rows("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', '{\"n\": 1.50}') RETURNING 1")
-    node.drain()
+    node.deliver_all()
     rows = read(spark, spark_dsn).orderBy("clock").collect()
     messages = Inbox("shipping").peek(node.connection)
     assert len(rows) == len(messages) == 3
@@ -147,7 +147,7 @@ def test_pages_are_bounded_by_the_size_of_values(there: SparkNode, node: Node, m
     small_pages(monkeypatch, 10, 1_000)
     for size in (10, 5_000, 10, 600, 600, 600):
         node.send("shipping", b"x" * size)
-    node.drain()
+    node.deliver_all()
     pages = [batch.column("value").to_pylist() for batch in batches(there, "shipping", Range(0, 1_000))]
     assert [[len(value) for value in page] for page in pages] == [[11, 5_003], [11, 603, 603], [603]]
 
@@ -162,7 +162,7 @@ def test_pages_are_bounded_by_the_size_of_what_is_sent(
         node.rows("INSERT INTO mailroom.outbox (topic, value_json) VALUES ('shipping', %s::jsonb) RETURNING 1", text)
     for _ in range(15):
         node.send("shipping", 1, headers={"user": "x" * 8_000})
-    node.drain()
+    node.deliver_all()
     assert node.value("SELECT max(pg_column_size(value_json)) FROM mailroom.inbox_shipping") < 100_000
     pages = [batch.column("value_json").to_pylist() for batch in batches(there, "shipping", Range(0, 1_000))]
     sizes = [[len(text or "") for text in page] for page in pages]
@@ -181,7 +181,7 @@ def test_pages_look_at_few_more_than_they_give(there: SparkNode, node: Node, mon
     monkeypatch.setattr(inbox_rows, "FIRST_ROWS", 5)
     for size in (*[1] * 60, *[600] * 5):
         node.send("shipping", b"x" * size)
-    node.drain()
+    node.deliver_all()
     assert len(numbers(batches(there, "shipping", Range(0, 1_000)))) == 65
     assert looked_at == [5, 10, 20, 40, 40, 4, 2]
 

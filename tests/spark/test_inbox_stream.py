@@ -53,7 +53,7 @@ def send(node: Node, *numbers: int) -> None:
     with node.connection.transaction():
         for number in numbers:
             node.send("shipping", number, key=f"order-{number % 5}")
-    node.drain()
+    node.deliver_all()
 
 
 def waiting(node: Node) -> list[Any]:
@@ -748,7 +748,7 @@ def test_inbox_in_total_order_is_refused_in_spark(
 ) -> None:
     node.inbox("ledger", order="total")
     node.send("ledger", 1)
-    node.drain()
+    node.deliver_all()
     stream = spark.readStream.format("inbox").options(inbox="ledger", dsn=spark_dsn).load()
     writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
     with pytest.raises(StreamingQueryException, match="has total order"):

@@ -13,7 +13,7 @@ from mailroom import codec
 from mailroom.cli.failures import tell
 from spark_jobs import send, sweep
 from spark_jobs.node import Node
-from spark_jobs.write.ledger import Batch
+from spark_jobs.write.ledger import SparkBatch
 from spark_jobs.write.staging import stage
 from tests.spark.frames import SHAPE, batches
 from tests.support.databases import Connect
@@ -160,7 +160,7 @@ def test_format_has_to_be_known(spark_dsn: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_sweep(spark_dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    stage(Node(dsn=spark_dsn), Batch("job"), SHAPE, batches(0, 10))
+    stage(Node(dsn=spark_dsn), SparkBatch("job"), SHAPE, batches(0, 10))
     assert run(sweep.command, "--dsn", spark_dsn) == 0
     assert "Dropped 0 staging tables." in capsys.readouterr().out
     assert run(sweep.command, "--dsn", spark_dsn, "--abandoned-after-h", "0", "--json") == 0

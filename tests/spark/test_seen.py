@@ -20,7 +20,7 @@ from spark_jobs.read.inbox_rows import Chosen
 from spark_jobs.read.inbox_source import InboxReader
 from spark_jobs.seen import Seen, demand_the_same
 from spark_jobs.write.commit import commit
-from spark_jobs.write.ledger import Batch
+from spark_jobs.write.ledger import SparkBatch
 from spark_jobs.write.staging import stage
 from tests.spark.frames import SHAPE, batches
 from tests.support import node as nodes
@@ -61,13 +61,13 @@ def test_every_task_compares_where_it_is(
         node = nodes.Node(dsn, connection)
         node.inbox("shipping")
         node.send("shipping", 1)
-        node.drain()
+        node.deliver_all()
     with psycopg.connect(elsewhere, autocommit=True) as connection:
         nodes.Node(elsewhere, connection).inbox("shipping")
     reader = InboxReader(variable, "shipping", None, None, None, Chosen())
     [planned] = reader.partitions()
     pinned = variable.check()
-    batch = Batch("job")
+    batch = SparkBatch("job")
     staged = stage(pinned, batch, SHAPE, batches(0, 10))
     tasks: dict[str, Callable[[], object]] = {
         "read": lambda: list(reader.read(planned)),
@@ -145,7 +145,7 @@ def test_real_standby_that_lags_is_refused_and_read_once_it_has_caught_up(
                 eventually(lambda: there.execute("SELECT pg_get_wal_replay_pause_state()").fetchone() == ("paused",))
                 for nth in range(60):
                     node.send("shipping", nth)
-                node.drain()
+                node.deliver_all()
                 monkeypatch.setenv("ORDERS_SECRET_DSN", dsn)
                 reader = InboxReader(Node(variable="ORDERS_SECRET_DSN"), "shipping", None, None, None, Chosen())
                 planned = reader.partitions()

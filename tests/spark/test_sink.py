@@ -18,8 +18,8 @@ import spark_jobs.write.sink as module
 from mailroom.errors import ConfigurationError, InvalidMessage
 from spark_jobs.node import Node
 from spark_jobs.write import commit
-from spark_jobs.write.commit import Sent
-from spark_jobs.write.ledger import JOB, Batch
+from spark_jobs.write.commit import SentBatch
+from spark_jobs.write.ledger import JOB, SparkBatch
 from spark_jobs.write.sink import OutboxSink
 from spark_jobs.write.staging import sweep
 from spark_jobs.write.user_sql import Staging
@@ -143,7 +143,7 @@ def before_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], 
     """Have something done between the staging of a batch, whose number it gets, and the transaction that sends it."""
 
     def act_before(act: Callable[[int], object]) -> None:
-        def acting(node: Node, batch: Batch, *arguments: Any) -> Sent:
+        def acting(node: Node, batch: SparkBatch, *arguments: Any) -> SentBatch:
             act(batch.number)
             return commit.commit(node, batch, *arguments)
 
@@ -567,7 +567,7 @@ def test_business_text_that_postgresql_cannot_hold_is_told(
 
 def test_dataframe_is_sent_once(spark: "SparkSession", stream: Stream, sink: OutboxSink) -> None:
     frame = spark.range(0, ROWS, 1, PARTITIONS).selectExpr("id AS number", "id AS total", "struct(id) AS value")
-    assert [sink(frame), sink(frame)] == [Sent(ROWS), Sent(0, passed_over=ROWS)]
+    assert [sink(frame), sink(frame)] == [SentBatch(ROWS), SentBatch(0, passed_over=ROWS)]
     assert values(stream.connect) == [{"id": number} for number in range(ROWS)]
     assert ledger(stream.connect) == [("orders", JOB, ROWS)]
     with stream.connect() as connection:
@@ -659,7 +659,7 @@ def test_sink_in_a_thread_of_the_user_s_own_knows_its_query(stream: Stream, spar
 
 def test_sink_is_what_foreach_batch_wants(spark: "SparkSession", sink: OutboxSink) -> None:
     """mypy holds it to both: what `foreachBatch` takes, and what a call with a DataFrame alone gives."""
-    calls: tuple[Callable[[DataFrame, int], None], Callable[[DataFrame], Sent]] = (sink, sink)
+    calls: tuple[Callable[[DataFrame, int], None], Callable[[DataFrame], SentBatch]] = (sink, sink)
     assert all(map(callable, calls))
     spark.readStream.format("rate").load().writeStream.foreachBatch(sink)
 

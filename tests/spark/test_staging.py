@@ -21,8 +21,8 @@ from mailroom.sql.runner import run
 from outbox.bulk import table
 from spark_jobs.node import Node
 from spark_jobs.write import staging
-from spark_jobs.write.commit import SendFailed, Sent, StagingLost, commit
-from spark_jobs.write.ledger import Batch, BatchDiffers, StreamTaken
+from spark_jobs.write.commit import SendFailed, SentBatch, StagingLost, commit
+from spark_jobs.write.ledger import BatchDiffers, SparkBatch, StreamTaken
 from spark_jobs.write.staging import Staged, drop, finding_orphans, stage, sweep
 from spark_jobs.write.user_sql import UserSql
 from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables, values
@@ -31,10 +31,10 @@ from tests.support.pgbouncer import pgbouncer
 from tests.support.proxy import CommitFault, proxied
 from tests.support.waiting import WITHIN_S, eventually
 
-JOB = Batch("job")
+JOB = SparkBatch("job")
 
 
-def staged(node: Node, first: int, last: int, batch: Batch = JOB) -> Staged:
+def staged(node: Node, first: int, last: int, batch: SparkBatch = JOB) -> Staged:
     return stage(node, batch, SHAPE, batches(first, last))
 
 
@@ -72,7 +72,7 @@ def test_attempt_that_spark_does_not_list_is_not_sent(dsn: str, connect: Connect
 def test_task_without_rows_makes_no_table(dsn: str, connect: Connect) -> None:
     tasks = [stage(Node(dsn=dsn), JOB, SHAPE, some) for some in ([], batches(0, 0))]
     assert [one.token for one in tasks] == [None, None]
-    assert commit(Node(dsn=dsn), JOB, SHAPE, tasks) == Sent(0)
+    assert commit(Node(dsn=dsn), JOB, SHAPE, tasks) == SentBatch(0)
     assert staging_tables(connect) == 0
     assert ledger(connect) == []
 
@@ -100,11 +100,11 @@ def test_batch_is_known_by_its_rows_whatever_tasks_have_them_in_what_order(
     dsn: str, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node(dsn=dsn)
-    assert commit(node, JOB, SHAPE, [staged(node, 0, 60), staged(node, 60, 100)]) == Sent(100)
+    assert commit(node, JOB, SHAPE, [staged(node, 0, 60), staged(node, 60, 100)]) == SentBatch(100)
     # Other sizes of Arrow's batches, other tasks, another order of rows; and other ids, which each run makes anew.
     with caplog.at_level("WARNING", "mailroom.spark"):
         again = stage(node, JOB, SHAPE, [*batches(33, 100, 7), *batches(0, 33, 5)])
-        assert commit(node, JOB, SHAPE, [again]) == Sent(0, passed_over=100)
+        assert commit(node, JOB, SHAPE, [again]) == SentBatch(0, passed_over=100)
     assert "the batch 'job' was sent before: 100 messages are passed over" in caplog.text
     assert sent(connect) == list(range(100))
 
@@ -118,9 +118,9 @@ def test_batch_is_known_by_its_rows_whatever_tasks_have_them_in_what_order(
         (0, 0, "numbers", "0"),
     ],
 )
-@pytest.mark.parametrize("batch", [JOB, Batch("stream", 0, "query")])
+@pytest.mark.parametrize("batch", [JOB, SparkBatch("stream", 0, "query")])
 def test_known_batch_of_another_content_is_refused(
-    dsn: str, connect: Connect, batch: Batch, first: int, last: int, topic: str, now: str
+    dsn: str, connect: Connect, batch: SparkBatch, first: int, last: int, topic: str, now: str
 ) -> None:
     """A key used again, and a query whose checkpoint was set back: what comes now is not what was sent."""
     node = Node(dsn=dsn)
@@ -130,7 +130,7 @@ def test_known_batch_of_another_content_is_refused(
     with pytest.raises(BatchDiffers, match=told):
         commit(node, batch, other, [staged(node, first, last, batch)])
     passing = replace(batch, compared=False)
-    assert commit(node, passing, other, [staged(node, first, last, passing)]) == Sent(0, passed_over=last - first)
+    assert commit(node, passing, other, [staged(node, first, last, passing)]) == SentBatch(0, passed_over=last - first)
     assert sent(connect) == list(range(100))
 
 
@@ -140,37 +140,41 @@ def test_batch_of_before_digests_is_known_by_its_number_of_messages(dsn: str, co
         connection.execute("INSERT INTO mailroom.spark_batch (name, batch, messages) VALUES ('job', -1, 100)")
     with pytest.raises(BatchDiffers, match="now it has 99"):
         commit(node, JOB, SHAPE, [staged(node, 0, 99)])
-    assert commit(node, JOB, SHAPE, [staged(node, 0, 100)]) == Sent(0, passed_over=100)
+    assert commit(node, JOB, SHAPE, [staged(node, 0, 100)]) == SentBatch(0, passed_over=100)
     assert sent(connect) == []
 
 
 def test_new_checkpoint_repeats_nothing_and_leaves_nothing_out(dsn: str, connect: Connect) -> None:
     node = Node(dsn=dsn)
     for number in range(2):
-        old = Batch("stream", number, "old")
+        old = SparkBatch("stream", number, "old")
         commit(node, old, SHAPE, [staged(node, number * 100, number * 100 + 100, old)])
-    new = [Batch("stream", number, "new", "old") for number in range(3)]
+    new = [SparkBatch("stream", number, "new", "old") for number in range(3)]
     commit(node, new[0], SHAPE, [staged(node, 0, 100, new[0])])
     with pytest.raises(BatchDiffers):
         commit(node, new[1], SHAPE, [staged(node, 101, 201, new[1])])
     commit(node, new[1], SHAPE, [staged(node, 100, 200, new[1])])
     commit(node, new[2], SHAPE, [staged(node, 200, 300, new[2])])
     # From then on it is the new one's, whatever is said of the old one.
-    for batch in (Batch("stream", 2, "old"), Batch("stream", 3, "old"), Batch("stream", 3, "another", "old")):
+    for batch in (
+        SparkBatch("stream", 2, "old"),
+        SparkBatch("stream", 3, "old"),
+        SparkBatch("stream", 3, "another", "old"),
+    ):
         with pytest.raises(StreamTaken, match=f"belongs to the query new, and this is the query {batch.query}"):
             commit(node, batch, SHAPE, [staged(node, 300, 400, batch)])
-    own = Batch("stream", 3, "new")
+    own = SparkBatch("stream", 3, "new")
     commit(node, own, SHAPE, [staged(node, 300, 400, own)])
     assert sent(connect) == list(range(400))
 
 
 def test_two_queries_that_begin_at_once_do_not_share_a_name(dsn: str, connect: Connect) -> None:
     """Each with batches of its own: the first batch of the second query had no rows."""
-    node, first, second = Node(dsn=dsn), Batch("stream", 0, "first"), Batch("stream", 1, "second")
+    node, first, second = Node(dsn=dsn), SparkBatch("stream", 0, "first"), SparkBatch("stream", 1, "second")
     attempts = {batch: staged(node, 0, 10, batch) for batch in (first, second)}
-    ends: dict[Batch, str] = {}
+    ends: dict[SparkBatch, str] = {}
 
-    def drive(batch: Batch) -> None:
+    def drive(batch: SparkBatch) -> None:
         try:
             commit(node, batch, SHAPE, [attempts[batch]])
             ends[batch] = "sent"
@@ -192,14 +196,14 @@ def test_two_queries_that_begin_at_once_do_not_share_a_name(dsn: str, connect: C
 
 
 def test_batch_behind_those_in_the_ledger_is_refused(dsn: str, connect: Connect) -> None:
-    node, later, earlier = Node(dsn=dsn), Batch("stream", 7, "old"), Batch("stream", 3, "new")
+    node, later, earlier = Node(dsn=dsn), SparkBatch("stream", 7, "old"), SparkBatch("stream", 3, "new")
     commit(node, later, SHAPE, [staged(node, 0, 10, later)])
     with pytest.raises(StreamTaken):
         commit(node, earlier, SHAPE, [staged(node, 0, 10, earlier)])
-    earlier = Batch("stream", 3, "new", "old")
+    earlier = SparkBatch("stream", 3, "new", "old")
     with pytest.raises(BatchDiffers, match="has gone past batch 3: the ledger has batch 7"):
         commit(node, earlier, SHAPE, [staged(node, 0, 10, earlier)])
-    job = Batch("stream")
+    job = SparkBatch("stream")
     commit(node, job, SHAPE, [staged(node, 10, 20, job)])
     assert sent(connect) == list(range(20))
 
@@ -228,7 +232,7 @@ def test_lost_answer_to_commit_is_looked_up(dsn: str, connect: Connect) -> None:
         proxy.at_next_commits(CommitFault.SWALLOW)
         commit(Node(dsn=through), JOB, SHAPE, [one])
         proxy.at_next_commits(CommitFault.CUT)
-        other = Batch("other")
+        other = SparkBatch("other")
         commit(Node(dsn=through), other, SHAPE, [staged(Node(dsn=dsn), 100, 200, other)])
         assert proxy.commits[0] is CommitFault.SWALLOW
     assert sent(connect) == list(range(200))
@@ -360,7 +364,7 @@ def test_no_limit_of_the_role_or_the_database_ends_a_session(
 
 
 def test_sweeper_removes_orphans_only(dsn: str, connect: Connect) -> None:
-    node, waiting = Node(dsn=dsn), Batch("still to be committed")
+    node, waiting = Node(dsn=dsn), SparkBatch("still to be committed")
     live = staged(node, 0, 100, waiting)
     commit(node, JOB, SHAPE, [staged(node, 100, 200)])
     late = staged(node, 100, 200)  # a second copy of a task that was at work when the job was committed

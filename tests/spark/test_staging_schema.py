@@ -11,16 +11,16 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors.exceptions.captured import CapturedException
 
-from dispatcher import drain
+from dispatcher import deliver_all
 from dispatcher.janitor import Janitor
 from dispatcher.leading import KEEPER
 from mailroom import settings
 from mailroom.errors import ConfigurationError, InvalidName
 from mailroom.names import DEFAULT_SCHEMA
 from spark_jobs.node import Node
-from spark_jobs.write.commit import Sent, commit
-from spark_jobs.write.finishing import Pace, finish
-from spark_jobs.write.ledger import Batch
+from spark_jobs.write.commit import SentBatch, commit
+from spark_jobs.write.finishing import ChunkPace, finish
+from spark_jobs.write.ledger import SparkBatch
 from spark_jobs.write.sink import OutboxSink
 from spark_jobs.write.staging import Staged, stage, sweep
 from spark_jobs.write.user_sql import UserSql
@@ -30,8 +30,8 @@ from tests.support.databases import Connect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JOB = Batch("job")
-LARGE = Pace(rows=4, patience_s=0)
+JOB = SparkBatch("job")
+LARGE = ChunkPace(rows=4, patience_s=0)
 ROWS = 20
 ELSEWHERE = "landing"
 
@@ -78,7 +78,7 @@ def acting_as(role: str) -> Iterator[None]:
         yield
 
 
-def staged(node: Node, batch: Batch = JOB) -> list[Staged]:
+def staged(node: Node, batch: SparkBatch = JOB) -> list[Staged]:
     return [stage(node, batch, SHAPE, batches(*some)) for some in ((0, 11), (11, ROWS))]
 
 
@@ -94,14 +94,14 @@ def schemas(connect: Connect) -> set[str]:
     return {schema for (schema,) in connect().execute(query).fetchall()}
 
 
-@pytest.mark.parametrize("pace", [Pace(), LARGE], ids=["at once", "in chunks"])
-def test_batch_is_staged_there_and_sent(node: Node, connect: Connect, pace: Pace) -> None:
+@pytest.mark.parametrize("pace", [ChunkPace(), LARGE], ids=["at once", "in chunks"])
+def test_batch_is_staged_there_and_sent(node: Node, connect: Connect, pace: ChunkPace) -> None:
     attempts = staged(node)
     assert schemas(connect) == {ELSEWHERE}
     seen: list[Any] = []
     query = "SELECT count(*), min(mailroom_nth)::text FROM {staging}"
     user_sql = UserSql.of((), lambda c, s: seen.append(c.execute(query.format(staging=s.rows).encode()).fetchone()))
-    assert commit(node, JOB, SHAPE, attempts, user_sql, pace=pace) == Sent(ROWS)
+    assert commit(node, JOB, SHAPE, attempts, user_sql, pace=pace) == SentBatch(ROWS)
     assert seen == [(ROWS, "(0,1)")]
     assert sent(connect) == list(range(ROWS))
     assert staging_tables(connect) == 0
@@ -112,9 +112,9 @@ def test_role_needs_create_only_there(node: Node, connect: Connect, owner: psyco
     with acting_as(role):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             staged(Node(dsn=node.dsn))
-        assert commit(node, JOB, SHAPE, staged(node)) == Sent(ROWS)
-        large = Batch("large")
-        assert commit(node, large, SHAPE, staged(node, large), pace=LARGE) == Sent(ROWS)
+        assert commit(node, JOB, SHAPE, staged(node)) == SentBatch(ROWS)
+        large = SparkBatch("large")
+        assert commit(node, large, SHAPE, staged(node, large), pace=LARGE) == SentBatch(ROWS)
         staged(node)
         assert sweep(node, abandoned_after_h=0) == 2
     assert staging_tables(connect) == 0
@@ -203,7 +203,7 @@ def test_option_of_a_write_and_of_a_sink(
         staging_schema=ELSEWHERE,
         transact=lambda *_: made.append(schemas(connect)),
     )
-    assert sink(frame(spark, ROWS)) == Sent(ROWS)
+    assert sink(frame(spark, ROWS)) == SentBatch(ROWS)
     assert made == [{ELSEWHERE}]
 
 
@@ -231,7 +231,7 @@ def test_drain_finishes_what_a_driver_has_left(
     dsn: str, connect: Connect, owner: psycopg.Connection[Any], staging: str | None
 ) -> None:
     decided_and_left(Node(dsn=dsn, staging=staging))
-    assert drain(dsn).taken == 0  # its driver may be at work
+    assert deliver_all(dsn).taken == 0  # its driver may be at work
     owner.execute("UPDATE mailroom.spark_bulk SET at = at - interval '61 seconds'")
-    assert drain(dsn).taken == ROWS
+    assert deliver_all(dsn).taken == ROWS
     assert owner.execute("SELECT count(*) FROM mailroom.spark_bulk").fetchone() == (0,)

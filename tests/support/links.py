@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from dispatcher.links.bounds import Position, bounding, reading_position
-from dispatcher.links.fetch import Batch, fetching
+from dispatcher.links.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import Reception, receiving
 from mailroom.links.target import wanted_subscriptions
 from mailroom.sql.operation import Operation
@@ -78,7 +78,7 @@ class Linked:
         """Return the target's position."""
         return run(self.target.connection, reading_position(SCHEMA, self.origin))
 
-    def batch(self, position: Position, rows: int = 10_000, max_bytes: int = 2**25) -> Batch:
+    def batch(self, position: Position, rows: int = 10_000, max_bytes: int = 2**25) -> FetchedBatch:
         """Fetch the rows behind a position, which the source must still have."""
         found = run(self.source.connection, bounding(SCHEMA, self.link, position, rows=rows, max_bytes=max_bytes))
         assert found.verdict == "agrees"

@@ -1,4 +1,4 @@
-"""A node as tests see it: writers that commit, a dispatcher's drain, and a look into the tables."""
+"""A node as tests see it: writers that commit, what a dispatcher delivers, and a look into the tables."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 from psycopg import Connection
 from psycopg.rows import Row, TupleRow
 
-from dispatcher import Totals, drain
+from dispatcher import Totals, deliver_all
 from dispatcher.deliver import Delivery, delivering
-from dispatcher.floor import FIRST, Start
+from dispatcher.floor import FIRST, ScanStart
 from inbox.due import reaping_due
 from inbox.failure import Recorded, recording
 from mailroom.message import Message
@@ -40,12 +40,12 @@ class Node:
         with self.connection.transaction():
             return send(self.connection, topic, value, **fields)
 
-    def drain(self, now: datetime | None = None) -> Totals:
+    def deliver_all(self, now: datetime | None = None) -> Totals:
         """Deliver all there is, as a dispatcher that has just started."""
         with ThreadPoolExecutor(1) as thread:  # an async test's own thread has a loop already
-            return thread.submit(drain, self.dsn, now=now).result()
+            return thread.submit(deliver_all, self.dsn, now=now).result()
 
-    def deliver(self, *, start: Start = FIRST, rows: int = 10_000, max_bytes: int = 2**25) -> Delivery:
+    def deliver(self, *, start: ScanStart = FIRST, rows: int = 10_000, max_bytes: int = 2**25) -> Delivery:
         """Run the delivery's statements once, in a transaction."""
         with self.connection.transaction():
             return run(self.connection, delivering(SCHEMA, start=start, rows=rows, max_bytes=max_bytes))

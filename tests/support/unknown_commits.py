@@ -19,7 +19,7 @@ from uuid import UUID
 
 import psycopg
 
-from dispatcher import drain
+from dispatcher import deliver_all
 from inbox import Inbox
 from inbox.claim import Share
 from mailroom import Outcome, commit
@@ -98,7 +98,7 @@ class _Losing:
         waiting = iter(range(first, first + MESSAGES))
         with ThreadPoolExecutor(len(SESSIONS)) as threads:
             list(threads.map(lambda kind: self._until_done(kind, lambda: self._sending(waiting)), SESSIONS))
-            drain(self._dsn)
+            deliver_all(self._dsn)
             list(threads.map(lambda kind: self._until_done(kind, lambda: self._reaping), SESSIONS))
 
     def check(self) -> None:

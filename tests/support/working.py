@@ -46,7 +46,7 @@ def deliver(node: Node, *keys: str) -> None:
     """Send messages to `shipping` and deliver them."""
     for key in keys:
         node.send("shipping", key=key)
-    node.drain()
+    node.deliver_all()
 
 
 def failing_keys(node: Node) -> list[tuple[Any, ...]]:

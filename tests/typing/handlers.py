@@ -5,7 +5,7 @@ from typing import Any, assert_type
 import psycopg
 
 from inbox import AsyncHandlers, AsyncWorker, Handlers, Message, Worker
-from mailroom.testing import drain
+from mailroom.testing import handle_all
 from tests.typing.topics import Reserve, Reserved, reserve, reserved
 
 Connection = psycopg.Connection[Any]
@@ -28,7 +28,7 @@ def take_later(message: Message[Reserve], conn: Connection) -> None: ...
 def go_on(message: Message[Reserved], conn: Connection) -> None: ...
 
 
-@stock.refused(reserved)
+@stock.on_error_reply(reserved)
 def give_up(message: Message, conn: Connection) -> None:
     assert_type(message.value, Any)
 
@@ -72,7 +72,7 @@ async def take_async(message: Message[Reserve], conn: AsyncConnection) -> Reserv
     return Reserved(message.value.amount)
 
 
-@shop.refused("shop.reserved")
+@shop.on_error_reply("shop.reserved")
 async def give_up_async(message: Message, conn: AsyncConnection) -> None: ...
 
 
@@ -88,7 +88,7 @@ def is_not_async(message: Message[Reserve], conn: Connection) -> Reserved:
 
 def run(conn: Connection, message: Message[Reserve]) -> None:
     assert_type(take(message, conn), Reserved)
-    drain(conn, "stock", stock)
+    handle_all(conn, "stock", stock)
     Worker("", "stock", stock)
     AsyncWorker("", "shop", shop)
     Worker("", "stock", shop)  # type: ignore[arg-type]

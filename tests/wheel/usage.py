@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import mailroom
-from dispatcher import Dispatcher, drain
+from dispatcher import Dispatcher, deliver_all
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Park, Worker
 from mailroom.schema import create_inbox, migrate
 from mailroom.testing import deliver
@@ -105,5 +105,5 @@ def commit() -> None:
     assert_type(mailroom.atomically(lambda: psycopg.connect(DSN), read), Sequence[Message])
     with engine.begin() as connection:
         migrate(connection)
-    drain(DSN)
+    deliver_all(DSN)
     Node(None)  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ def test_no_message_is_tried_too_often_or_too_early_by_several_processes(node: N
         for nth in range(160):
             key = f"k{dice.randrange(40)}" if nth % 2 else f"alone{nth}"
             node.send("shipping", dice.choice([0, 0, 0, 1, 2, 9]), key=key)
-    node.drain()
+    node.deliver_all()
 
     def is_done() -> bool:
         parked = "SELECT FROM mailroom.key_state AS k WHERE k.key = i.key AND k.parked_at IS NOT NULL"
@@ -224,7 +224,7 @@ def send_to_one_key(node: Node, *values: object) -> None:
     with node.connection.transaction():
         for value in values:
             node.send("shipping", value, key="k")
-    node.drain()
+    node.deliver_all()
 
 
 @pytest.mark.parametrize("error", [Park("no"), Skip("no"), KeyError("no"), ValueError("no")])
@@ -340,7 +340,7 @@ def fetch_price(article: str) -> None:
 def test_log_shows_where_a_handler_failed_and_no_value(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.inbox("shipping", backoff_s=3_600)
     node.send("shipping", "secret", key="k")
-    node.drain()
+    node.deliver_all()
 
     def handle(message: Message, connection: Any) -> None:
         try:

@@ -174,7 +174,7 @@ def test_what_it_sends_carries_nothing_of_a_message(node: Node) -> None:
     with node.connection.transaction():
         for key in KEYS[:2]:
             Outbox().send(node.connection, "shipping", None, key=key, headers={"saga": key})
-    node.drain()
+    node.deliver_all()
 
     @BatchHandler
     def handle(messages: list[Message], connection: Any) -> None:

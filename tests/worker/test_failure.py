@@ -95,7 +95,7 @@ def test_key_that_failed_waits_with_all_its_messages_while_others_go_on(node: No
 def test_log_of_a_failure_names_the_message_and_not_what_it_holds(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.inbox("shipping", backoff_s=3_600)
     message_id = node.send("shipping", "secret", key="k")
-    node.drain()
+    node.deliver_all()
 
     def handle(message: Message, connection: Any) -> None:
         raise ValueError(message.value)
@@ -212,7 +212,7 @@ def test_message_that_fails_behind_others_of_its_key_is_counted_once_they_are_th
     with node.connection.transaction():
         for nth in range(4):
             send(node.connection, "shipping", nth, key="k")
-    node.drain()
+    node.deliver_all()
 
     def handle(message: Message, connection: Any) -> None:
         calls.append(message.value)
@@ -264,7 +264,7 @@ def test_message_that_is_skipped_goes_alone_to_the_dead_letters(node: Node) -> N
         bad = send(node.connection, "shipping", "bad", key="k", headers={"user": "ada"})
         send(node.connection, "shipping", "good", key="k")
         send(node.connection, "shipping", "bad", key="nothing else")
-    node.drain()
+    node.deliver_all()
 
     def handle(message: Message, connection: Any) -> None:
         if message.value == "bad":

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from inbox import AsyncWorker, Message, Worker, cli
-from inbox.worker.overtime import TimedOut, Turn
+from inbox.worker.overtime import HandlerTurn, TimedOut
 from mailroom.cli.root import root
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
@@ -37,7 +37,7 @@ class Clock:
 
 def test_time_of_a_message_is_up_when_it_has_taken_that_long() -> None:
     clock = Clock()
-    turn = Turn(clock)
+    turn = HandlerTurn(clock)
     assert turn.left_s(5) == 5
     turn.begin()
     clock.now += 4
@@ -61,7 +61,7 @@ def test_time_of_a_message_is_up_when_it_has_taken_that_long() -> None:
 
 def test_handler_that_returns_in_time_cannot_be_ended_afterwards() -> None:
     clock = Clock()
-    turn = Turn(clock)
+    turn = HandlerTurn(clock)
     turn.begin()
     turn.end()
     clock.now += 5
@@ -72,7 +72,7 @@ def test_handler_that_returns_in_time_cannot_be_ended_afterwards() -> None:
 def test_handler_that_returns_while_its_failure_is_recorded_waits_for_that() -> None:
     """Else its batch would be rolled back before, and others could try the message at once."""
     clock, ended = Clock(), threading.Event()
-    turn = Turn(clock)
+    turn = HandlerTurn(clock)
 
     def handle() -> None:
         with pytest.raises(TimedOut):

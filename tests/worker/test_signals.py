@@ -255,7 +255,7 @@ COMMAND = ("-m", "mailroom", "worker", "run")
 
 def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_them_all(node: Node, run: Any) -> None:
     node.send("billing", key="c")
-    node.drain()
+    node.deliver_all()
     process, gate = run(SEVERAL, *COMMAND, "program:sync", "program:not_sync")
     at_the_gate(node, process, 2)
     process.send_signal(signal.SIGTERM)
@@ -282,7 +282,7 @@ def test_worker_that_ends_ends_the_others_of_its_process_which_finish_their_batc
     if other != "lost":
         at_the_gate(node, process)
         node.send("billing", key="c")
-        node.drain()
+        node.deliver_all()
     gate.execute("SELECT pg_advisory_unlock(1)")
     _, error = process.communicate(timeout=WITHIN_S)
     assert process.returncode == code, error

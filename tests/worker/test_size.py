@@ -81,7 +81,7 @@ def test_storm_of_first_failures_repeats_little(node: Node) -> None:
     with node.connection.transaction():
         for nth in range(keys):
             node.send("shipping", key=f"k{nth}")
-    node.drain()
+    node.deliver_all()
     calls: Counter[str] = Counter()
     order: list[bool] = []
 

@@ -23,7 +23,7 @@ from inbox import AsyncWorker, Message, Worker
 from mailroom.embedded import Server
 from mailroom.errors import ConfigurationError
 from mailroom.schema import create_inbox, migrate
-from mailroom.session.home import Home, Place
+from mailroom.session.home import Home, HomeDatabase
 from mailroom.session.parameters import parameters
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
@@ -306,7 +306,7 @@ def test_copy_of_the_server_is_another_database(node: Node, private_server: Serv
 def test_server_of_another_start_is_another_database(node: Node) -> None:
     """A restored copy has the same names and oids, and the same messages."""
     [row] = node.rows("SELECT oid::bigint, pg_postmaster_start_time(), datname::text FROM pg_database LIMIT 1")
-    here = Place(*row)
+    here = HomeDatabase(*row)
     with pytest.raises(ConfigurationError, match="server of another start"):
         Home(node.dsn).compare(dataclasses.replace(here, server_started=here.server_started - timedelta(days=1)), here)
 

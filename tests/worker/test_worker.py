@@ -93,7 +93,7 @@ def test_loops_work_at_once_and_never_two_of_them_on_one_key(node: Node) -> None
     with node.connection.transaction():
         for nth in range(60):
             send(node.connection, "shipping", nth, key=f"k{nth % 5}")
-    node.drain()
+    node.deliver_all()
     at_once = threading.Barrier(2)
     met = threading.Event()
     working_on: dict[str, str] = {}
