@@ -318,6 +318,7 @@ def test_answers_of_a_discard_are_in_its_transaction(node: Node) -> None:
     assert len(Parked("stock").keys(node.connection)) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_discard_is_answered_on_every_driver(node: Node, kind: str) -> None:
     asked = command(node, "stock", key="k")

@@ -134,6 +134,7 @@ def test_the_cost_of_many_processes_counts_those_that_have_begun_in_between() ->
     assert isnan(spent_us({}, {}, 0))
 
 
+@pytest.mark.slow
 def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect) -> None:
     command = [sys.executable, "-m", "mailroom", "bench", "--dsn", dsn, "--only", "memory"]
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"

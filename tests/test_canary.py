@@ -196,7 +196,7 @@ COMMANDS = (
     ("inbox", "reap", "shipping", "--any"),
     ("outbox", "send", "t", "--json", "1"),
     ("dispatcher", "run"),
-    ("dispatcher", "deliver_all"),
+    ("dispatcher", "deliver-all"),
     ("trace", str(UUID(int=1))),
 )
 
@@ -325,6 +325,7 @@ OUTCOMES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("answered", [True, False])
 def test_command_that_is_not_done_shows_nothing_in_logs_and_answers(

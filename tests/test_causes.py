@@ -63,6 +63,7 @@ def found(places: list[Location]) -> list[tuple[UUID, str | None, UUID | None]]:
     return [(place.id, place.inbox or place.where, place.causation) for place in places]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_causes_and_effects_are_followed_over_all_that_is_on_the_node(node: Node, flow: Flow, kind: str) -> None:
     reserve = (flow.reserve, "ledger", flow.paid)

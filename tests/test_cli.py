@@ -86,6 +86,7 @@ def test_typo_is_told_what_was_meant(arguments: list[str], told: str) -> None:
     assert ("Did you mean" in error) is (arguments[-1] != "xyzzy")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [["status"], ["inbox", "list"], ["dispatcher", "deliver-all"]])
 def test_closed_stdout_is_no_failure(command: list[str], dsn: str, connect: Connect) -> None:
     Node(dsn, connect(autocommit=True)).inbox("shipping", "orders")
@@ -282,6 +283,7 @@ def test_list_of_commands_has_the_first_sentence_of_each() -> None:
     assert {name: each.get_short_help_str(1_000) for name, each in texts.items() if each} == cli_root.ABOUT
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arguments", [["status", "--json"], ["--help"]])
 def test_commands_are_imported_only_when_asked_for(dsn: str, arguments: list[str]) -> None:
     modules = "m for m in ('outbox', 'inbox', 'dispatcher', 'benchmarks', 'examples', 'alembic', 'sqlalchemy')"
@@ -314,6 +316,7 @@ def test_every_command_takes_the_shared_options_once() -> None:
             assert names.count(shared) == 1, f"{context.command_path} {shared}"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_one_line_and_takes_nothing(dsn: str, connect: Connect) -> None:
     node = Node(dsn, connect(autocommit=True))
     node.inbox("shipping", "orders")
@@ -329,6 +332,7 @@ def test_ctrl_c_ends_with_130_and_one_line_and_takes_nothing(dsn: str, connect: 
     assert len(node.delivered()) == 1
 
 
+@pytest.mark.slow
 def test_embedded_server_is_started_for_the_command_and_stopped_after_it(server_home: Path) -> None:
     home = str(server_home)
     assert "Run: mailroom migrate" in error_of(mailroom("--embedded", "status", MAILROOM_HOME=home))

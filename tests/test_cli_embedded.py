@@ -102,6 +102,7 @@ def test_dsn_is_what_a_shell_exports(home: Home) -> None:
     assert ran.stdout.startswith("Schema mailroom went from revision base to")
 
 
+@pytest.mark.slow
 def test_other_commands_come_and_go_and_the_server_stays(home: Home) -> None:
     dsn = dsn_of(home)
     assert called(home, "migrate", "--embedded").exit_code == 0
@@ -109,6 +110,7 @@ def test_other_commands_come_and_go_and_the_server_stays(home: Home) -> None:
     assert is_up(dsn)
 
 
+@pytest.mark.slow
 def test_a_command_that_had_started_the_server_leaves_it_to_who_keeps_it(home: Home) -> None:
     with user(home) as other:
         dsn = dsn_of(home)
@@ -130,6 +132,7 @@ def test_killed_server_is_brought_back_under_the_same_dsn_and_stays(home: Home) 
     assert dsn_of(home) == dsn
 
 
+@pytest.mark.slow
 def test_stop_stops_it_and_of_one_that_is_down_says_so(home: Home) -> None:
     assert embedded(home, "stop").stdout == "The embedded server was down already.\n"
     dsn = dsn_of(home)
@@ -158,6 +161,7 @@ def test_stop_leaves_it_to_commands_that_use_it_and_the_last_one_stops_it(home: 
     assert not is_up(dsn)
 
 
+@pytest.mark.slow
 def test_status_tells_where_it_is_and_starts_nothing(home: Home, binaries: Binaries) -> None:
     found = condition(home)
     assert (found["running"], found["port"], found["bytes"]) == (False, None, 0)
@@ -177,6 +181,7 @@ def test_status_tells_where_it_is_and_starts_nothing(home: Home, binaries: Binar
     assert condition(home)["bytes"] > 2**20
 
 
+@pytest.mark.slow
 def test_no_password_but_by_dsn(home: Home) -> None:
     password = str(conninfo_to_dict(dsn_of(home))["password"])
     for command in ("status", "stop", "status"):

@@ -172,6 +172,7 @@ def test_for_people_the_value_is_printed_whole_and_steers_no_terminal(node: Node
     assert "k\\x1b[0m" in text
 
 
+@pytest.mark.slow
 def test_reap_that_nobody_reads_takes_nothing(node: Node) -> None:
     deliver(node, "x" * 100_000)
     reader, writer = os.pipe()
@@ -184,6 +185,7 @@ def test_reap_that_nobody_reads_takes_nothing(node: Node) -> None:
     assert len(node.delivered()) == 1
 
 
+@pytest.mark.slow
 def test_reap_onto_a_full_disk_takes_nothing(node: Node) -> None:
     deliver(node, 1)
     with Path("/dev/full").open("w") as full:
@@ -195,6 +197,7 @@ def test_reap_onto_a_full_disk_takes_nothing(node: Node) -> None:
     assert len(node.delivered()) == 1
 
 
+@pytest.mark.slow
 def test_reap_without_stdout_takes_nothing(node: Node) -> None:
     deliver(node, 1)
     call = process(*REAP, "--any", dsn=node.dsn, preexec_fn=lambda: os.close(1))
@@ -205,6 +208,7 @@ def test_reap_without_stdout_takes_nothing(node: Node) -> None:
     assert len(node.delivered()) == 1
 
 
+@pytest.mark.slow
 def test_reap_commits_after_it_has_printed(node: Node) -> None:
     deliver(node, "x" * 10_000_000)
     call = process(*REAP, "--any", dsn=node.dsn, stdout=subprocess.PIPE)

@@ -213,6 +213,7 @@ def test_command_asks_for_its_answer_by_a_header(node: Node) -> None:
     assert (message.kind, message.headers) == ("C", {"reply_to": "shop"})
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

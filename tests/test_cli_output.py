@@ -26,6 +26,7 @@ def node(dsn: str, connect: Connect) -> Node:
 # -- Widths -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_status_is_whole_at_any_width(node: Node, columns: int) -> None:
     node.inbox("shipping", "orders")
@@ -114,6 +115,7 @@ class Terminal:
         os.close(self._screen)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

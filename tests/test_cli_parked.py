@@ -98,6 +98,7 @@ def test_replay_of_a_key_brings_it_back_and_is_audited_as_mine(held: Node) -> No
     assert audited(held) == [(ME, "replay", "a", 3, "mended")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("target", "left"),
     [

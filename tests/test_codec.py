@@ -381,6 +381,7 @@ def test_every_supported_value_comes_back_equal(value: object) -> None:
     assert decode(encode(value)) == value
 
 
+@pytest.mark.slow
 @given(supported | hostile)
 @settings(max_examples=300, deadline=None)
 def test_whatever_the_encoder_accepts_the_decoder_returns_equal(value: object) -> None:

@@ -280,6 +280,7 @@ asyncio.run(Listener(sys.argv[1], "mailroom", "outbox", "test listener").run())
 """
 
 
+@pytest.mark.slow
 def test_paused_listener_is_ended_by_the_server(node: Node) -> None:
     """Else it would hold back vacuum, and all notifications, for as long as it sleeps."""
     channel = locks.channel("'mailroom.outbox'::regclass")
@@ -326,6 +327,7 @@ def read_only(node: Node) -> Iterator[None]:
     node.connection.execute("SELECT pg_reload_conf()")
 
 
+@pytest.mark.slow
 async def test_dispatcher_leaves_a_server_that_is_read_only_and_comes_back(
     private: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -394,6 +396,7 @@ def test_what_a_read_only_server_refused_to_take_is_posted_to_the_next_one(priva
     assert private.rows("SELECT n FROM posted ORDER BY n") == [(1,), (2,)]
 
 
+@pytest.mark.slow
 def test_standby_is_refused_and_the_message_says_what_to_do(private: Node) -> None:
     with read_only(private):
         with pytest.raises(ConnectionFailed, match="name the primary"):

@@ -324,6 +324,7 @@ def test_messages_of_a_program_of_puzzledb_s_are_heard(connect: Connect) -> None
     assert 5_000 < foreign.clock < answer.clock
 
 
+@pytest.mark.slow
 def test_program_of_the_coordinators_runs(dsn: str) -> None:
     for _ in range(2):
         ran = subprocess.run(

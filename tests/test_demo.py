@@ -73,6 +73,7 @@ def test_results_accepts_a_right_run(cursor: psycopg.Cursor[Any]) -> None:
     assert checks[0].detail == "7 flights: 0 never handled, 0 more than once, 0 never sent"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
@@ -128,6 +129,7 @@ def test_results_finds_a_message_left_in(cursor: psycopg.Cursor[Any], table: str
     assert wrong(cursor) == {LEFT}
 
 
+@pytest.mark.slow
 def test_all_flights_are_read() -> None:
     read = list(flights())
     assert [flight.number for flight in read] == list(range(1, ALL_FLIGHTS + 1))
@@ -142,6 +144,7 @@ def test_missing_data_package_names_the_install_command(monkeypatch: pytest.Monk
         flights()
 
 
+@pytest.mark.slow
 def test_tables_of_an_earlier_run_are_made_anew(dsn: str, connect: Connect) -> None:
     remake(dsn, "mailroom_demo")
     with connect() as connection:

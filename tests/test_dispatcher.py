@@ -101,6 +101,7 @@ async def test_message_is_delivered_when_the_bell_rings(node: Node) -> None:
             await eventually_async(partial(is_delivered, node, key))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
 async def test_dispatcher_whose_session_ended_right_behind_a_command_goes_on(
@@ -133,6 +134,7 @@ async def test_message_whose_bell_was_off_is_delivered_by_the_poll(node: Node) -
             await eventually_async(partial(is_delivered, node, key))
 
 
+@pytest.mark.slow
 async def test_message_is_delivered_by_the_poll_while_the_bell_s_connection_is_a_black_hole(
     node: Node, proxy: tuple[Proxy, str]
 ) -> None:
@@ -364,6 +366,7 @@ async def test_error_of_any_kind_is_passing_once_it_has_begun(
         await eventually_async(partial(is_delivered, node, "b"))
 
 
+@pytest.mark.slow
 async def test_schema_that_is_not_the_right_one_when_it_comes_back_is_waited_for(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -379,6 +382,7 @@ async def test_schema_that_is_not_the_right_one_when_it_comes_back_is_waited_for
         await eventually_async(partial(is_delivered, node, "b"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("table", ["outbox", "lease"])
 async def test_error_at_the_start_ends_it(node: Node, table: str) -> None:
     node.connection.execute(f"ALTER TABLE mailroom.{table} RENAME TO away".encode())
@@ -440,6 +444,7 @@ async def test_schema_that_is_not_there_is_said_at_once(empty_dsn: str) -> None:
 # -- Ending -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
     with process(node.dsn) as started:
         eventually(lambda: leader(node))
@@ -449,6 +454,7 @@ def test_sigterm_ends_it_and_gives_the_lease_up(node: Node) -> None:
         assert node.rows("SELECT DISTINCT state FROM mailroom.lease") == [("stopped",)]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", ["black hole", "cut"])
 def test_sigterm_ends_it_while_the_server_is_unreachable(node: Node, proxy: tuple[Proxy, str], fault: str) -> None:
@@ -487,6 +493,7 @@ async def test_stop_from_another_thread_ends_it(node: Node) -> None:
     await asyncio.wait_for(task, WITHIN_S)
 
 
+@pytest.mark.slow
 async def test_bell_in_a_black_hole_does_not_outlive_the_dispatcher(
     node: Node, proxy: tuple[Proxy, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,7 @@ def test_async_worker_refuses_django_s_connections_and_names_the_one_that_takes_
             AsyncWorker(source, "shipping", handle)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("write", ["orm", "cursor", "send", "new connection"])
 def test_write_on_django_s_connection_beside_another_source_fails_the_message_and_says_what_to_do(

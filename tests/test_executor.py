@@ -178,6 +178,7 @@ async def test_dispatcher_and_executor_lead_side_by_side_under_roles_of_their_ow
         await eventually_async(lambda: node.delivered("key") == [("n",)])
 
 
+@pytest.mark.slow
 async def test_executor_connects_again_when_all_its_sessions_are_terminated(node: Node) -> None:
     async with running(Executor(node.dsn, poll_interval_s=NEVER_S)):
         for nth in (1, 2):
@@ -240,6 +241,7 @@ async def test_function_that_runs_long_does_not_hold_up_the_end(node: Node, conn
 # -- Ending -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_daemon_with_all_lanes_and_gives_their_leases_up(node: Node) -> None:
     node.inbox("outcomes")
     with process(node.dsn) as started:

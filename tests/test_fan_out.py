@@ -113,6 +113,7 @@ def test_nothing_else_is_delivered_before(node: Node) -> None:
     assert has(node, NAMES[0]) == has(node, NAMES[-1])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("steps", range(5))
 def test_whoever_goes_on_after_a_crash_does_the_rest_once(node: Node, steps: int) -> None:
     """A crash between two transactions leaves what this leaves."""

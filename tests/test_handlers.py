@@ -215,6 +215,7 @@ def test_rejected_without_an_answer_is_skipped(node: Node, reply_to: str | None)
     assert [reason for _, _, reason in node.dead()] == ["rejected by its handler"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["M", "E", "R"])
 def test_only_commands_are_answered(node: Node, kind: str) -> None:
     node.send("stock.reserve", "a", kind=kind, headers={"reply_to": "answered", "status": "200"})
@@ -257,6 +258,7 @@ def test_error_of_the_database_that_a_handler_swallows_is_its_failure(node: Node
     assert answers(node) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_error_of_the_database_that_an_async_handler_swallows_is_its_failure(node: Node, kind: str) -> None:
     command(node, value="a", key="k")
@@ -713,6 +715,7 @@ async def test_async_worker_answers_each_command_of_a_batch_once(node: Node) -> 
     assert sorted(found) == sorted([(str(asked[0]), 200), (str(asked[1]), 400), (str(asked[3]), 200)])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kind: str, driver: str) -> None:
@@ -730,6 +733,7 @@ def test_command_that_fails_leaves_its_savepoint_to_the_rollback(node: Node, kin
     assert [error for (error,) in node.rows("SELECT DISTINCT error_class FROM mailroom.attempt")] == ["ValueError"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 @pytest.mark.parametrize("kind", ["engine", "sessionmaker"])
 async def test_async_command_that_fails_leaves_its_savepoint_to_the_rollback(

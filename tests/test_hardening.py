@@ -343,7 +343,7 @@ def test_hostile_name_at_the_command_is_one_line_of_plain_text(name: str, dsn: s
         ("status", "--schema", hostile),
         ("migrate", "--schema", hostile),
         ("outbox", "send", "t", "--json", "1", "--schema", hostile),
-        ("dispatcher", "deliver_all", "--schema", hostile),
+        ("dispatcher", "deliver-all", "--schema", hostile),
         ("inbox", "list", "--schema", hostile),
         ("inbox", "create", "--", hostile),
         ("inbox", "peek", "--", hostile),
@@ -697,6 +697,7 @@ OF_STATEMENT = {
 }
 
 
+@pytest.mark.slow
 def test_no_statement_calls_what_another_role_has_put_into_the_search_path(
     catalog: psycopg.Connection[TupleRow],
 ) -> None:
@@ -740,6 +741,7 @@ def shadows_of(connection: psycopg.Connection[TupleRow], statement: str) -> list
     return [what for (what,) in found.fetchall() if not what.startswith("function mailroom.")]
 
 
+@pytest.mark.slow
 def test_message_goes_its_way_with_hostile_objects_in_the_search_path(connect: Connect) -> None:
     connection = connect()
     create_inbox(connection, "shipping", ["order.*"], backoff_s=0)

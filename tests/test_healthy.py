@@ -119,6 +119,7 @@ def many_failing(request: pytest.FixtureRequest, node: Node) -> Node:
     return node
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 def test_claim_reads_no_rows_of_failing_keys(many_failing: Node) -> None:
     node = many_failing
@@ -333,6 +334,7 @@ def replay_all(node: Node) -> None:
         Parked("shipping").replay(node.connection, None, actor="ada")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nth", range(6))
 def test_whatever_happens_in_whatever_order_nothing_is_lost_or_overtaken(
     node: Node, connect: Connect, nth: int, record_property: Any

@@ -177,6 +177,7 @@ def test_reap_any_leaves_out_keys_that_others_hold_to_the_last_message(
     assert values(Inbox("shipping").reap_any(other)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("sent", "held", "share", "is_all"),
     [
@@ -302,6 +303,7 @@ def test_keys_that_begin_alike_are_all_walked(connect: Connect, filler: psycopg.
 GUCS = ("enable_nestloop", "enable_indexscan", "enable_sort", "enable_tidscan", "enable_material", "enable_hashjoin")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stats", ["none", "stale"])
 def test_bounds_hold_under_every_combination_of_planner_settings(
     connect: Connect, filler: psycopg.Connection[Any], stats: str
@@ -354,6 +356,7 @@ def test_settings_of_the_caller_are_restored_in_savepoints_too(
     assert shown() == defaults
 
 
+@pytest.mark.slow
 def test_fifty_thousand_keys_are_reaped_in_one_transaction(connect: Connect, filler: psycopg.Connection[Any]) -> None:
     filler.execute(
         "INSERT INTO mailroom.outbox (topic, key, value_json) "

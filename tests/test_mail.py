@@ -129,6 +129,7 @@ def run_pytest(directory: Path, dsn: str | None, source: str) -> subprocess.Comp
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.slow
 def test_example_of_the_plugin_runs_as_it_stands_twice_on_one_connection_and_leaves_nothing(
     node: Node, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_failure_of_a_handler_is_shown_below_the_test_that_fails_for_it(node: No
     assert "failed: retry after attempt 1" in ran.stdout
 
 
+@pytest.mark.slow
 def test_fixtures_are_overridden_by_the_user_s_own(node: Node, tmp_path: Path) -> None:
     own = """
 @pytest.fixture
@@ -397,7 +399,9 @@ def test_wrong_handlers_are_refused(mail: Mail) -> None:
     async def handle(message: Message, connection: Any) -> None:
         raise AssertionError
 
-    with pytest.raises(ConfigurationError, match=r"async: use `await mail\.handle_all\(\.\.\.\)`, with an async connection"):
+    with pytest.raises(
+        ConfigurationError, match=r"async: use `await mail\.handle_all\(\.\.\.\)`, with an async connection"
+    ):
         mail.handle_all(warehouse=handle)
     with pytest.raises(ConfigurationError, match="inbox warehouse cannot be called"):
         mail.handle_all(warehouse="stock")  # type: ignore[arg-type]

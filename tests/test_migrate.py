@@ -66,6 +66,7 @@ def expected(dsn: str) -> list[tuple[Any, ...]]:
     return described(dsn)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_node_goes_up_is_used_and_goes_down_on_every_connection(
     empty_dsn: str, kind: str, expected: list[tuple[Any, ...]]
@@ -96,6 +97,7 @@ def test_node_goes_up_is_used_and_goes_down_on_every_connection(
     assert {"inbox_shipping", "inbox_null", "inbox_billing"} <= tables(empty_dsn)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_node_goes_up_is_used_and_goes_down_on_every_async_connection(
     empty_dsn: str, kind: str, expected: list[tuple[Any, ...]]
@@ -158,6 +160,7 @@ def downgrade():
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 def test_node_is_made_inside_the_async_migrations_of_a_user(empty_dsn: str, tmp_path: Path, driver: str) -> None:
     (tmp_path / "versions").mkdir()
@@ -189,6 +192,7 @@ def execute(dsn: str, script: str) -> None:
         connection.execute(script.encode())
 
 
+@pytest.mark.slow
 def test_printed_sql_makes_the_node_that_migrate_makes(empty_dsn: str, expected: list[tuple[Any, ...]]) -> None:
     script = printed("upgrade", "head")
     execute(empty_dsn, script)
@@ -207,6 +211,7 @@ def test_printed_sql_between_revisions_goes_step_by_step(empty_dsn: str, expecte
 
 
 # "order" is a word of SQL's own.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["tenant_a", "order"])
 def test_printed_sql_names_its_schema_and_no_other(empty_dsn: str, name: str) -> None:
     execute(empty_dsn, printed("-x", f"schema={name}", "upgrade", "head"))

@@ -33,6 +33,7 @@ def test_importing_mailroom_imports_none_of_the_packages_it_looks_at() -> None:
     assert (found.stdout, found.stderr) == ("[]\n", "")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["dispatcher.py", "inbox/__init__.py", "spark_jobs/__init__.py"])
 def test_importing_mailroom_warns_of_a_file_that_hides_one_of_its_packages(tmp_path: Path, name: str) -> None:
     file = module(tmp_path, name)
@@ -67,6 +68,7 @@ def test_stand_in_of_a_test_is_in_nobody_s_way(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_command_whose_package_is_hidden_names_the_file_in_one_line_and_the_others_work(tmp_path: Path) -> None:
     file = module(tmp_path, "dispatcher.py")
     for command in (("dispatcher", "status"), ("executor", "execute-all"), ("bench",)):
@@ -77,6 +79,7 @@ def test_command_whose_package_is_hidden_names_the_file_in_one_line_and_the_othe
     assert python(tmp_path, "-W", "ignore", "-m", "mailroom", "outbox", "send", "--help").returncode == 0
 
 
+@pytest.mark.slow
 def test_worker_that_delivers_by_itself_names_the_file_that_hides_the_dispatcher(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +156,7 @@ except UnsupportedConnection as error:
 """
 
 
+@pytest.mark.slow
 def test_everything_works_without_greenlet_but_what_is_greenlet_s(tmp_path: Path) -> None:
     ran = python(tmp_path, "-c", WITHOUT_GREENLET)
     assert ran.returncode == 0, ran.stderr

@@ -103,6 +103,7 @@ def test_entries_of_dead_workers_are_looked_up_one_by_one(connect: Connect) -> N
     assert all("key" in node.get("Index Cond", "") for node in looks)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", HOT)
 def test_hot_statement_can_be_pasted_into_psql(connect: Connect, name: str) -> None:
     with connect() as connection:

@@ -181,7 +181,7 @@ async def test_async_operations_work_through_a_pooler(node: Node, pooled: str) -
 def test_command_works_through_a_pooler(node: Node, pooled: str) -> None:
     done("migrate", dsn=pooled)
     done("outbox", "send", "shipping", "--key", "k", "--json", "1", dsn=pooled)
-    assert json_of("dispatcher", "deliver_all", dsn=pooled)["delivered"] == 1
+    assert json_of("dispatcher", "deliver-all", dsn=pooled)["delivered"] == 1
     [inbox] = json_of("status", dsn=pooled)["inboxes"]
     assert inbox["backlog"] == 1
     assert json_of("dispatcher", "status", dsn=pooled, exit_code=1) is None
@@ -193,6 +193,7 @@ def test_command_works_through_a_pooler(node: Node, pooled: str) -> None:
 # -- Workers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_worker_works_through_a_pooler(node: Node, pooled: str) -> None:
     deliver(node, *"abc")
     with working(Worker(pooled, "shipping", write_ledger, poll_interval_s=POLL_S, batch=1, parallel=2)):
@@ -202,6 +203,7 @@ def test_worker_works_through_a_pooler(node: Node, pooled: str) -> None:
         assert session_locks(node) == []
 
 
+@pytest.mark.slow
 async def test_async_worker_works_through_a_pooler(node: Node, pooled: str) -> None:
     deliver(node, *"abc")
     async with working_async(
@@ -229,6 +231,7 @@ async def test_async_worker_on_a_pool_of_the_user_s_works_through_a_pooler(node:
         await eventually_async(lambda: sorted(ledger_keys(node)) == ["a", "b", "c"])
 
 
+@pytest.mark.slow
 def test_two_workers_share_a_pooler_with_two_server_connections(node: Node, pooled: str) -> None:
     keys = [f"k{nth}" for nth in range(40)]
     deliver(node, *keys)
@@ -239,6 +242,7 @@ def test_two_workers_share_a_pooler_with_two_server_connections(node: Node, pool
     assert sorted(ledger_keys(node)) == sorted(keys)
 
 
+@pytest.mark.slow
 def test_worker_does_not_wait_for_the_connection_that_its_own_batch_holds(node: Node, server_home: Path) -> None:
     """The in-flight entry needs a second connection: if there is none left, the batch runs without an entry."""
     deliver(node, *"abc")
@@ -249,6 +253,7 @@ def test_worker_does_not_wait_for_the_connection_that_its_own_batch_holds(node: 
         eventually(lambda: ledger_keys(node) == ["a", "b", "c"])
 
 
+@pytest.mark.slow
 def test_entry_does_not_wait_to_hear_where_it_is(node: Node, server_home: Path) -> None:
     """The batches hold all connections, and wait for their entry to be sent."""
     with pgbouncer(node.dsn, server_home, pool_size=1) as url, psycopg.connect(url, prepare_threshold=None) as batch:

@@ -84,6 +84,7 @@ def test_every_module_that_says_what_it_exports_is_listed() -> None:
     assert says - {"mailroom.cli"} == set(LISTED)
 
 
+@pytest.mark.slow
 def test_the_name_of_a_class_means_one_class() -> None:
     """Who reads a name in a log, in an annotation or in a search need not ask which of several it is."""
     trees = [

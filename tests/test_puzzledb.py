@@ -350,6 +350,7 @@ def test_object_comes_back_as_codec_brings_it_back_or_is_refused(value: object) 
     assert decode(raw) == value == decode(codec.encode(value))
 
 
+@pytest.mark.slow
 @given(st.binary() | near | damaged())
 @example(cbor2.dumps(field_map(FromID=[[]] * 16)))
 @example(b"\xa1" * 40)

@@ -103,6 +103,7 @@ def test_answer_comes_back_typed_and_is_taken(node: Node) -> None:
     assert replies_left(node) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("item", "status", "value"), [(CANARY, 400, {"why": CANARY}), ("broken", 500, {"error": "ValueError"})]
 )
@@ -139,6 +140,7 @@ def test_request_that_is_rolled_back_is_not_sent_and_no_longer_waited_for(node: 
         assert requests._replies._keys() == []
 
 
+@pytest.mark.slow
 def test_two_hundred_at_once_get_each_its_own_answer_and_make_no_table(node: Node) -> None:
     relations = "SELECT count(*) FROM pg_class"
     with answering(node), unasked(node) as requests, ThreadPoolExecutor(200) as threads:
@@ -170,6 +172,7 @@ with Requests(sys.argv[1], "{REPLIES}", poll_interval_s={NEVER_S}) as requests, 
 """
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_inbox_take_each_their_own(node: Node) -> None:
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(python(ASK_AT_ONCE, node.dsn, str(first))) for first in (100, 200)]
@@ -216,6 +219,7 @@ with Requests(sys.argv[1], "{REPLIES}") as requests:
 """
 
 
+@pytest.mark.slow
 def test_process_killed_while_it_waits_leaves_its_reply_and_disturbs_nobody(node: Node) -> None:
     with python(ASK, node.dsn) as asking:
         eventually(lambda: node.value("SELECT count(*) FROM mailroom.outbox") == 1)
@@ -253,12 +257,14 @@ if child == 0:
 """
 
 
+@pytest.mark.slow
 def test_forked_process_is_refused_and_leaves_the_other_one_s_sessions_alone(node: Node) -> None:
     with answering(node), python(FORK, node.dsn) as process:
         said = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, said
 
 
+@pytest.mark.slow
 def test_session_that_is_lost_is_replaced(node: Node) -> None:
     with answering(node), unasked(node) as requests:
         assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)

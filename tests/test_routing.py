@@ -88,6 +88,7 @@ def expected(inbox: str, subscribed: set[str], topic: str, kind: str) -> bool:
     return {"M": by_pattern or by_name, "E": by_pattern, "C": by_name, "R": by_name}[kind]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     subscribed=st.tuples(*[st.sets(patterns, max_size=5)] * len(INBOXES)),
@@ -356,6 +357,7 @@ def test_topic_is_subscribed_to_by_its_name(node: Node) -> None:
     assert rows == [("audit", "order.paid"), ("billing", "order.#"), ("billing", "order.sent")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_subscriptions_change_over_every_connection(dsn: str, kind: str) -> None:
     with opened(dsn, kind) as connection:
@@ -390,6 +392,7 @@ NOT_VALID = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("pattern", [*NOT_VALID, "x." * 100 + "#"])
 def test_pattern_that_is_not_valid_is_refused_with_the_rule(node: Node, pattern: str) -> None:
     node.inbox("audit")

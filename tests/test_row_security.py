@@ -237,7 +237,7 @@ def test_hidden_token_is_not_taken_for_one_that_is_too_old(owner: Owner) -> None
         resolve(partial(psycopg.connect, owner.dsn), token)
 
 
-@pytest.mark.parametrize("command", [("status",), ("dispatcher", "deliver_all"), ("migrate",), ("dead-letter", "list")])
+@pytest.mark.parametrize("command", [("status",), ("dispatcher", "deliver-all"), ("migrate",), ("dead-letter", "list")])
 def test_commands_say_it_in_one_line(owner: Owner, command: tuple[str, ...]) -> None:
     owner.force("node")
     result = mailroom(*command, dsn=owner.dsn)

@@ -41,6 +41,7 @@ def full(node: Node, *, but: int = 40) -> Iterator[None]:
         hoarder.execute("SELECT pg_advisory_unlock_all()")
 
 
+@pytest.mark.slow
 def test_drain_says_what_the_server_lacks(node: Node) -> None:
     node.send("news", key="k")
     with full(node):
@@ -51,6 +52,7 @@ def test_drain_says_what_the_server_lacks(node: Node) -> None:
     assert deliver_all(node.dsn).delivered == INBOXES
 
 
+@pytest.mark.slow
 def test_too_many_new_inboxes_in_one_transaction_are_refused_with_what_to_do(node: Node) -> None:
     names = [f"n{nth}" for nth in range(20)]
     with full(node, but=60):
@@ -62,6 +64,7 @@ def test_too_many_new_inboxes_in_one_transaction_are_refused_with_what_to_do(nod
         create_inbox(node.connection, names)
 
 
+@pytest.mark.slow
 async def test_dispatcher_says_what_the_server_lacks_and_goes_on(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = Dispatcher(node.dsn, poll_interval_s=0.2)
     task = asyncio.create_task(dispatcher.run())

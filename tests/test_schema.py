@@ -46,6 +46,7 @@ def tables(dsn: str, name: str = "mailroom") -> set[str]:
         return {table for (table,) in rows}
 
 
+@pytest.mark.slow
 def test_schema_goes_up_and_down_and_up_again(empty_dsn: str) -> None:
     for _ in range(2):
         with begun(empty_dsn) as connection:
@@ -121,6 +122,7 @@ def test_name_outside_the_alphabet_is_refused_before_anything_happens(empty_dsn:
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["outbox", "inbox", "scheduled", "dead_letter"])
 def test_going_down_refuses_while_messages_are_there_and_discards_when_told(dsn: str, where: str) -> None:
     with begun(dsn) as connection:
@@ -377,6 +379,7 @@ with context.begin_transaction():
 """
 
 
+@pytest.mark.slow
 def test_schema_and_inbox_are_made_and_removed_inside_a_users_own_migration(empty_dsn: str, tmp_path: Path) -> None:
     (tmp_path / "versions").mkdir()
     (tmp_path / "versions" / "u1.py").write_text(USERS_MIGRATION)

@@ -96,6 +96,7 @@ def lanes_session(node: Node) -> int:
 # -- What takes too long ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut off", pytest.param("cancelled", marks=pytest.mark.slow)])
 async def test_messages_of_which_a_full_batch_takes_too_long_are_delivered(node: Node, how: str) -> None:
     with node.connection.transaction():
@@ -151,6 +152,7 @@ def test_portion_is_halved_down_to_one_and_grows_back_to_all() -> None:
 # -- What is held up --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_lease_that_cannot_be_renewed_now_takes_no_batch_along(
     node: Node, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +171,7 @@ async def test_lease_that_cannot_be_renewed_now_takes_no_batch_along(
     assert "lost the database" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_delivery_that_another_holds_up_is_waited_for_over_the_same_session(
     node: Node, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +269,7 @@ def test_time_to_connect_grows_while_it_is_too_short_and_goes_down_to_what_is_ne
     assert (times.allowed_s("a"), times.allowed_s("b")) == (10, 10)
 
 
+@pytest.mark.slow
 def test_worker_connects_soon_after_an_outage_however_long_that_was(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

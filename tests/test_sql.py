@@ -128,6 +128,7 @@ def test_every_sql_block_of_the_page_runs_in_order(connect: Connect, in_own_role
     assert session.execute("SELECT number, state FROM orders").fetchall() == [("order-42", "shipped")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("psql") is None, reason="psql is not on this machine")
 def test_psql_prints_what_the_page_says(dsn: str, connect: Connect, in_own_roles: Callable[[str], str]) -> None:
     def execute(block: Block) -> None:
@@ -377,6 +378,7 @@ def as_text(value: object) -> str:
     return str(value)
 
 
+@pytest.mark.slow
 @given(value=supported)
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_the_codec_sends_is_shown_as_json(reader: psycopg.Connection[Any], value: object) -> None:

@@ -281,6 +281,7 @@ def test_without_a_target_it_is_the_nodes_own(connect: Connect) -> None:
             STORE.send_many(connection, [bad])
 
 
+@pytest.mark.slow
 def test_largest_of_everything_is_sent(connect: Connect) -> None:
     connection = connect(options="-c TimeZone=UTC")  # else psycopg cannot read the year 1
     largest: list[tuple[Any, dict[str, Any]]] = [
@@ -463,6 +464,7 @@ def test_name_and_number_are_taken_by_both_or_by_neither(connect: Connect) -> No
     check()
 
 
+@pytest.mark.slow
 def test_operation_with_any_set_of_parts_is_taken_by_both_or_by_neither(connect: Connect) -> None:
     connection, taken = connect(), set()
 

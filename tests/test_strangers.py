@@ -76,6 +76,7 @@ async def running(*lanes: Any) -> AsyncIterator[None]:
         await asyncio.wait_for(asyncio.gather(*tasks), WITHIN_S)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 async def test_stranger_with_every_advisory_lock_stops_neither_deliveries_nor_executions(
     node: Node, stranger: psycopg.Connection[Any], connect: Connect, shared: bool

@@ -210,7 +210,9 @@ async def test_async_kit_awaits_the_handler_until_nothing_is_left(
         assert seen == [1, 2]
         assert (done if isinstance(done, int) else len(done.handled)) == 2  # type: ignore[attr-defined]
         await AsyncOutbox().send(connection, "shipping", 3, key="k")
-        with pytest.raises(ConfigurationError, match=r"returned no awaitable, so it is not async: use (handle_all|work)\."):
+        with pytest.raises(
+            ConfigurationError, match=r"returned no awaitable, so it is not async: use (handle_all|work)\."
+        ):
             await call(connection, "shipping", lambda message, connection: None)
         await connection.rollback()
 

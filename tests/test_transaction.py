@@ -75,6 +75,7 @@ def test_send_many_writes_the_same_rows_on_every_connection(
     assert rows(connect()) == expected
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_message_goes_all_the_way_on_every_connection(dsn: str, connect: Connect, kind: str) -> None:
     with connect() as setup:
@@ -135,6 +136,7 @@ async def test_message_goes_all_the_way_on_every_async_connection(
 STREAMING: list[dict[str, Any]] = [{"stream_results": True}, {"yield_per": 2}]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("options", STREAMING, ids=str)
 @pytest.mark.parametrize("kind", SYNC[1:])
 def test_connection_that_streams_is_taken(dsn: str, connect: Connect, kind: str, options: dict[str, Any]) -> None:
@@ -149,6 +151,7 @@ def test_connection_that_streams_is_taken(dsn: str, connect: Connect, kind: str,
         assert Inbox("shipping").backlog(connection) == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", STREAMING, ids=str)
 @pytest.mark.parametrize("kind", ASYNC[1:])
 async def test_async_connection_that_streams_is_taken(

@@ -182,6 +182,7 @@ def sent_in_year_1(node: Node) -> None:
     of_all_sessions(node, "TimeZone", "America/New_York")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_message_of_the_year_1_is_reaped_west_of_utc(node: Node, kind: str) -> None:
     sent_in_year_1(node)
@@ -193,6 +194,7 @@ def test_message_of_the_year_1_is_reaped_west_of_utc(node: Node, kind: str) -> N
         connection.commit()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ASYNC)
 async def test_message_of_the_year_1_is_reaped_west_of_utc_async(node: Node, kind: str) -> None:
     sent_in_year_1(node)

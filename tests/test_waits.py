@@ -46,6 +46,7 @@ def told(caplog: pytest.LogCaptureFixture, pid: int) -> list[str]:
     return [each.getMessage() for each in caplog.records if f"blocked by pid {pid} " in each.getMessage()]
 
 
+@pytest.mark.slow
 async def test_delivery_that_waits_for_a_lock_on_an_inbox_names_who_has_it(
     node: Node, blocker: psycopg.Connection[tuple[object, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -270,6 +270,7 @@ MIB = 1024 * 1024
 TOO_LARGE = {"too_large": True}
 
 
+@pytest.mark.slow
 def test_row_that_no_message_holds_is_told_without_it(connection: Connection[TupleRow]) -> None:
     connection.execute("INSERT INTO customers VALUES (1, repeat('x', %s))", [20 * MIB])
     connection.execute("UPDATE customers SET name = repeat('y', %s)", [20 * MIB])

@@ -98,6 +98,7 @@ def table(connection: Connection[TupleRow]) -> list[Any]:
     return [row for (row,) in connection.execute("SELECT to_jsonb(t) - 'hidden' FROM things AS t")]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", TABLES)
 def test_random_program_amounts_to_its_messages(connect: Connect, kind: str) -> None:

@@ -55,6 +55,7 @@ def check_odd(connection: Connection[TupleRow]) -> None:
     assert updated.value["changed"] == ["n", "r"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SYNC)
 def test_table_is_watched_and_unwatched_on_every_connection(
     dsn: str, connect: Connect, odd_table: str, kind: str
@@ -99,6 +100,7 @@ def test_watch_is_the_callers_transaction(connect: Connect) -> None:
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("change", ["watch", "unwatch"])
 def test_watch_waits_for_nobody_for_long_and_leaves_the_setting(connect: Connect, change: str) -> None:

@@ -63,6 +63,7 @@ def test_a_sound_ledger_breaks_nothing(node: Node) -> None:
     assert invariants.check(node.connection, HISTORY) == []
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("corruption", "invariant"),
     [

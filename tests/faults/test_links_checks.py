@@ -107,6 +107,7 @@ def test_order_holds_from_one_round_to_the_next(told: str) -> None:
     assert any(told in each for each in found(round_of(7), round_of(1)))
 
 
+@pytest.mark.slow
 def test_mutants_apply() -> None:
     program = "from tests.faults.links.mutants import MUTANTS, apply\nfor name in MUTANTS: apply(name)"
     subprocess.run([sys.executable, "-c", program], check=True)

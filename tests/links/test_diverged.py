@@ -235,6 +235,7 @@ def release(pair: Pair) -> None:
     pair.source.deliver_all()
 
 
+@pytest.mark.slow
 async def test_source_put_back_to_before_its_first_row(pair: Pair) -> None:
     await pair.turns()
     dump = pair.backup(pair.source)
@@ -249,6 +250,7 @@ async def test_source_put_back_to_before_its_first_row(pair: Pair) -> None:
     assert pair.received() == ["a", "b", "c"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", ["lower", "same", "higher"])
 async def test_source_put_back_to_before_it_allowed_its_reader(
     source: Node, target: Node, binaries: Binaries, number: str
@@ -311,6 +313,7 @@ async def test_source_that_lost_nothing_matches_and_takes_no_new_incarnation(pai
     assert pair.incarnation() == 1
 
 
+@pytest.mark.slow
 async def test_source_put_back_without_another_start_does_nothing_before_somebody_says_so(pair: Pair) -> None:
     """A snapshot of a running machine, or a dump restored into the same database; so it is with an old primary."""
     await pair.turns()
@@ -339,6 +342,7 @@ async def test_source_put_back_without_another_start_does_nothing_before_somebod
     assert pair.source.rows("SELECT claim_seq, claim_clock FROM mailroom.link") == [(None, None)]
 
 
+@pytest.mark.slow
 async def test_source_put_back_twice_to_before_its_incarnation_is_refused_until_it_is_beyond_it(pair: Pair) -> None:
     await pair.turns()
     pair.stamp("a")
@@ -360,6 +364,7 @@ async def test_source_put_back_twice_to_before_its_incarnation_is_refused_until_
     assert len(pair.report().lost) == 2
 
 
+@pytest.mark.slow
 async def test_source_restored_into_another_database_waits_until_it_is_said_to_have_moved(pair: Pair) -> None:
     await pair.turns()
     pair.stamp("a")
@@ -377,6 +382,7 @@ async def test_source_restored_into_another_database_waits_until_it_is_said_to_h
     assert pair.received() == ["a", "lost", "new"]
 
 
+@pytest.mark.slow
 async def test_what_both_have_is_found_in_small_portions(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciling, "ENDS", 2)
     monkeypatch.setattr(reconciling, "ROWS", 2)
@@ -398,6 +404,7 @@ async def test_what_both_have_is_found_in_small_portions(pair: Pair, monkeypatch
     assert len(pair.report().lost) == 5
 
 
+@pytest.mark.slow
 async def test_same_message_at_the_same_seq_behind_a_difference_is_no_common_row(pair: Pair) -> None:
     """The rows in between are others, and would never be read."""
     await pair.turns()
@@ -436,6 +443,7 @@ async def test_target_put_back_in_time_reads_again_what_the_source_still_has(pai
     assert pair.incarnation() == 1
 
 
+@pytest.mark.slow
 async def test_target_put_back_behind_what_the_source_keeps_stops_and_can_be_resumed(pair: Pair) -> None:
     """T-50, when the source keeps it no more: a gap is told and never skipped."""
     await pair.turns()
@@ -461,6 +469,7 @@ async def test_target_put_back_behind_what_the_source_keeps_stops_and_can_be_res
     ]
 
 
+@pytest.mark.slow
 async def test_both_put_back_and_the_source_behind_the_target(pair: Pair) -> None:
     await pair.turns()
     pair.stamp("a")
@@ -480,6 +489,7 @@ async def test_both_put_back_and_the_source_behind_the_target(pair: Pair) -> Non
     assert pair.report().lost == (lost,)
 
 
+@pytest.mark.slow
 async def test_both_put_back_and_the_target_behind_the_source(pair: Pair) -> None:
     await pair.turns()
     pair.stamp("a")
@@ -502,6 +512,7 @@ async def test_both_put_back_and_the_target_behind_the_source(pair: Pair) -> Non
 # -- What cannot be known ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_without_a_common_row_nothing_is_read_before_somebody_says_where_to_go_on(pair: Pair) -> None:
     await pair.turns()
     dump = pair.backup(pair.source)
@@ -792,6 +803,7 @@ def copy(directory: Path, to: Path) -> None:
     subprocess.run(["cp", "-a", directory, to], check=True)
 
 
+@pytest.mark.slow
 async def test_directory_of_the_source_s_server_is_put_back(
     served: Pair, private_server: Server, server_home: Path
 ) -> None:
@@ -820,6 +832,7 @@ async def test_directory_of_the_source_s_server_is_put_back(
     assert served.report().lost == (lost,)
 
 
+@pytest.mark.slow
 async def test_standby_that_lagged_is_promoted_and_the_old_primary_comes_back(
     served: Pair, private_server: Server, server_home: Path, binaries: Binaries
 ) -> None:
@@ -910,6 +923,7 @@ async def followed(
         served.source.connection.close()
 
 
+@pytest.mark.slow
 async def test_nobody_reads_what_the_standby_that_the_source_waits_for_has_not(followed: Followed) -> None:
     """T-46 with it: nothing that was read is lost."""
     pair = followed.pair
@@ -923,6 +937,7 @@ async def test_nobody_reads_what_the_standby_that_the_source_waits_for_has_not(f
     assert (pair.incarnation(), pair.report().lost) == (1, ())
 
 
+@pytest.mark.slow
 async def test_wait_for_the_standby_is_cancelled_and_what_was_read_then_is_reported(followed: Followed) -> None:
     """T-47. The cancelled commit counts at the old primary only; one of its messages is stamped again at the new."""
     pair = followed.pair
@@ -944,6 +959,7 @@ def clock_received(pair: Pair) -> int:
     return int(pair.target.value("SELECT max(sent_clock) FROM mailroom.inbox"))
 
 
+@pytest.mark.slow
 async def test_standby_that_had_everything_is_promoted(
     served: Pair, private_server: Server, server_home: Path, binaries: Binaries
 ) -> None:
@@ -960,6 +976,7 @@ async def test_standby_that_had_everything_is_promoted(
         served.source.connection.close()
 
 
+@pytest.mark.slow
 async def test_dump_of_the_source_becomes_another_server_while_messages_come(served: Pair, empty_dsn: str) -> None:
     """T-53, T-48. The dump was made before the last ones."""
     served.source.send("order.paid", key="waiting")
@@ -982,6 +999,7 @@ async def test_dump_of_the_source_becomes_another_server_while_messages_come(ser
     served.source.connection.close()
 
 
+@pytest.mark.slow
 async def test_source_is_recovered_to_a_point_in_time(
     served: Pair, private_server: Server, server_home: Path, binaries: Binaries
 ) -> None:

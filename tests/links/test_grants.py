@@ -216,6 +216,7 @@ def login_dsn(source: Node) -> Iterator[str]:
     source.connection.execute(f"DROP ROLE {role}".encode())
 
 
+@pytest.mark.slow
 async def test_dispatcher_reads_with_this_login(
     source: Node, target: Node, login_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -311,6 +311,7 @@ class Model:
             assert set(lost(target.known, come_again)) == set(target.taken) - there
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(2))
 def test_nothing_comes_twice_and_the_lost_set_is_exact_however_both_sides_are_put_back(part: int) -> None:
     settled = recut = stopped = 0

@@ -161,6 +161,7 @@ async def test_message_for_which_nobody_rings_is_found_by_the_poll(pair: Linked)
             await eventually_async(partial(lambda key: key in keys(pair.target), nth))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 async def test_messages_arrive_though_a_stranger_at_the_source_holds_the_lock_of_the_sleepers(
@@ -263,6 +264,7 @@ async def test_new_subscription_reaches_the_source_and_its_messages_come(pair: L
         await asks(pair.source, TOPIC)
 
 
+@pytest.mark.slow
 async def test_lease_tells_totals_and_what_each_origin_does(pair: Linked) -> None:
     counts = "SELECT counts FROM mailroom.lease WHERE role = 'links' AND until > clock_timestamp()"
     pair.put({"key": "a"}, {"kind": "H", "topic": "", "key": ""}, {"topic": "nowhere"}, {"topic": "no", "kind": "E"})
@@ -275,6 +277,7 @@ async def test_lease_tells_totals_and_what_each_origin_does(pair: Linked) -> Non
         await eventually_async(lambda: pair.target.rows(counts) == [(expected,)])
 
 
+@pytest.mark.slow
 async def test_status_shows_what_the_lane_does_with_each_origin(pair: Linked) -> None:
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await asks(pair.source, TOPIC)
@@ -338,6 +341,7 @@ async def dispatching(node: Node) -> AsyncIterator[None]:
 # -- Origins come and go ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_node_without_origins_holds_its_lease_and_two_sessions(target: Node) -> None:
     async with running(LinksLane(target.dsn)):
         leads = "SELECT count(*) FROM mailroom.lease WHERE role = 'links' AND until > clock_timestamp()"
@@ -375,6 +379,7 @@ async def test_origin_is_followed_as_it_is_added_excluded_included_and_removed(
     assert keys(target) == ["a", "b"]
 
 
+@pytest.mark.slow
 async def test_origin_that_leads_elsewhere_now_is_read_there(
     pair: Linked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -417,6 +422,7 @@ async def test_reader_that_is_refused_says_what_to_do_and_goes_on_when_it_was_do
     assert len([each for each in caplog.records if "is not read" in each.message]) == 1
 
 
+@pytest.mark.slow
 async def test_refusal_that_passes_by_itself_is_not_noted(pair: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "PATIENCE_S", NEVER_S)
     pair.source.connection.execute("UPDATE mailroom.node SET started_at = started_at - interval '1 hour'")
@@ -437,6 +443,7 @@ async def test_nothing_that_leads_to_a_source_stops_it_without_telling_secrets(
         assert "s3cret" not in f"{state(pair.target)}{told(pair.target)}{caplog.text}"
 
 
+@pytest.mark.slow
 async def test_login_that_fails_is_tried_again_and_keeps_its_password(
     pair: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -542,6 +549,7 @@ async def test_source_that_was_cut_off_is_read_again(pair: Linked, proxy: Proxy)
             await arrive(pair.target, *(f"{each}" for each in range(1, nth + 1)))
 
 
+@pytest.mark.slow
 async def test_source_that_hangs_is_given_up_and_read_again(
     pair: Linked, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,6 +565,7 @@ async def test_source_that_hangs_is_given_up_and_read_again(
         await arrive(pair.target, "a")
 
 
+@pytest.mark.slow
 async def test_stopping_ends_while_the_source_hangs(pair: Linked, proxy: Proxy) -> None:
     links = LinksLane(pair.target.dsn, poll_interval_s=0.05)
     async with running(links):
@@ -665,6 +674,7 @@ def migrated(server: Server) -> str:
     return server.dsn()
 
 
+@pytest.mark.slow
 async def test_source_whose_server_restarts_is_read_again_within_seconds(
     private_server: Server, target: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,6 +696,7 @@ async def test_source_whose_server_restarts_is_read_again_within_seconds(
                 await arrive(target, "a", "b")
 
 
+@pytest.mark.slow
 async def test_target_whose_server_restarts_goes_on(
     private_server: Server, source: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ FIRST = int(os.environ.get("MAILROOM_ORDER_FIRST", "0"))
 STEPS, PARTS = 120, 4
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_order_is_one_and_nothing_is_stuck_in_all_worlds(part: int) -> None:
@@ -27,6 +28,7 @@ def test_order_is_one_and_nothing_is_stuck_in_all_worlds(part: int) -> None:
             raise
 
 
+@pytest.mark.slow
 def test_worlds_have_all_that_the_protocol_has_to_stand() -> None:
     """A simulation proves nothing of what never happens in it."""
     worlds = []

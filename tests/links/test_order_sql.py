@@ -237,6 +237,7 @@ def test_who_joins_wants_what_the_rules_say(node: Node, state: State) -> None:
             assert run(node.connection, joining(SCHEMA, inbox)) == order.joining(clock)
 
 
+@pytest.mark.slow
 @given(sent_clock=st.integers(1, 12), since=clocks, stable=clocks)
 @EACH
 def test_messages_go_where_the_rules_say(pair: Linked, sent_clock: int, since: int, stable: int) -> None:

@@ -180,6 +180,7 @@ def nodes(databases: Databases, binaries: Binaries) -> Iterator[dict[str, Node]]
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.timeout(300)

@@ -372,6 +372,7 @@ def last_clock(dsn: str) -> int:
                                                "mailroom.node"))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_clean_restart_is_another_start(served: Server) -> None:
     given_out = last_clock(served.dsn())
     served.stop()
@@ -415,6 +416,7 @@ def kill(server: Server) -> None:
         subprocess.run(["kill", f"-{int(signal.SIGKILL)}", str(each)], check=False)
 
 
+@pytest.mark.slow
 def test_promoted_standby_jumps_and_is_at_the_same_place_of_a_later_timeline(
     served: Server, server_home: Path, binaries: Binaries
 ) -> None:
@@ -432,6 +434,7 @@ def test_promoted_standby_jumps_and_is_at_the_same_place_of_a_later_timeline(
         assert (home.found.system_id, home.found.timeline) == (system_id, timeline + 1)
 
 
+@pytest.mark.slow
 def test_copy_of_the_data_directory_is_the_same_place_and_another_start(
     served: Server, server_home: Path, binaries: Binaries
 ) -> None:
@@ -451,6 +454,7 @@ def copied(server: Server, directory: Path, binaries: Binaries) -> Server:
     return Server(directory, binaries=binaries, settings=FAST_SETTINGS | {"synchronous_commit": "on"})
 
 
+@pytest.mark.slow
 def test_directory_that_is_put_back_is_another_start(served: Server, server_home: Path) -> None:
     """T-48, T-49."""
     served.stop()
@@ -479,6 +483,7 @@ def restored(served: Server, binaries: Binaries) -> str:
     return url
 
 
+@pytest.mark.slow
 def test_dump_restored_into_another_database_is_elsewhere(served: Server, restored: str) -> None:
     """T-48, T-53."""
     given_out = last_clock(served.dsn())

@@ -108,6 +108,7 @@ async def test_subscription_that_is_ended_and_made_again_is_waited_for_anew(sour
         wait(reader, timeout_s=0)
 
 
+@pytest.mark.slow
 async def test_reader_that_is_allowed_anew_is_waited_for_anew(source: Node, reader: Node) -> None:
     follow(reader, "paid")
     async with running(reader):

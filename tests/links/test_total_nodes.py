@@ -140,6 +140,7 @@ def test_own_stamps_are_later_than_what_was_shown(pair: Linked) -> None:
     assert stable(pair.target) == 500
 
 
+@pytest.mark.slow
 def test_receiving_wakes_the_workers_of_an_inbox_that_only_gets_further(pair: Linked) -> None:
     pair.target.send("sale", "mine")
     pair.target.deliver()

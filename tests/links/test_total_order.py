@@ -559,6 +559,7 @@ def test_plan_of_a_claim_is_an_index_scan_in_order_whatever_the_inbox_holds(ledg
     assert "Seq Scan" not in {kind for kind, _ in kinds}
 
 
+@pytest.mark.slow
 def test_claims_beside_a_hundred_thousand_waiting_and_a_held_snapshot_stay_fast(ledger: Node, connect: Connect) -> None:
     held = connect()
     held.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)

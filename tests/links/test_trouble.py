@@ -189,6 +189,7 @@ async def test_what_a_person_must_end_stops_the_link_and_it_goes_on_when_he_has(
         await reader.comes("third")
 
 
+@pytest.mark.slow
 async def test_since_is_when_it_was_read_last_whatever_goes_wrong_afterwards(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -434,6 +434,7 @@ def test_failing_keys_use_a_pool_of_their_own_so_that_the_plans_of_others_are_ke
     assert len(on["bad"] - on["good"]) == 1  # the first attempt was in a batch like any other
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("messages", [1, 2])
 def test_connection_lost_at_commit_is_no_attempt(node: Node, monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
     deliver(node, *"ab"[:messages])
@@ -461,6 +462,7 @@ CREATE CONSTRAINT TRIGGER raises AFTER INSERT ON ledger DEFERRABLE INITIALLY DEF
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("code", ["58030", "53100", "40001"])
 async def test_error_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
     node: Node, async_source: Any, code: str
@@ -472,6 +474,7 @@ async def test_error_of_the_server_at_commit_is_no_attempt_whatever_the_driver(
     assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [b"BEGIN", b"COMMIT"])
 @pytest.mark.parametrize("messages", [1, 2])
 def test_session_ended_right_behind_a_begin_or_commit_is_no_attempt(node: Node, command: bytes, messages: int) -> None:
@@ -486,6 +489,7 @@ def test_session_ended_right_behind_a_begin_or_commit_is_no_attempt(node: Node, 
     assert node.rows("SELECT FROM mailroom.attempt") == failing_keys(node) == []
 
 
+@pytest.mark.slow
 def test_cancelled_error_of_a_handler_s_own_is_its_message_s_failure(node: Node) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "bad", "a")

@@ -241,6 +241,7 @@ def end_by(statement: str) -> Callable[[Message, Any], None]:
     return handle
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "ROLLBACK AND CHAIN"])
 def test_end_of_the_transaction_is_found_behind_a_pooler(node: Node, server_home: Path, statement: str) -> None:
     node.inbox("shipping", backoff_s=0, max_attempts=ATTEMPTS)
@@ -253,6 +254,7 @@ def test_end_of_the_transaction_is_found_behind_a_pooler(node: Node, server_home
     assert_only_the_ender_failed(node, statement)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["dsn", "engine psycopg2", "engine pg8000"])
 def test_end_that_is_not_reported_is_found_before_anything_is_committed(
     node: Node, monkeypatch: pytest.MonkeyPatch, kind: str

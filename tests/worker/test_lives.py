@@ -309,6 +309,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.slow
 def test_keys_of_a_paused_worker_go_on_and_waking_up_it_does_no_harm(
     node: Node, start: Callable[[str], subprocess.Popen[str]], others: InFlight, clock: Clock
 ) -> None:

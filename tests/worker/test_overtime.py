@@ -123,6 +123,7 @@ def test_handler_that_hangs_holds_up_its_batch_until_its_time_is_up(
     assert reported == [("hung", TimedOut)]
 
 
+@pytest.mark.slow
 def test_handler_that_comes_back_late_commits_nothing_and_counts_nothing(node: Node) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "hung")
@@ -142,6 +143,7 @@ def test_handler_that_comes_back_late_commits_nothing_and_counts_nothing(node: N
     assert node.rows("SELECT FROM mailroom.worker") == []
 
 
+@pytest.mark.slow
 async def test_async_handler_that_hangs_is_cancelled(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     deliver(node, "a", "hung", "b")
     cancelled: list[str] = []
@@ -166,6 +168,7 @@ async def test_async_handler_that_hangs_is_cancelled(node: Node, caplog: pytest.
     assert node.rows("SELECT key, attempt, error FROM mailroom.attempt") == TIMED_OUT
 
 
+@pytest.mark.slow
 def test_handler_that_blocks_its_event_loop_holds_no_key_longer(node: Node) -> None:
     node.inbox("shipping", backoff_s=3_600)
     deliver(node, "hung", "a")

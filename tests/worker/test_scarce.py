@@ -74,6 +74,7 @@ async def test_async_worker_does_the_same(node: Node, limited: str) -> None:
         await eventually_async(lambda: ledger_keys(node) == ["a"], WITHIN_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limited", [1], indirect=True)
 def test_failing_key_is_tried_again_though_there_is_no_session_for_failing_keys(node: Node, limited: str) -> None:
     tries: list[str] = []
@@ -89,6 +90,7 @@ def test_failing_key_is_tried_again_though_there_is_no_session_for_failing_keys(
         eventually(lambda: ledger_keys(node) == ["k"], WITHIN_S)
 
 
+@pytest.mark.slow
 def test_session_that_the_server_ends_while_it_idles_is_replaced_without_a_word(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,6 +104,7 @@ def test_session_that_the_server_ends_while_it_idles_is_replaced_without_a_word(
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("limited", [3], indirect=True)
 @pytest.mark.parametrize("source", ["DSN", "Engine"])

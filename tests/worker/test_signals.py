@@ -217,6 +217,7 @@ Telling(DSN, "shipping", handle).run()
     assert process.wait(WITHIN_S) == -signal.SIGINT
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_batch_also_where_it_is_left_to_python(node: Node, run: Any) -> None:
     """asyncio handles it then and cancels the task; the handler continues in its thread."""
     process, gate = run('Worker(DSN, "shipping", handle, batch_s=None, handle_signals=False).run()')
@@ -253,6 +254,7 @@ exits_too = AsyncWorker(DSN, "billing", exits_async)
 COMMAND = ("-m", "mailroom", "worker", "run")
 
 
+@pytest.mark.slow
 def test_command_runs_several_workers_logs_what_they_reap_and_a_signal_stops_them_all(node: Node, run: Any) -> None:
     node.send("billing", key="c")
     node.deliver_all()

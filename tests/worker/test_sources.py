@@ -205,6 +205,7 @@ def test_pool_that_computes_its_connection_string_needs_no_listen_dsn(node: Node
         eventually(lambda: ledger_keys(node) == ["a"])
 
 
+@pytest.mark.slow
 def test_token_that_has_expired_since_the_source_connected_is_replaced(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +312,7 @@ def test_server_of_another_start_is_another_database(node: Node) -> None:
         Home(node.dsn).compare(dataclasses.replace(here, server_started=here.server_started - timedelta(days=1)), here)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("lane", ["dispatch", "plain"])
 def test_nothing_is_written_elsewhere_when_own_sessions_are_led_there_later(
     node: Node, target_dsn: str, lane: str, caplog: pytest.LogCaptureFixture

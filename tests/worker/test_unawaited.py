@@ -155,6 +155,7 @@ os._exit(1)
 """
 
 
+@pytest.mark.slow
 def test_what_was_sent_arrives_though_the_process_dies_the_next_moment(node: Node) -> None:
     for nth in range(1, 4):
         node.connection.execute("TRUNCATE posted")

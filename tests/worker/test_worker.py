@@ -185,6 +185,7 @@ Worker(sys.argv[1], "shipping", handle, batch_s=None).run()
 """
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_the_batch(node: Node, connect: Connect) -> None:
     deliver(node, "a", "b")
     gate = connect(autocommit=True)
