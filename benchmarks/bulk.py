@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any
 
-from mailroom.schema import create_inbox
+from mailroom import create_inbox
 from mailroom.sql.runner import run
 from outbox import Outbox
 

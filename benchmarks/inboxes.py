@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mailroom import schema as node_schema
+from mailroom import create_inbox
 
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node, fresh_node
@@ -26,7 +26,7 @@ def _idle_inboxes(node: Node, count: int) -> Iterator[None]:
     try:
         for group in groups:
             with node.connect() as connection:
-                node_schema.create_inbox(connection, group, schema=node.schema)
+                create_inbox(connection, group, schema=node.schema)
         yield
     finally:
         # Before the schema is dropped, which would take all their locks at once.

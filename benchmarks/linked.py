@@ -6,8 +6,8 @@ All are on the one server that is measured. What a node sends under `FAR` goes t
 from collections.abc import Mapping
 from functools import partial
 
+from mailroom import subscribe
 from mailroom.links.links import Links
-from mailroom.schema import subscribe
 
 from .node import Node
 from .pipeline import Pipeline

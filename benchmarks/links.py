@@ -21,7 +21,7 @@ from dispatcher.links.bounds import START, Position, bounding
 from dispatcher.links.fetch import fetching
 from dispatcher.links.receive import SESSION as RECEIVING
 from dispatcher.links.receive import receiving
-from mailroom.schema import subscribe
+from mailroom import subscribe
 from mailroom.sql.runner import run
 
 from .measure import Bar, Line, Measurement, Setup, Values

@@ -7,7 +7,7 @@ claimed.
 
 import time
 
-from mailroom.schema import subscribe
+from mailroom import subscribe
 
 from .linked import FAR, link, received, wait_asked
 from .measure import Bar, Line, Measurement, Setup, Values

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import psycopg
 
 from inbox import Handlers, Message
+from mailroom import create_inbox
 from mailroom.mail import Mail, mailing
-from mailroom.schema import create_inbox
 from outbox import Outbox
 
 from .measure import Bar, Line, Measurement, Setup, Values

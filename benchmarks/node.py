@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import dispatcher
-from mailroom import locks, settings
+from mailroom import create_inbox, locks, settings
 from mailroom import schema as node_schema
 from mailroom.schema.inboxes import Order
 
@@ -95,7 +95,7 @@ def fresh_node(dsn: str, order: Order = "key") -> Iterator[Node]:
     try:
         with engine.begin() as connection:
             node_schema.migrate(connection, node.schema)
-            node_schema.create_inbox(
+            create_inbox(
                 connection, INBOX, schema=node.schema, max_attempts=MAX_ATTEMPTS, backoff_max_s=60, order=order
             )
         yield node

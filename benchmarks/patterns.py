@@ -6,7 +6,7 @@ are of every form; one in four fits nothing.
 
 import time
 
-from mailroom.schema import subscribe
+from mailroom import subscribe
 
 from .measure import Bar, Line, Measurement, Setup, Values
 from .node import Node, fresh_node

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from inbox import Handlers, Message, Requests
-from mailroom.schema import create_inbox
+from mailroom import create_inbox
 
 from .latency import percentile
 from .measure import Bar, Line, Measurement, Setup, Values

@@ -1,7 +1,11 @@
 """The daemon of Mailroom: stamps and delivers committed messages, and applies committed executables."""
 
-from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, deliver_all, execute_all
-from dispatcher.executor.registration import AsyncRegistrations, RegisteredFunction, RegisteredTarget, Registrations
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, deliver_all, execute_all
+    from dispatcher.executor.registration import AsyncRegistrations, RegisteredFunction, RegisteredTarget, Registrations
 
 __all__ = [
     "AsyncRegistrations",
@@ -15,3 +19,18 @@ __all__ = [
     "deliver_all",
     "execute_all",
 ]
+
+# Imported on demand: who registers a function, in a migration of his own, need not load the daemon.
+_HOMES = {
+    "dispatcher.daemon": ("Dispatcher", "Executed", "Executor", "Totals", "deliver_all", "execute_all"),
+    "dispatcher.executor.registration": (
+        *("AsyncRegistrations", "RegisteredFunction", "RegisteredTarget", "Registrations"),
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 import dispatcher
-from mailroom import settings
+import mailroom
 from mailroom.cli.failures import tell
 from mailroom.cli.output import say
 from outbox import Store
@@ -81,7 +81,7 @@ def main(dsn: str, clients: int = 8, each: int = 50) -> list[tuple[str, int | No
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        wrong = main(settings.dsn(arguments[0] if arguments else None))
+        wrong = main(mailroom.dsn(arguments[0] if arguments else None))
     except Exception as error:
         return tell(error)
     say(f"WRONG: {wrong}" if wrong else "Every balance is what the transfers come to.")

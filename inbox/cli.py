@@ -27,9 +27,9 @@ from mailroom.links.links import Links
 from mailroom.message import Message
 from mailroom.names import ALL, OWN
 from mailroom.packages import NAMES, warn_of_hidden
-from mailroom.schema import create_inbox
-from mailroom.schema import subscribe as subscribe_inbox
-from mailroom.schema import unsubscribe as unsubscribe_inbox
+from mailroom.schema.inboxes import create_inbox
+from mailroom.schema.subscriptions import subscribe as subscribe_inbox
+from mailroom.schema.subscriptions import unsubscribe as unsubscribe_inbox
 from mailroom.session.backoff import spread_s
 from mailroom.settings import DSN_VARIABLE
 from mailroom.sql.operation import Operation, Sql
@@ -458,10 +458,10 @@ def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) ->
     \b
     shipping.py:
       from inbox import Worker
-      from mailroom import settings
+      import mailroom
       def handler(message, conn):
           conn.execute("UPDATE orders SET state = %s WHERE id = %s", [message.value["state"], message.key])
-      worker = Worker(settings.dsn(), "shipping", handler)
+      worker = Worker(mailroom.dsn(), "shipping", handler)
     """
     if call.given_schema is not None:
         raise click.UsageError("A worker names its schema itself: Worker(..., schema=...). Leave --schema out.")

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
     from mailroom.lamport import LamportClock, Stamp, VectorClock
     from mailroom.links.links import AsyncLinks, Links
+    from mailroom.schema.inboxes import create_inbox, create_inbox_async
+    from mailroom.schema.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
+    from mailroom.settings import dsn
     from mailroom.topic import Topic
     from mailroom.watching import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
 
@@ -31,8 +34,15 @@ __all__ = [
     "atomically",
     "atomically_async",
     "carrying",
+    "create_inbox",
+    "create_inbox_async",
+    "dsn",
     "resolve",
     "resolve_async",
+    "subscribe",
+    "subscribe_async",
+    "unsubscribe",
+    "unsubscribe_async",
     "unwatch",
     "unwatch_async",
     "watch",
@@ -46,6 +56,9 @@ _HOMES = {
     "mailroom.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
     "mailroom.lamport": ("LamportClock", "Stamp", "VectorClock"),
     "mailroom.links.links": ("AsyncLinks", "Links"),
+    "mailroom.schema.inboxes": ("create_inbox", "create_inbox_async"),
+    "mailroom.schema.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
+    "mailroom.settings": ("dsn",),
     "mailroom.topic": ("Topic",),
     "mailroom.watching": (
         *("Watched", "unwatch", "unwatch_async", "watch", "watch_async", "watched", "watched_async"),

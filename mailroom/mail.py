@@ -98,7 +98,7 @@ class _Mail(Generic[C]):
                 raise UnknownInbox(
                     f"There is no inbox {name!r} in schema {self.schema!r} of the test database. Create it there once, "
                     f"as in production: mailroom inbox create {name} --subscribe TOPIC{option}; or for this test: "
-                    f"mailroom.schema.create_inbox(mail.connection, {name!r}, subscribe=[...]{argument})"
+                    f"mailroom.create_inbox(mail.connection, {name!r}, subscribe=[...]{argument})"
                 ) from None
         yield from self._shifting(inboxes, -1)
 

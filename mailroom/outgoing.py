@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 from uuid import UUID
 
@@ -38,6 +38,7 @@ COLUMNS = (
 
 NAMES = ", ".join(name for name, _ in COLUMNS)
 
+LONGEST_DELAY_S = 3_650 * 86_400
 EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -52,6 +53,7 @@ class Fields(TypedDict, total=False):
     expires_at: datetime | None
     after_clock: int | None
     id: UUID | None
+    deliver_after: timedelta | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Outgoing:
     expires_at: datetime | None = None
     after_clock: int | None = None
     id: UUID | None = None
+    deliver_after: timedelta | float | None = None
 
     if TYPE_CHECKING:
         # What the dataclass makes, for a checker that shall compare the value with the topic.
@@ -80,6 +83,7 @@ class Outgoing:
             headers: Mapping[str, str] | None = None, kind: Kind = "M", message_type: MessageType = "U",
             event_type: EventType | None = None, deliver_at: datetime | None = None,
             expires_at: datetime | None = None, after_clock: int | None = None, id: UUID | None = None,
+            deliver_after: timedelta | float | None = None,
         ) -> None: ...  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -111,7 +115,7 @@ class Outgoing:
             None if self.event_type is None else _one_of(self.event_type, "CUD", "event_type"),
             codec.encode(self.value),
             headers_json(self.headers),
-            None if self.deliver_at is None else aware(self.deliver_at, "deliver_at"),
+            not_before(self.deliver_at, self.deliver_after),
             None if self.expires_at is None else aware(self.expires_at, "expires_at"),
             None if self.after_clock is None else clock(self.after_clock),
         )
@@ -155,6 +159,20 @@ def aware(moment: datetime, what: str) -> datetime:
     if not EARLIEST <= moment < LATEST:
         raise InvalidMessage(f"{what} is outside the years 1 to 9998 in UTC: {moment.isoformat()}.")
     return moment
+
+
+def not_before(at: datetime | None, after: timedelta | float | None) -> datetime | None:
+    """Return when a message is due, None for at once; `after` counts from now, by the clock of this machine."""
+    if after is None:
+        return None if at is None else aware(at, "deliver_at")
+    if at is not None:
+        raise InvalidMessage("deliver_at and deliver_after say when a message is due: give one of the two.")
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_S:
+        raise InvalidMessage(
+            f"deliver_after is {shown(after)}; give a timedelta or seconds, from 0 to {LONGEST_DELAY_S:,} (ten years)."
+        )
+    return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
 def clock(clock: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
 from uuid import UUID
 
@@ -101,6 +101,7 @@ class Outbox(_Node):
         message_type: MessageType = "U",
         event_type: EventType | None = None,
         deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         expires_at: datetime | None = None,
         after_clock: int | None = None,
         id: UUID | None = None,  # shadows the builtin, but it is the field's name and keyword-only
@@ -111,8 +112,9 @@ class Outbox(_Node):
         `value` is anything that CBOR gives back equal: text, bytes, int (64 bits), float, bool, None, list, dict with
         text or bytes as keys, aware datetime, date, Decimal, UUID; at most 16 MiB encoded. Messages of one `key` (text
         of 1 to 1,024 bytes, an int or a UUID) are reaped in the order sent; None means no order. `headers` map text to
-        text, at most 8 KiB. The message is not delivered before `deliver_at`, and dropped if it is not delivered by
-        `expires_at`. `after_clock` is the clock of a message on another node that caused this one: the stamp of this
+        text, at most 8 KiB. The message is not delivered before `deliver_at`, or until `deliver_after` (a timedelta or
+        seconds, up to ten years) has passed since the call by this machine's clock, and dropped if it is not delivered
+        by `expires_at`. `after_clock` is the clock of a message on another node that caused this one: the stamp of this
         one is later.
 
         With `once`, a text, the message is sent once to its topic however often this is called with that text within
@@ -122,7 +124,18 @@ class Outbox(_Node):
         """
         operation, message_id = self._send(
             Outgoing(
-                topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id
+                topic,
+                value,
+                key,
+                headers,
+                "M",
+                message_type,
+                event_type,
+                deliver_at,
+                expires_at,
+                after_clock,
+                id,
+                deliver_after,
             ),
             once,
         )
@@ -196,6 +209,7 @@ class AsyncOutbox(_Node):
         message_type: MessageType = "U",
         event_type: EventType | None = None,
         deliver_at: datetime | None = None,
+        deliver_after: timedelta | float | None = None,
         expires_at: datetime | None = None,
         after_clock: int | None = None,
         id: UUID | None = None,
@@ -204,7 +218,18 @@ class AsyncOutbox(_Node):
         """See `Outbox.send`."""
         operation, message_id = self._send(
             Outgoing(
-                topic, value, key, headers, "M", message_type, event_type, deliver_at, expires_at, after_clock, id
+                topic,
+                value,
+                key,
+                headers,
+                "M",
+                message_type,
+                event_type,
+                deliver_at,
+                expires_at,
+                after_clock,
+                id,
+                deliver_after,
             ),
             once,
         )

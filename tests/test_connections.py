@@ -21,10 +21,10 @@ from dispatcher import Dispatcher, daemon, leading
 from inbox import AsyncInbox, Inbox, Worker
 from inbox.worker.unawaited import Unawaited
 from inbox.worker.wakeup import InboxListener
-from mailroom import locks, settings
+from mailroom import create_inbox, locks, settings
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConnectionFailed
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 from mailroom.session import backoff
 from mailroom.session import listener as listening
 from mailroom.session.listener import Listener

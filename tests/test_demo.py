@@ -14,8 +14,8 @@ from examples.flights import source
 from examples.flights.results import verify
 from examples.flights.source import ALL_FLIGHTS, flights
 from examples.flights.tables import business, make_business_tables, remake
+from mailroom import create_inbox
 from mailroom.errors import ConfigurationError
-from mailroom.schema import create_inbox
 from tests.support.databases import Connect
 
 pytestmark = pytest.mark.one_version

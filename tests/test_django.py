@@ -11,10 +11,10 @@ from django.db import IntegrityError, ProgrammingError, connections, models, tra
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
 from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Reject, Worker
-from mailroom import testing
+from mailroom import create_inbox, testing
 from mailroom.errors import ConfigurationError, NotInTransaction, UnsupportedConnection
 from mailroom.mail import Mail, mailing
-from mailroom.schema import create_inbox, current_revision, migrate
+from mailroom.schema import current_revision, migrate
 from mailroom.sql import apart
 from mailroom.sql.apart import WritesApart
 from mailroom.sql.savepoint import savepoint

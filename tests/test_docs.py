@@ -35,9 +35,10 @@ from click.testing import CliRunner
 
 from inbox import AsyncWorker, Inbox, Worker
 from inbox.failure import recording
+from mailroom import create_inbox
 from mailroom.cli.root import root as mailroom_command
 from mailroom.embedded import Binaries
-from mailroom.schema import check, create_inbox
+from mailroom.schema import check
 from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 from mailroom.sql.runner import run
 from mailroom.testing import deliver

@@ -16,10 +16,11 @@ from dispatcher.deliverer import Deliverer
 from dispatcher.fan_out import fanning_out, finding_refused_copies
 from dispatcher.janitor import raising_floor
 from inbox import Inbox
+from mailroom import create_inbox
 from mailroom.dead_letter import DeadLetters
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import MailroomError
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.testing import deliver

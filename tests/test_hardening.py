@@ -23,12 +23,11 @@ import outbox
 from dispatcher import AsyncRegistrations, Dispatcher, Registrations, deliver_all
 from inbox import AsyncInbox, AsyncParked, AsyncWorker, Inbox, Message, Park, Parked, Worker
 from inbox.failure import recording
-from mailroom import schema, status, testing
+from mailroom import create_inbox, schema, status, subscribe, testing, unsubscribe
 from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
 from mailroom.outgoing import VALUES as SENT
-from mailroom.schema import create_inbox, subscribe, unsubscribe
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async

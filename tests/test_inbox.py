@@ -12,8 +12,8 @@ from psycopg.types.json import Jsonb
 
 from inbox import Inbox, Message, claim
 from inbox.claim import Share
+from mailroom import create_inbox
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName
-from mailroom.schema import create_inbox
 from mailroom.sql.operation import Sql, Statement
 from mailroom.sql.runner import run
 from mailroom.testing import deliver

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from dispatcher.janitor import Janitor
+from mailroom import create_inbox
 from mailroom.errors import InvalidName, SchemaError
-from mailroom.schema import create_inbox
 from tests.support.databases import Connect
 from tests.support.node import Node
 

@@ -16,10 +16,9 @@ import psycopg
 import pytest
 
 from inbox import AsyncHandlers, Handlers, Inbox, Message, Parked, Unavailable
-from mailroom import Topic
+from mailroom import Topic, create_inbox
 from mailroom.errors import ConfigurationError, InvalidMessage, SchemaError, UnknownInbox
 from mailroom.mail import AsyncMail, Mail, mailing
-from mailroom.schema import create_inbox
 from outbox import AsyncOutbox, Outbox, Store
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

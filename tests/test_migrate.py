@@ -12,7 +12,7 @@ from alembic.config import Config
 
 from alembic import command
 from inbox import AsyncInbox, Inbox
-from mailroom import schema
+from mailroom import create_inbox, create_inbox_async, schema
 from mailroom.errors import (
     ConfigurationError,
     ConnectionFailed,
@@ -79,8 +79,8 @@ def test_node_goes_up_is_used_and_goes_down_on_every_connection(
     with opened(empty_dsn, kind) as connection:
         schema.migrate(connection)
         schema.check(connection)
-        schema.create_inbox(connection, "shipping", ["order.paid"])
-        schema.create_inbox(connection, ["null", "shipping", "billing"])
+        create_inbox(connection, "shipping", ["order.paid"])
+        create_inbox(connection, ["null", "shipping", "billing"])
         Outbox().send(connection, "shipping", 1, key="k")
         Outbox().send_many(connection, [Outgoing("order.paid", 2, key="k")])
         assert status(connection).outbox_backlog == 2
@@ -110,8 +110,8 @@ async def test_node_goes_up_is_used_and_goes_down_on_every_async_connection(
     async with opened_async(empty_dsn, kind) as connection:
         await schema.migrate_async(connection)
         await schema.check_async(connection)
-        await schema.create_inbox_async(connection, "shipping", ["order.paid"], max_attempts=7)
-        await schema.create_inbox_async(connection, ["null", "shipping", "billing"])
+        await create_inbox_async(connection, "shipping", ["order.paid"], max_attempts=7)
+        await create_inbox_async(connection, ["null", "shipping", "billing"])
         await AsyncOutbox().send(connection, "shipping", 1, key="k")
         await AsyncOutbox().send_many(connection, [Outgoing("order.paid", 2, key="k")])
         await connection.commit()
@@ -147,12 +147,12 @@ asyncio.run(run_async())
 """
 MIGRATION = """
 from alembic import op
-from mailroom import schema
+from mailroom import create_inbox, create_inbox_async, schema
 revision, down_revision = "u1", None
 def upgrade():
     op.execute("CREATE TABLE mine (a int)")
     schema.migrate(op.get_bind())
-    schema.create_inbox(op.get_bind(), "shipping", ["order.paid"])
+    create_inbox(op.get_bind(), "shipping", ["order.paid"])
     op.execute("CREATE TABLE also_mine (a int)")
 def downgrade():
     schema.migrate(op.get_bind(), revision="base")
@@ -321,8 +321,8 @@ async def test_what_works_is_named_where_something_else_is_given(empty_dsn: str)
         schema.migrate(nothing)
     async with opened_async(empty_dsn, "AsyncSession asyncpg") as session:
         with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.Connection, a SQLAlchemy Connection or"):
-            schema.create_inbox(session, "shipping")
+            create_inbox(session, "shipping")
     with pytest.raises(UnsupportedConnection, match=r"give a psycopg\.AsyncConnection, or an AsyncConnection or"):
-        await schema.create_inbox_async(nothing, "shipping")
+        await create_inbox_async(nothing, "shipping")
     with pytest.raises(InvalidName):
-        await schema.create_inbox_async(nothing, "Shipping")
+        await create_inbox_async(nothing, "Shipping")

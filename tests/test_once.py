@@ -11,7 +11,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from inbox import Inbox
-from mailroom import schema, testing
+from mailroom import create_inbox, schema, testing
 from mailroom.errors import InvalidMessage, NotInTransaction
 from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
@@ -98,7 +98,7 @@ def test_id_is_that_of_topic_and_text_and_of_nothing_else(connect: Connect) -> N
 
 def test_it_is_known_after_its_message_was_delivered_and_reaped(connect: Connect) -> None:
     with connect() as connection:
-        schema.create_inbox(connection, "shipping", ["order.paid"])
+        create_inbox(connection, "shipping", ["order.paid"])
         pay(connection, 1)
         testing.deliver(connection)
         assert [message.value for message in Inbox("shipping").reap_any(connection)] == [1]
@@ -126,10 +126,10 @@ def test_plain_sends_note_no_id_and_run_the_statement_they_ran(connect: Connect)
 
 def test_messages_of_two_handlers_with_one_text_are_one(connect: Connect) -> None:
     with connect() as connection:
-        schema.create_inbox(connection, "shipping")
+        create_inbox(connection, "shipping")
         for _ in range(2):
             OUTBOX.send(connection, "shipping", 1, headers={"saga": "s"})
-        schema.create_inbox(connection, "billing", ["order.paid"])
+        create_inbox(connection, "billing", ["order.paid"])
         testing.work(connection, "shipping", lambda _, conn: pay(conn))
         assert Inbox("billing").backlog(connection) == 1
 

@@ -17,11 +17,10 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from inbox import Inbox
-from mailroom import codec
+from mailroom import codec, create_inbox
 from mailroom.errors import EncodeError, InvalidMessage
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES
 from mailroom.outgoing import sending
-from mailroom.schema import create_inbox
 from mailroom.sql.runner import PlainCursor, run
 from mailroom.testing import deliver, sent
 from outbox import Outbox, Outgoing
@@ -162,6 +161,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "naive deliver_at": ({"deliver_at": datetime(2026, 1, 1)}, "deliver_at needs a datetime with a time zone"),  # noqa: DTZ001
     "naive expires_at": ({"expires_at": datetime(2026, 1, 1)}, "expires_at needs a datetime with a time zone"),  # noqa: DTZ001
     "deliver_at that is falsy and no datetime": ({"deliver_at": 0}, "deliver_at needs"),
+    "two times": ({"deliver_at": NOON, "deliver_after": 1}, "give one of the two"),
+    "deliver_after below 0": ({"deliver_after": -1}, "deliver_after is -1; give a timedelta or seconds"),
+    "deliver_after as text": ({"deliver_after": "1"}, "deliver_after is '1'; give a timedelta or seconds"),
+    "deliver_after of no number": ({"deliver_after": float("nan")}, "deliver_after is nan"),
+    "deliver_after of 11 years": ({"deliver_after": timedelta(days=4_000)}, "deliver_after is .*ten years"),
     "deliver_at in the year 9999 of UTC": (
         {"deliver_at": datetime(9998, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))},
         "1 to 9998",
@@ -379,6 +383,19 @@ def test_first_and_last_moment_that_python_accepts_the_table_accepts(connect: Co
     OUTBOX.send(connection, "t", 1, deliver_at=moment, expires_at=moment)
     OUTBOX.send_many(connection, [Outgoing("t", 1, deliver_at=moment, expires_at=moment)])
     assert count(connection) == 2
+
+
+@pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
+def test_delay_counts_from_the_call(connect: Connect, delay: timedelta | float) -> None:
+    connection, waits = connect(), timedelta(seconds=90)
+    made = Outgoing("t", 2, deliver_after=delay)
+    before = datetime.now(UTC)
+    OUTBOX.send(connection, "t", 1, deliver_after=delay)
+    OUTBOX.publish(connection, "t", 1, deliver_after=delay)
+    OUTBOX.send_many(connection, [made])
+    moments = [message.deliver_at for message in sent(connection, "t")]
+    assert len(moments) == 3
+    assert all(moment and before + waits <= moment <= datetime.now(UTC) + waits for moment in moments)
 
 
 def test_rolled_back_send_leaves_nothing(connect: Connect) -> None:

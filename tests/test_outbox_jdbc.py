@@ -15,7 +15,7 @@ from dispatcher import janitor
 from dispatcher.janitor import Janitor
 from dispatcher.leading import KEEPER
 from inbox import Inbox
-from mailroom import schema, settings
+from mailroom import create_inbox, schema, settings
 from mailroom.testing import deliver
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S, wait_until_blocked
@@ -63,7 +63,7 @@ def test_id_of_an_earlier_transaction_is_passed_over_whatever_else_the_row_says(
 def test_id_is_known_after_its_message_was_delivered_and_reaped(session: Session) -> None:
     write(session, 1)
     with session.transaction():
-        schema.create_inbox(session, "shipping")
+        create_inbox(session, "shipping")
         deliver(session)
         assert [(message.id, message.value) for message in Inbox("shipping").reap(session, "k")] == [(ID, 1)]
     assert write(session, 1) == 0

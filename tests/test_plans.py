@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from inbox.claim import PIN, PINNED
 from inbox.worker.in_flight import TAKE_OVER
-from mailroom.schema import create_inbox
+from mailroom import create_inbox
 from mailroom.sql.operation import Sql
 from tests.support.databases import Connect
 from tests.support.hot import HOT, executed, main, nodes, prepared

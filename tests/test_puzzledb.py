@@ -16,13 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inbox import Inbox
-from mailroom import codec
+from mailroom import codec, create_inbox
 from mailroom.codec import decode
 from mailroom.errors import DecodeError, EncodeError, InvalidMessage
 from mailroom.message import Message
 from mailroom.names import MAX_AFTER_CLOCK
 from mailroom.puzzledb import FIELDS, MessageObject, encode
-from mailroom.schema import create_inbox
 from mailroom.testing import deliver
 from outbox import Outbox
 from tests.support.databases import Connect

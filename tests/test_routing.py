@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from dispatcher.deliver import delivering
 from dispatcher.deliverer import Deliverer
-from mailroom import Topic
+from mailroom import Topic, create_inbox, subscribe, subscribe_async, unsubscribe, unsubscribe_async
 from mailroom.errors import InvalidMessage, InvalidName, UnknownInbox
 from mailroom.names import MAX_TOPIC_LENGTH, topic_pattern
-from mailroom.schema import create_inbox, migrate, subscribe, subscribe_async, unsubscribe, unsubscribe_async
+from mailroom.schema import migrate
 from mailroom.sql.runner import run
 from mailroom.status import status
 from tests.interleavings.sessions import Step, orders, sessions

@@ -19,10 +19,11 @@ from dispatcher.executor.registration import Registrations
 from dispatcher.floor import FIRST
 from dispatcher.leading import open_session
 from inbox import AsyncInbox, Inbox, Message, NoReply, Parked, Requests, Worker
+from mailroom import create_inbox
 from mailroom.commit import resolve
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import SchemaError
-from mailroom.schema import check, create_inbox, current_revision, migrate
+from mailroom.schema import check, current_revision, migrate
 from mailroom.settings import refusal
 from mailroom.sql.runner import run
 from mailroom.status import outbox_backlog, status

@@ -8,9 +8,10 @@ import psycopg
 import pytest
 
 from dispatcher import Dispatcher, deliver_all
+from mailroom import create_inbox
 from mailroom.embedded import Server
 from mailroom.errors import ConnectionFailed, SchemaError
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 

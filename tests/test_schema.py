@@ -21,7 +21,7 @@ from psycopg import sql
 import alembic
 from alembic import command
 from inbox import Inbox
-from mailroom import schema
+from mailroom import create_inbox, schema
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
 from mailroom.schema.inboxes import Order
 from mailroom.sql.runner import _psycopg_step
@@ -63,7 +63,7 @@ def test_schema_goes_up_and_down_and_up_again(empty_dsn: str) -> None:
 def test_going_down_leaves_no_function_sequence_or_type(empty_dsn: str) -> None:
     with begun(empty_dsn) as connection:
         schema.migrate(connection)
-        schema.create_inbox(connection, "shipping")
+        create_inbox(connection, "shipping")
         schema.migrate(connection, revision="base")
         left = connection.exec_driver_sql(
             "SELECT relname FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace "
@@ -92,8 +92,8 @@ def test_rolled_back_migration_leaves_nothing(empty_dsn: str) -> None:
 def test_nodes_of_one_database_do_not_see_each_other(dsn: str, other: str, connect: Connect) -> None:
     with begun(dsn) as connection:
         schema.migrate(connection, other)
-        schema.create_inbox(connection, "shipping", schema=other)
-        schema.create_inbox(connection, "shipping")
+        create_inbox(connection, "shipping", schema=other)
+        create_inbox(connection, "shipping")
     user = connect()
     Outbox(schema=other).send_many(user, [])
     Outbox(schema=other).send(user, "shipping", "for the other", key="k")
@@ -126,7 +126,7 @@ def test_name_outside_the_alphabet_is_refused_before_anything_happens(empty_dsn:
 @pytest.mark.parametrize("where", ["outbox", "inbox", "scheduled", "dead_letter"])
 def test_going_down_refuses_while_messages_are_there_and_discards_when_told(dsn: str, where: str) -> None:
     with begun(dsn) as connection:
-        schema.create_inbox(connection, "shipping")
+        create_inbox(connection, "shipping")
         topic = "nobody" if where == "dead_letter" else "shipping"
         connection.exec_driver_sql(f"INSERT INTO mailroom.outbox (topic, value_json) VALUES ('{topic}', '1')")
         if where == "scheduled":
@@ -184,7 +184,7 @@ def test_callers_settings_are_what_they_were_after_migrating_and_making_an_inbox
         connection.exec_driver_sql("SET LOCAL search_path = mine, public")
         connection.exec_driver_sql("SET LOCAL lock_timeout = '7s'")
         schema.migrate(connection)
-        schema.create_inbox(connection, "shipping")
+        create_inbox(connection, "shipping")
         assert connection.exec_driver_sql("SHOW search_path").scalar() == "mine, public"
         assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "7s"
 
@@ -232,7 +232,7 @@ def test_two_first_migrations_at_once_make_one_schema(dsn: str, connect: Connect
 
 
 def test_same_inbox_made_twice_at_once_is_made_once(dsn: str, connect: Connect) -> None:
-    waits_for_another(dsn, connect, lambda connection: schema.create_inbox(connection, "shipping", ["order.paid"]))
+    waits_for_another(dsn, connect, lambda connection: create_inbox(connection, "shipping", ["order.paid"]))
     assert "inbox_shipping" in tables(dsn)
 
 
@@ -251,10 +251,10 @@ ORDER BY 3
 @pytest.mark.parametrize("order", ["key", "total"])
 def test_inboxes_of_one_call_are_as_those_of_one_call_each(connect: Connect, order: Order) -> None:
     connection = connect()
-    schema.create_inbox(connection, "alone", ["order.paid"], max_attempts=7, order=order)
+    create_inbox(connection, "alone", ["order.paid"], max_attempts=7, order=order)
     names = [*(f"i{nth}" for nth in range(25)), "null", "i3", "alone"]
     connection.execute("SET lock_timeout = '7s'")
-    schema.create_inbox(connection, names, ["order.sent", "order.paid"], max_attempts=7, order=order)
+    create_inbox(connection, names, ["order.sent", "order.paid"], max_attempts=7, order=order)
     assert connection.execute("SHOW lock_timeout").fetchone() == ("7s",)
     expected = connection.execute(OF_INBOX, {"name": "alone"}).fetchall()
     assert len(expected) == 3 + (order == "total")
@@ -276,32 +276,32 @@ def test_many_inboxes_take_few_trips(connect: Connect, monkeypatch: pytest.Monke
         return _psycopg_step(*args, **options)
 
     monkeypatch.setattr("mailroom.sql.runner._psycopg_step", counted)
-    schema.create_inbox(connect(), [f"i{nth}" for nth in range(60)], ["order.paid"])
+    create_inbox(connect(), [f"i{nth}" for nth in range(60)], ["order.paid"])
     assert trips <= 12
 
 
 def test_one_of_several_inboxes_that_cannot_be_leaves_all_as_they_were(connect: Connect) -> None:
     connection = connect()
-    schema.create_inbox(connection, ["ledger"], order="total")
+    create_inbox(connection, ["ledger"], order="total")
     connection.execute("CREATE TABLE mailroom.inbox_taken (id int)")
     names = ["first", "ledger", "taken", "last"]
     with pytest.raises(SchemaError, match="Inbox 'taken' cannot be created"):
-        schema.create_inbox(connection, names, ["order.paid"])
+        create_inbox(connection, names, ["order.paid"])
     names.remove("taken")
     with pytest.raises(ConfigurationError, match="Inbox 'ledger' exists, and its order is total"):
-        schema.create_inbox(connection, names, ["order.paid"], order="key")
+        create_inbox(connection, names, ["order.paid"], order="key")
     with pytest.raises(ConfigurationError, match="Inbox 'ledger' has total order, and keep_s"):
-        schema.create_inbox(connection, names, ["order.paid"], keep_s=60)
+        create_inbox(connection, names, ["order.paid"], keep_s=60)
     with pytest.raises(InvalidName, match="Last"):
-        schema.create_inbox(connection, ["first", "Last"], ["order.paid"])
+        create_inbox(connection, ["first", "Last"], ["order.paid"])
     assert connection.execute("SELECT name FROM mailroom.inbox_registry").fetchall() == [("ledger",)]
     assert connection.execute("SELECT FROM mailroom.subscription").fetchall() == []
 
 
 def test_inbox_is_made_once_and_keeps_what_was_not_given_anew(connect: Connect) -> None:
     connection = connect()
-    schema.create_inbox(connection, "shipping", ["order.paid"], backoff_s=2, backoff_max_s=30)
-    schema.create_inbox(connection, "shipping", ["order.paid", "order.sent"], backoff_s=3)
+    create_inbox(connection, "shipping", ["order.paid"], backoff_s=2, backoff_max_s=30)
+    create_inbox(connection, "shipping", ["order.paid", "order.sent"], backoff_s=3)
     assert connection.execute("SELECT name, backoff_s, backoff_max_s FROM mailroom.inbox_registry").fetchall() == [
         ("shipping", 3.0, 30.0)
     ]
@@ -318,7 +318,7 @@ def test_backoff_given_alone_moves_the_other_bound(
 ) -> None:
     connection = connect()
     for _ in range(2):
-        schema.create_inbox(connection, "shipping", **given)
+        create_inbox(connection, "shipping", **given)
         assert connection.execute("SELECT backoff_s, backoff_max_s FROM mailroom.inbox_registry").fetchall() == [kept]
 
 
@@ -337,13 +337,13 @@ def test_inbox_of_nonsense_settings_is_refused(
     connect: Connect, given: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
-        schema.create_inbox(connect(), "shipping", **given)
+        create_inbox(connect(), "shipping", **given)
 
 
 def test_rolled_back_inbox_leaves_nothing(dsn: str, connect: Connect) -> None:
     connection = connect()
     before = tables(dsn)
-    schema.create_inbox(connection, "shipping", ["order.paid"])
+    create_inbox(connection, "shipping", ["order.paid"])
     connection.rollback()
     assert tables(dsn) == before
     assert (
@@ -354,18 +354,18 @@ def test_rolled_back_inbox_leaves_nothing(dsn: str, connect: Connect) -> None:
 def test_inbox_in_a_missing_schema_names_the_command_and_spoils_nothing(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn) as connection:
         with pytest.raises(SchemaError, match="mailroom migrate"):
-            schema.create_inbox(connection, "shipping")
+            create_inbox(connection, "shipping")
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 USERS_MIGRATION = """
 from alembic import op
-from mailroom import schema
+from mailroom import create_inbox, schema
 revision, down_revision = "u1", None
 def upgrade():
     op.execute("CREATE TABLE mine (a int)")
     schema.migrate(op.get_bind())
-    schema.create_inbox(op.get_bind(), "shipping", ["order.paid"])
+    create_inbox(op.get_bind(), "shipping", ["order.paid"])
     op.execute("CREATE TABLE also_mine (a int)")
 def downgrade():
     schema.migrate(op.get_bind(), revision="base")
@@ -431,7 +431,7 @@ def test_alembic_by_the_command_line_without_a_database_says_what_to_do(empty_ds
 @pytest.mark.filterwarnings("ignore:Did not recognize type 'xid8'")
 def test_autogenerate_of_a_user_leaves_our_tables_alone(dsn: str) -> None:
     with begun(dsn) as connection:
-        schema.create_inbox(connection, "shipping")
+        create_inbox(connection, "shipping")
         connection.exec_driver_sql("CREATE TABLE gone (a int)")
 
         def differences(**options: object) -> list[str]:
@@ -470,7 +470,7 @@ def test_schema_of_the_next_release_is_worked_on(dsn: str) -> None:
 
 def test_every_table_column_and_function_has_a_comment(connect: Connect) -> None:
     connection = connect()
-    schema.create_inbox(connection, "shipping")
+    create_inbox(connection, "shipping")
     silent = connection.execute(
         """
         SELECT c.relname, a.attname FROM pg_class c
@@ -487,7 +487,7 @@ def test_every_table_column_and_function_has_a_comment(connect: Connect) -> None
 
 def test_indexed_text_compares_by_bytes(connect: Connect) -> None:
     connection = connect()
-    schema.create_inbox(connection, "shipping")
+    create_inbox(connection, "shipping")
     others = connection.execute(
         """
         SELECT i.indexrelid::regclass::text, a.attname FROM pg_index i
@@ -501,7 +501,7 @@ def test_indexed_text_compares_by_bytes(connect: Connect) -> None:
 
 def test_no_table_is_unlogged_and_every_hot_one_has_its_autovacuum(connect: Connect) -> None:
     connection = connect()
-    schema.create_inbox(connection, "shipping")
+    create_inbox(connection, "shipping")
     unlogged = "SELECT relname FROM pg_class WHERE relnamespace = 'mailroom'::regnamespace AND relpersistence <> 'p'"
     assert connection.execute(unlogged).fetchall() == []
     settings = "SELECT reloptions FROM pg_class WHERE oid = ANY (%s::regclass[])"
@@ -512,7 +512,7 @@ def test_no_table_is_unlogged_and_every_hot_one_has_its_autovacuum(connect: Conn
 
 def test_partition_has_the_columns_defaults_and_keys_of_its_table(connect: Connect) -> None:
     connection = connect()
-    schema.create_inbox(connection, "shipping")
+    create_inbox(connection, "shipping")
     keys = connection.execute(
         "SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = 'mailroom.inbox_shipping'::regclass "
         "ORDER BY indisprimary DESC"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inbox import Message, Requests, Worker
-from mailroom.schema import create_inbox
+from mailroom import create_inbox
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually

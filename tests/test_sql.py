@@ -28,7 +28,7 @@ from psycopg.conninfo import conninfo_to_dict
 from inbox import Inbox
 from inbox.failure import recording
 from inbox.peek import finding
-from mailroom import schema
+from mailroom import create_inbox, schema
 from mailroom.codec import decode, encode
 from mailroom.errors import DecodeError
 from mailroom.sql.runner import run
@@ -78,7 +78,7 @@ def do_as_command(connection: psycopg.Connection[Any], line: str) -> None:
         case ["$", "mailroom", "migrate"]:
             schema.check(connection)
         case ["$", "mailroom", "inbox", "create", name, "--subscribe", topic]:
-            schema.create_inbox(connection, name, [topic])
+            create_inbox(connection, name, [topic])
         case ["$", "mailroom", "dispatcher", "deliver-all"]:
             deliver(connection)
         case ["$", "mailroom", "executor", "execute-all"]:
@@ -152,7 +152,7 @@ def without_trailing_blanks(text: str) -> str:
 def shipping(connect: Connect) -> psycopg.Connection[Any]:
     """A connection to a node whose inbox `shipping` holds the messages 1, 2 and 3 of order-42."""
     connection = connect()
-    schema.create_inbox(connection, "shipping")
+    create_inbox(connection, "shipping")
     Outbox().send_many(connection, [Outgoing("shipping", number, "order-42") for number in (1, 2, 3)])
     deliver(connection)
     connection.commit()

@@ -14,10 +14,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from inbox import Inbox, Message, Park, Parked, Retry, Skip
-from mailroom import testing
+from mailroom import create_inbox, testing
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, NotInTransaction
-from mailroom.schema import create_inbox
 from outbox import AsyncOutbox, AsyncStore, Outbox, Store
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, opened, opened_async

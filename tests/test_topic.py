@@ -12,9 +12,8 @@ import psycopg
 import pytest
 
 from inbox import Inbox, Message, Worker
-from mailroom import Topic
+from mailroom import Topic, create_inbox
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError, InvalidMessage
-from mailroom.schema import create_inbox
 from mailroom.testing import deliver, handle_all, sent, work
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.databases import Connect

@@ -9,8 +9,7 @@ from psycopg import Connection
 from psycopg.rows import TupleRow
 
 from inbox import Handlers, Message
-from mailroom import Watched, unwatch, watch, watched
-from mailroom.schema import create_inbox
+from mailroom import Watched, create_inbox, unwatch, watch, watched
 from mailroom.testing import handle_all
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S

@@ -9,10 +9,10 @@ import pytest
 from psycopg import Connection
 from psycopg.rows import TupleRow
 
-from mailroom import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
+from mailroom import Watched, create_inbox, unwatch, unwatch_async, watch, watch_async, watched, watched_async
 from mailroom.embedded import Binaries
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

@@ -10,12 +10,12 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 import psycopg
 
+import mailroom
 from examples.coordinator import states
 from examples.coordinator.coordinator import Coordinator
 from examples.coordinator.node import Node, Status
 from examples.coordinator.states import Connection
 from inbox import Worker
-from mailroom import settings
 from mailroom.cli.failures import tell
 from mailroom.cli.output import say
 from mailroom.codec import decode
@@ -97,7 +97,7 @@ def main(dsn: str) -> bool:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        is_right = main(settings.dsn(arguments[0] if arguments else None))
+        is_right = main(mailroom.dsn(arguments[0] if arguments else None))
     except Exception as error:
         return tell(error)
     say("Each node heard what the others posted, in order." if is_right else "WRONG: see above.")

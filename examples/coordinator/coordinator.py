@@ -9,10 +9,10 @@ from examples.coordinator import states
 from examples.coordinator.node import Node, NodeState, Status
 from examples.coordinator.states import Connection
 from inbox import Message, Worker
+from mailroom import create_inbox, subscribe, unsubscribe
 from mailroom.names import topic_name
 from mailroom.outgoing import MessageType
 from mailroom.puzzledb import MessageObject
-from mailroom.schema import create_inbox, subscribe, unsubscribe
 from outbox import Outbox
 
 Observer: TypeAlias = Callable[[MessageObject, Connection], object]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import psycopg
 
-from mailroom import settings
+from mailroom import create_inbox, settings
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 
 INBOX = "flights"
 NODE = "mailroom_demo"

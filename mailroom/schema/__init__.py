@@ -7,24 +7,16 @@ from mailroom.schema.checks import checking as checking
 from mailroom.schema.checks import finding as finding
 from mailroom.schema.inboxes import BY_CLOCK as BY_CLOCK
 from mailroom.schema.inboxes import BY_SENT as BY_SENT
-from mailroom.schema.inboxes import create_inbox, create_inbox_async
 from mailroom.schema.migration import include_object, migrate, migrate_async, revisions
 from mailroom.schema.migration import refuse_to_drop_messages as refuse_to_drop_messages
 from mailroom.schema.migration import run_migrations as run_migrations
-from mailroom.schema.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
 
 __all__ = [
     "check",
     "check_async",
-    "create_inbox",
-    "create_inbox_async",
     "current_revision",
     "include_object",
     "migrate",
     "migrate_async",
     "revisions",
-    "subscribe",
-    "subscribe_async",
-    "unsubscribe",
-    "unsubscribe_async",
 ]

@@ -12,9 +12,8 @@ import psutil
 import psycopg
 import sqlalchemy
 
-from mailroom import schema
+from mailroom import create_inbox, schema
 from mailroom.embedded import Binaries, Server
-from mailroom.schema import create_inbox
 from tests.faults import ledger
 from tests.faults.load import EVENT, INBOXES, REFUSED, ROUTES
 from tests.faults.scarcity import SlowDisk

@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 import psycopg
 
 from inbox import Parked
+from mailroom import create_inbox
 from mailroom.errors import InvalidName, SchemaError
-from mailroom.schema import create_inbox
 from outbox import Outbox, Store
 from tests.faults.invariants import Violation
 from tests.faults.ledger import PROBE, SENT

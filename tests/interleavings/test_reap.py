@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from inbox import Inbox
-from mailroom.schema import create_inbox
+from mailroom import create_inbox
 from mailroom.testing import deliver
 from outbox import Outbox, Outgoing
 from tests.interleavings.sessions import Step, interleave, orders, sessions

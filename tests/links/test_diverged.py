@@ -27,7 +27,7 @@ from dispatcher.links.receive import SESSION
 from dispatcher.links.receiver import Receiver
 from dispatcher.links.reconcile import reconcile
 from dispatcher.links.trim import Trim
-from mailroom import Links, settings
+from mailroom import Links, create_inbox, settings
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import LinkRefused, UnknownLink
 from mailroom.links.diverged import BY_HAND, claiming, holding, reading_newest, renewing, rewinding
@@ -38,7 +38,7 @@ from mailroom.links.restored import saying_moved, saying_restored, taking_new_id
 from mailroom.links.resume import LinkReport, moving, reporting, resuming
 from mailroom.links.start import noting_place
 from mailroom.links.target import introducing, opening, pinning, reading_origins
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async
 from outbox import Outbox

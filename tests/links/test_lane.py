@@ -25,12 +25,12 @@ from dispatcher.links import source as at_source
 from dispatcher.links.lane import LinksLane
 from dispatcher.links.receiving import Room
 from dispatcher.links.source import Source
-from mailroom import locks
+from mailroom import create_inbox, locks
 from mailroom.cli.output import as_json
 from mailroom.embedded import Server
 from mailroom.links.start import noting_place
 from mailroom.links.states import SourceState, reading_sources
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_in_transaction
 from mailroom.status import links_status

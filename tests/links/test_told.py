@@ -14,9 +14,8 @@ import pytest
 
 from dispatcher.links import lane, reading, visit
 from dispatcher.links.lane import LinksLane as Lane
-from mailroom import AsyncLinks, Links
+from mailroom import AsyncLinks, Links, subscribe, unsubscribe
 from mailroom.errors import ConfigurationError, NotSubscribed, UnknownInbox, UnknownLink
-from mailroom.schema import subscribe, unsubscribe
 from tests.links.test_links import do
 from tests.support.command import done, json_of, mailroom, process
 from tests.support.node import Node, send

@@ -10,10 +10,9 @@ import psycopg
 import pytest
 
 from inbox import Inbox
-from mailroom import locks
+from mailroom import locks, subscribe, unsubscribe
 from mailroom.links.links import Links
 from mailroom.links.marks import asking_mark, marking, wanting_marks
-from mailroom.schema import subscribe, unsubscribe
 from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.total import LATE, Waiting, raising_stable, waiting

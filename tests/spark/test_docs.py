@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mailroom.schema import create_inbox
+from mailroom import create_inbox
 from mailroom.testing import deliver
 from outbox import Outbox
 from spark_jobs.audit import audit

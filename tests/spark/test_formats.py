@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mailroom.schema import create_inbox
+from mailroom import create_inbox
 from mailroom.testing import deliver
 from outbox import Outbox
 from tests.spark.frames import frame, sent

@@ -1,20 +1,19 @@
-"""What users import from `spark_jobs`."""
+"""The public names of `spark_jobs`, under the rules of those of the other packages."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
-import spark_jobs
+from tests import test_public as rules
 
 
-def test_all_public_names_are_there() -> None:
-    assert [name for name in spark_jobs.__all__ if getattr(spark_jobs, name).__name__ != name] == []
-    assert spark_jobs.__all__ == sorted(spark_jobs._MODULES)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = spark_jobs.nothing
-
-
-def test_package_imports_nothing_of_spark() -> None:
-    code = "import sys, spark_jobs; assert not {'pyspark', 'pyarrow'} & sys.modules.keys(); spark_jobs.Node"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        rules.test_public_names_are_those_that_are_listed,
+        rules.test_class_that_works_on_connections_has_an_async_one_with_the_same_methods,
+        rules.test_what_public_calls_return_is_public,
+    ],
+)
+def test_public_names_of_spark_jobs_keep_the_rules(rule: Callable[[str], None]) -> None:
+    rule("spark_jobs")

@@ -13,8 +13,8 @@ from dispatcher.deliver import Delivery, delivering
 from dispatcher.floor import FIRST, ScanStart
 from inbox.due import reaping_due
 from inbox.failure import Recorded, recording
+from mailroom import create_inbox
 from mailroom.message import Message
-from mailroom.schema import create_inbox
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox import Outbox, Outgoing

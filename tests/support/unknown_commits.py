@@ -22,8 +22,7 @@ import psycopg
 from dispatcher import deliver_all
 from inbox import Inbox
 from inbox.claim import Share
-from mailroom import Outcome, commit
-from mailroom.schema import create_inbox
+from mailroom import Outcome, commit, create_inbox
 from mailroom.sql.operation import Operation, Sql
 from tests.support.committing import client
 from tests.support.proxy import CommitFault, proxied

@@ -8,8 +8,7 @@ from uuid import UUID
 import psycopg
 
 from inbox import Inbox, Message, Worker
-from mailroom import Topic
-from mailroom.schema import create_inbox, subscribe, unsubscribe
+from mailroom import Topic, create_inbox, subscribe, unsubscribe
 from outbox import AsyncOutbox, Outbox, Outgoing
 
 

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session, sessionmaker
 import mailroom
 from dispatcher import Dispatcher, deliver_all
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Park, Worker
-from mailroom.schema import create_inbox, migrate
+from mailroom import create_inbox
+from mailroom.schema import migrate
 from mailroom.testing import deliver
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
 from spark_jobs.node import Node

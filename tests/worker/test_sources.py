@@ -20,9 +20,10 @@ from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool, QueuePool
 
 from inbox import AsyncWorker, Message, Worker
+from mailroom import create_inbox
 from mailroom.embedded import Server
 from mailroom.errors import ConfigurationError
-from mailroom.schema import create_inbox, migrate
+from mailroom.schema import migrate
 from mailroom.session.home import Home, HomeDatabase
 from mailroom.session.parameters import parameters
 from tests.support.node import Node

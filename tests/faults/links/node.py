@@ -12,10 +12,9 @@ import psycopg
 import sqlalchemy
 
 from inbox import Inbox
-from mailroom import schema
+from mailroom import create_inbox, schema
 from mailroom.links import Links
 from mailroom.node import advance_clock, rename_node
-from mailroom.schema import create_inbox
 from outbox import Outbox, Outgoing
 from tests.faults.actors import Actor
 from tests.faults.host import Host

@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 from psycopg import conninfo
 
-from mailroom import codec, schema
-from mailroom.schema import create_inbox
+from mailroom import codec, create_inbox, schema
 from tests.faults.host import Host
 from tests.spark.campaign.lanes import LANES
 
