@@ -28,7 +28,7 @@ def _run(setup: Setup) -> Values:
 
 MEASUREMENT = Measurement(
     "deliver",
-    "drain the outbox into an inbox",
+    "deliver the outbox into an inbox",
     (
         Line("sorted INSERT..SELECT"),
         Line("deliver", baseline="sorted INSERT..SELECT", bar=Bar(ratio_at_least=0.30)),

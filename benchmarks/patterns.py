@@ -1,4 +1,4 @@
-"""Patterns: drain the outbox with 100 patterns beside the exact subscriptions, and without them.
+"""Patterns: deliver the outbox with 100 patterns beside the exact subscriptions, and without them.
 
 All are of one inbox, so that each run delivers the same. The messages have 20 topics, or 1,000, in turn. The patterns
 are of every form; one in four fits nothing.
@@ -49,7 +49,7 @@ def _run(setup: Setup) -> Values:
 
 MEASUREMENT = Measurement(
     "patterns",
-    "drain the outbox with patterns and without",
+    "deliver the outbox with patterns and without",
     (
         Line("20 topics, no pattern"),
         Line("20 topics, 100 patterns", baseline="20 topics, no pattern", bar=Bar(ratio_at_least=0.95)),

@@ -28,7 +28,7 @@ def _run(setup: Setup) -> Values:
 
 MEASUREMENT = Measurement(
     "refused",
-    "drain the outbox while 1 % are refused",
+    "deliver the outbox while 1 % are refused",
     (
         Line("none refused", unit="ms"),
         Line("1 % refused", unit="ms", baseline="none refused", bar=Bar(ratio_at_most=3)),
