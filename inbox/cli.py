@@ -15,18 +15,19 @@ from inbox.claim import Share
 from inbox.inbox import Inbox
 from inbox.worker.process import serve
 from inbox.worker.worker import AsyncWorker, Worker
-from mailroom.cli.acting import counted
+from mailroom.cli.acting import answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
 from mailroom.cli.group import Group
 from mailroom.cli.messages import print_messages
-from mailroom.cli.output import document, duration, log_to_stderr, note, say, table
+from mailroom.cli.output import document, duration, log_to_stderr, note, say, table, working
 from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.links.links import Links
 from mailroom.message import Message
 from mailroom.names import ALL, OWN
 from mailroom.packages import NAMES, warn_of_hidden
+from mailroom.schema.drop import drop_inbox
 from mailroom.schema.inboxes import create_inbox
 from mailroom.schema.subscriptions import subscribe as subscribe_inbox
 from mailroom.schema.subscriptions import unsubscribe as unsubscribe_inbox
@@ -236,6 +237,31 @@ def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> 
         say(f"Inbox {name} no longer subscribes to {', '.join(ended)}{_of(origin)}.")
     if unknown := sorted(set(topics).difference(ended)):
         note(f"It does not subscribe to {', '.join(unknown)}{_of(origin)}; mailroom inbox list shows to what.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--discard", is_flag=True, help="Delete its messages for good, parked ones too.")
+@answering
+@pass_call
+def drop(call: Call, name: str, discard: bool, actor: str, why: str | None) -> None:
+    """Drop an inbox with its subscriptions and all that is kept of it, but for its dead letters.
+
+    Refused while messages wait in it or are parked. Stop its workers first; those that still run end with an error. A
+    dispatcher may run all the while.
+
+    \b
+    Examples:
+      mailroom inbox drop shipping
+      mailroom inbox drop audit_log --discard --why "nobody reads it"
+    """
+    with working("dropping the inbox"), call.connection("inbox drop") as connection:
+        number = drop_inbox(connection, name, schema=call.schema, discard=discard, actor=actor, why=why)
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "messages": number})
+    else:
+        of_it = f", with {counted(number, 'message')}" if number else ""
+        say(f"Inbox {name} is dropped{of_it}.")
 
 
 def _of_failures(inbox: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
     from mailroom.lamport import LamportClock, Stamp, VectorClock
     from mailroom.links.links import AsyncLinks, Links
+    from mailroom.schema.drop import drop_inbox, drop_inbox_async
     from mailroom.schema.inboxes import create_inbox, create_inbox_async
     from mailroom.schema.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
     from mailroom.settings import dsn
@@ -36,6 +37,8 @@ __all__ = [
     "carrying",
     "create_inbox",
     "create_inbox_async",
+    "drop_inbox",
+    "drop_inbox_async",
     "dsn",
     "resolve",
     "resolve_async",
@@ -56,6 +59,7 @@ _HOMES = {
     "mailroom.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
     "mailroom.lamport": ("LamportClock", "Stamp", "VectorClock"),
     "mailroom.links.links": ("AsyncLinks", "Links"),
+    "mailroom.schema.drop": ("drop_inbox", "drop_inbox_async"),
     "mailroom.schema.inboxes": ("create_inbox", "create_inbox_async"),
     "mailroom.schema.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
     "mailroom.settings": ("dsn",),
