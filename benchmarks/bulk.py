@@ -48,7 +48,7 @@ class Run:
 
 
 def _write(node: Node, sent: Count, stop: Count, committed: "Any") -> None:
-    outbox = Outbox(node.schema)
+    outbox = Outbox(schema=node.schema)
     with node.connect() as connection:
         start = time.monotonic()
         for nth, message in enumerate(outgoing(AT_MOST)):

@@ -23,6 +23,7 @@ from dispatcher.deliverer import Deliverer
 from inbox import Inbox
 from mailroom import settings
 from mailroom.message import SELECTED
+from mailroom.outgoing import row_of
 from outbox import Outbox, Outgoing
 
 from . import floors
@@ -52,7 +53,7 @@ ROLES = {"mailroom dispatcher": "dispatcher's backends", "mailroom worker": "wor
 
 def bulk(node: Node, messages: int) -> dict[str, float]:
     """One publisher, one dispatcher and one Worker at once, after a tenth to warm up."""
-    outbox, ready = Outbox(node.schema), outgoing(messages + messages // 10)
+    outbox, ready = Outbox(schema=node.schema), outgoing(messages + messages // 10)
     with Pipeline(node) as pipeline, node.connect() as connection:
         pipeline.dispatch()
         pipeline.work(1)
@@ -95,7 +96,7 @@ def send(node: Node, messages: int) -> dict[str, float]:
     """`Outbox.send` and the bare INSERT, in transactions of 50 without their commit, and each with its commit."""
     count = max(messages // 20, BLOCK)
     floors.make_outbox(node)
-    outbox = Outbox(node.schema)
+    outbox = Outbox(schema=node.schema)
     insert = f"INSERT INTO {node.schema}.bare_outbox ({floors.NAMES}) VALUES ({floors.PLACES})".encode()
     with node.awake(), node.connect() as connection:
         meters = {name: _meter(connection) for name in ("INSERT", "send", "INSERT and commit", "send and commit")}
@@ -104,7 +105,7 @@ def send(node: Node, messages: int) -> dict[str, float]:
             is_warm = block > 0
             measured += BLOCK * is_warm
             ready = list(outgoing(BLOCK))
-            rows = [message.row() for message in ready]
+            rows = [row_of(message) for message in ready]
             for name, meter in meters.items():
                 with _counting(meter, is_warm):
                     for message, row in zip(ready, rows, strict=True):
@@ -159,7 +160,7 @@ def claim(node: Node, messages: int) -> dict[str, float]:
     node.send(stock)
     node.deliver()
     found: dict[str, float] = {}
-    inbox = Inbox(INBOX, node.schema)
+    inbox = Inbox(INBOX, schema=node.schema)
     delete = f"DELETE FROM {node.schema}.bare_inbox WHERE clock + 0 > %s AND clock + 0 <= %s RETURNING {SELECTED}"
     with node.connect() as connection:
         clock = 0

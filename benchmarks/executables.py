@@ -65,7 +65,7 @@ def incrementing(
     node: Node, transactions: int, clients: int, order: str = COUNT_ROW, round_trip_s: float = 0
 ) -> Iterator[Callable[[], int]]:
     """Count by `Store.increment`; the work ends when the counter has the sum of all clients."""
-    store = Store(node.schema)
+    store = Store(schema=node.schema)
     with node.connect() as connection, node.connect(autocommit=True) as reader, Pipeline(node) as pipeline:
         # Only one client waits for it: polling by all of them would take processors from the executor.
         [waits] = reader.execute("SELECT pg_try_advisory_lock(1)").fetchone() or [False]
@@ -110,7 +110,7 @@ def counted(store: Store, connection: psycopg.Connection[Any]) -> int:
 @contextmanager
 def executing(node: Node, executables: int) -> Iterator[Callable[[], int]]:
     """Empty the outbox of executables, as the executor does."""
-    yield lambda: dispatcher.execute_all(node.dsn, node.schema).taken
+    yield lambda: dispatcher.execute_all(node.dsn, schema=node.schema).taken
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def _mixed(nth: int) -> Executable:
 
 
 def _fill(node: Node, executables: int, make: Callable[[int], Executable]) -> None:
-    store = Store(node.schema)
+    store = Store(schema=node.schema)
     with node.connect() as connection:
         connection.execute("SET LOCAL mailroom.notify = off")
         for first in range(0, executables, 10_000):

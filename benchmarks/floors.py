@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from dispatcher.deliver import SESSION
 from mailroom.message import SELECTED
-from mailroom.outgoing import COLUMNS
+from mailroom.outgoing import COLUMNS, row_of
 
 from .clients import rate, rate_of
 from .measure import Line, Measurement, Setup, Values
@@ -26,7 +26,7 @@ PLACES = ", ".join(f"%s::text::{kind}" if kind in _AS_TEXT else f"%s::{kind}" fo
 @contextmanager
 def inserting(node: Node, messages: int) -> Iterator[Callable[[], int]]:
     """INSERT and commit rows one by one: the outbox's columns, defaults and primary key, no CHECKs, no trigger."""
-    rows = [message.row() for message in outgoing(messages)]
+    rows = [row_of(message) for message in outgoing(messages)]
     insert = f"INSERT INTO {node.schema}.bare_outbox ({NAMES}) VALUES ({PLACES})".encode()
     with node.connect() as connection:
 
@@ -42,7 +42,7 @@ def inserting(node: Node, messages: int) -> Iterator[Callable[[], int]]:
 @contextmanager
 def copied(node: Node, messages: int) -> Iterator[Callable[[], int]]:
     """COPY prepared rows, 1,000 per transaction, into the same table."""
-    rows = [(*row[:3], *map(_letter, row[3:6]), *row[6:]) for row in (m.row() for m in outgoing(messages))]
+    rows = [(*row[:3], *map(_letter, row[3:6]), *row[6:]) for row in (row_of(m) for m in outgoing(messages))]
     copy = f"COPY {node.schema}.bare_outbox ({NAMES}) FROM STDIN (FORMAT binary)".encode()
     with node.connect() as connection:
 

@@ -40,7 +40,7 @@ FOR EACH ROW EXECUTE FUNCTION {schema}_users.nothing()
 
 def _execute_ms(node: Node, count: int, executable: Executable) -> float:
     """Return how long it takes to execute so many executables."""
-    store = Store(node.schema)
+    store = Store(schema=node.schema)
     with node.connect() as connection:
         connection.execute("SET LOCAL mailroom.notify = off")
         store.send_many(
@@ -49,7 +49,7 @@ def _execute_ms(node: Node, count: int, executable: Executable) -> float:
         )
         connection.commit()
     start = time.monotonic()
-    dispatcher.execute_all(node.dsn, node.schema)
+    dispatcher.execute_all(node.dsn, schema=node.schema)
     return 1_000 * (time.monotonic() - start)
 
 

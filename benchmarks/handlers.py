@@ -57,7 +57,7 @@ def plain(count: Count, _schema: str) -> Handler:
 
 def typed(count: Count, schema: str) -> Handler:
     """Return one that reads it as a dataclass."""
-    handlers = Handlers(schema)
+    handlers = Handlers(schema=schema)
 
     @handlers.on(record)
     def handle(message: Message[Record], _connection: psycopg.Connection[Any]) -> None:
@@ -68,7 +68,7 @@ def typed(count: Count, schema: str) -> Handler:
 
 def replying(count: Count, schema: str) -> Handler:
     """Return a handler that answers by hand."""
-    outbox = Outbox(schema)
+    outbox = Outbox(schema=schema)
 
     def handle(message: Message, connection: psycopg.Connection[Any]) -> None:
         outbox.reply(connection, message, {"shelf": 7})
@@ -79,7 +79,7 @@ def replying(count: Count, schema: str) -> Handler:
 
 def returning(count: Count, schema: str, rejected: int | None) -> Handler:
     """Return one that answers by what it returns, and rejects every `rejected`-th command."""
-    handlers = Handlers(schema)
+    handlers = Handlers(schema=schema)
 
     @handlers.on(INBOX)
     def handle(message: Message, _connection: psycopg.Connection[Any]) -> dict[str, int]:

@@ -34,7 +34,7 @@ def counting_others(count: Count) -> Handler:
 @contextmanager
 def _working_on_hot_key(node: Node) -> Iterator[None]:
     with node.connect() as connection:
-        Inbox(INBOX, node.schema).reap(connection, HOT_KEY, limit=1)
+        Inbox(INBOX, schema=node.schema).reap(connection, HOT_KEY, limit=1)
         yield
         connection.rollback()
 

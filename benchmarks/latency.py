@@ -52,7 +52,7 @@ def scheduled(messages: int) -> Iterator[int]:
 
 
 def _write(node: Node, topic: str, messages: int, committed: "Any") -> None:
-    outbox = Outbox(node.schema)
+    outbox = Outbox(schema=node.schema)
     ready = list(outgoing(messages))
     with node.connect() as connection:
         for nth in scheduled(messages):

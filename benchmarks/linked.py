@@ -24,9 +24,9 @@ def link(sources: Mapping[str, Node], reader: str, node: Node, *, with_own: bool
     """
     for name, source in sources.items():
         with source.connect() as connection:
-            Links(source.schema).allow(connection, reader, actor=_ACTOR)
+            Links(schema=source.schema).allow(connection, reader, actor=_ACTOR)
         with node.connect() as connection:
-            Links(node.schema).add(connection, name, reader=reader, source_schema=source.schema, actor=_ACTOR)
+            Links(schema=node.schema).add(connection, name, reader=reader, source_schema=source.schema, actor=_ACTOR)
     with node.connect() as connection:
         for origin in ("*",) if with_own else sources:
             subscribe(connection, INBOX, FAR, schema=node.schema, origin=origin)

@@ -23,7 +23,7 @@ TOPIC, INBOX, ANSWERS = "stock.reserve", "warehouse", "shop"
 
 
 def _handlers(schema: str) -> Handlers:
-    stock = Handlers(schema)
+    stock = Handlers(schema=schema)
 
     @stock.on(TOPIC)
     def take(message: Message, _connection: object) -> dict[str, int]:
@@ -62,7 +62,7 @@ def _run(setup: Setup) -> Values:
     with fresh_node(setup.dsn) as node, psycopg.connect(setup.dsn) as connection:
         create_inbox(connection, INBOX, subscribe=[TOPIC], schema=node.schema)
         connection.commit()
-        outbox, stock = Outbox(node.schema), _handlers(node.schema)
+        outbox, stock = Outbox(schema=node.schema), _handlers(node.schema)
         start = time.perf_counter()
         _test(node, connection, outbox, stock)
         first = (time.perf_counter() - start) * 1_000

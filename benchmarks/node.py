@@ -82,7 +82,7 @@ class Node:
 
     def deliver(self) -> None:
         """Deliver everything in the outbox."""
-        dispatcher.deliver_all(self.dsn, self.schema)
+        dispatcher.deliver_all(self.dsn, schema=self.schema)
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def fresh_node(dsn: str, order: Order = "key") -> Iterator[Node]:
     engine = create_engine("postgresql+psycopg://", creator=node.connect, poolclass=NullPool)
     try:
         with engine.begin() as connection:
-            node_schema.migrate(connection, node.schema)
+            node_schema.migrate(connection, schema=node.schema)
             create_inbox(
                 connection, INBOX, schema=node.schema, max_attempts=MAX_ATTEMPTS, backoff_max_s=60, order=order
             )

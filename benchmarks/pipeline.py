@@ -192,7 +192,7 @@ def _end(process: BaseProcess) -> None:
 def _dispatch(node: Node, sources: Mapping[str, str]) -> None:
     # In the process of its own, so that no other one has the passwords in its environment.
     os.environ.update({variable(name): dsn for name, dsn in sources.items()})
-    daemon.run(node.dsn, node.schema)
+    daemon.run(node.dsn, schema=node.schema)
 
 
 def _work(node: Node, batch: int, handling: Callable[..., Handler], *arguments: object) -> None:
@@ -202,7 +202,7 @@ def _work(node: Node, batch: int, handling: Callable[..., Handler], *arguments: 
 def _publish(
     node: Node, messages: int, keys: int, topic: str, ahead: int | None, handled: list[Count], began: Count
 ) -> None:
-    outbox = Outbox(node.schema)
+    outbox = Outbox(schema=node.schema)
     ready = outgoing(messages, keys, topic)
     with node.connect() as connection:
         began.add(1)

@@ -19,7 +19,7 @@ from .workload import INBOX, outgoing
 @contextmanager
 def sending(node: Node, messages: int) -> Iterator[Callable[[], int]]:
     """`Outbox.send`, one message per transaction."""
-    outbox = Outbox(node.schema)
+    outbox = Outbox(schema=node.schema)
     ready = [(message.value, message.key) for message in outgoing(messages)]
     with node.connect() as connection:
 
@@ -35,7 +35,7 @@ def sending(node: Node, messages: int) -> Iterator[Callable[[], int]]:
 @contextmanager
 def sending_many(node: Node, messages: int) -> Iterator[Callable[[], int]]:
     """`Outbox.send_many`, 1,000 messages per transaction."""
-    outbox = Outbox(node.schema)
+    outbox = Outbox(schema=node.schema)
     ready = list(outgoing(messages))
     with node.connect() as connection:
 

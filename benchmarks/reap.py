@@ -20,7 +20,7 @@ from .workload import INBOX
 @contextmanager
 def reaping(node: Node) -> Iterator[Callable[[], int]]:
     """`Inbox.reap_any` of 100 keys with 10 messages each per transaction, until the inbox is empty."""
-    inbox = Inbox(INBOX, node.schema)
+    inbox = Inbox(INBOX, schema=node.schema)
     with node.connect() as connection:
 
         def work() -> int:

@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 
 def answering(count: Count, schema: str) -> Handler:
     """Return a handler that answers each command with its value."""
-    handlers = Handlers(schema)
+    handlers = Handlers(schema=schema)
 
     @handlers.on(INBOX)
     def answer(message: Message, _connection: psycopg.Connection[Any]) -> object:

@@ -82,7 +82,7 @@ def _started_again(workers: int, *arguments: object) -> Iterator[None]:
 
 
 def _write(node: Node, messages: int, committed: Any) -> None:
-    outbox = Outbox(node.schema)
+    outbox = Outbox(schema=node.schema)
     with node.connect() as connection:
         began = time.monotonic()
         for nth in range(messages):

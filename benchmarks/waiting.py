@@ -47,7 +47,7 @@ def _claims_ms(setup: Setup, until: str | None) -> tuple[float, float]:
             _fail(node, min(AT_MOST, setup.messages // 2), until)
         pipeline.dispatch()
         pipeline.wait(lambda: _is_settled(node))
-        inbox = Inbox(INBOX, node.schema)
+        inbox = Inbox(INBOX, schema=node.schema)
         for nth in range(CLAIMS):
             for messages, times in ((0, empty), (1, healthy)):
                 node.send_one_key(f"healthy-{nth}", messages)

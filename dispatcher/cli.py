@@ -60,7 +60,7 @@ def run(call: Call, poll_interval_s: float) -> None:
     """
     dsn = call.dsn()
     log_to_stderr()
-    daemon.run(dsn, call.schema, poll_interval_s=poll_interval_s)
+    daemon.run(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
 
 
 @dispatcher.command()
@@ -76,9 +76,9 @@ def deliver_all(call: Call) -> None:
       mailroom dispatcher deliver-all --json
     """
     with call.connection("dispatcher deliver-all", autocommit=True) as connection:
-        waiting = node_status.outbox_backlog(connection, call.schema)
+        waiting = node_status.outbox_backlog(connection, schema=call.schema)
     with counted_off("delivered", waiting) as show:
-        totals = daemon.deliver_all(call.dsn(), call.schema, progress=show)
+        totals = daemon.deliver_all(call.dsn(), schema=call.schema, progress=show)
     if call.json:
         document(totals)
     else:
@@ -105,6 +105,6 @@ def status(call: Call) -> None:
       mailroom dispatcher status --json | jq .leads
     """
     with call.connection("dispatcher status") as connection:
-        found = node_status.dispatcher_status(connection, call.schema)
-        links = node_status.links_status(connection, call.schema)
+        found = node_status.dispatcher_status(connection, schema=call.schema)
+        links = node_status.links_status(connection, schema=call.schema)
     tell_leader(call, found, links=links)

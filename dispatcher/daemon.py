@@ -55,7 +55,7 @@ class Totals:
     dead: int = 0
     carried: int = 0
 
-    def add(self, delivery: Delivery) -> None:
+    def _add(self, delivery: Delivery) -> None:
         """Count one delivery."""
         self.taken += delivery.taken
         self.delivered += delivery.delivered
@@ -70,17 +70,17 @@ class Dispatcher(Lane):
     """The lane that delivers a node's outbox to its inboxes.
 
     `rows` and `max_bytes` bound one batch, and `partitions` how many inboxes one transaction delivers to (None: as many
-    as the server has room for); for the rest see `Lane`.
+    as the server has room for); for the rest see `Lane`. `totals` counts what it has delivered.
     """
 
-    role, outbox = "dispatcher", "outbox"
+    _role, _outbox = "dispatcher", "outbox"
     totals: Totals
 
     def __init__(
         self,
         dsn: str | Home,
-        schema: str = DEFAULT_SCHEMA,
         *,
+        schema: str = DEFAULT_SCHEMA,
         poll_interval_s: float = POLL_INTERVAL_S,
         rows: int = ROWS,
         max_bytes: int = MAX_BYTES,
@@ -105,13 +105,13 @@ class Dispatcher(Lane):
     def _beside(self, leading: asyncio.Event) -> Sequence[Coroutine[Any, Any, None]]:
         return [self._housekeeping.run(leading)]
 
-    def watch(self, inboxes: Iterable[str]) -> None:
+    def _watch(self, inboxes: Iterable[str]) -> None:
         """Have the janitor look at these inboxes soon: they got messages, also from another lane."""
         self._janitor.watch(inboxes)
 
     def _count(self, delivery: Delivery) -> None:
-        self.totals.add(delivery)
-        self.watch(delivery.inboxes)
+        self.totals._add(delivery)
+        self._watch(delivery.inboxes)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Executed:
     dead: int = 0
     replied: int = 0
 
-    def add(self, execution: Execution) -> None:
+    def _add(self, execution: Execution) -> None:
         """Count one execution."""
         self.taken += execution.taken
         self.dead += execution.dead
@@ -130,17 +130,17 @@ class Executed:
 
 
 class Executor(Lane):
-    """The lane that applies the executables of a node; see `Lane`."""
+    """The lane that applies the executables of a node; see `Lane`. `totals` counts what it has executed."""
 
-    role, outbox = "executor", "outbox_executable"
-    session = EXECUTOR
+    _role, _outbox = "executor", "outbox_executable"
+    _session = EXECUTOR
     totals: Executed
 
     def __init__(
         self,
         dsn: str | Home,
-        schema: str = DEFAULT_SCHEMA,
         *,
+        schema: str = DEFAULT_SCHEMA,
         poll_interval_s: float = POLL_INTERVAL_S,
         rows: int = ROWS,
     ) -> None:
@@ -151,22 +151,22 @@ class Executor(Lane):
 
     def _work_on(self, connection: psycopg.AsyncConnection) -> Work:
         executor = BatchExecutor(
-            connection, self._schema, rows=self._rows, portion=self._portion, progress=self.totals.add
+            connection, self._schema, rows=self._rows, portion=self._portion, progress=self.totals._add
         )
         return Work(executor.execute, executor.drain, executor.drain)
 
 
-def run(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+def run(dsn: str, *, schema: str = DEFAULT_SCHEMA, poll_interval_s: float = POLL_INTERVAL_S) -> None:
     """Run a daemon with all lanes until SIGTERM or SIGINT. It ends within 10 s, even if the database is gone."""
-    asyncio.run(run_until_signalled(all_lanes(dsn, schema, poll_interval_s=poll_interval_s)))
+    asyncio.run(run_until_signalled(all_lanes(dsn, schema=schema, poll_interval_s=poll_interval_s)))
 
 
-def all_lanes(dsn: str, schema: str = DEFAULT_SCHEMA, *, poll_interval_s: float = POLL_INTERVAL_S) -> list[Leading]:
+def all_lanes(dsn: str, *, schema: str = DEFAULT_SCHEMA, poll_interval_s: float = POLL_INTERVAL_S) -> list[Leading]:
     """Return the lanes of a daemon. The janitor of the one that delivers also looks after what other nodes fill."""
     home = Home(settings.dsn(dsn))  # one for both: they listen over one session
-    dispatcher = Dispatcher(home, schema, poll_interval_s=poll_interval_s)
-    executor = Executor(home, schema, poll_interval_s=poll_interval_s)
-    return [dispatcher, executor, LinksLane(dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher.watch)]
+    dispatcher = Dispatcher(home, schema=schema, poll_interval_s=poll_interval_s)
+    executor = Executor(home, schema=schema, poll_interval_s=poll_interval_s)
+    return [dispatcher, executor, LinksLane(dsn, schema, poll_interval_s=poll_interval_s, on_filled=dispatcher._watch)]
 
 
 async def run_until_signalled(lanes: Sequence[Leading]) -> None:
@@ -191,8 +191,8 @@ async def run_until_signalled(lanes: Sequence[Leading]) -> None:
 
 def deliver_all(
     dsn: str,
-    schema: str = DEFAULT_SCHEMA,
     *,
+    schema: str = DEFAULT_SCHEMA,
     now: datetime | None = None,
     progress: Callable[[Delivery], None] | None = None,
 ) -> Totals:
@@ -211,7 +211,7 @@ async def _deliver_all(
     totals = Totals()
 
     def count(delivery: Delivery) -> None:
-        totals.add(delivery)
+        totals._add(delivery)
         if progress is not None:
             progress(delivery)
 
@@ -232,7 +232,7 @@ async def _deliver_all(
 
 
 def execute_all(
-    dsn: str, schema: str = DEFAULT_SCHEMA, *, progress: Callable[[Execution], None] | None = None
+    dsn: str, *, schema: str = DEFAULT_SCHEMA, progress: Callable[[Execution], None] | None = None
 ) -> Executed:
     """Execute everything committed so far, in this process, and return the totals. A daemon may run beside it."""
     return asyncio.run(_execute_all(dsn, schema_name(schema), progress))
@@ -242,7 +242,7 @@ async def _execute_all(dsn: str, schema: str, progress: Callable[[Execution], No
     totals = Executed()
 
     def count(execution: Execution) -> None:
-        totals.add(execution)
+        totals._add(execution)
         if progress is not None:
             progress(execution)
 

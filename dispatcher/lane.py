@@ -39,7 +39,7 @@ class Lane(Leading):
     `poll_interval_s` is the longest a message waits if every notification is lost.
     """
 
-    outbox: str
+    _outbox: str
 
     def __init__(self, dsn: str | Home, schema: str, poll_interval_s: float) -> None:
         super().__init__(dsn, schema)
@@ -54,8 +54,8 @@ class Lane(Leading):
         return ()
 
     def _on_duty(self, connection: psycopg.AsyncConnection) -> Duty:
-        listener = LaneListener(self._home, self._schema, self.outbox)
-        doorbell = Doorbell(connection, self._schema, self.outbox, listener, self._poll_interval_s)
+        listener = LaneListener(self._home, self._schema, self._outbox)
+        doorbell = Doorbell(connection, self._schema, self._outbox, listener, self._poll_interval_s)
         return Duty(
             self._serve(doorbell, self._work_on(connection)),
             (listener.run(), *self._beside(self._leading)),

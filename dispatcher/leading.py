@@ -74,14 +74,14 @@ class Leading(ABC):
     and retried with a backoff.
     """
 
-    role: str
-    session: Mapping[str, str] = LANE
+    _role: str
+    _session: Mapping[str, str] = LANE
     totals: "DataclassInstance"
 
     def __init__(self, dsn: str | Home, schema: str) -> None:
         self._home = dsn if isinstance(dsn, Home) else Home(settings.dsn(dsn))
         self._schema = schema_name(schema)
-        self._lease = Lease(self._schema, self.role)
+        self._lease = Lease(self._schema, self._role)
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -112,8 +112,8 @@ class Leading(ABC):
             began = time.monotonic()
             try:
                 async with (
-                    open_session(self._home, self.role, self.session) as session,
-                    open_session(self._home, self.role, KEEPER) as keeper,
+                    open_session(self._home, self._role, self._session) as session,
+                    open_session(self._home, self._role, KEEPER) as keeper,
                 ):
                     if is_pooled(session):
                         raise ConfigurationError(
@@ -168,16 +168,16 @@ class Leading(ABC):
         if again is None:
             return
         if settings.refusal(error) is not None:
-            log.error("%s: will try again: %s%s", self.role, why, again)
+            log.error("%s: will try again: %s%s", self._role, why, again)
         elif isinstance(error, OF_THE_SESSION) and not isinstance(error, ConfigurationError):
-            log.warning("%s: lost the database connection (%s), reconnecting%s", self.role, why, again)
+            log.warning("%s: lost the database connection (%s), reconnecting%s", self._role, why, again)
         elif isinstance(error, MailroomError):
-            log.error("%s: will try again: %s%s", self.role, why, again)
+            log.error("%s: will try again: %s%s", self._role, why, again)
         else:
             # The traceback without the text of the error, which may repeat a message.
             code = f" {error.sqlstate}" if isinstance(error, psycopg.Error) else ""
             where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s: will try again after %s%s%s:\n%s", self.role, why, code, again, where)
+            log.error("%s: will try again after %s%s%s:\n%s", self._role, why, code, again, where)
 
     def _is_held_up(self, error: psycopg.Error, what: str) -> bool:
         """Return whether to try again over the same session, and log it."""
@@ -186,7 +186,7 @@ class Leading(ABC):
         if not self._stopping.is_set():
             log.warning(
                 "%s: %s was held up by a lock or cancelled (%s), trying again",
-                self.role, what, type(error).__name__,
+                self._role, what, type(error).__name__,
             )  # fmt: skip
         return True
 
@@ -214,7 +214,7 @@ class Leading(ABC):
     def _lead(self, leads: bool) -> None:
         if leads != self._leading.is_set():
             role = "leading" if leads else "standing by for"
-            log.info("%s %s schema %s, epoch %s", self.role, role, self._schema, self._lease.epoch)
+            log.info("%s %s schema %s, epoch %s", self._role, role, self._schema, self._lease.epoch)
             self._leading.set() if leads else self._leading.clear()
         self._has_begun = self._has_begun or not leads
 

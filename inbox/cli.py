@@ -12,9 +12,10 @@ from typing import Any, Literal
 import click
 
 from inbox.claim import Share
+from inbox.claims import Claims
 from inbox.inbox import Inbox
 from inbox.worker.process import serve
-from inbox.worker.worker import AsyncWorker, Worker
+from inbox.worker.worker import AsyncWorker, Worker, limit
 from mailroom.cli.acting import answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.failures import drop_output
@@ -289,10 +290,10 @@ def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s
         note("What is sent there comes from when the dispatcher of this node has told it: mailroom link status")
         return
     with call.connection("inbox wait") as connection:
-        lease = links_status(connection, call.schema)
+        lease = links_status(connection, schema=call.schema)
         if lease is None or not lease.leads:
             note("No dispatcher of this node runs, which has to tell the source: mailroom dispatcher run")
-        Links(call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
+        Links(schema=call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
 
 
 def _note_unknown(origin: str) -> None:
@@ -402,7 +403,7 @@ def peek(call: Call, name: str, key: str | None, limit: int) -> None:
       mailroom inbox peek shipping --key order-42 --limit 100 --json
     """
     with call.connection("inbox peek") as connection:
-        print_messages(Inbox(name, call.schema).peek(connection, key, limit), json=call.json)
+        print_messages(Inbox(name, schema=call.schema).peek(connection, key, limit), json=call.json)
 
 
 @inbox.command()
@@ -433,14 +434,14 @@ def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> N
         if key is None:
             messages = run(connection, _reaping(call.schema, name, limit))
         else:
-            messages = Inbox(name, call.schema).reap(connection, key, limit)
+            messages = Inbox(name, schema=call.schema).reap(connection, key, limit)
         _hand_over(messages, as_json=call.json)
     if not messages:
         note("Nothing to reap.")
 
 
 def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
-    return (yield from Inbox(name, schema).claiming(Share(limit, limit, limit))).messages
+    return (yield from Claims(schema, name).claiming(Share(limit, limit, limit))).messages
 
 
 def _hand_over(messages: list[Message], *, as_json: bool) -> None:
@@ -500,7 +501,7 @@ def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) ->
             raise click.UsageError(
                 f"{target} is given twice, but a worker can run only once. For more at once give it parallel=..."
             )
-        found.timeout_s = timeout_s if found.timeout_s is None else found.timeout_s
+        limit(found, timeout_s)
         workers.append(found)
     log_to_stderr()
     note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")

@@ -72,7 +72,7 @@ def list_(call: Call, inbox: str, matching: str | None, limit: int) -> None:
       mailroom parked list shipping --json | jq -r '.[].key'
     """
     with working("counting messages of parked keys"), call.connection("parked list") as connection:
-        found = Parked(inbox, call.schema).keys(connection, matching=matching, limit=limit)
+        found = Parked(inbox, schema=call.schema).keys(connection, matching=matching, limit=limit)
     if call.json:
         document(found)
     elif found:
@@ -103,7 +103,7 @@ def show(call: Call, inbox: str, key: str | None, limit: int) -> None:
       mailroom parked show ledger                               # an inbox of total order is parked as a whole
     """
     with call.connection("parked show") as connection:
-        of = Parked(inbox, call.schema)
+        of = Parked(inbox, schema=call.schema)
         messages = of.messages(connection, key, limit)
         found = of.keys(connection, key)
         attempts = of.attempts(connection, key, ATTEMPTS_SHOWN)
@@ -147,7 +147,7 @@ def replay(
     """
     target = _target(keys, matching, every)
     with working("replaying parked keys"), call.connection("parked replay") as connection:
-        changed = Parked(inbox, call.schema).replay(
+        changed = Parked(inbox, schema=call.schema).replay(
             connection, target, actor=actor, matching=matching, limit=limit, why=why, dry_run=dry_run
         )
     _print_change(call, "replayed", inbox, keys, matching, limit, changed, dry_run=dry_run)
@@ -176,7 +176,7 @@ def discard(
     """
     target = _target(keys, matching, every)
     with working("discarding messages of parked keys"), call.connection("parked discard") as connection:
-        changed = Parked(inbox, call.schema).discard(
+        changed = Parked(inbox, schema=call.schema).discard(
             connection, target, actor=actor, matching=matching, per_key=per_key, limit=limit, why=why, dry_run=dry_run
         )
     _print_change(call, "discarded", inbox, keys, matching, limit, changed, dry_run=dry_run)

@@ -63,7 +63,7 @@ class _Route(Generic[Call]):
 class _Registry(Generic[Call]):
     """What both classes share: who handles what, and the answer."""
 
-    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
         self._routes: Patterns[_Route[Call]] = Patterns()
         self._error_replies: Patterns[_Route[Call]] = Patterns()

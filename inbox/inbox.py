@@ -1,84 +1,48 @@
 """`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
-from collections.abc import Sequence
-from uuid import UUID
-
-from inbox.claim import Claimed, Course, Share, reaping_any, reaping_key
-from inbox.due import reaping_due
-from inbox.peek import counting, finding, peeking
-from inbox.total import reaping_total, reaping_total_due
+from inbox.claim import Share, reaping_key
+from inbox.claims import Claims
+from inbox.peek import counting, peeking
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
-from mailroom.names import DEFAULT_SCHEMA, Key, count, inbox_name, key_text, schema_name
+from mailroom.names import DEFAULT_SCHEMA, Key, count, key_text
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
-from mailroom.total import is_total
 
 
 class _Named:
     """The name of an inbox, and what `Inbox` and `AsyncInbox` share."""
 
-    def __init__(self, name: str, schema: str = DEFAULT_SCHEMA) -> None:
-        self.name = inbox_name(name)
-        self.schema = schema_name(schema)
-        self._is_total: bool | None = None  # None: not yet looked up
-        self._course = Course()
+    def __init__(self, inbox: str, *, schema: str = DEFAULT_SCHEMA) -> None:
+        self._claims = Claims(schema, inbox)
+        self.inbox = self._claims.inbox
+        self.schema = self._claims.schema
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
-
-    @property
-    def is_total(self) -> bool:
-        """Whether the inbox has total order; False as long as no method was called."""
-        return bool(self._is_total)
+        return f"{type(self).__name__}({self.inbox!r}, schema={self.schema!r})"
 
     def _reap(self, key: Key, limit: int) -> Operation[list[Message]]:
         text, most = key_text(key), count(limit, "limit")
-        if (yield from self._looked_up()):
+        if (yield from self._claims.looking_up()):
             raise ConfigurationError(
-                f"Inbox {self.name!r} has total order, so no key can be reaped by itself: take the next messages, "
+                f"Inbox {self.inbox!r} has total order, so no key can be reaped by itself: take the next messages, "
                 "whatever their keys, with reap_any (mailroom inbox reap --any)."
             )
-        return (yield from reaping_key(self.schema, self.name, text, most))
+        return (yield from reaping_key(self.schema, self.inbox, text, most))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
         share = Share(count(max_keys, "max_keys"), count(per_key, "per_key"), max_keys * per_key)
-        return (yield from self.claiming(share)).messages
-
-    def claiming(self, share: Share) -> Operation[Claimed]:
-        """Do what `reap_any` does, as an operation, within the bounds of `share`."""
-        if (yield from self._looked_up()):
-            return (yield from reaping_total(self.schema, self.name, share))
-        claimed, self._course = yield from reaping_any(self.schema, self.name, share, self._course)
-        return claimed
-
-    def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
-        """Take one message of a failing key that is due, or end it; take up to `limit` if none is suspected."""
-        if (yield from self._looked_up()):
-            return (yield from reaping_total_due(self.schema, self.name, hold=hold, mine=mine))
-        return (yield from reaping_due(self.schema, self.name, limit, hold=hold, mine=mine))
+        return (yield from self._claims.claiming(share)).messages
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
         text, most = _text(key), count(limit, "limit")
-        whole = yield from self._found()
-        return (yield from peeking(self.schema, self.name, text, most, is_total=whole))
+        whole = yield from self._claims.finding()
+        return (yield from peeking(self.schema, self.inbox, text, most, is_total=whole))
 
     def _backlog(self, key: Key | None) -> Operation[int]:
         text = _text(key)
-        yield from self._found()
-        return (yield from counting(self.schema, self.name, text))
-
-    def _looked_up(self) -> Operation[bool]:
-        """Return whether the inbox has total order. Raises `UnknownInbox`."""
-        # Checked once per instance, and first: a statement that fails would abort the caller's transaction.
-        return (yield from self._found()) if self._is_total is None else self._is_total
-
-    def _found(self) -> Operation[bool]:
-        """The same, looked up anew whether the inbox is there and seen whole, which each claim asks of the server."""
-        yield from finding(self.schema, self.name)
-        if self._is_total is None:
-            self._is_total = yield from is_total(self.schema, self.name)
-        return self._is_total
+        yield from self._claims.finding()
+        return (yield from counting(self.schema, self.inbox, text))
 
 
 def _text(key: Key | None) -> str | None:

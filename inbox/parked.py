@@ -333,7 +333,7 @@ def _discarding(
 class _Operations:
     """What both classes do, as operations."""
 
-    def __init__(self, inbox: str, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, inbox: str, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.inbox = inbox_name(inbox)
         self.schema = schema_name(schema)
 

@@ -10,7 +10,6 @@ import logging
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Generic, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -26,6 +25,7 @@ from mailroom.names import DEFAULT_SCHEMA
 from mailroom.schema import checking
 from mailroom.session import backoff
 from mailroom.session.disconnect import answered_within
+from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.session.pooler import lone_statement
 from mailroom.session.repeats import Repeats, cause
@@ -85,27 +85,24 @@ class Expected:
         self.reply: Future[Message | None] = Future()
 
 
-E = TypeVar("E", bound=Expected)
-
-
-class Replies(Generic[E]):
+class Replies:
     """Takes replies to what is expected, until closed. A request that is no longer referred to is not waited for."""
 
-    def __init__(self, dsn: str, schema: str, inbox: str, poll_interval_s: float, listen_dsn: str | None) -> None:
-        self._dsn = dsn
+    def __init__(self, home: Home, schema: str, inbox: str, poll_interval_s: float) -> None:
+        self._home = home
         self._schema = schema
         self._inbox = inbox
         self._poll_interval_s = poll_interval_s
-        self._listener = InboxListener(listen_dsn or dsn, schema, inbox)
+        self._listener = InboxListener(home, schema, inbox)
         # Weak: a request whose transaction rolled back is never answered, and must not be waited for for ever.
-        self._expected: WeakValueDictionary[str, E] = WeakValueDictionary()
+        self._expected: WeakValueDictionary[str, Expected] = WeakValueDictionary()
         self._changing = threading.Lock()
         self._wanted = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._repeats = Repeats()
 
-    def expect(self, expected: E) -> E:
+    def expect(self, expected: Expected) -> None:
         """Wait for a reply, from any thread. Call it before the request is sent: then no reply comes too early."""
         with self._changing:
             loop = self._loop
@@ -113,9 +110,8 @@ class Replies(Generic[E]):
                 raise ConfigurationError(OUTSIDE)
             self._expected[expected.key] = expected
         loop.call_soon_threadsafe(self._wanted.set)
-        return expected
 
-    def forget(self, expected: E) -> None:
+    def forget(self, expected: Expected) -> None:
         """Wait for its reply no longer. Whoever keeps an exception's traceback still refers to the request."""
         with self._changing:
             self._expected.pop(expected.key, None)
@@ -131,13 +127,13 @@ class Replies(Generic[E]):
         try:
             while True:
                 try:
-                    connection = await settings.connect_async(self._dsn, f"requests {self._inbox}", SESSION)
+                    connection = await self._home.connect_async(f"requests {self._inbox}", SESSION)
                     async with connection:
                         while True:
                             await self._turn(connection)
                             failures = 0
                             self._repeats.over()
-                except (psycopg.Error, ConnectionFailed, OSError, TimeoutError) as error:
+                except (psycopg.Error, ConnectionFailed, ConfigurationError, OSError, TimeoutError) as error:
                     failures += 1
                     why = cause(error)
                     if (again := self._repeats.struck(why)) is not None:
@@ -192,7 +188,7 @@ class Replies(Generic[E]):
 class ReplyThread:
     """A thread in which replies are taken, for programs without a loop of their own."""
 
-    def __init__(self, replies: Replies[E], name: str) -> None:
+    def __init__(self, replies: Replies, name: str) -> None:
         self._replies = replies
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextvars import copy_context
@@ -10,21 +11,22 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID, uuid4
 
-import psycopg
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+from psycopg_pool import PoolTimeout
 
+from inbox.asking import asking, asking_async
 from inbox.replies import OUTSIDE, Expected, Replies, ReplyThread, checking_kept
 from inbox.worker import arguments
+from inbox.worker.transactions import AsyncSource, AsyncTransactions, Source, Transactions, usable, usable_async
 from mailroom import settings
 from mailroom.answer import DONE
 from mailroom.errors import ConfigurationError
 from mailroom.headers import given
-from mailroom.message import Message
+from mailroom.message import Message, plain
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
-from mailroom.outgoing import Fields, Outgoing, given_id, sending
-from mailroom.session.pooler import is_pooled
+from mailroom.outgoing import Fields, Outgoing, given_id, row_of, sending
+from mailroom.session.home import Home
 from mailroom.sql.operation import Operation
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, driver_of, run, run_async
 from mailroom.sql.sqlstate import Meaning, meaning
 from mailroom.topic import Topic
 
@@ -59,8 +61,9 @@ class NoReply(TimeoutError):
 
 def _unsent(timeout_s: float, connections: int) -> NoReply:
     return NoReply(
-        f"The request was not sent: no session was free for it within {timeout_s:g} s. Either all {connections} are in "
-        "use (`connections` allows more), or the server gives none: its log and that of psycopg.pool say why."
+        f"The request was not sent: no session was free for it within {timeout_s:g} s. Either all are in use "
+        f"(`connections` allows {connections}, and a source of yours what it is set up to), or the server gives none: "
+        "its log and that of the pool say why."
     )
 
 
@@ -68,11 +71,11 @@ def _unfinished(timeout_s: float) -> NoReply:
     return NoReply(f"Sending the request took longer than {timeout_s:g} s. It may still be done.")
 
 
-class _Pending(Expected, Generic[A]):
+class _Pending(Generic[A]):
     def __init__(self, request_id: UUID, topic: Topic[Any, A] | str) -> None:
-        super().__init__(request_id)
         self.id = request_id
         self._topic = topic
+        self._expected = Expected(request_id)  # waited for as long as anybody refers to this
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id})"
@@ -81,8 +84,8 @@ class _Pending(Expected, Generic[A]):
         if reply is None:
             raise NoReply("No reply was taken: the requests were closed. The request may still be done.")
         if reply.status != DONE:
-            raise ErrorReply(reply.status, reply.plain())
-        value: A = self._topic.read_answer(reply) if isinstance(self._topic, Topic) else reply.plain()
+            raise ErrorReply(reply.status, plain(reply))
+        value: A = self._topic.read_answer(reply) if isinstance(self._topic, Topic) else plain(reply)
         return value
 
     def _late(self, timeout_s: float) -> NoReply:
@@ -99,12 +102,12 @@ class Pending(_Pending[A]):
         if the answer does not fit its topic's type.
         """
         arguments.seconds(timeout_s, "timeout_s")
-        return self.answer(timeout_s, timeout_s)
+        return self._answer(timeout_s, timeout_s)
 
-    def answer(self, left_s: float, timeout_s: float) -> A:
+    def _answer(self, left_s: float, timeout_s: float) -> A:
         """Do what `wait` does within the `left_s` of `timeout_s` seconds."""
         try:
-            reply = self.reply.result(left_s)
+            reply = self._expected.reply.result(left_s)
         except FutureTimeout:
             raise self._late(timeout_s) from None
         return self._value(reply)
@@ -116,12 +119,11 @@ class AsyncPending(_Pending[A]):
     async def wait(self, timeout_s: float) -> A:
         """See `Pending.wait`."""
         arguments.seconds(timeout_s, "timeout_s")
-        return await self.answer(timeout_s, timeout_s)
+        return await self._answer(timeout_s, timeout_s)
 
-    async def answer(self, left_s: float, timeout_s: float) -> A:
-        """See `Pending.answer`."""
+    async def _answer(self, left_s: float, timeout_s: float) -> A:
         # Not wait_for on the future itself: giving up would cancel it for those who wait for it later.
-        waiting = asyncio.wrap_future(_shielded(self.reply))
+        waiting = asyncio.wrap_future(_shielded(self._expected.reply))
         done, _ = await asyncio.wait([waiting], timeout=left_s)
         if not done:
             waiting.cancel()
@@ -147,37 +149,22 @@ class _Service:
     _process: int | None = None  # the one that is inside of the `with` block
 
     def __init__(
-        self,
-        dsn: str,
-        inbox: str,
-        *,
-        schema: str = DEFAULT_SCHEMA,
-        poll_interval_s: float = POLL_INTERVAL_S,
-        listen_dsn: str | None = None,
-        connections: int = 4,
+        self, inbox: str, schema: str, poll_interval_s: float, listen_dsn: str | None, connections: int
     ) -> None:
-        self.name = inbox_name(inbox)
+        self.inbox = inbox_name(inbox)
         self.schema = schema_name(schema)
-        self._dsn = settings.dsn(dsn)
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
         self._poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
         self._connections = arguments.count(connections, "connections")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, schema={self.schema!r})"
+        return f"{type(self).__name__}({self.inbox!r}, schema={self.schema!r})"
 
-    def _pool(self) -> dict[str, Any]:
-        """Return the arguments of the pool for `ask`, after checking that the inbox is fit for replies."""
-        with settings.connect(self._dsn, "requests", autocommit=True) as probe:
-            run(probe, checking_kept(self.schema, self.name))
-            pooled = is_pooled(probe)
-        session = settings.SESSION | settings.UNDER_POLICIES
-        return {
-            "conninfo": settings.session_dsn(self._dsn, f"requests ask {self.name}", session, pooled=pooled),
-            "kwargs": {"prepare_threshold": None} if pooled else {},
-            "min_size": 1,
-            "max_size": self._connections,
-        }
+    def _starting(self, home: Home, connection: object) -> Operation[None]:
+        """Check that the inbox is fit for replies, and that sessions of ours can lead to where it is."""
+        yield from checking_kept(self.schema, self.inbox)
+        yield from home.visiting(driver_of(connection))
+        home.dsn  # noqa: B018  # raises an error if nobody can tell
 
     def _check_process(self) -> None:
         """Raise `ConfigurationError` outside of the `with` block, and in a process that was forked inside of it."""
@@ -197,9 +184,9 @@ class _Service:
     def _sending(
         self, topic: Topic[Any, Any] | str, value: object, request_id: UUID, fields: Fields
     ) -> Operation[None]:
-        headers = given(fields.get("headers")) | {"reply_to": self.name, "reply_key": str(request_id)}
+        headers = given(fields.get("headers")) | {"reply_to": self.inbox, "reply_key": str(request_id)}
         sent: Fields = {**fields, "headers": headers, "id": request_id}
-        return sending(self.schema, Outgoing(topic, value, kind="C", **sent).row())
+        return sending(self.schema, row_of(Outgoing(topic, value, kind="C", **sent)))
 
 
 def _id(fields: Fields) -> UUID:
@@ -212,26 +199,48 @@ class Requests(_Service):
 
     All processes of a service share one inbox, made with `create_inbox(..., keep_s=600)`, and all threads of a process
     one instance. Replies are taken by one background session, in its own transaction, woken by deliveries; through a
-    pooler it looks every `poll_interval_s` seconds while something is waited for, unless `listen_dsn` leads to the
-    server itself. An answer is handed over at most once: it is lost if the process dies. A flow that must survive that
-    is a handler of a topic for replies. `ask` uses up to `connections` sessions of its own.
+    pooler it looks every `poll_interval_s` seconds while something is waited for. An answer is handed over at most
+    once: it is lost if the process dies. A flow that must survive that is a handler of a topic for replies.
 
-    Entering it raises `UnknownInbox`, `SchemaError`, `ConnectionFailed`, and `ConfigurationError` for an inbox without
-    `keep_s`. Its methods raise `ConfigurationError` outside of the `with` block, and in a process that was forked
-    inside of it: that one makes its own.
+    `source` is what a `Worker` takes: a connection string, a psycopg `ConnectionPool`, a SQLAlchemy `Engine` or a
+    `sessionmaker`, or a connection of Django or "django:ALIAS". `ask` sends on its connections, up to `connections` at
+    once; with a connection string these are sessions of its own. The session that takes replies, and the one that is
+    woken, lead to `listen_dsn`, past any pooler, or by default to where the connections of `source` are.
+
+    Entering it raises `UnknownInbox`, `SchemaError`, `ConnectionFailed` or the source's own error, and
+    `ConfigurationError` for an inbox without `keep_s`. Its methods raise `ConfigurationError` outside of the `with`
+    block, and in a process that was forked inside of it: that one makes its own.
     """
 
-    _replies: Replies[Pending[Any]]
+    _replies: Replies
+    _transactions: Transactions
+
+    def __init__(
+        self,
+        source: Source,
+        inbox: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        listen_dsn: str | None = None,
+        connections: int = 4,
+    ) -> None:
+        super().__init__(inbox, schema, poll_interval_s, listen_dsn, connections)
+        self._source = usable(source, "Requests")
 
     def __enter__(self) -> Self:
-        pool = self._pool()
-        self._sessions: ConnectionPool[psycopg.Connection[Any]] = ConnectionPool(
-            **pool, check=ConnectionPool.check_connection, open=True
-        )
-        self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
-        self._thread = ReplyThread(self._replies, self.name)
+        self._transactions = asking(self._source, self.inbox, self._connections, self._listen_dsn)
+        home = self._transactions.home
+        try:
+            with self._transactions.begin() as connection:
+                run(connection, self._starting(home, connection))
+        except BaseException:
+            self._transactions.close()
+            raise
+        self._replies = Replies(home, self.schema, self.inbox, self._poll_interval_s)
+        self._thread = ReplyThread(self._replies, self.inbox)
         self._thread.start()
-        self._senders = ThreadPoolExecutor(self._connections, f"mailroom-ask-{self.name}")
+        self._senders = ThreadPoolExecutor(self._connections, f"mailroom-ask-{self.inbox}")
         self._process = os.getpid()
         return self
 
@@ -242,7 +251,7 @@ class Requests(_Service):
         if self._end():
             self._thread.stop()
             self._senders.shutdown(wait=False, cancel_futures=True)
-            self._sessions.close()
+            self._transactions.close()
 
     @overload
     def ask(self, topic: Topic[T, A], value: T, *, timeout_s: float, **fields: Unpack[Fields]) -> A: ...
@@ -258,29 +267,34 @@ class Requests(_Service):
         """
         arguments.seconds(timeout_s, "timeout_s")
         self._check_process()
-        deadline = monotonic() + timeout_s
+        deadline, reached = monotonic() + timeout_s, threading.Event()
         # In another thread, since nothing ends a wait for a pool's check, for a lock or for a server that has vanished.
         # It carries what this one does.
-        sending = self._senders.submit(copy_context().run, self._send_alone, topic, value, fields, deadline)
+        sending = self._senders.submit(copy_context().run, self._send_alone, topic, value, fields, deadline, reached)
         try:
             pending = sending.result(timeout_s + GRACE_S)
         except FutureTimeout:
-            raise (_unsent(timeout_s, self._connections) if sending.cancel() else _unfinished(timeout_s)) from None
+            is_unsent = sending.cancel() or not reached.is_set()
+            raise (_unsent(timeout_s, self._connections) if is_unsent else _unfinished(timeout_s)) from None
         except PoolTimeout:
             raise _unsent(timeout_s, self._connections) from None
         try:
-            return pending.answer(max(deadline - monotonic(), 0.0), timeout_s)
+            return pending._answer(max(deadline - monotonic(), 0.0), timeout_s)
         finally:
-            self._replies.forget(pending)
+            self._replies.forget(pending._expected)
 
-    def _send_alone(self, topic: Topic[Any, Any] | str, value: object, fields: Fields, deadline: float) -> Pending[Any]:
+    def _send_alone(
+        self, topic: Topic[Any, Any] | str, value: object, fields: Fields, deadline: float, reached: threading.Event
+    ) -> Pending[Any]:
         pending: Pending[Any] | None = None
         try:
-            with self._sessions.connection(timeout=max(deadline - monotonic(), 0.0)) as connection:
+            with self._transactions.begin(within_s=max(deadline - monotonic(), 0.0)) as connection:
+                reached.set()
                 if monotonic() > deadline:
                     raise PoolTimeout  # nobody waits for it any more
+                run(connection, self._transactions.home.visiting(driver_of(connection)))
                 pending = self.send(connection, topic, value, **fields)
-        except psycopg.Error as error:
+        except Exception as error:
             if pending is None or meaning(error) is not Meaning.LOST:
                 raise
         return pending
@@ -300,31 +314,54 @@ class Requests(_Service):
         self._check_process()
         request_id = _id(fields)
         operation = self._sending(topic, value, request_id, fields)
-        pending: Pending[Any] = self._replies.expect(Pending(request_id, topic))
+        pending: Pending[Any] = Pending(request_id, topic)
+        self._replies.expect(pending._expected)
         try:
             run(connection, operation)
         except BaseException:
-            self._replies.forget(pending)
+            self._replies.forget(pending._expected)
             raise
         return pending
 
 
 class AsyncRequests(_Service):
-    """`Requests` for async programs: `async with AsyncRequests(dsn, "shop_replies") as requests`."""
+    """`Requests` for async programs: `async with AsyncRequests(dsn, "shop_replies") as requests`.
 
-    _replies: Replies[AsyncPending[Any]]
+    `source` is what an `AsyncWorker` takes: `AsyncConnectionPool`, `AsyncEngine`, `async_sessionmaker`, or a connection
+    string.
+    """
+
+    _replies: Replies
+    _transactions: AsyncTransactions
+
+    def __init__(
+        self,
+        source: AsyncSource,
+        inbox: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        listen_dsn: str | None = None,
+        connections: int = 4,
+    ) -> None:
+        super().__init__(inbox, schema, poll_interval_s, listen_dsn, connections)
+        self._source = usable_async(source, "AsyncRequests", "Requests")
 
     async def __aenter__(self) -> Self:
         """See `Requests`."""
-        pool = await asyncio.to_thread(self._pool)
-        self._sessions: AsyncConnectionPool[psycopg.AsyncConnection[Any]] = AsyncConnectionPool(
-            **pool, check=AsyncConnectionPool.check_connection, open=False
-        )
-        await self._sessions.open()
-        self._replies = Replies(self._dsn, self.schema, self.name, self._poll_interval_s, self._listen_dsn)
+        self._transactions = await asking_async(self._source, self.inbox, self._connections, self._listen_dsn)
+        home = self._transactions.home
+        try:
+            async with self._transactions.begin() as connection:
+                await run_async(connection, self._starting(home, connection))
+        except BaseException:
+            await self._transactions.close()
+            raise
+        self._replies = Replies(home, self.schema, self.inbox, self._poll_interval_s)
         self._replies.begin(asyncio.get_running_loop())
         self._taking = asyncio.create_task(self._replies.run())
         self._sendings: set[asyncio.Task[AsyncPending[Any]]] = set()
+        self._free = asyncio.Semaphore(self._connections)
         self._process = os.getpid()
         return self
 
@@ -337,7 +374,7 @@ class AsyncRequests(_Service):
             for sending in self._sendings:
                 sending.cancel()
             await asyncio.gather(self._taking, *self._sendings, return_exceptions=True)
-            await self._sessions.close()
+            await self._transactions.close()
 
     @overload
     async def ask(self, topic: Topic[T, A], value: T, *, timeout_s: float, **fields: Unpack[Fields]) -> A: ...
@@ -350,8 +387,8 @@ class AsyncRequests(_Service):
         """See `Requests.ask`."""
         arguments.seconds(timeout_s, "timeout_s")
         self._check_process()
-        deadline = monotonic() + timeout_s
-        sending = asyncio.create_task(self._send_alone(topic, value, fields, deadline))
+        deadline, reached = monotonic() + timeout_s, asyncio.Event()
+        sending = asyncio.create_task(self._send_alone(topic, value, fields, deadline, reached))
         self._sendings.add(sending)
         sending.add_done_callback(self._sendings.discard)
         try:
@@ -359,24 +396,26 @@ class AsyncRequests(_Service):
         finally:
             sending.cancel()  # not awaited: a server that has vanished would not answer to that either
         if not sending.done():
-            raise _unfinished(timeout_s)
+            raise _unfinished(timeout_s) if reached.is_set() else _unsent(timeout_s, self._connections)
         try:
             pending = sending.result()
         except PoolTimeout:
             raise _unsent(timeout_s, self._connections) from None
         try:
-            return await pending.answer(max(deadline - monotonic(), 0.0), timeout_s)
+            return await pending._answer(max(deadline - monotonic(), 0.0), timeout_s)
         finally:
-            self._replies.forget(pending)
+            self._replies.forget(pending._expected)
 
     async def _send_alone(
-        self, topic: Topic[Any, Any] | str, value: object, fields: Fields, deadline: float
+        self, topic: Topic[Any, Any] | str, value: object, fields: Fields, deadline: float, reached: asyncio.Event
     ) -> AsyncPending[Any]:
         pending: AsyncPending[Any] | None = None
         try:
-            async with self._sessions.connection(timeout=max(deadline - monotonic(), 0.0)) as connection:
+            async with self._free, self._transactions.begin(within_s=max(deadline - monotonic(), 0.0)) as connection:
+                reached.set()
+                await run_async(connection, self._transactions.home.visiting(driver_of(connection)))
                 pending = await self.send(connection, topic, value, **fields)
-        except psycopg.Error as error:
+        except Exception as error:
             if pending is None or meaning(error) is not Meaning.LOST:
                 raise
         return pending
@@ -397,10 +436,11 @@ class AsyncRequests(_Service):
         self._check_process()
         request_id = _id(fields)
         operation = self._sending(topic, value, request_id, fields)
-        pending: AsyncPending[Any] = self._replies.expect(AsyncPending(request_id, topic))
+        pending: AsyncPending[Any] = AsyncPending(request_id, topic)
+        self._replies.expect(pending._expected)
         try:
             await run_async(connection, operation)
         except BaseException:
-            self._replies.forget(pending)
+            self._replies.forget(pending._expected)
             raise
         return pending

@@ -17,7 +17,7 @@ from mailroom.carry import answering
 from mailroom.errors import InvalidMessage
 from mailroom.headers import given
 from mailroom.names import MAX_KEY_BYTES, TOPIC
-from mailroom.outgoing import COLUMNS, Fields, Outgoing, sending
+from mailroom.outgoing import COLUMNS, Fields, Outgoing, row_of, sending
 from mailroom.sql.operation import Operation, Row
 
 DONE, REJECTED, FAILED = 200, 400, 500
@@ -73,7 +73,7 @@ def answer(request: Request, value: object, status: int, fields: Fields | None =
     headers = given(fields.get("headers")) | {"correlation": str(request.id), "status": str(status)}
     sent: Fields = {"key": _key(request), **fields, "headers": headers}
     with answering(request):
-        return Outgoing(topic, value, kind="R", **sent).row()
+        return row_of(Outgoing(topic, value, kind="R", **sent))
 
 
 def _key(request: Request) -> str:

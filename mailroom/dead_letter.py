@@ -272,7 +272,7 @@ CHANGED = ("node", "inbox", "inbox_registry", "subscription", "origin", "fan_out
 class _Operations:
     """The methods of both classes, as operations."""
 
-    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from dispatcher.deliver import releasing
-from inbox import AsyncInbox, Inbox
+from inbox.claims import Claims
 from inbox.handlers import check_schema
 from mailroom.errors import ConfigurationError, UnknownInbox
 from mailroom.message import Message
@@ -30,7 +30,6 @@ __all__ = ["AsyncMail", "Mail"]
 log = logging.getLogger("mailroom.mail")
 
 C = TypeVar("C")
-I = TypeVar("I", Inbox, AsyncInbox)  # noqa: E741
 
 NOW = Sql(
     "SELECT pg_catalog.clock_timestamp() + %(ahead_s)s::float8 * interval '1 second'",
@@ -60,7 +59,7 @@ SELECT topic, kind FROM given JOIN route USING (topic) WHERE inbox = %(inbox)s::
 class _Mail(Generic[C]):
     """What both classes share: what was sent, and the time."""
 
-    def __init__(self, connection: C, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, connection: C, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.connection = connection
         self.schema = schema_name(schema)
         self._sent: dict[UUID, SentMessage] = {}
@@ -77,14 +76,14 @@ class _Mail(Generic[C]):
             raise ConfigurationError("Time only goes on: give `travel` a time that is not negative.")
         self._ahead += passed
 
-    def _inboxes(self, handlers: Mapping[str, Any], kind: type[I]) -> dict[str, I]:
+    def _inboxes(self, handlers: Mapping[str, Any]) -> dict[str, Claims]:
         for name, handler in handlers.items():
             if not callable(handler):
                 raise ConfigurationError(f"The handler of inbox {name} cannot be called: give a function or Handlers.")
             check_schema(handler, self.schema)
-        return {name: kind(name, self.schema) for name in handlers}
+        return {name: Claims(self.schema, name) for name in handlers}
 
-    def _arriving(self, inboxes: Mapping[str, Inbox | AsyncInbox]) -> Operation[None]:
+    def _arriving(self, inboxes: Mapping[str, Claims]) -> Operation[None]:
         """Check that the inboxes are there, and let their keys be tried at the time that was travelled to."""
         yield IN_TRANSACTION
         yield NO_JIT.at()()
@@ -102,10 +101,10 @@ class _Mail(Generic[C]):
                 ) from None
         yield from self._shifting(inboxes, -1)
 
-    def _leaving(self, inboxes: Mapping[str, Inbox | AsyncInbox]) -> Operation[None]:
+    def _leaving(self, inboxes: Mapping[str, Claims]) -> Operation[None]:
         yield from self._shifting(inboxes, 1)
 
-    def _shifting(self, inboxes: Mapping[str, Inbox | AsyncInbox], sign: int) -> Operation[None]:
+    def _shifting(self, inboxes: Mapping[str, Claims], sign: int) -> Operation[None]:
         for inbox in inboxes.values():
             yield from shifting(inbox, sign * self._ahead.total_seconds())
 
@@ -161,7 +160,7 @@ class Mail(_Mail[AnyConnection]):
         worker: what the handler did is undone, its key waits or is parked, or the message is skipped. They are in the
         result, and logged. Raises `UnknownInbox`, and `ConfigurationError` for an async handler.
         """
-        inboxes, worked = self._inboxes(handlers, Inbox), Worked([], [])
+        inboxes, worked = self._inboxes(handlers), Worked([], [])
         for handler in handlers.values():
             refuse_async(handler, INSTEAD)
         run(self.connection, self._arriving(inboxes))
@@ -190,7 +189,7 @@ class AsyncMail(_Mail[AnyAsyncConnection]):
 
     async def handle_all(self, /, **handlers: Callable[[Message, Any], Awaitable[object]]) -> Worked:
         """See `Mail.handle_all`."""
-        inboxes, worked = self._inboxes(handlers, AsyncInbox), Worked([], [])
+        inboxes, worked = self._inboxes(handlers), Worked([], [])
         await run_async(self.connection, self._arriving(inboxes))
         at_work = dict(inboxes)
         while True:
@@ -225,10 +224,10 @@ def _tell(failures: list[Failure]) -> None:
 def mailing(connection: Any, schema: str) -> Iterator[Mail | AsyncMail]:
     """Give a `Mail` on a connection that is rolled back afterwards, or an `AsyncMail` on an async one."""
     if inspect.iscoroutinefunction(getattr(type(connection), "rollback", None)):
-        yield AsyncMail(connection, schema)
+        yield AsyncMail(connection, schema=schema)
         return
     with _rolled_back(connection):
-        yield Mail(connection, schema)
+        yield Mail(connection, schema=schema)
 
 
 @contextmanager

@@ -92,18 +92,8 @@ class Message(Generic[V]):
     def value(self) -> V:
         """The value, decoded on first use. Raises `DecodeError` if the bytes are no value; `raw` still returns them."""
         if self._value is _UNDECODED:
-            self._value = self.plain()
+            self._value = plain(self)
         return cast(V, self._value)
-
-    def plain(self) -> Any:
-        """Decode the value, anew with each call. Raises `DecodeError`."""
-        return codec.decode(self.raw) if self._json is None else parsed(self._json)
-
-    def holding(self, value: T) -> "Message[T]":
-        """Return the same message with `value` in the place of the decoded one."""
-        copied: Message[T] = Message(*_given(self))
-        copied._value = value
-        return copied
 
     @property
     def raw(self) -> bytes:
@@ -146,6 +136,18 @@ _given = attrgetter(
     *("key", "clock", "sent_clock", "origin", "id", "topic", "kind", "message_type", "event_type"),
     *("_raw", "_json", "_headers", "source", "_sent_at", "_expires_at", "_delivered_at"),
 )
+
+
+def plain(message: Message) -> Any:
+    """Decode the value of a message, anew with each call. Raises `DecodeError`."""
+    return codec.decode(message.raw) if message._json is None else parsed(message._json)
+
+
+def holding(message: Message, value: T) -> Message[T]:
+    """Return the same message with `value` in the place of the decoded one."""
+    copied: Message[T] = Message(*_given(message))
+    copied._value = value
+    return copied
 
 
 def parsed(text: str) -> object:

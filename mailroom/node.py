@@ -9,8 +9,8 @@ from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_r
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
 from mailroom.schema import checking
 from mailroom.sight import NODE_ROW, the_one
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, T
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 __all__ = [
     "NewId",
@@ -36,48 +36,27 @@ UPDATE {schema}.node AS n SET name = %(name)s::text FROM before RETURNING before
 )
 
 
-def rename_node(
-    connection: AnyConnection, name: str, *, actor: str, why: str | None = None, schema: str = DEFAULT_SCHEMA
-) -> str:
+def _renaming(name: str, *, actor: str, why: str | None = None, schema: str = DEFAULT_SCHEMA) -> Operation[str]:
     """Give the node another name, in the caller's transaction, and return the one it had.
 
     A node's name is for people, and the name under which it reads other nodes (`mailroom link add`). Links that there
     are keep theirs. `actor` says who acts, and `why` the reason; both go into the audit. Raises `InvalidName`,
     `InvalidMessage` for an `actor` or `why` that cannot be stored, and `SchemaError`.
     """
-    return run(connection, renaming_node(schema_name(schema), node_name(name), actor, why))
+    return _renaming_to(schema_name(schema), node_name(name), actor, why)
 
 
-async def rename_node_async(
-    connection: AnyAsyncConnection, name: str, *, actor: str, why: str | None = None, schema: str = DEFAULT_SCHEMA
-) -> str:
-    """`rename_node` on an async connection."""
-    return await run_async(connection, renaming_node(schema_name(schema), node_name(name), actor, why))
-
-
-def renaming_node(schema: str, name: str, actor: str, why: str | None) -> Operation[str]:
-    """`rename_node` as an operation."""
-    check_actor(actor, why)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+def _renaming_to(schema: str, name: str, actor: str, why: str | None) -> Operation[str]:
+    yield from _beginning(schema, actor, why)
     (before,) = the_one((yield RENAME.at(schema=schema)(name=name)), NODE_ROW, schema)
     if before != name:
         yield from auditing(schema, "rename node", [(None, None, 0)], actor, f"{before} to {name}" + _because(why))
     return str(before)
 
 
-def _because(why: str | None) -> str:
-    return "" if why is None else f": {why}"
-
-
-def new_node_id(
-    connection: AnyConnection,
-    *,
-    actor: str,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> NewId:
+def _copied(
+    *, actor: str, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
+) -> Operation[NewId]:
     """Make another node of a copy of a node that lives on, in the caller's transaction.
 
     It gets an id of its own, reads nobody and is read by nobody: links, and what was stamped for their readers, are
@@ -85,62 +64,25 @@ def new_node_id(
     would be given up. `actor` says who acts, and `why` the reason; both go into the audit. Nothing is delivered before
     the caller commits.
     """
-    return run(connection, _checked(schema, saying_copied(schema_name(schema), actor=actor, why=why, dry_run=dry_run)))
+    schema = schema_name(schema)
+    return _checked(schema, saying_copied(schema, actor=actor, why=why, dry_run=dry_run))
 
 
-async def new_node_id_async(
-    connection: AnyAsyncConnection,
-    *,
-    actor: str,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> NewId:
-    """`new_node_id` on an async connection."""
-    return await run_async(
-        connection, _checked(schema, saying_copied(schema_name(schema), actor=actor, why=why, dry_run=dry_run))
-    )
-
-
-def node_moved(
-    connection: AnyConnection,
-    *,
-    actor: str,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> bool:
+def _moved(
+    *, actor: str, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
+) -> Operation[bool]:
     """Let readers in again after the node was moved to another database or server, and lives there only.
 
     In the caller's transaction; its clock jumps ahead, and each reader compares anew. Returns False, and does nothing,
     if the node is where it was. With `dry_run` it only returns which.
     """
-    return run(connection, _checked(schema, saying_moved(schema_name(schema), actor=actor, why=why, dry_run=dry_run)))
+    schema = schema_name(schema)
+    return _checked(schema, saying_moved(schema, actor=actor, why=why, dry_run=dry_run))
 
 
-async def node_moved_async(
-    connection: AnyAsyncConnection,
-    *,
-    actor: str,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> bool:
-    """`node_moved` on an async connection."""
-    return await run_async(
-        connection, _checked(schema, saying_moved(schema_name(schema), actor=actor, why=why, dry_run=dry_run))
-    )
-
-
-def node_restored(
-    connection: AnyConnection,
-    *,
-    actor: str,
-    above: int = 0,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> int:
+def _restored(
+    *, actor: str, above: int = 0, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
+) -> Operation[int]:
     """Say that the node was put back to an earlier time, where Mailroom cannot know it; in the caller's transaction.
 
     So it is with a snapshot of a running machine, a dump restored into the same database, and changes by hand. The
@@ -148,37 +90,13 @@ def node_restored(
     that the node lost. Returns the incarnation; with `dry_run` nothing changes. Raises `MailroomError` for a node in
     another database or server: `node_moved` comes first.
     """
-    return run(
-        connection,
-        _checked(schema, saying_restored(schema_name(schema), above=above, actor=actor, why=why, dry_run=dry_run)),
-    )
+    schema = schema_name(schema)
+    return _checked(schema, saying_restored(schema, above=above, actor=actor, why=why, dry_run=dry_run))
 
 
-async def node_restored_async(
-    connection: AnyAsyncConnection,
-    *,
-    actor: str,
-    above: int = 0,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> int:
-    """`node_restored` on an async connection."""
-    return await run_async(
-        connection,
-        _checked(schema, saying_restored(schema_name(schema), above=above, actor=actor, why=why, dry_run=dry_run)),
-    )
-
-
-def advance_clock(
-    connection: AnyConnection,
-    clock: int,
-    *,
-    actor: str,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> int:
+def _advancing(
+    clock: int, *, actor: str, why: str | None = None, dry_run: bool = False, schema: str = DEFAULT_SCHEMA
+) -> Operation[int]:
     """Let the node's clock go on behind `clock`, in the caller's transaction; return what it had reached before.
 
     For a node that is to follow another one, whose clock is further ahead than a send or a message may raise this one
@@ -186,33 +104,34 @@ def advance_clock(
     `dry_run` nothing changes. `actor` says who acts, and `why` the reason; both go into the audit. Nothing is delivered
     before the caller commits. Raises `ConfigurationError` for a clock that is not from 0 to 2^62 + 2^61.
     """
-    return run(connection, advancing_node(schema_name(schema), clock, actor, why, dry_run))
+    return _advancing_to(schema_name(schema), clock, actor, why, dry_run)
 
 
-async def advance_clock_async(
-    connection: AnyAsyncConnection,
-    clock: int,
-    *,
-    actor: str,
-    why: str | None = None,
-    dry_run: bool = False,
-    schema: str = DEFAULT_SCHEMA,
-) -> int:
-    """`advance_clock` on an async connection."""
-    return await run_async(connection, advancing_node(schema_name(schema), clock, actor, why, dry_run))
-
-
-def advancing_node(schema: str, clock: int, actor: str, why: str | None, dry_run: bool) -> Operation[int]:
-    """`advance_clock` as an operation."""
-    check_actor(actor, why)
-    yield IN_TRANSACTION
-    yield from checking(schema)
+def _advancing_to(schema: str, clock: int, actor: str, why: str | None, dry_run: bool) -> Operation[int]:
+    yield from _beginning(schema, actor, why)
     before = yield from advancing_clock(schema, clock, dry_run=dry_run)
     if not dry_run:
         yield from auditing(schema, "node advance", [(None, None, 0)], actor, f"{before} to {clock}" + _because(why))
     return before
 
 
+rename_node, rename_node_async = on_connections("rename_node", _renaming)
+new_node_id, new_node_id_async = on_connections("new_node_id", _copied)
+node_moved, node_moved_async = on_connections("node_moved", _moved)
+node_restored, node_restored_async = on_connections("node_restored", _restored)
+advance_clock, advance_clock_async = on_connections("advance_clock", _advancing)
+
+
 def _checked(schema: str, operation: Operation[T]) -> Operation[T]:
-    yield from checking(schema_name(schema))
+    yield from checking(schema)
     return (yield from operation)
+
+
+def _beginning(schema: str, actor: str, why: str | None) -> Operation[None]:
+    check_actor(actor, why)
+    yield IN_TRANSACTION
+    yield from checking(schema)
+
+
+def _because(why: str | None) -> str:
+    return "" if why is None else f": {why}"

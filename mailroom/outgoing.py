@@ -13,7 +13,7 @@ from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
 from mailroom.sql.insert import Insert
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row
-from mailroom.topic import Topic
+from mailroom.topic import Topic, topic_headers
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["M", "E", "C", "R"]
 MessageType: TypeAlias = Literal["O", "D", "C", "U"]
 EventType: TypeAlias = Literal["C", "U", "D"]
 
-# What a writer sets, in the order of `Outgoing.row`, each with its type; every other column has a default.
+# What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
 COLUMNS = (
     ("message_id", "uuid"),
     ("topic", "text"),
@@ -92,33 +92,34 @@ class Outgoing:
         if isinstance(topic, Topic):
             object.__setattr__(self, "topic", topic.name)
             object.__setattr__(self, "value", topic.write(self.value))
-            object.__setattr__(self, "headers", topic.headers(self.headers))
+            object.__setattr__(self, "headers", topic_headers(topic, self.headers))
 
-    def row(self, fresh: bytes | None = None) -> Row:
-        """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken.
 
-        With `fresh`, of `fresh_ids`, a message without an id has that one, and the row has its bytes.
-        """
-        if self.id is not None:
-            message_id: UUID | bytes = given_id(self.id)
-        elif fresh is not None:
-            message_id = fresh
-        else:
-            message_id = UUID(bytes=os.urandom(16), version=4)
-        return (
-            message_id,
-            topic_name(self.topic),
-            # An unordered message gets its own id as key, which no other message has.
-            _text(message_id) if self.key is None else key_text(self.key),
-            _one_of(self.kind, "MECR", "kind"),
-            _one_of(self.message_type, "ODCU", "message_type"),
-            None if self.event_type is None else _one_of(self.event_type, "CUD", "event_type"),
-            codec.encode(self.value),
-            headers_json(self.headers),
-            not_before(self.deliver_at, self.deliver_after),
-            None if self.expires_at is None else aware(self.expires_at, "expires_at"),
-            None if self.after_clock is None else clock(self.after_clock),
-        )
+def row_of(message: Outgoing, fresh: bytes | None = None) -> Row:
+    """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken.
+
+    With `fresh`, of `fresh_ids`, a message without an id has that one, and the row has its bytes.
+    """
+    if message.id is not None:
+        message_id: UUID | bytes = given_id(message.id)
+    elif fresh is not None:
+        message_id = fresh
+    else:
+        message_id = UUID(bytes=os.urandom(16), version=4)
+    return (
+        message_id,
+        topic_name(message.topic),
+        # An unordered message gets its own id as key, which no other message has.
+        _text(message_id) if message.key is None else key_text(message.key),
+        _one_of(message.kind, "MECR", "kind"),
+        _one_of(message.message_type, "ODCU", "message_type"),
+        None if message.event_type is None else _one_of(message.event_type, "CUD", "event_type"),
+        codec.encode(message.value),
+        headers_json(message.headers),
+        not_before(message.deliver_at, message.deliver_after),
+        None if message.expires_at is None else aware(message.expires_at, "expires_at"),
+        None if message.after_clock is None else clock(message.after_clock),
+    )
 
 
 # Random ids of version 4 have six bits that are not random (RFC 9562, 5.4). So many are drawn at once.
@@ -187,6 +188,6 @@ VALUES = INSERT.values
 
 
 def sending(schema: str, row: Row) -> Operation[None]:
-    """Insert one row of `Outgoing.row`."""
+    """Insert one row of `row_of`."""
     yield IN_TRANSACTION
     yield INSERT.of(schema, row)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from mailroom import codec
 from mailroom.errors import DecodeError, EncodeError, InvalidMessage
-from mailroom.message import Message
+from mailroom.message import Message, plain
 from mailroom.names import Key, utf8
 from mailroom.outgoing import EventType, Kind, MessageType, Outgoing
 
@@ -99,7 +99,7 @@ class MessageObject:
         `from_cluster` and `from_host` say who sent it; without an id it is from the message's `origin`. Raises
         `DecodeError` if the value cannot be read or encoded, or a header is not what `outgoing` writes.
         """
-        value = message.plain()
+        value = plain(message)
         with _reading():
             return cls(
                 cast(MessageType, message.message_type),

@@ -11,8 +11,8 @@ from mailroom.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
 from mailroom.sequences import Numbers, finding_behind
 from mailroom.sight import NODE_ROW, seeing, the_one
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import AnyConnection, run
 from mailroom.total import Waiting
 from mailroom.total import waiting as waiting_totals
 from mailroom.waits import Wait, reading_waits
@@ -23,11 +23,17 @@ __all__ = [
     "LinkStatus",
     "Status",
     "dispatcher_status",
+    "dispatcher_status_async",
     "executable_backlog",
+    "executable_backlog_async",
     "executor_status",
+    "executor_status_async",
     "links_status",
+    "links_status_async",
     "outbox_backlog",
+    "outbox_backlog_async",
     "status",
+    "status_async",
 ]
 
 SHOWN_S = 0.1  # a shorter wait for a lock is that of any busy server
@@ -133,30 +139,6 @@ class Status:
     behind: tuple[Numbers, ...] = ()
 
 
-def status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> Status:
-    """Return the status of the node `schema`. This counts all waiting messages, and takes about as long.
-
-    Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock. In a
-    transaction it keeps a lock on each inbox until that ends; a node of thousands is better read in autocommit.
-    """
-    return run(connection, reading_status(schema_name(schema)))
-
-
-def dispatcher_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
-    """Return the dispatcher of the node `schema`, None if there has never been one. This reads one row."""
-    return run(connection, reading_dispatcher(schema_name(schema)))
-
-
-def links_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
-    """Return what reads other nodes for the node `schema`, None if there has never been one. This reads one row."""
-    return run(connection, reading_dispatcher(schema_name(schema), "links"))
-
-
-def executor_status(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> DispatcherStatus | None:
-    """Return the executor of the node `schema`, None if there has never been one. This reads one row."""
-    return run(connection, reading_dispatcher(schema_name(schema), "executor"))
-
-
 DISPATCHER = Sql(
     """
 SELECT until > clock_timestamp(), state, host, pid::bigint, epoch,
@@ -167,13 +149,27 @@ FROM {schema}.lease WHERE role = %(role)s::text
 )
 
 
-def reading_dispatcher(schema: str, role: Role = "dispatcher") -> Operation[DispatcherStatus | None]:
-    """`dispatcher_status` as an operation, or `executor_status`."""
-    yield from checking(schema)
-    return (yield from _reading_leader(schema, role))
+def reading_dispatcher(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherStatus | None]:
+    """Return the dispatcher of the node `schema`, None if there has never been one. This reads one row."""
+    return _reading_leader(schema_name(schema), "dispatcher")
+
+
+def reading_links(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherStatus | None]:
+    """Return what reads other nodes for the node `schema`, None if there has never been one. This reads one row."""
+    return _reading_leader(schema_name(schema), "links")
+
+
+def reading_executor(*, schema: str = DEFAULT_SCHEMA) -> Operation[DispatcherStatus | None]:
+    """Return the executor of the node `schema`, None if there has never been one. This reads one row."""
+    return _reading_leader(schema_name(schema), "executor")
 
 
 def _reading_leader(schema: str, role: Role) -> Operation[DispatcherStatus | None]:
+    yield from checking(schema)
+    return (yield from _finding_leader(schema, role))
+
+
+def _finding_leader(schema: str, role: Role) -> Operation[DispatcherStatus | None]:
     rows = yield DISPATCHER.at(schema=schema)(role=role)
     if not rows:
         return None
@@ -186,17 +182,18 @@ def _reading_leader(schema: str, role: Role) -> Operation[DispatcherStatus | Non
 BACKLOG = Sql("SELECT count(*) FROM {schema}.{outbox}", columns=("bigint",))
 
 
-def outbox_backlog(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> int:
+def counting_outbox(*, schema: str = DEFAULT_SCHEMA) -> Operation[int]:
     """Count the committed messages that wait for the dispatcher of the node `schema`."""
-    return run(connection, _counting(schema_name(schema), "outbox"))
+    return _counting(schema_name(schema), "outbox")
 
 
-def executable_backlog(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> int:
+def counting_executables(*, schema: str = DEFAULT_SCHEMA) -> Operation[int]:
     """Count the committed executables that wait for the executor of the node `schema`."""
-    return run(connection, _counting(schema_name(schema), "outbox_executable"))
+    return _counting(schema_name(schema), "outbox_executable")
 
 
 def _counting(schema: str, outbox: str) -> Operation[int]:
+    yield from checking(schema)
     yield from seeing(schema, outbox)
     [(count,)] = yield BACKLOG.at(schema=schema, outbox=outbox)()
     return int(count)
@@ -307,10 +304,19 @@ ORDER BY l.name
 )
 
 
-def reading_status(schema: str) -> Operation[Status]:
-    """`status` as an operation."""
-    dispatcher = yield from reading_dispatcher(schema)
-    executor = yield from _reading_leader(schema, "executor")
+def reading_status(*, schema: str = DEFAULT_SCHEMA) -> Operation[Status]:
+    """Return the status of the node `schema`. This counts all waiting messages, and takes about as long.
+
+    Raises `SchemaError` if there is no such node. It reads only committed rows, and waits for no lock. In a
+    transaction it keeps a lock on each inbox until that ends; a node of thousands is better read in autocommit.
+    """
+    return _reading_status(schema_name(schema))
+
+
+def _reading_status(schema: str) -> Operation[Status]:
+    yield from checking(schema)
+    dispatcher = yield from _finding_leader(schema, "dispatcher")
+    executor = yield from _finding_leader(schema, "executor")
     rows = yield NODE.at(schema=schema)()
     clock, ceiling, *waiting, scheduled, dead_letters, bulk_backlog = the_one(rows, NODE_ROW, schema)
     outbox_backlog, outbox_lag_s, executable_backlog, executable_lag_s = waiting
@@ -344,3 +350,12 @@ def _of_total(found: Waiting | None) -> dict[str, Any]:
 def _lag(seconds: float | None) -> float:
     # A sender may have given a sent_at in the future.
     return max(0.0, seconds or 0.0)
+
+
+# What users call: each of these on a sync and on an async connection.
+status, status_async = on_connections("status", reading_status)
+dispatcher_status, dispatcher_status_async = on_connections("dispatcher_status", reading_dispatcher)
+links_status, links_status_async = on_connections("links_status", reading_links)
+executor_status, executor_status_async = on_connections("executor_status", reading_executor)
+outbox_backlog, outbox_backlog_async = on_connections("outbox_backlog", counting_outbox)
+executable_backlog, executable_backlog_async = on_connections("executable_backlog", counting_executables)

@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 import psycopg
 
-from inbox import AsyncInbox, Inbox, Unavailable
+from inbox import Unavailable
 from inbox.claim import Claimed, Share
+from inbox.claims import Claims
 from inbox.due import healing
 from inbox.failure import Outcome, Recorded, recording
 from inbox.total import healing_total
@@ -55,7 +56,7 @@ class Worked:
 
 def step(
     connection: AnyConnection,
-    reaped: Inbox,
+    claims: Claims,
     handler: Callable[[Message, Any], object],
     fatal: tuple[type[Exception], ...],
     worked: Worked,
@@ -67,7 +68,7 @@ def step(
     error: Exception | None = None
     try:
         with _undone_by_exceptions(connection):
-            claimed = run(connection, _claiming_one(reaped))
+            claimed = run(connection, _claiming_one(claims))
             if claimed.ended:
                 return "worked"
             if not claimed.messages:
@@ -82,17 +83,17 @@ def step(
             refuse_awaitable(returned, instead)
             if is_django(connection):
                 connection.validate_no_broken_transaction()  # else its `atomic` would roll back in silence
-            run(connection, _finishing(reaped, message))
+            run(connection, _finishing(claims, message))
     except Exception as raised:
         if message is None or isinstance(raised, WrongHandler):
             raise
         error = raised
-    return run(connection, _recording(reaped, worked, message, error, fatal))
+    return run(connection, _recording(claims, worked, message, error, fatal))
 
 
 async def step_async(
     connection: AnyAsyncConnection,
-    reaped: AsyncInbox,
+    claims: Claims,
     handler: Callable[[Message, Any], Awaitable[object]],
     fatal: tuple[type[Exception], ...],
     worked: Worked,
@@ -106,7 +107,7 @@ async def step_async(
         async with (
             connection.transaction() if isinstance(connection, psycopg.AsyncConnection) else connection.begin_nested()
         ):
-            claimed = await run_async(connection, _claiming_one(reaped))
+            claimed = await run_async(connection, _claiming_one(claims))
             if claimed.ended:
                 return "worked"
             if not claimed.messages:
@@ -118,12 +119,12 @@ async def step_async(
             except Exception as raised:
                 error = raised
                 raise
-            await run_async(connection, _finishing(reaped, message))
+            await run_async(connection, _finishing(claims, message))
     except Exception as raised:
         if message is None or isinstance(raised, WrongHandler):
             raise
         error = raised
-    return await run_async(connection, _recording(reaped, worked, message, error, fatal))
+    return await run_async(connection, _recording(claims, worked, message, error, fatal))
 
 
 def placing(connection: object) -> Operation[tuple[object, int, datetime]]:
@@ -143,7 +144,7 @@ def _undone_by_exceptions(connection: AnyConnection) -> AbstractContextManager[A
 
 
 def _recording(
-    reaped: Inbox | AsyncInbox, worked: Worked, message: Message, error: Exception | None,
+    claims: Claims, worked: Worked, message: Message, error: Exception | None,
     fatal: tuple[type[Exception], ...],
 ) -> Operation[Step]:  # fmt: skip
     """Add the message to `worked`, as handled or as failed, and record the attempt; return what became of it."""
@@ -153,7 +154,7 @@ def _recording(
     if isinstance(error, Unavailable):
         worked.failures.append(Failure(message, error, 0, "retry", error.after_s))
         return "paused"
-    recorded = yield from recording(reaped.schema, reaped.name, message, error, fatal, is_total=reaped.is_total)
+    recorded = yield from recording(claims.schema, claims.inbox, message, error, fatal, is_total=claims.is_total)
     worked.failures.append(_failure(message, error, recorded))
     return "worked"
 
@@ -169,25 +170,25 @@ WHERE inbox = '{inbox}' AND retry_at < 'infinity'
 PROBE = Sql("SELECT true", columns=("boolean",))
 
 
-def shifting(reaped: Inbox | AsyncInbox, by_s: float) -> Operation[None]:
+def shifting(claims: Claims, by_s: float) -> Operation[None]:
     """Shift the times at which the inbox's keys are tried again."""
     if by_s:
-        yield SHIFT.at(schema=reaped.schema, inbox=reaped.name)(by_s=by_s)
+        yield SHIFT.at(schema=claims.schema, inbox=claims.inbox)(by_s=by_s)
 
 
-def _claiming_one(reaped: Inbox | AsyncInbox) -> Operation[Claimed]:
+def _claiming_one(claims: Claims) -> Operation[Claimed]:
     """Claim one message as a worker does: of a failing key that is due, else of a healthy key."""
-    claimed = yield from reaped.claiming_due()
+    claimed = yield from claims.claiming_due()
     if claimed.messages or claimed.ended:
         return claimed
-    return (yield from reaped.claiming(Share(1, 1, 1, due_too=False)))
+    return (yield from claims.claiming(Share(1, 1, 1, due_too=False)))
 
 
-def _finishing(reaped: Inbox | AsyncInbox, message: Message) -> Operation[None]:
+def _finishing(claims: Claims, message: Message) -> Operation[None]:
     """Fail with 25P02 if the handler has swallowed a database error; otherwise its key is healthy."""
     yield PROBE.at()()
-    heal = healing_total if reaped.is_total else healing
-    yield from heal(reaped.schema, reaped.name, message)
+    heal = healing_total if claims.is_total else healing
+    yield from heal(claims.schema, claims.inbox, message)
 
 
 def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:

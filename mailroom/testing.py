@@ -18,6 +18,7 @@ from dispatcher.links.bounds import Position, bounding, reading_position
 from dispatcher.links.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import receiving
 from inbox import AsyncInbox, Inbox
+from inbox.claims import Claims
 from mailroom import codec
 from mailroom.carry import handling
 from mailroom.clock import raising_ceiling
@@ -26,6 +27,7 @@ from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.apart import in_hand
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, unwrapped
 from mailroom.stepping import (
@@ -85,43 +87,31 @@ FROM {schema}.outbox WHERE %(topic)s::text IS NULL OR topic = %(topic)s::text OR
 )
 
 
-def sent(connection: AnyConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[SentMessage]:
+def _sent_to(topic: str, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[SentMessage]]:
     """Return the messages of `topic` that are in the outbox, in the order sent. Delivered ones are no longer there."""
-    return run(connection, reading_sent(schema_name(schema), topic))
+    return reading_sent(schema_name(schema), topic)
 
 
-async def sent_async(connection: AnyAsyncConnection, topic: str, *, schema: str = DEFAULT_SCHEMA) -> list[SentMessage]:
-    """`sent` on an async connection."""
-    return await run_async(connection, reading_sent(schema_name(schema), topic))
-
-
-def deliver(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA, now: datetime | None = None) -> int:
+def _delivering(*, schema: str = DEFAULT_SCHEMA, now: datetime | None = None) -> Operation[int]:
     """Deliver everything in the outbox, as the dispatcher would, and return how many messages were taken.
 
     `now` decides what is due and what has expired; None is the database's clock.
     """
-    return run(connection, delivering_all(schema_name(schema), now))
+    return delivering_all(schema_name(schema), now)
 
 
-async def deliver_async(
-    connection: AnyAsyncConnection, *, schema: str = DEFAULT_SCHEMA, now: datetime | None = None
-) -> int:
-    """`deliver` on an async connection."""
-    return await run_async(connection, delivering_all(schema_name(schema), now))
-
-
-def execute(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
+def _executing(*, schema: str = DEFAULT_SCHEMA) -> Operation[int]:
     """Execute everything in the outbox of executables, as the executor would, and return how many there were.
 
     Their replies are in the outbox afterwards: call `deliver`. An executable that cannot be applied goes to
     `dead_letter` and raises nothing.
     """
-    return run(connection, executing_all(schema_name(schema)))
+    return executing_all(schema_name(schema))
 
 
-async def execute_async(connection: AnyAsyncConnection, *, schema: str = DEFAULT_SCHEMA) -> int:
-    """`execute` on an async connection."""
-    return await run_async(connection, executing_all(schema_name(schema)))
+sent, sent_async = on_connections("sent", _sent_to)
+deliver, deliver_async = on_connections("deliver", _delivering)
+execute, execute_async = on_connections("execute", _executing)
 
 
 def carry(
@@ -185,7 +175,7 @@ def handle_all(
     would do. Raises `ConfigurationError` for an async handler: use `handle_all_async`.
     """
     refuse_async(handler, "handle_all_async")
-    reaped, calls = Inbox(inbox, schema), 0
+    reaped, calls = Inbox(inbox, schema=schema), 0
     while True:
         deliver(connection, schema=schema, now=now)
         messages = reaped.reap_any(connection)
@@ -206,7 +196,7 @@ async def handle_all_async(
     now: datetime | None = None,
 ) -> int:
     """`handle_all` of an `AsyncWorker`'s handler on an async connection."""
-    reaped, calls = AsyncInbox(inbox, schema), 0
+    reaped, calls = AsyncInbox(inbox, schema=schema), 0
     while True:
         await deliver_async(connection, schema=schema, now=now)
         messages = await reaped.reap_any(connection)
@@ -235,13 +225,13 @@ def work(
     handler.
     """
     refuse_async(handler, "work_async")
-    reaped, worked = Inbox(inbox, schema), Worked([], [])
-    ahead_s = run(connection, _coming_to(reaped, now))
+    claims, worked = Claims(schema, inbox), Worked([], [])
+    ahead_s = run(connection, _coming_to(claims, now))
     while True:
         deliver(connection, schema=schema, now=now)
-        if step(connection, reaped, handler, fatal, worked, instead="work_async") != "worked":
+        if step(connection, claims, handler, fatal, worked, instead="work_async") != "worked":
             break
-    run(connection, shifting(reaped, ahead_s))
+    run(connection, shifting(claims, ahead_s))
     return worked
 
 
@@ -255,13 +245,13 @@ async def work_async(
     now: datetime | None = None,
 ) -> Worked:
     """`work` of an `AsyncWorker`'s handler on an async connection."""
-    reaped, worked = AsyncInbox(inbox, schema), Worked([], [])
-    ahead_s = await run_async(connection, _coming_to(reaped, now))
+    claims, worked = Claims(schema, inbox), Worked([], [])
+    ahead_s = await run_async(connection, _coming_to(claims, now))
     while True:
         await deliver_async(connection, schema=schema, now=now)
-        if await step_async(connection, reaped, handler, fatal, worked, instead="work") != "worked":
+        if await step_async(connection, claims, handler, fatal, worked, instead="work") != "worked":
             break
-    await run_async(connection, shifting(reaped, ahead_s))
+    await run_async(connection, shifting(claims, ahead_s))
     return worked
 
 
@@ -373,11 +363,11 @@ def _receiving(
 BEHIND = Sql("SELECT extract(epoch FROM clock_timestamp() - %(now)s::timestamptz)::float8", columns=("float8",))
 
 
-def _coming_to(reaped: Inbox | AsyncInbox, now: datetime | None) -> Operation[float]:
+def _coming_to(claims: Claims, now: datetime | None) -> Operation[float]:
     """Shift retry times so that what is due at `now` is due; return the shift in seconds that undoes this."""
     yield IN_TRANSACTION
     if now is None:
         return 0.0
     [(behind_s,)] = yield BEHIND.at()(now=now)
-    yield from shifting(reaped, behind_s)
+    yield from shifting(claims, behind_s)
     return -float(behind_s)

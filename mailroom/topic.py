@@ -6,7 +6,7 @@ from types import GenericAlias, UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mailroom.errors import ConfigurationError, DecodeError
-from mailroom.message import Message
+from mailroom.message import Message, holding, plain
 from mailroom.names import shown, topic_name, topic_pattern
 from mailroom.values import PLAIN, Values, values_of
 
@@ -100,7 +100,7 @@ class Topic(Generic[T, A]):
 
     def typed(self, message: Message) -> Message[T]:
         """Return the same message with its typed value as `value`. Raises what `read` raises."""
-        return message.holding(self.read(message))
+        return holding(message, self.read(message))
 
     def write(self, value: T) -> object:
         """Return a value as the plain one that is sent. Raises `EncodeError` if it does not fit, naming the field."""
@@ -108,7 +108,7 @@ class Topic(Generic[T, A]):
 
     def read_answer(self, message: Message) -> A:
         """Return the typed value of the answer to a command of this topic. Raises `DecodeError`."""
-        return self._replies.read(message.plain())
+        return self._replies.read(plain(message))
 
     def write_answer(self, value: A) -> object:
         """Return an answer to a command of this topic as the plain value that `Outbox.reply` takes.
@@ -117,18 +117,10 @@ class Topic(Generic[T, A]):
         """
         return self._replies.write(value)
 
-    def headers(self, given: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        """Return the headers of a message of this topic that is given these: with its version, if that is above 1."""
-        if given is None:
-            return None if self.version == 1 else {SCHEMA: str(self.version)}
-        if not isinstance(given, Mapping) or (self.version == 1 and SCHEMA not in given):
-            return given  # what is no mapping is refused with the other parts of the message
-        return {**given, SCHEMA: str(self.version)}
-
     def _current(self, message: Message) -> Any:
         """Return the plain value of a message in this version."""
         version = self._version_of(message)
-        value = message.plain()
+        value = plain(message)
         while version < self.version:
             upcaster = self._upcasters.get(version)
             if upcaster is None:
@@ -160,6 +152,15 @@ class Topic(Generic[T, A]):
                 "deploy one that reads it, then replay."
             )
         return version
+
+
+def topic_headers(topic: "Topic[Any, Any]", given: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Return the headers of a message of this topic that is given these: with its version, if that is above 1."""
+    if given is None:
+        return None if topic.version == 1 else {SCHEMA: str(topic.version)}
+    if not isinstance(given, Mapping) or (topic.version == 1 and SCHEMA not in given):
+        return given  # what is no mapping is refused with the other parts of the message
+    return {**given, SCHEMA: str(topic.version)}
 
 
 def topic_text(topic: "Topic[Any, Any] | str") -> str:

@@ -7,14 +7,17 @@ from uuid import UUID
 
 from mailroom.names import DEFAULT_SCHEMA, count, schema_name
 from mailroom.schema import checking
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Row, Sql
-from mailroom.sql.runner import AnyConnection, run
 
 __all__ = [
     "Location",
     "causes",
+    "causes_async",
     "effects",
+    "effects_async",
     "trace",
+    "trace_async",
 ]
 
 MAX_EFFECTS = 1_000
@@ -131,46 +134,33 @@ CAUSED = Sql(
 )
 
 
-def trace(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Location]:
+def tracing(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
     """Return where the message `id` is: several places if several inboxes get it.
 
     The list is empty if it is nowhere: it was reaped, it expired, it was an event without subscribers, the nodes that
     it went to have received it, or its transaction has not committed. This reads the node's tables from end to end and
     waits for no lock.
     """
-    return run(connection, tracing(schema_name(schema), id))
+    return _tracing(schema_name(schema), id)
 
 
-def causes(connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA) -> list[Location]:
+def _tracing(schema: str, id: UUID) -> Operation[list[Location]]:
+    yield from checking(schema)
+    return _places((yield TRACE.at(schema=schema)(ids=[id])))
+
+
+def finding_causes(id: UUID, *, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
     """Return where the messages are from which the message `id` follows: its cause, that one's cause, and so on.
 
     A message follows from the one whose handler sent it, by its header `causation`. One that is reaped is gone from the
     node, and what it followed from is no longer known.
     """
-    return run(connection, finding_causes(schema_name(schema), id))
+    return _finding_causes(schema_name(schema), id)
 
 
-def effects(
-    connection: AnyConnection, id: UUID, schema: str = DEFAULT_SCHEMA, limit: int = MAX_EFFECTS
-) -> list[Location]:
-    """Return where the messages are that follow from the message `id`, which itself may be gone, the oldest first.
-
-    These are those its handlers sent, then those that follow from them, as far as these are on the node; at most
-    `limit` places. `Location.ahead` is None. Executables count as messages.
-    """
-    return run(connection, finding_effects(schema_name(schema), id, count(limit, "limit")))
-
-
-def tracing(schema: str, id: UUID) -> Operation[list[Location]]:
-    """`trace` as an operation."""
-    yield from checking(schema)
-    return _places((yield TRACE.at(schema=schema)(ids=[id])))
-
-
-def finding_causes(schema: str, id: UUID) -> Operation[list[Location]]:
-    """`causes` as an operation."""
+def _finding_causes(schema: str, id: UUID) -> Operation[list[Location]]:
     found: list[Location] = []
-    known, places = {id}, (yield from tracing(schema, id))
+    known, places = {id}, (yield from _tracing(schema, id))
     while ids := {place.causation for place in places if place.causation is not None} - known:
         places = _places((yield TRACE.at(schema=schema)(ids=list(ids))))
         found += places
@@ -178,8 +168,16 @@ def finding_causes(schema: str, id: UUID) -> Operation[list[Location]]:
     return found
 
 
-def finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Location]]:
-    """`effects` as an operation."""
+def finding_effects(id: UUID, *, limit: int = MAX_EFFECTS, schema: str = DEFAULT_SCHEMA) -> Operation[list[Location]]:
+    """Return where the messages are that follow from the message `id`, which itself may be gone, the oldest first.
+
+    These are those its handlers sent, then those that follow from them, as far as these are on the node; at most
+    `limit` places. `Location.ahead` is None. Executables count as messages.
+    """
+    return _finding_effects(schema_name(schema), id, count(limit, "limit"))
+
+
+def _finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Location]]:
     yield from checking(schema)
     found: list[Location] = []
     known, ids = {id}, {id}
@@ -202,3 +200,9 @@ def _id(text: str | None) -> UUID | None:
         return None if text is None else UUID(text)
     except ValueError:  # written by hand, and not shown: it could be anything
         return None
+
+
+# What users call: each of these on a sync and on an async connection.
+trace, trace_async = on_connections("trace", tracing)
+causes, causes_async = on_connections("causes", finding_causes)
+effects, effects_async = on_connections("effects", finding_effects)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import DEFAULT_SCHEMA, MAX_KEY_BYTES, schema_name, shown, topic_name, utf8
 from mailroom.schema.checks import checking
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 # The longest of the words that follow the topic is `truncated`. An md5 has 32 bytes.
 LONGEST_WORD = "truncated"
@@ -28,69 +28,6 @@ class Watched:
     key_prefix: str
     without: tuple[str, ...]
     fault: str | None = None
-
-
-def watch(
-    connection: AnyConnection,
-    table: str,
-    topic: str,
-    *,
-    key_prefix: str = "",
-    without: str | Iterable[str] = (),
-    schema: str = DEFAULT_SCHEMA,
-) -> None:
-    """Send a message for each row of a table that is inserted, updated or deleted from now on, by whomever.
-
-    `table` is schema.table, as in the catalog: case-sensitive and without quotes. The messages are events of the
-    topics `<topic>.created`, `.updated` and `.deleted` (message type O; event type C, U, D) in the writer's
-    transaction. The key is `key_prefix` (at most 992 bytes) and the row's primary key; a primary key of several columns
-    is written as a JSON array. The value is `{"old": row, "new": row, "changed": [names of columns]}`; `old` is null
-    for a new row, `new` for a deleted one, and `changed` is for updates. The columns `without` are in no message, and a
-    row that changed in nothing else sends none. TRUNCATE sends one `<topic>.truncated`.
-
-    A table that is watched already is watched like this from now on. Waits at most 3 s for the table's writers (and
-    readers, if it is watched already), then raises the driver's error (55P03). Writers need no rights on Mailroom's
-    schema; the caller must own the table or have TRIGGER on it, and EXECUTE on the function `watch` of the schema. In
-    the caller's transaction, also for users' own migrations. Raises `ConfigurationError` if the table cannot be
-    watched, and `InvalidMessage` for the topic or the prefix.
-    """
-    run(connection, _watching(table, topic, key_prefix, without, schema))
-
-
-async def watch_async(
-    connection: AnyAsyncConnection,
-    table: str,
-    topic: str,
-    *,
-    key_prefix: str = "",
-    without: str | Iterable[str] = (),
-    schema: str = DEFAULT_SCHEMA,
-) -> None:
-    """`watch` on an async connection."""
-    await run_async(connection, _watching(table, topic, key_prefix, without, schema))
-
-
-def unwatch(connection: AnyConnection, table: str, *, schema: str = DEFAULT_SCHEMA) -> bool:
-    """Send nothing more of a table; return whether it was watched. In the caller's transaction.
-
-    Waits at most 3 s for those who use the table, then raises the driver's error (55P03).
-    """
-    return run(connection, _unwatching(table, schema))
-
-
-async def unwatch_async(connection: AnyAsyncConnection, table: str, *, schema: str = DEFAULT_SCHEMA) -> bool:
-    """`unwatch` on an async connection."""
-    return await run_async(connection, _unwatching(table, schema))
-
-
-def watched(connection: AnyConnection, *, schema: str = DEFAULT_SCHEMA) -> list[Watched]:
-    """Return the watched tables, ordered by name."""
-    return run(connection, _listing(schema_name(schema)))
-
-
-async def watched_async(connection: AnyAsyncConnection, *, schema: str = DEFAULT_SCHEMA) -> list[Watched]:
-    """`watched` on an async connection."""
-    return await run_async(connection, _listing(schema_name(schema)))
 
 
 # Names are compared as a whole, so that they may have dots. Not by to_regclass, which fails without USAGE on a schema.
@@ -210,7 +147,29 @@ RESTORE = Sql("SELECT set_config('lock_timeout', %(before)s::text, true)", colum
 APPLY = Sql("DO $$ BEGIN EXECUTE pg_catalog.current_setting('mailroom.statement'); END $$")
 
 
-def _watching(table: str, topic: str, key_prefix: str, without: str | Iterable[str], schema: str) -> Operation[None]:
+def _watching(
+    table: str,
+    topic: str,
+    *,
+    key_prefix: str = "",
+    without: str | Iterable[str] = (),
+    schema: str = DEFAULT_SCHEMA,
+) -> Operation[None]:
+    """Send a message for each row of a table that is inserted, updated or deleted from now on, by whomever.
+
+    `table` is schema.table, as in the catalog: case-sensitive and without quotes. The messages are events of the
+    topics `<topic>.created`, `.updated` and `.deleted` (message type O; event type C, U, D) in the writer's
+    transaction. The key is `key_prefix` (at most 992 bytes) and the row's primary key; a primary key of several columns
+    is written as a JSON array. The value is `{"old": row, "new": row, "changed": [names of columns]}`; `old` is null
+    for a new row, `new` for a deleted one, and `changed` is for updates. The columns `without` are in no message, and a
+    row that changed in nothing else sends none. TRUNCATE sends one `<topic>.truncated`.
+
+    A table that is watched already is watched like this from now on. Waits at most 3 s for the table's writers (and
+    readers, if it is watched already), then raises the driver's error (55P03). Writers need no rights on Mailroom's
+    schema; the caller must own the table or have TRIGGER on it, and EXECUTE on the function `watch` of the schema. In
+    the caller's transaction, also for users' own migrations. Raises `ConfigurationError` if the table cannot be
+    watched, and `InvalidMessage` for the topic or the prefix.
+    """
     schema = schema_name(schema)
     topic_name(f"{topic_name(topic)}.{LONGEST_WORD}")
     if (size := len(_text(key_prefix, "key_prefix"))) > MAX_PREFIX_BYTES:
@@ -254,7 +213,11 @@ HAVING pg_catalog.count(*) > 0
 )
 
 
-def _unwatching(table: str, schema: str) -> Operation[bool]:
+def _unwatching(table: str, *, schema: str = DEFAULT_SCHEMA) -> Operation[bool]:
+    """Send nothing more of a table; return whether it was watched. In the caller's transaction.
+
+    Waits at most 3 s for those who use the table, then raises the driver's error (55P03).
+    """
     schema = schema_name(schema)
     _text(table, "table")
     yield IN_TRANSACTION
@@ -288,7 +251,9 @@ GROUP BY c.oid, n.nspname, c.relname ORDER BY n.nspname, c.relname
 )
 
 
-def _listing(schema: str) -> Operation[list[Watched]]:
+def _listing(*, schema: str = DEFAULT_SCHEMA) -> Operation[list[Watched]]:
+    """Return the watched tables, ordered by name."""
+    schema = schema_name(schema)
     yield from checking(schema)
     watched = []
     for table, is_enabled, names, arguments in (yield LIST.at(schema=schema)()):
@@ -312,3 +277,8 @@ def _fault(
     if triggers != set(TRIGGERS[found.by_row]):
         return "It has not the triggers that it needs: watch it again."
     return None
+
+
+watch, watch_async = on_connections("watch", _watching)
+unwatch, unwatch_async = on_connections("unwatch", _unwatching)
+watched, watched_async = on_connections("watched", _listing)

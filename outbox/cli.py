@@ -19,7 +19,7 @@ from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
 from mailroom.cli.parameters import KEY, TOPIC, seconds
 from mailroom.errors import InvalidMessage
-from mailroom.outgoing import EventType, MessageType, Outgoing, sending
+from mailroom.outgoing import EventType, MessageType, Outgoing, row_of, sending
 from mailroom.sql.runner import run
 from outbox.csv_source import CsvSource
 from outbox.once import identified, sending_once
@@ -133,7 +133,7 @@ def send(
         raise click.UsageError("Give one --value JSON, or --csv FILE.")
     with _wrong_usage():
         fields |= {"headers": dict(headers), "kind": KINDS[kind]}
-        Outgoing(topic, None, **fields).row()
+        row_of(Outgoing(topic, None, **fields))
     if file is None:
         if key_column is not None or columns is not None:
             raise click.UsageError("--key-column and --columns go with --csv.")
@@ -149,7 +149,7 @@ def send(
 def _send_one(call: Call, topic: str, value: str, key: str | None, once: str | None, fields: dict[str, Any]) -> None:
     with _wrong_usage():
         message = Outgoing(topic, _parsed(value), key, **fields)
-        row = (message if once is None else identified(message, once)).row()
+        row = row_of(message if once is None else identified(message, once))
     with call.connection("outbox send", settings.SESSION | settings.UNDER_POLICIES) as connection:
         run(connection, (sending if once is None else sending_once)(call.schema, row))
     if call.json:

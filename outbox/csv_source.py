@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from mailroom.errors import ConfigurationError, InvalidMessage
 from mailroom.names import MAX_VALUE_BYTES, shown
-from mailroom.outgoing import Outgoing
+from mailroom.outgoing import Outgoing, row_of
 from mailroom.sql.operation import Row
 
 
@@ -52,7 +52,7 @@ class CsvSource:
             for cells in self._reader:
                 if cells:
                     number += 1
-                    yield self._message(cells).row()
+                    yield row_of(self._message(cells))
         except InvalidMessage as error:
             raise type(error)(f"Row {number} (line {self._reader.line_num}): {error} Nothing was sent.") from None
         except csv.Error as error:

@@ -19,7 +19,7 @@ from mailroom.outgoing import aware, clock, given_id
 Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
 
-# What a writer sets, in the order of `Executable.row`, each with its type; every other column has a default.
+# What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
 COLUMNS = (("message_id", "uuid"), *PARTS, ("headers", "jsonb"), ("after_clock", "bigint"))
 # An escaped NUL in JSON, not an escaped backslash before u0000.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -69,51 +69,52 @@ class Executable:
     after_clock: int | None = None
     id: UUID | None = None
 
-    def row(self) -> tuple[Any, ...]:
-        """Return the values of `COLUMNS`, or raise `InvalidMessage` naming what is missing, or the limit broken."""
-        self._check_parts()
-        return (
-            UUID(bytes=os.urandom(16), version=4) if self.id is None else given_id(self.id),
-            VERSION,
-            self.operation,
-            executable_name(OWN[self.operation] if self.target is None else self.target),
-            "" if self.key is None or self.key == "" else self._key(self.key),
-            None if self.end_key is None else key_text(self.end_key),
-            None if self.value is None else _part(self.value, "value"),
-            None if self.amount is None else _int64(self.amount, "The amount"),
-            None if self.bytes is None else _int64(self.bytes, "The number of bytes"),
-            None if self.expected is None else _part(self.expected, "expected"),
-            None if self.arguments is None else _json(self.arguments),
-            None if self.at is None else aware(self.at, "at"),
-            None if self.row_limit is None else _limit(self.row_limit),
-            None if self.notify is None else topic_name(self.notify),
-            headers_json(self.headers),
-            None if self.after_clock is None else clock(self.after_clock),
-        )
 
-    def _check_parts(self) -> None:
-        if not isinstance(self.operation, str) or self.operation not in NEEDS:
-            raise InvalidMessage(f"{shown(self.operation)} is not an operation; there are {', '.join(NEEDS)}.")
-        given = {name for name in SPECIFIC if getattr(self, name) is not None}
-        if self.key == "" and self.operation != "delete_range":
-            given.discard("key")
-        needed = NEEDS[self.operation]
-        if missing := sorted(needed - given):
-            raise InvalidMessage(f"{self.operation} needs {' and '.join(missing)}.")
-        if self.target is None and self.operation not in OWN:
-            raise InvalidMessage(f"{self.operation} needs a target: the name of a registered function.")
-        if self.operation == "account" and self.target not in (None, ACCOUNTING):
-            raise InvalidMessage(f"account writes the node's books: give no target, or {ACCOUNTING}.")
-        if surplus := sorted(given - needed - MAY_HAVE.get(self.operation, frozenset())):
-            raise InvalidMessage(f"{self.operation} takes no {' and no '.join(surplus)}.")
+def row_of(executable: Executable) -> tuple[Any, ...]:
+    """Return the values of `COLUMNS`, or raise `InvalidMessage` naming what is missing, or the limit broken."""
+    _check_parts(executable)
+    return (
+        UUID(bytes=os.urandom(16), version=4) if executable.id is None else given_id(executable.id),
+        VERSION,
+        executable.operation,
+        executable_name(OWN[executable.operation] if executable.target is None else executable.target),
+        "" if executable.key is None or executable.key == "" else _key(executable, executable.key),
+        None if executable.end_key is None else key_text(executable.end_key),
+        None if executable.value is None else _part(executable.value, "value"),
+        None if executable.amount is None else _int64(executable.amount, "The amount"),
+        None if executable.bytes is None else _int64(executable.bytes, "The number of bytes"),
+        None if executable.expected is None else _part(executable.expected, "expected"),
+        None if executable.arguments is None else _json(executable.arguments),
+        None if executable.at is None else aware(executable.at, "at"),
+        None if executable.row_limit is None else _limit(executable.row_limit),
+        None if executable.notify is None else topic_name(executable.notify),
+        headers_json(executable.headers),
+        None if executable.after_clock is None else clock(executable.after_clock),
+    )
 
-    def _key(self, key: Key) -> str:
-        text = key_text(key)
-        if self.operation == "account" and text.count("/") >= MAX_LEVELS:
-            raise InvalidMessage(
-                f"Key {shown(text)} has {text.count('/') + 1} levels; {MAX_LEVELS} can be accounted for."
-            )
-        return text
+
+def _check_parts(executable: Executable) -> None:
+    if not isinstance(executable.operation, str) or executable.operation not in NEEDS:
+        raise InvalidMessage(f"{shown(executable.operation)} is not an operation; there are {', '.join(NEEDS)}.")
+    given = {name for name in SPECIFIC if getattr(executable, name) is not None}
+    if executable.key == "" and executable.operation != "delete_range":
+        given.discard("key")
+    needed = NEEDS[executable.operation]
+    if missing := sorted(needed - given):
+        raise InvalidMessage(f"{executable.operation} needs {' and '.join(missing)}.")
+    if executable.target is None and executable.operation not in OWN:
+        raise InvalidMessage(f"{executable.operation} needs a target: the name of a registered function.")
+    if executable.operation == "account" and executable.target not in (None, ACCOUNTING):
+        raise InvalidMessage(f"account writes the node's books: give no target, or {ACCOUNTING}.")
+    if surplus := sorted(given - needed - MAY_HAVE.get(executable.operation, frozenset())):
+        raise InvalidMessage(f"{executable.operation} takes no {' and no '.join(surplus)}.")
+
+
+def _key(executable: Executable, key: Key) -> str:
+    text = key_text(key)
+    if executable.operation == "account" and text.count("/") >= MAX_LEVELS:
+        raise InvalidMessage(f"Key {shown(text)} has {text.count('/') + 1} levels; {MAX_LEVELS} can be accounted for.")
+    return text
 
 
 def _part(value: bytes, what: str) -> bytes:

@@ -10,7 +10,7 @@ from mailroom.answer import Request, answer, refuse_second
 from mailroom.errors import InvalidMessage
 from mailroom.headers import given
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
-from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, fresh_ids, sending
+from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending
 from mailroom.sql.operation import BOUND, IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.topic import Topic, topic_text
@@ -38,7 +38,7 @@ UNNEST = Sql(
 
 
 def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
-    """Insert rows of `Outgoing.row` in order; return how many."""
+    """Insert rows of `row_of` in order; return how many."""
     yield IN_TRANSACTION
     if rows:
         bound = BOUND.at(schema=schema, table="outbox")
@@ -49,14 +49,14 @@ def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
 class _Node:
     """What the sync and the async class share; `schema` is the node they write to."""
 
-    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(schema={self.schema!r})"
 
     def _send(self, message: Outgoing, once: str | None = None) -> tuple[Operation[None], UUID]:
-        row = (message if once is None else identified(message, once)).row()
+        row = row_of(message if once is None else identified(message, once))
         return (sending if once is None else sending_once)(self.schema, row), row[0]
 
     def _send_many(self, messages: Iterable[Outgoing]) -> Operation[int]:
@@ -64,7 +64,7 @@ class _Node:
         rows = []
         for nth, (message, fresh) in enumerate(zip(messages, fresh_ids(), strict=False), start=1):
             try:
-                rows.append(message.row(fresh))
+                rows.append(row_of(message, fresh))
             except InvalidMessage as error:
                 raise type(error)(f"Message {nth}: {error} None of this call was sent.") from None
         return sending_many(self.schema, rows)

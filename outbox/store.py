@@ -14,7 +14,7 @@ from mailroom.sight import seeing
 from mailroom.sql.insert import Insert
 from mailroom.sql.operation import BOUND, IN_TRANSACTION, Fill, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
-from outbox.executable import COLUMNS, Executable, Raw
+from outbox.executable import COLUMNS, Executable, Raw, row_of
 
 
 class Options(TypedDict, total=False):
@@ -102,7 +102,7 @@ def _executable(given: Executable) -> Executable:
 class _Target:
     """What the sync and the async class share: the node and the target they write to."""
 
-    def __init__(self, schema: str = DEFAULT_SCHEMA, target: str = STORE) -> None:
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA, target: str = STORE) -> None:
         self.schema = schema_name(schema)
         self.target = executable_name(target)
 
@@ -110,7 +110,7 @@ class _Target:
         return f"{type(self).__name__}(schema={self.schema!r}, target={self.target!r})"
 
     def _write(self, executable: Executable) -> tuple[Operation[None], UUID]:
-        row = executable.row()
+        row = row_of(executable)
         return _writing(self.schema, row), row[0]
 
     def _write_many(self, executables: Iterable[Executable]) -> Operation[int]:
@@ -118,7 +118,7 @@ class _Target:
         rows = []
         for nth, executable in enumerate(executables, start=1):
             try:
-                rows.append(_executable(executable).row())
+                rows.append(row_of(_executable(executable)))
             except (InvalidMessage, InvalidName) as error:
                 raise type(error)(f"Executable {nth}: {error} None of this call was sent.") from None
         return writing_many(self.schema, rows)

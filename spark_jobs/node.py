@@ -125,7 +125,7 @@ class Node:
         Raises `ConfigurationError`, `ConnectionFailed` or `SchemaError`.
         """
         with self.connect("check", autocommit=True) as connection:
-            schema.check(connection, self.schema)
+            schema.check(connection, schema=self.schema)
             if self.staging is not None and not run(connection, _may_stage(self.staging)):
                 raise ConfigurationError(
                     f"The role cannot stage in the schema {self.staging}: GRANT USAGE, CREATE ON SCHEMA {self.staging} "

@@ -14,8 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from inbox import Handlers, Inbox, Message, Park, Parked, Reject, Skip
+from inbox import Handlers, Message, Park, Parked, Reject, Skip
 from inbox.claim import Share
+from inbox.claims import Claims
 from inbox.worker.batch import Batch, blaming
 from inbox.worker.hold import COMMIT
 from mailroom.dead_letter import DeadLetters
@@ -117,7 +118,7 @@ class World:
 
     def work(self, handlers: Handlers) -> None:
         """Do what a worker does with one batch, in the very steps of `Worker`."""
-        inbox = Inbox(self.draw.choice([*INBOXES]))
+        inbox = Claims(SCHEMA, self.draw.choice([*INBOXES]))
         batch = Batch(due=self.draw.random() < 0.5, size=4)
         claiming = inbox.claiming_due(4, hold=True) if batch.due else inbox.claiming(Share(4, 4, 4, False, True))
         batch.take(run(self.connection, claiming), self.connection)
@@ -128,12 +129,12 @@ class World:
             with batch.handling() as messages:
                 for message in messages:
                     handlers(message, self.connection)
-            run(self.connection, batch.ending(SCHEMA, inbox.name))
+            run(self.connection, batch.ending(SCHEMA, inbox.inbox))
             with PlainCursor(self.connection) as cursor:
                 cursor.execute(COMMIT)
         except Exception as error:
             with self.other.transaction():
-                run(self.other, blaming(SCHEMA, inbox.name, batch, error, ()))
+                run(self.other, blaming(SCHEMA, inbox.inbox, batch, error, ()))
             self.connection.rollback()
 
     def replay(self) -> None:

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import IntegrityError, ProgrammingError, connections, models, transaction
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 
-from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Reject, Worker
+from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Reject, Requests, Worker
 from mailroom import create_inbox, testing
 from mailroom.errors import ConfigurationError, NotInTransaction, UnsupportedConnection
 from mailroom.mail import Mail, mailing
@@ -22,7 +22,7 @@ from outbox import AsyncOutbox, Outbox, Outgoing, Store
 from tests.support.databases import Connect
 from tests.support.django import connected, found_in
 from tests.support.node import Node
-from tests.support.waiting import eventually, eventually_async
+from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import working, working_async
 
 OUTBOX = Outbox()
@@ -114,7 +114,7 @@ def test_messages_are_reaped_with_the_orm_exactly_once(node: Node, connection: A
 
 def test_errors_of_the_database_are_django_s(connection: Any) -> None:
     with pytest.raises(ProgrammingError) as raised, transaction.atomic():
-        Outbox("no_such_schema").send(connection, "order.paid", 1)
+        Outbox(schema="no_such_schema").send(connection, "order.paid", 1)
     assert isinstance(raised.value.__cause__, psycopg.errors.UndefinedTable)
     with transaction.atomic():
         OUTBOX.send(connection, "order.paid", 1)
@@ -122,9 +122,9 @@ def test_errors_of_the_database_are_django_s(connection: Any) -> None:
 
 def test_node_is_migrated_on_django_s_connection(node: Node, connection: Any) -> None:
     with transaction.atomic():
-        migrate(connection, "tenant")
+        migrate(connection, schema="tenant")
         create_inbox(connection, "shipping", schema="tenant")
-    assert current_revision(connection, "tenant") == current_revision(node.connection)
+    assert current_revision(connection, schema="tenant") == current_revision(node.connection)
 
 
 def test_other_connections_are_refused_by_one_error_that_says_what_to_use(connection: Any) -> None:
@@ -210,6 +210,18 @@ def test_worker_on_django_s_connection_commits_the_orm_s_writes_with_its_message
     assert orders(node) == [(11,), (12,), (14,)]
     assert node.value("SELECT count(*) FROM mailroom.outbox WHERE topic = 'shipped'") == 3
     assert node.delivered() == []
+    connections["default"].close()
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.parametrize("source", ["alias", "connection"])
+def test_requests_are_asked_on_django_s_connection(node: Node, source: str) -> None:
+    node.inbox("replies", keep_s=600)
+    handlers = Handlers()
+    handlers.on("shipping")(lambda message, _: message.value + 1)
+    given: Any = "django:default" if source == "alias" else connections["default"]
+    with working(Worker(node.dsn, "shipping", handlers, dispatch=True)), Requests(given, "replies") as requests:
+        assert [requests.ask("shipping", number, timeout_s=WITHIN_S) for number in (1, 2)] == [2, 3]
     connections["default"].close()
 
 

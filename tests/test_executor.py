@@ -195,7 +195,7 @@ async def test_executor_connects_again_when_all_its_sessions_are_terminated(node
 async def test_rows_of_a_target_that_somebody_locks_do_not_end_it(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Executor, "session", {**Executor.session, "lock_timeout": "50ms"})
+    monkeypatch.setattr(Executor, "_session", {**Executor._session, "lock_timeout": "50ms"})
     make_things(node.connection)
     increment(node, "1", store=THINGS)
     async with running(Executor(node.dsn, poll_interval_s=0.05)) as task:

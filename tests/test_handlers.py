@@ -677,10 +677,10 @@ def test_handlers_and_their_worker_are_of_one_schema(dsn: str) -> None:
     with pytest.raises(ConfigurationError, match="tenant_a"):
         Worker(dsn, "stock", Handlers(), schema="tenant_a")
     with pytest.raises(ConfigurationError, match="tenant_a"):
-        AsyncWorker(dsn, "stock", AsyncHandlers("tenant_a"))
-    Worker(dsn, "stock", Handlers("tenant_a"), schema="tenant_a")
+        AsyncWorker(dsn, "stock", AsyncHandlers(schema="tenant_a"))
+    Worker(dsn, "stock", Handlers(schema="tenant_a"), schema="tenant_a")
     with pytest.raises(InvalidName):
-        Handlers("no schema")
+        Handlers(schema="no schema")
     with pytest.raises(ConfigurationError, match="reply is 1"):
         Handlers().on("a", reply=1)  # type: ignore[call-overload]
 

@@ -21,9 +21,21 @@ import inbox.total
 import mailroom as library
 import outbox
 from dispatcher import AsyncRegistrations, Dispatcher, Registrations, deliver_all
-from inbox import AsyncInbox, AsyncParked, AsyncWorker, Inbox, Message, Park, Parked, Worker
+from inbox import (
+    AsyncInbox,
+    AsyncParked,
+    AsyncRequests,
+    AsyncWorker,
+    Inbox,
+    Message,
+    Park,
+    Parked,
+    Requests,
+    Worker,
+)
 from inbox.failure import recording
 from mailroom import create_inbox, schema, status, subscribe, testing, unsubscribe
+from mailroom import node as identity
 from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
@@ -221,39 +233,47 @@ NOWHERE: Any = NoDatabase()
 DSN = "postgresql://nobody@127.0.0.1:1/nowhere"
 
 TAKE_A_SCHEMA: dict[str, Callable[[Any], object]] = {
-    "Outbox": lambda name: Outbox(name),
-    "AsyncOutbox": lambda name: AsyncOutbox(name),
-    "Inbox": lambda name: Inbox("shipping", name),
-    "AsyncInbox": lambda name: AsyncInbox("shipping", name),
+    "Outbox": lambda name: Outbox(schema=name),
+    "AsyncOutbox": lambda name: AsyncOutbox(schema=name),
+    "Inbox": lambda name: Inbox("shipping", schema=name),
+    "AsyncInbox": lambda name: AsyncInbox("shipping", schema=name),
     "Worker": lambda name: Worker(DSN, "shipping", print, schema=name),
     "AsyncWorker": lambda name: AsyncWorker(DSN, "shipping", lambda *_: NOWHERE, schema=name),
-    "Dispatcher": lambda name: Dispatcher(DSN, name),
-    "deliver_all": lambda name: deliver_all(DSN, name),
-    "migrate": lambda name: schema.migrate(NOWHERE, name),
-    "current_revision": lambda name: schema.current_revision(NOWHERE, name),
-    "check": lambda name: schema.check(NOWHERE, name),
+    "Dispatcher": lambda name: Dispatcher(DSN, schema=name),
+    "deliver_all": lambda name: deliver_all(DSN, schema=name),
+    "migrate": lambda name: schema.migrate(NOWHERE, schema=name),
+    "current_revision": lambda name: schema.current_revision(NOWHERE, schema=name),
+    "check": lambda name: schema.check(NOWHERE, schema=name),
+    "rename_node": lambda name: identity.rename_node(NOWHERE, "paris", actor="a", schema=name),
+    "new_node_id": lambda name: identity.new_node_id(NOWHERE, actor="a", schema=name),
+    "node_moved": lambda name: identity.node_moved(NOWHERE, actor="a", schema=name),
+    "node_restored": lambda name: identity.node_restored(NOWHERE, actor="a", schema=name),
+    "advance_clock": lambda name: identity.advance_clock(NOWHERE, 1, actor="a", schema=name),
+    "Requests": lambda name: Requests(DSN, "shipping", schema=name),
     "create_inbox": lambda name: create_inbox(NOWHERE, "shipping", schema=name),
     "subscribe": lambda name: subscribe(NOWHERE, "shipping", "t", schema=name),
     "unsubscribe": lambda name: unsubscribe(NOWHERE, "shipping", "t", schema=name),
-    "status": lambda name: status.status(NOWHERE, name),
-    "dispatcher_status": lambda name: status.dispatcher_status(NOWHERE, name),
-    "executor_status": lambda name: status.executor_status(NOWHERE, name),
-    "links_status": lambda name: status.links_status(NOWHERE, name),
-    "executable_backlog": lambda name: status.executable_backlog(NOWHERE, name),
-    "Registrations": lambda name: Registrations(name),
-    "AsyncRegistrations": lambda name: AsyncRegistrations(name),
-    "Parked": lambda name: Parked("shipping", name),
-    "AsyncParked": lambda name: AsyncParked("shipping", name),
-    "outbox_backlog": lambda name: status.outbox_backlog(NOWHERE, name),
-    "trace": lambda name: tracing.trace(NOWHERE, UUID(int=1), name),
-    "causes": lambda name: tracing.causes(NOWHERE, UUID(int=1), name),
-    "effects": lambda name: tracing.effects(NOWHERE, UUID(int=1), name),
+    "status": lambda name: status.status(NOWHERE, schema=name),
+    "dispatcher_status": lambda name: status.dispatcher_status(NOWHERE, schema=name),
+    "executor_status": lambda name: status.executor_status(NOWHERE, schema=name),
+    "links_status": lambda name: status.links_status(NOWHERE, schema=name),
+    "executable_backlog": lambda name: status.executable_backlog(NOWHERE, schema=name),
+    "Registrations": lambda name: Registrations(schema=name),
+    "AsyncRegistrations": lambda name: AsyncRegistrations(schema=name),
+    "Parked": lambda name: Parked("shipping", schema=name),
+    "AsyncParked": lambda name: AsyncParked("shipping", schema=name),
+    "outbox_backlog": lambda name: status.outbox_backlog(NOWHERE, schema=name),
+    "trace": lambda name: tracing.trace(NOWHERE, UUID(int=1), schema=name),
+    "causes": lambda name: tracing.causes(NOWHERE, UUID(int=1), schema=name),
+    "effects": lambda name: tracing.effects(NOWHERE, UUID(int=1), schema=name),
     "testing.sent": lambda name: testing.sent(NOWHERE, "t", schema=name),
     "testing.deliver": lambda name: testing.deliver(NOWHERE, schema=name),
     "testing.execute": lambda name: testing.execute(NOWHERE, schema=name),
     "testing.handle_all": lambda name: testing.handle_all(NOWHERE, "shipping", print, schema=name),
 }
 TAKE_AN_INBOX: dict[str, Callable[[Any], object]] = {
+    "Requests": lambda name: Requests(DSN, name),
+    "AsyncRequests": lambda name: AsyncRequests(DSN, name),
     "Inbox": lambda name: Inbox(name),
     "AsyncInbox": lambda name: AsyncInbox(name),
     "Parked": lambda name: Parked(name),
@@ -326,11 +346,11 @@ class Disguised(str):
 def test_name_in_disguise_stands_for_the_text_it_holds(connect: Connect) -> None:
     connection = connect()
     create_inbox(connection, Disguised("shipping"), [Disguised("order.paid")], schema=Disguised("mailroom"))
-    outbox = Outbox(Disguised("mailroom"))
+    outbox = Outbox(schema=Disguised("mailroom"))
     outbox.send(connection, Disguised("order.paid"), 1, key=Disguised("k"))
     outbox.send_many(connection, [Outgoing(Disguised("order.paid"), 2, key=Disguised("k"))])
     deliver(connection, schema=Disguised("mailroom"))
-    reaped = Inbox(Disguised("shipping"), Disguised("mailroom")).reap(connection, Disguised("k"))
+    reaped = Inbox(Disguised("shipping"), schema=Disguised("mailroom")).reap(connection, Disguised("k"))
     assert [(message.topic, message.value) for message in reaped] == [("order.paid", 1), ("order.paid", 2)]
 
 

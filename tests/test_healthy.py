@@ -12,6 +12,7 @@ from dispatcher import healthy_floor as healthy
 from dispatcher.janitor import Janitor, sweeping_key_state
 from inbox import Inbox, Parked, claim, due
 from inbox.claim import Share
+from inbox.claims import Claims
 from inbox.due import healing, reaping_due
 from inbox.exceptions import Park, Retry
 from inbox.failure import recording, suspecting
@@ -58,7 +59,9 @@ def raise_floor(node: Node, rows: int = 1_000) -> int:
 def claimed(node: Node, *, due_too: bool = False, total: int = 100) -> list[tuple[str, int]]:
     """Reap as a worker does, or by hand."""
     with node.connection.transaction():
-        messages = run(node.connection, Inbox("shipping").claiming(Share(100, 100, total, due_too))).messages
+        messages = run(
+            node.connection, Claims("mailroom", "shipping").claiming(Share(100, 100, total, due_too))
+        ).messages
     return [(each.key, each.clock) for each in messages]
 
 
@@ -301,7 +304,7 @@ class Consumer:
             return
         self._due = self._dice.random() < 0.5
         self._by_worker = self._due or self._dice.random() < 0.7
-        inbox = Inbox("shipping")
+        inbox = Claims("mailroom", "shipping")
         share = Share(3, 2, 4, due_too=not self._by_worker)
         operation = inbox.claiming_due(2) if self._due else inbox.claiming(share)
         self.taken = run(self._connection, operation).messages

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from inbox import Inbox, Message, claim
 from inbox.claim import Share
+from inbox.claims import Claims
 from mailroom import create_inbox
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName
 from mailroom.sql.operation import Sql, Statement
@@ -204,14 +205,14 @@ def test_claim_reports_whether_more_can_be_claimed(
     if held is not None:
         Inbox("shipping").reap(holder, held, limit=1)
     keys, per_key, total = share
-    claimed = run(connection, Inbox("shipping").claiming(Share(keys, per_key, total, due_too=False)))
+    claimed = run(connection, Claims("mailroom", "shipping").claiming(Share(keys, per_key, total, due_too=False)))
     assert claimed.is_all is is_all
 
 
 def test_claim_leaves_what_does_not_fit_and_reports_it(connect: Connect, filler: psycopg.Connection[Any]) -> None:
     fill(filler, [("k", n) for n in range(3)])
     filler.execute(f"UPDATE {SHIPPING} SET value = repeat('x', 20000000)::bytea, value_json = NULL")
-    claimed = run(connect(), Inbox("shipping").claiming(Share(10, 10, 10)))
+    claimed = run(connect(), Claims("mailroom", "shipping").claiming(Share(10, 10, 10)))
     assert (len(claimed.messages), claimed.is_all) == (1, False)
 
 
@@ -461,9 +462,9 @@ def test_claims_of_a_backlog_take_more_messages_of_fewer_keys(
     connect: Connect, filler: psycopg.Connection[Any]
 ) -> None:
     fill(filler, [(f"k{n:02}", step) for step in range(20) for n in range(60)])
-    connection, inbox = connect(), Inbox("shipping")
+    connection, shipping = connect(), Claims("mailroom", "shipping")
     share = Share(20, 20, 20)
-    claims = [run(connection, inbox.claiming(share)).messages for _ in range(70)]
+    claims = [run(connection, shipping.claiming(share)).messages for _ in range(70)]
     assert {len(messages) for messages in claims[:30]} == {20}
     assert len(keys(claims[0])) > 10
     assert len(keys(claims[20])) == 2
@@ -476,12 +477,12 @@ def test_claims_take_of_many_keys_again_once_these_have_few_messages(
     connect: Connect, filler: psycopg.Connection[Any]
 ) -> None:
     fill(filler, [(f"k{n:02}", step) for step in range(10) for n in range(60)])
-    connection, inbox = connect(), Inbox("shipping")
+    connection, shipping = connect(), Claims("mailroom", "shipping")
     share = Share(20, 20, 20)
-    while run(connection, inbox.claiming(share)).messages:
+    while run(connection, shipping.claiming(share)).messages:
         pass
     fill(filler, [(f"one{n}", n) for n in range(200)])
-    sizes = [len(run(connection, inbox.claiming(share)).messages) for _ in range(5)]
+    sizes = [len(run(connection, shipping.claiming(share)).messages) for _ in range(5)]
     assert sizes[0] < 10
     assert min(sizes[1:]) >= 19
 

@@ -405,7 +405,7 @@ def test_wrong_handlers_are_refused(mail: Mail) -> None:
     with pytest.raises(ConfigurationError, match="inbox warehouse cannot be called"):
         mail.handle_all(warehouse="stock")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="answer in schema tenant"):
-        mail.handle_all(warehouse=Handlers("tenant"))
+        mail.handle_all(warehouse=Handlers(schema="tenant"))
 
 
 def test_commit_in_a_test_is_refused_on_psycopg(mail: Mail) -> None:

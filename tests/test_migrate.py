@@ -218,7 +218,7 @@ def test_printed_sql_names_its_schema_and_no_other(empty_dsn: str, name: str) ->
     assert "outbox" in tables(empty_dsn, name)
     assert tables(empty_dsn) | tables(empty_dsn, "public") == set()
     with psycopg.connect(empty_dsn) as connection:
-        schema.check(connection, name)
+        schema.check(connection, schema=name)
 
 
 @pytest.mark.slow

@@ -108,10 +108,10 @@ def test_it_is_known_after_its_message_was_delivered_and_reaped(connect: Connect
 
 def test_nodes_know_only_their_own(dsn: str, session: Session) -> None:
     with opened(dsn, "Connection psycopg") as connection:
-        schema.migrate(connection, "second")
+        schema.migrate(connection, schema="second")
         connection.commit()
     with session.transaction():
-        assert pay(session) == pay(session, outbox=Outbox("second"))
+        assert pay(session) == pay(session, outbox=Outbox(schema="second"))
     assert len(testing.sent(session, "order.paid", schema="second")) == len(values(session)) == 1
 
 

@@ -20,7 +20,7 @@ from inbox import Inbox
 from mailroom import codec, create_inbox
 from mailroom.errors import EncodeError, InvalidMessage
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES
-from mailroom.outgoing import sending
+from mailroom.outgoing import row_of, sending
 from mailroom.sql.runner import PlainCursor, run
 from mailroom.testing import deliver, sent
 from outbox import Outbox, Outgoing
@@ -91,7 +91,11 @@ class Statements(PlainCursor):
 def test_insert_has_the_columns_that_are_set_and_is_the_same_object_each_time(connect: Connect) -> None:
     """psycopg looks a prepared statement up by its text, whose hash Python keeps with the object."""
     Statements.seen.clear()
-    rows = [Outgoing("t", 1, key="k").row(), Outgoing("t", 2, key="k").row(), Outgoing("t", 3, expires_at=NOON).row()]
+    rows = [
+        row_of(Outgoing("t", 1, key="k")),
+        row_of(Outgoing("t", 2, key="k")),
+        row_of(Outgoing("t", 3, expires_at=NOON)),
+    ]
     for row in rows:
         run(connect(), sending("mailroom", row), Statements)
     first, second, third = Statements.seen

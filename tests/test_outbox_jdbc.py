@@ -295,7 +295,7 @@ def test_nothing_in_the_callers_search_path_gets_in_between(session: Session) ->
 def test_nodes_of_one_database_do_not_share_their_ids(session: Session, dsn: str) -> None:
     engine = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:", 1))
     with engine.begin() as connection:
-        schema.migrate(connection, "order")
+        schema.migrate(connection, schema="order")
     engine.dispose()
     for statement in (WRITE, WRITE.replace("mailroom", '"order"')):
         assert session.execute(statement, [ID, "k", "1"]).rowcount == 1

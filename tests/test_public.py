@@ -1,12 +1,13 @@
 """The public names: what docs/api.md lists is what the modules export, and each of them is documented."""
 
 import ast
+import contextlib
 import inspect
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import get_args, get_origin
@@ -32,10 +33,56 @@ def test_public_names_are_those_that_are_listed(module: str) -> None:
         assert not (inspect.isclass(value) or inspect.isfunction(value)) or value.__doc__, name
 
 
-def methods(cls: type) -> dict[str, list[str]]:
-    """The public methods of a class, with the names of their parameters."""
-    found = inspect.getmembers(cls, inspect.isfunction)
-    return {name: list(inspect.signature(method).parameters) for name, method in found if not name.startswith("_")}
+def public_calls(name: str, value: object) -> Iterator[tuple[str, inspect.Signature]]:
+    """What a public name lets users call: itself, and the methods of a class."""
+    if inspect.isfunction(value):
+        yield name, inspect.signature(value)
+    if inspect.isclass(value):
+        with contextlib.suppress(ValueError):  # an exception, made as its base class is
+            yield name, inspect.signature(value)
+        for each, method in inspect.getmembers(value, inspect.isfunction):
+            if not each.startswith("_") or each == "__call__":
+                yield f"{name}.{each}", inspect.signature(method)
+
+
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+CALLS = [
+    (module, call, signature)
+    for module, names in LISTED.items()
+    if module in MODULES
+    for name in names
+    for call, signature in public_calls(name, getattr(import_module(module), name))
+]
+# Where a schema may be given by position, and why.
+MADE_BY_US = {"Status": "what `status` returns"}
+
+
+@pytest.mark.parametrize(("module", "call", "signature"), CALLS, ids=[f"{module}-{call}" for module, call, _ in CALLS])
+def test_schema_is_given_by_its_name_only_and_a_connection_by_its_name_too(
+    module: str, call: str, signature: inspect.Signature
+) -> None:
+    kinds = {name: each.kind for name, each in signature.parameters.items()}
+    assert kinds.get("schema", KEYWORD_ONLY) is KEYWORD_ONLY or call in MADE_BY_US
+    for name in {"connection", "source", "target"} & set(kinds):
+        assert kinds[name] is not inspect.Parameter.POSITIONAL_ONLY
+
+
+def works_on_connections(signature: inspect.Signature) -> bool:
+    """Whether a call takes a connection, or what gives one: then it is sync or async by that."""
+    return any(
+        name in ("connection", "connect") or "Connection" in str(each.annotation)
+        for name, each in signature.parameters.items()
+    )
+
+
+def form(signature: inspect.Signature) -> list[tuple[str, object]]:
+    """The names and kinds of parameters."""
+    return [(name, each.kind) for name, each in signature.parameters.items()]
+
+
+def forms(name: str, value: object) -> dict[str, list[tuple[str, object]]]:
+    """Those of all that a public name lets users call, without the part that makes a name that of an async twin."""
+    return {call.removeprefix(name): form(signature) for call, signature in public_calls(name, value)}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -43,11 +90,12 @@ def test_class_that_works_on_connections_has_an_async_one_with_the_same_methods(
     found = import_module(module)
     for name in LISTED[module]:
         value = getattr(found, name)
-        if not inspect.isclass(value) or name.startswith("Async"):
+        twin = f"Async{name}" if inspect.isclass(value) else f"{name}_async"
+        if name.startswith("Async") or name.endswith("_async"):
             continue
-        if any("connection" in parameters for parameters in methods(value).values()):
-            assert f"Async{name}" in LISTED[module]
-            assert methods(getattr(found, f"Async{name}")) == methods(value)
+        if any(works_on_connections(signature) for _, signature in public_calls(name, value)):
+            assert twin in LISTED[module]
+            assert forms(twin, getattr(found, twin)) == forms(name, value)
 
 
 def classes(annotation: object) -> set[type]:

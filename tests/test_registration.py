@@ -302,7 +302,7 @@ def test_who_acts_has_to_be_said(closed: psycopg.Connection[Any], change: str) -
 
 
 def test_another_schema_has_no_registrations(connection: psycopg.Connection[Any]) -> None:
-    of_shop = Registrations("shop")
+    of_shop = Registrations(schema="shop")
     calls: list[Callable[[], object]] = [
         lambda: of_shop.register_target(connection, "t", "public.t", key="k", number="n", actor="ada"),
         lambda: of_shop.remove_target(connection, "t", actor="ada"),

@@ -6,7 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -16,13 +16,18 @@ from uuid import UUID
 
 import psycopg
 import pytest
+import sqlalchemy as sa
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 from dispatcher.janitor import Janitor
 from inbox import AsyncRequests, ErrorReply, Handlers, Message, NoReply, Reject, Requests, Worker
-from mailroom import Topic, carrying, settings
+from mailroom import Topic, carrying, create_inbox, settings
 from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
+from mailroom.schema import migrate
 from tests.support.databases import Connect
-from tests.support.drivers import ASYNC, SYNC, opened, opened_async
+from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import WITHIN_S, eventually
@@ -237,7 +242,7 @@ from mailroom.errors import ConfigurationError
 cup = {{"item": "cup", "amount": 1}}
 with Requests(sys.argv[1], "{REPLIES}", poll_interval_s={NEVER_S}, connections=1) as requests:
     def backend():
-        with requests._sessions.connection() as connection:
+        with requests._transactions.begin() as connection:
             return connection.info.backend_pid
     before = backend()
     child = os.fork()
@@ -355,6 +360,149 @@ async def test_request_is_sent_over_every_async_connection(node: Node, kind: str
             await undone.wait(SOON_S)
 
 
+# -- On every source --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def source_of(node: Node, kind: str) -> Iterator[Any]:
+    """Give a source with one connection."""
+    if kind == "pool":
+        with ConnectionPool(node.dsn, min_size=1, max_size=1, kwargs={"autocommit": True}, open=True) as pool:
+            yield pool
+        return
+    name, driver = kind.split()
+    engine = sa.create_engine(url(node.dsn, driver), pool_size=1, max_overflow=0)
+    try:
+        yield engine if name == "Engine" else sessionmaker(engine)
+    finally:
+        engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def async_source_of(node: Node, kind: str) -> AsyncIterator[Any]:
+    if kind == "pool":
+        async with AsyncConnectionPool(node.dsn, min_size=1, max_size=1, open=False) as pool:
+            yield pool
+        return
+    name, driver = kind.split()
+    engine = create_async_engine(url(node.dsn, driver), pool_size=1, max_overflow=0)
+    try:
+        yield engine if name == "AsyncEngine" else async_sessionmaker(engine)
+    finally:
+        await engine.dispose()
+
+
+SOURCES = [
+    "pool",
+    *(f"{kind} {driver}" for kind in ("Engine", "sessionmaker") for driver in ("psycopg", "psycopg2", "pg8000")),
+]
+ASYNC_SOURCES = [
+    "pool",
+    *(f"{kind} {driver}" for kind in ("AsyncEngine", "async_sessionmaker") for driver in ("psycopg", "asyncpg")),
+]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_requests_are_asked_on_every_source_which_stays_open(node: Node, kind: str) -> None:
+    """One connection of it is enough: what takes replies has a session of its own."""
+    with source_of(node, kind) as source, answering(node):
+        for nth in range(2):
+            with Requests(source, REPLIES, poll_interval_s=NEVER_S) as requests:
+                assert requests.ask(reserve, Reserve("cup", nth), timeout_s=WITHIN_S) == Reserved(nth)
+                with pytest.raises(ErrorReply):
+                    requests.ask(reserve, Reserve(CANARY, 1), timeout_s=WITHIN_S)
+    assert replies_left(node) == 0
+    assert node.sessions("mailroom requests ask") == []
+
+
+@pytest.mark.parametrize("kind", ASYNC_SOURCES)
+async def test_requests_are_asked_on_every_async_source_which_stays_open(node: Node, kind: str) -> None:
+    async with async_source_of(node, kind) as source:
+        with answering(node):
+            for nth in range(2):
+                async with AsyncRequests(source, REPLIES, poll_interval_s=NEVER_S) as requests:
+                    asked = [requests.ask(reserve, Reserve("cup", each), timeout_s=WITHIN_S) for each in (nth, nth + 1)]
+                    assert await asyncio.gather(*asked) == [Reserved(nth), Reserved(nth + 1)]
+    assert replies_left(node) == 0
+
+
+@pytest.mark.parametrize("kind", ["pool", "Engine psycopg"])
+def test_ask_on_a_source_without_a_free_connection_says_that_nothing_was_sent_and_sends_nothing(
+    node: Node, kind: str
+) -> None:
+    with source_of(node, kind) as source, Requests(source, REPLIES) as requests:
+        with requests._transactions.begin(), pytest.raises(NoReply, match="was not sent"):
+            requests.ask(reserve, Reserve("cup", 1), timeout_s=SOON_S)
+        with answering(node):
+            assert requests.ask(reserve, Reserve("cup", 2), timeout_s=WITHIN_S) == Reserved(2)
+    assert node.value("SELECT last_value FROM mailroom.outbox_position_seq") == 2  # and the answer
+
+
+async def test_ask_on_an_async_source_without_a_free_connection_says_that_nothing_was_sent(node: Node) -> None:
+    async with (
+        async_source_of(node, "AsyncEngine psycopg") as source,
+        AsyncRequests(source, REPLIES, poll_interval_s=NEVER_S) as requests,
+        requests._transactions.begin(),
+    ):
+        with pytest.raises(NoReply, match="was not sent"):
+            await requests.ask(reserve, Reserve("cup", 1), timeout_s=SOON_S)
+    assert node.waiting() == []
+
+
+def test_connection_of_an_engine_that_is_lost_at_the_commit_shows_by_the_reply(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with source_of(node, "Engine psycopg") as source, answering(node), Requests(source, REPLIES) as requests:
+        sending = requests.send
+
+        def committed_and_lost(connection: Any, *arguments: Any, **fields: Any) -> Any:
+            pending = sending(connection, *arguments, **fields)
+            driver = connection.connection.driver_connection
+            driver.commit()
+            driver.execute("SELECT")  # so that a COMMIT is sent, which fails
+            node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [driver.info.backend_pid])
+            return pending
+
+        monkeypatch.setattr(requests, "send", committed_and_lost)
+        assert requests.ask(reserve, Reserve("cup", 1), timeout_s=WITHIN_S) == Reserved(1)
+
+
+@pytest.mark.parametrize("kind", ["pool", "Engine psycopg"])
+def test_source_of_an_inbox_that_would_keep_replies_for_ever_is_refused(node: Node, kind: str) -> None:
+    with source_of(node, kind) as source:
+        with pytest.raises(ConfigurationError, match="inbox create stock --keep-s 600"), Requests(source, "stock"):
+            pass
+        with pytest.raises(UnknownInbox), Requests(source, "nowhere"):
+            pass
+
+
+def test_own_sessions_that_lead_elsewhere_take_no_replies(node: Node, empty_dsn: str) -> None:
+    """With a `listen_dsn` to another database they would wait there for ever, in silence."""
+    migrate(empty_dsn)
+    with psycopg.connect(empty_dsn) as elsewhere:
+        create_inbox(elsewhere, REPLIES, keep_s=600)
+    with (
+        source_of(node, "pool") as source,
+        answering(node),
+        Requests(source, REPLIES, listen_dsn=empty_dsn) as requests,
+        pytest.raises(NoReply),
+    ):
+        requests.ask(reserve, Reserve("cup", 1), timeout_s=SENT_S)
+
+
+def test_what_cannot_be_a_source_is_refused_at_once(node: Node) -> None:
+    engine, async_engine = sa.create_engine(url(node.dsn, "psycopg")), create_async_engine(url(node.dsn, "psycopg"))
+    wrong: Any
+    for wrong in (async_engine, node.connection, 5):
+        with pytest.raises(ConfigurationError, match="Requests cannot use a"):
+            Requests(wrong, REPLIES)
+    for wrong in (engine, node.connection, 5):
+        with pytest.raises(ConfigurationError, match="AsyncRequests cannot use a"):
+            AsyncRequests(wrong, REPLIES)
+    with pytest.raises(ConfigurationError, match="give this source to Requests"):
+        AsyncRequests("django:default", REPLIES)
+
+
 # -- Behind a pooler --------------------------------------------------------------------------------------------------
 
 
@@ -435,11 +583,11 @@ async def taking_all(node: Node, sync: bool, ask: Callable[[Any], Any], **option
     """Return what `ask` of requests raises."""
     if sync:
         with Requests(node.dsn, REPLIES, **options) as requests:
-            with requests._sessions.connection(), pytest.raises(NoReply) as raised:
+            with requests._transactions.begin(), pytest.raises(NoReply) as raised:
                 await asyncio.to_thread(ask, requests)
             return str(raised.value)
     async with AsyncRequests(node.dsn, REPLIES, **options) as asynchronous:
-        async with asynchronous._sessions.connection():
+        async with asynchronous._transactions.begin():
             with pytest.raises(NoReply) as raised:
                 await ask(asynchronous)
         return str(raised.value)

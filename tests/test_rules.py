@@ -216,9 +216,9 @@ async def test_worker_that_lies_down_again_misses_no_delivery(node: Node, monkey
         handled.append(message.key)
 
     class Watched(AsyncWorker):
-        async def work(self, batch: Batch, entry: Entry) -> None:
+        async def _work(self, batch: Batch, entry: Entry) -> None:
             nonlocal awake_again, second_sent
-            await super().work(batch, entry)
+            await super()._work(batch, entry)
             if handled == ["first", "next"] and not awake_again:
                 await eventually_async(lambda: not is_asleep(node))
                 awake_again = True

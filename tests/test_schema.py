@@ -91,7 +91,7 @@ def test_rolled_back_migration_leaves_nothing(empty_dsn: str) -> None:
 @pytest.mark.parametrize("other", ["tenant_b", "order"])
 def test_nodes_of_one_database_do_not_see_each_other(dsn: str, other: str, connect: Connect) -> None:
     with begun(dsn) as connection:
-        schema.migrate(connection, other)
+        schema.migrate(connection, schema=other)
         create_inbox(connection, "shipping", schema=other)
         create_inbox(connection, "shipping")
     user = connect()
@@ -109,8 +109,8 @@ def test_nodes_of_one_database_do_not_see_each_other(dsn: str, other: str, conne
 
 def test_one_node_goes_down_and_the_other_stays(dsn: str) -> None:
     with begun(dsn) as connection:
-        schema.migrate(connection, "tenant_b")
-        schema.migrate(connection, "tenant_b", "base")
+        schema.migrate(connection, schema="tenant_b")
+        schema.migrate(connection, schema="tenant_b", revision="base")
         schema.check(connection)
 
 
@@ -118,7 +118,7 @@ def test_one_node_goes_down_and_the_other_stays(dsn: str) -> None:
 def test_name_outside_the_alphabet_is_refused_before_anything_happens(empty_dsn: str, name: str) -> None:
     with begun(empty_dsn) as connection:
         with pytest.raises(InvalidName):
-            schema.migrate(connection, name)
+            schema.migrate(connection, schema=name)
         assert connection.exec_driver_sql("SELECT 1").scalar() == 1
 
 
@@ -227,7 +227,7 @@ def waits_for_another(dsn: str, connect: Connect, change: Callable[[sa.Connectio
 
 
 def test_two_first_migrations_at_once_make_one_schema(dsn: str, connect: Connect) -> None:
-    waits_for_another(dsn, connect, lambda connection: schema.migrate(connection, "tenant_b"))
+    waits_for_another(dsn, connect, lambda connection: schema.migrate(connection, schema="tenant_b"))
     assert "outbox" in tables(dsn, "tenant_b")
 
 
@@ -448,7 +448,7 @@ def test_missing_schema_names_the_command(empty_dsn: str) -> None:
         with pytest.raises(SchemaError, match=r"no Mailroom schema 'mailroom'.*Run: mailroom migrate\Z"):
             schema.check(connection)
         with pytest.raises(SchemaError, match=r"Run: mailroom migrate --schema tenant_a\Z"):
-            schema.check(connection, "tenant_a")
+            schema.check(connection, schema="tenant_a")
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ async def test_lease_that_cannot_be_renewed_now_takes_no_batch_along(
 async def test_delivery_that_another_holds_up_is_waited_for_over_the_same_session(
     node: Node, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Dispatcher, "session", LANE | {"lock_timeout": "50ms"})
+    monkeypatch.setattr(Dispatcher, "_session", LANE | {"lock_timeout": "50ms"})
     async with running(Dispatcher(node.dsn)):
         before = await eventually_async(lambda: lanes_session(node))
         stranger = connect()

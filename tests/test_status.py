@@ -198,7 +198,7 @@ def test_status_and_trace_run_on_sqlalchemy_connections(node: Node) -> None:
 
 def test_another_schema_has_no_status(node: Node) -> None:
     with pytest.raises(SchemaError, match="migrate --schema shop"):
-        status(node.connection, "shop")
+        status(node.connection, schema="shop")
 
 
 def test_status_for_people_shows_every_inbox(node: Node) -> None:

@@ -140,7 +140,7 @@ def test_default_is_one_and_what_is_empty_or_of_another_class_is_sent_as_what_it
 
 
 def test_store_of_another_node_writes_to_its_schema(connect: Connect) -> None:
-    connection, store = connect(), Store("elsewhere")
+    connection, store = connect(), Store(schema="elsewhere")
     connection.execute("CREATE SCHEMA elsewhere")
     connection.execute("CREATE TABLE elsewhere.outbox_executable (LIKE mailroom.outbox_executable INCLUDING ALL)")
     store.increment(connection, "k")

@@ -331,7 +331,7 @@ def test_unknown_inbox_leaves_the_transaction_usable(dsn: str, connect: Connect,
             ]
             for call in calls:
                 with pytest.raises(UnknownInbox, match="mailroom inbox create shipping"):
-                    call(Inbox("shipping", schema))
+                    call(Inbox("shipping", schema=schema))
         connection.commit()
     assert len(rows(connect())) == 1
 

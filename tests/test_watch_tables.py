@@ -161,7 +161,7 @@ CREATE TABLE a."b.c" (id int PRIMARY KEY); CREATE TABLE "a.b".c (id int PRIMARY 
 
 def test_what_cannot_be_watched_is_refused_and_says_why(connect: Connect) -> None:
     connection = connect()
-    migrate(connection, "other_node")
+    migrate(connection, schema="other_node")
     create_inbox(connection, "shipping")
     connection.execute(OBJECTS.encode())
     for table, reason in REFUSED.items():
@@ -301,7 +301,7 @@ def test_partitioned_table_is_listed_once(connect: Connect) -> None:
 
 def test_two_nodes_watch_one_table_side_by_side(connect: Connect) -> None:
     connection = connect()
-    migrate(connection, "other_node")
+    migrate(connection, schema="other_node")
     connection.execute(THINGS)
     watch(connection, "public.things", "here", without="password")
     watch(connection, "public.things", "there", schema="other_node")

@@ -46,7 +46,7 @@ def run(call: Call, poll_interval_s: float) -> None:
     """
     dsn = call.dsn()
     log_to_stderr()
-    lane = daemon.Executor(dsn, call.schema, poll_interval_s=poll_interval_s)
+    lane = daemon.Executor(dsn, schema=call.schema, poll_interval_s=poll_interval_s)
     asyncio.run(daemon.run_until_signalled([lane]))
 
 
@@ -61,9 +61,9 @@ def execute_all(call: Call) -> None:
       mailroom executor execute-all --json
     """
     with call.connection("executor execute-all", autocommit=True) as connection:
-        waiting = node_status.executable_backlog(connection, call.schema)
+        waiting = node_status.executable_backlog(connection, schema=call.schema)
     with counted_off("executed", waiting) as show:
-        totals = daemon.execute_all(call.dsn(), call.schema, progress=show)
+        totals = daemon.execute_all(call.dsn(), schema=call.schema, progress=show)
     if call.json:
         document(totals)
     else:
@@ -84,7 +84,7 @@ def status(call: Call) -> None:
       mailroom executor status --json | jq .leads
     """
     with call.connection("executor status") as connection:
-        found = node_status.executor_status(connection, call.schema)
+        found = node_status.executor_status(connection, schema=call.schema)
     tell_leader(call, found)
 
 
@@ -119,7 +119,7 @@ def add_target(
       mailroom executor target add pages public.pages --key url --value body --why "index"
     """
     with call.connection("executor target add") as connection:
-        before = Registrations(call.schema).register_target(
+        before = Registrations(schema=call.schema).register_target(
             connection, name, table_name, key=key, value=value, number=number, actor=actor, why=why, dry_run=dry_run
         )
     _tell_added(call, "Target", name, before, dry_run=dry_run)
@@ -136,7 +136,7 @@ def list_targets(call: Call) -> None:
       mailroom executor target list --json | jq -r '.[].table'
     """
     with call.connection("executor target list") as connection:
-        found = Registrations(call.schema).targets(connection)
+        found = Registrations(schema=call.schema).targets(connection)
     if call.json:
         document(found)
     elif found:
@@ -162,7 +162,9 @@ def remove_target(call: Call, name: str, dry_run: bool, actor: str, why: str | N
       mailroom executor target remove stats --dry-run
     """
     with call.connection("executor target remove") as connection:
-        removed = Registrations(call.schema).remove_target(connection, name, actor=actor, why=why, dry_run=dry_run)
+        removed = Registrations(schema=call.schema).remove_target(
+            connection, name, actor=actor, why=why, dry_run=dry_run
+        )
     _tell_removed(call, "target", name, removed, dry_run=dry_run)
 
 
@@ -194,7 +196,7 @@ def add_function(
       mailroom executor function add reindex public.reindex --timeout-s 60 --why "large documents"
     """
     with call.connection("executor function add") as connection:
-        before = Registrations(call.schema).register_function(
+        before = Registrations(schema=call.schema).register_function(
             connection, name, function_name, timeout_s=timeout_s, actor=actor, why=why, dry_run=dry_run
         )
     _tell_added(call, "Function", name, before, dry_run=dry_run)
@@ -211,7 +213,7 @@ def list_functions(call: Call) -> None:
       mailroom executor function list --json | jq -r '.[].function'
     """
     with call.connection("executor function list") as connection:
-        found = Registrations(call.schema).functions(connection)
+        found = Registrations(schema=call.schema).functions(connection)
     if call.json:
         document(found)
     elif found:
@@ -237,7 +239,9 @@ def remove_function(call: Call, name: str, dry_run: bool, actor: str, why: str |
       mailroom executor function remove reindex --dry-run
     """
     with call.connection("executor function remove") as connection:
-        removed = Registrations(call.schema).remove_function(connection, name, actor=actor, why=why, dry_run=dry_run)
+        removed = Registrations(schema=call.schema).remove_function(
+            connection, name, actor=actor, why=why, dry_run=dry_run
+        )
     _tell_removed(call, "function", name, removed, dry_run=dry_run)
 
 

@@ -103,7 +103,7 @@ REMOVE_FUNCTION = Sql("DELETE FROM {schema}.executable_function WHERE name = %(n
 class _Operations:
     """What both classes do, as operations."""
 
-    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from dispatcher.executor.fold import KeyContent, Taken
 from mailroom.carry import handling
 from mailroom.errors import DecodeError, InvalidMessage
 from mailroom.message import parsed
-from mailroom.outgoing import EventType, Outgoing
+from mailroom.outgoing import EventType, Outgoing, row_of
 from mailroom.sql.operation import Operation, Row
 from outbox.outbox import sending_many
 
@@ -63,8 +63,8 @@ class Reply:
         """Return the row of the message. Details that no message can hold are left out."""
         with handling(ReplyRequest(self.taken.message_id, json.loads(self.taken.headers or "{}"))):
             with suppress(InvalidMessage):
-                return self.message().row()
-            return replace(self, details={"outcome": self.details["outcome"], "reason": TOO_LARGE}).message().row()
+                return row_of(self.message())
+            return row_of(replace(self, details={"outcome": self.details["outcome"], "reason": TOO_LARGE}).message())
 
     def message(self) -> Outgoing:
         """Return the message. An invalid one raises `InvalidMessage` only when its row is asked for."""

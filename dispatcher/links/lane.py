@@ -86,7 +86,7 @@ class LinksLane(Leading):
     with the inboxes that got messages.
     """
 
-    role = "links"
+    _role = "links"
     session = LANE | SESSION
     totals: Receipts
 

@@ -17,7 +17,7 @@ def send(connection: psycopg.Connection, node: str, flights: Sequence[Flight]) -
         with connection.cursor() as cursor, cursor.copy(f"COPY {business(node)}.flight ({columns}) FROM STDIN") as rows:
             for flight in flights:
                 rows.write_row(flight)
-        Outbox(node).send_many(connection, [_message(flight) for flight in flights])
+        Outbox(schema=node).send_many(connection, [_message(flight) for flight in flights])
 
 
 def _message(flight: Flight) -> Outgoing:

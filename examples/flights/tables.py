@@ -44,7 +44,7 @@ def remake(dsn: str, node: str = NODE) -> None:
             driver.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
             driver.execute(f'CREATE SCHEMA "{schema}"')
             driver.execute(f"COMMENT ON SCHEMA \"{schema}\" IS '{_MARK}'")
-        migrate(connection, node)
+        migrate(connection, schema=node)
         create_inbox(connection, INBOX, schema=node)
         make_business_tables(driver, business(node))
 

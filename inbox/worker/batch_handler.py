@@ -29,23 +29,33 @@ class BatchHandler:
     """
 
     def __init__(self, handler: Whole) -> None:
-        self.whole: Callable[[list[Message], Any], object] = arguments.synchronous(
+        self._whole: Callable[[list[Message], Any], object] = arguments.synchronous(
             handler, instead="AsyncBatchHandler", call=CALL
         )
 
     def __call__(self, message: Message, connection: Any) -> None:
         """Handle a list of this one message, for those who handle messages one by one, as `mailroom.testing` does."""
         with handling():
-            self.whole([message], connection)
+            self._whole([message], connection)
 
 
 class AsyncBatchHandler:
     """`BatchHandler` for async handlers and an `AsyncWorker`."""
 
     def __init__(self, handler: AsyncWhole) -> None:
-        self.whole: AsyncWhole = arguments.asynchronous(handler, instead="BatchHandler", call=CALL)
+        self._whole: AsyncWhole = arguments.asynchronous(handler, instead="BatchHandler", call=CALL)
 
     async def __call__(self, message: Message, connection: Any) -> None:
         """See `BatchHandler.__call__`."""
         with handling():
-            await self.whole([message], connection)
+            await self._whole([message], connection)
+
+
+def whole(handler: BatchHandler) -> Callable[[list[Message], Any], object]:
+    """Return what handles a whole batch in one call."""
+    return handler._whole
+
+
+def whole_async(handler: AsyncBatchHandler) -> AsyncWhole:
+    """Return what handles a whole batch in one call."""
+    return handler._whole

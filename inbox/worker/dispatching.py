@@ -112,7 +112,7 @@ class Dispatching:
         # Found by entry point, since `inbox` must not import `dispatcher`.
         makers = [load(lane) for lane in entry_points(group="mailroom.dispatcher")]
         self._make: Callable[[], list[Dispatches]] = lambda: [
-            make(home, schema, poll_interval_s=poll_interval_s) for make in makers
+            make(home, schema=schema, poll_interval_s=poll_interval_s) for make in makers
         ]
         self._name = name
         self._repeats = repeats

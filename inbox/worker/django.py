@@ -47,7 +47,7 @@ class DjangoTransactions:
             )
 
     @contextlib.contextmanager
-    def begin(self, *, failing: bool = False) -> Iterator[Any]:
+    def begin(self, *, failing: bool = False, within_s: float | None = None) -> Iterator[Any]:
         """Begin a transaction on this thread's connection, and give psycopg's below it."""
         django = self._connections[self._alias]
         if django.connection is None:

@@ -7,7 +7,8 @@ messages.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
@@ -79,10 +80,21 @@ class Due:
             self._at = min(self._at, at + in_s)
 
 
-class Service(Protocol):
-    """What a loop needs from its worker."""
+class Within(Protocol):
+    """Runs an operation in a transaction of its own."""
 
-    name: str
+    async def __call__(self, operation: Operation[T]) -> T: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a loop needs of its worker, which has no more public names than its users need.
+
+    `starting` raises an error that says what is wrong if no claim can succeed. `work` claims, handles and commits one
+    batch, `within` runs an operation in a transaction of its own, and `report` calls the user's `on_error`.
+    """
+
+    inbox: str
     schema: str
     batch: int
     batch_s: float | None
@@ -92,22 +104,10 @@ class Service(Protocol):
     patience: Patience
     troubles: dict[object, Exception]
     repeats: Repeats
-
-    def starting(self) -> Operation[None]:
-        """Raise an error that says what is wrong if no claim can succeed."""
-        ...
-
-    async def work(self, batch: Batch, entry: Entry) -> None:
-        """Claim, handle and commit one batch."""
-        ...
-
-    async def within(self, operation: Operation[T]) -> T:
-        """Run an operation in a transaction of its own."""
-        ...
-
-    async def report(self, message: Message | None, error: Exception) -> None:
-        """Call the user's `on_error`."""
-        ...
+    starting: Callable[[], Operation[None]]
+    work: Callable[[Batch, Entry], Awaitable[None]]
+    within: Within
+    report: Callable[[Message | None, Exception], Awaitable[None]]
 
 
 class Loop:
@@ -146,7 +146,7 @@ class Loop:
         except MailroomError as found:
             return found
         except Exception as another:
-            log.debug("%s: not explained (%s)", self._service.name, type(another).__name__)
+            log.debug("%s: not explained (%s)", self._service.inbox, type(another).__name__)
         return error
 
     async def _turn(self) -> None:
@@ -225,7 +225,7 @@ class Loop:
                 # Usually recorded before the rollback; not if the COMMIT failed, or if recording failed then.
                 recorded = batch.recorded
                 if recorded is None:
-                    recorded = await service.within(blaming(service.schema, service.name, batch, error, service.fatal))
+                    recorded = await service.within(blaming(service.schema, service.inbox, batch, error, service.fatal))
                 self._size.failed(batch)
                 await self._report(recorded, error)
         except Exception as another:
@@ -245,7 +245,7 @@ class Loop:
             self._service.troubles[self], why = error, reason(error)
         again = self._service.repeats.struck(f"{what} ({why})")
         if again is not None and not self._service.stopping.is_set():
-            log.warning("%s: %s (%s)%s", self._service.name, what, why, again)
+            log.warning("%s: %s (%s)%s", self._service.inbox, what, why, again)
         await heard(self._service.stopping, pause_s)
 
     async def _report(self, recorded: Recorded, error: Exception) -> None:
@@ -257,8 +257,8 @@ class Loop:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one at a time"
         else:
             text = f"{batch.message.id} failed, attempt {recorded.attempt}: {what}; {recorded.outcome}"
-        log.warning("%s: %s%s", service.name, text, frames(error))
+        log.warning("%s: %s%s", service.inbox, text, frames(error))
         try:
             await service.report(batch.message, error)
         except Exception as another:
-            log.error("%s: on_error failed: %s%s", service.name, type(another).__name__, frames(another))
+            log.error("%s: on_error failed: %s%s", service.inbox, type(another).__name__, frames(another))

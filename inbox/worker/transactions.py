@@ -54,12 +54,14 @@ class Transactions(Protocol):
 
     home: Home
 
-    def begin(self, *, failing: bool = False) -> AbstractContextManager[Any]:
+    def begin(self, *, failing: bool = False, within_s: float | None = None) -> AbstractContextManager[Any]:
         """Begin a transaction and give the connection or session that the handler gets.
 
         `failing` is for failing keys, which may roll back again and again. With a connection string they have a pool of
         their own, opened when needed: psycopg forgets its prepared statements at each rollback, and the other
         batches would be planned anew.
+
+        A pool of psycopg waits for a connection for `within_s` seconds at most (None: for as long as it is set up to).
         """
         ...
 
@@ -81,7 +83,7 @@ class AsyncTransactions(Protocol):
 
     home: Home
 
-    def begin(self, *, failing: bool = False) -> AbstractAsyncContextManager[Any]:
+    def begin(self, *, failing: bool = False, within_s: float | None = None) -> AbstractAsyncContextManager[Any]:
         """Begin a transaction and give the connection or session that the handler gets."""
         ...
 
@@ -98,25 +100,30 @@ class AsyncTransactions(Protocol):
         ...
 
 
-def usable(source: object) -> Source:
-    """Return `source` if a `Worker` can use it, else raise `ConfigurationError`."""
+def usable(source: object, who: str = "A Worker") -> Source:
+    """Return `source` if a `Worker` can use it, or `who` can, else raise `ConfigurationError`."""
     if isinstance(source, str | ConnectionPool | Engine | sessionmaker) or is_django(source):
         return source
     wanted = (
         "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine, a sessionmaker, or for a connection of "
         "Django its alias, such as django:default"
     )
-    raise ConfigurationError(f"A Worker cannot use a {_kind(source)} as its source: give {wanted}.")
+    raise ConfigurationError(f"{who} cannot use a {_kind(source)} as its source: give {wanted}.")
 
 
-def usable_async(source: object) -> AsyncSource:
-    """Return `source` if an `AsyncWorker` can use it, else raise `ConfigurationError`."""
+def usable_async(
+    source: object, who: str = "An AsyncWorker", sync: str = "a Worker, with a sync handler"
+) -> AsyncSource:
+    """Return `source` if an `AsyncWorker` can use it, or `who` can, else raise `ConfigurationError`.
+
+    `sync` is what takes a connection of Django in its place.
+    """
     if is_django(source) or (isinstance(source, str) and django_alias(source) is not None):
-        raise ConfigurationError("Django has no async connections: give this source to a Worker, with a sync handler.")
+        raise ConfigurationError(f"Django has no async connections: give this source to {sync}.")
     if isinstance(source, (str, AsyncConnectionPool, _of_async_sqlalchemy())):
         return source
     wanted = "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
-    raise ConfigurationError(f"An AsyncWorker cannot use a {_kind(source)} as its source: give {wanted}.")
+    raise ConfigurationError(f"{who} cannot use a {_kind(source)} as its source: give {wanted}.")
 
 
 def _of_async_sqlalchemy() -> "tuple[type[AsyncEngine], type[async_sessionmaker[Any]]] | tuple[()]":
@@ -140,7 +147,7 @@ def transactions(source: Source, inbox: str, parallel: int, listen_dsn: str | No
         pool, failing = (
             ConnectionPool(**each, check=_check, open=True) for each in _pools_of_ours(source, inbox, parallel)
         )
-        return _Pool(Home(listen_dsn or settings.dsn(source), apart=listen_dsn is not None), pool, failing)
+        return _Pool(home_of(source, listen_dsn), pool, failing, is_ours=True)
     if isinstance(source, ConnectionPool):
         return _Pool(Home(listen_dsn, apart=True), source)
     if isinstance(source, Engine | sessionmaker):
@@ -162,10 +169,25 @@ async def async_transactions(
                 unless_open.push_async_callback(each.close)
                 await each.open()
             unless_open.pop_all()
-        return _AsyncPool(Home(listen_dsn or settings.dsn(source), apart=listen_dsn is not None), pool, failing)
+        return _AsyncPool(home_of(source, listen_dsn), pool, failing, is_ours=True)
     if isinstance(source, AsyncConnectionPool):
         return _AsyncPool(Home(listen_dsn, apart=True), source)
     return _AsyncFactory(Home(listen_dsn, apart=True), source)
+
+
+def transactions_of_ours(home: Home, pool: "ConnectionPool[Any]") -> Transactions:
+    """Return the transactions of a pool that was opened for them; they close it."""
+    return _Pool(home, pool, is_ours=True)
+
+
+def async_transactions_of_ours(home: Home, pool: "AsyncConnectionPool[Any]") -> AsyncTransactions:
+    """Return the transactions of an async pool that was opened for them; they close it."""
+    return _AsyncPool(home, pool, is_ours=True)
+
+
+def home_of(dsn: str, listen_dsn: str | None) -> Home:
+    """Return where sessions of our own lead beside the transactions of a connection string."""
+    return Home(listen_dsn or settings.dsn(dsn), apart=listen_dsn is not None)
 
 
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -208,17 +230,21 @@ async def _check_async(connection: "psycopg.AsyncConnection[Any]") -> None:
 
 
 class _Pool:
-    def __init__(self, home: Home, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None) -> None:
-        """If `failing` is given, we have opened both pools and close them."""
+    def __init__(
+        self, home: Home, pool: "ConnectionPool[Any]", failing: "ConnectionPool[Any] | None" = None, *,
+        is_ours: bool = False,
+    ) -> None:  # fmt: skip
+        """`is_ours`: the pools were opened for this, which closes them."""
         self.home = home
         self._pool = pool
         self._failing = failing
+        self._ours = [each for each in (pool, failing) if is_ours and each is not None]
 
     @contextlib.contextmanager
-    def begin(self, *, failing: bool = False) -> Iterator["psycopg.Connection[Any]"]:
+    def begin(self, *, failing: bool = False, within_s: float | None = None) -> Iterator["psycopg.Connection[Any]"]:
         # Not `connection.transaction()`, which would send a second COMMIT after the one that ends the batch.
         with contextlib.ExitStack() as stack:
-            connection = self._connection(stack, failing=failing)
+            connection = self._connection(stack, failing, within_s)
             if autocommit := connection.autocommit:
                 connection.autocommit = False
             try:
@@ -236,43 +262,47 @@ class _Pool:
                 if autocommit and _is_idle(connection):
                     connection.autocommit = True
 
-    def _connection(self, stack: contextlib.ExitStack, *, failing: bool) -> "psycopg.Connection[Any]":
+    def _connection(
+        self, stack: contextlib.ExitStack, failing: bool, within_s: float | None
+    ) -> "psycopg.Connection[Any]":
         if failing and self._failing is not None:
             try:
                 return stack.enter_context(self._failing.connection(timeout=SHORT_S))
             except PoolTimeout:
                 log.debug("the server gives no session for failing keys: they use those of the others")
-        return stack.enter_context(self._pool.connection())
+        return stack.enter_context(self._pool.connection(timeout=within_s))
 
     def commit(self, connection: Any) -> None:
         with PlainCursor(connection) as cursor:
             cursor.execute(COMMIT)
 
     def spare(self, connections: int) -> None:
-        for pool in (self._pool, self._failing) if self._failing is not None else ():
+        for pool in self._ours:
             pool.resize(pool.min_size, pool.max_size + connections)
 
     def close(self) -> None:
-        if self._failing is not None:
-            try:
-                self._pool.close()
-            finally:
-                self._failing.close()
+        with contextlib.ExitStack() as closing:
+            for pool in self._ours:
+                closing.callback(pool.close)
 
 
 class _AsyncPool:
     def __init__(
-        self, home: Home, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None
-    ) -> None:
-        """If `failing` is given, we have opened both pools and close them."""
+        self, home: Home, pool: "AsyncConnectionPool[Any]", failing: "AsyncConnectionPool[Any] | None" = None, *,
+        is_ours: bool = False,
+    ) -> None:  # fmt: skip
+        """`is_ours`: the pools were opened for this, which closes them."""
         self.home = home
         self._pool = pool
         self._failing = failing
+        self._ours = [each for each in (pool, failing) if is_ours and each is not None]
 
     @contextlib.asynccontextmanager
-    async def begin(self, *, failing: bool = False) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
+    async def begin(
+        self, *, failing: bool = False, within_s: float | None = None
+    ) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
         async with contextlib.AsyncExitStack() as stack:
-            connection = await self._connection(stack, failing=failing)
+            connection = await self._connection(stack, failing, within_s)
             if autocommit := connection.autocommit:
                 await connection.set_autocommit(False)
             try:
@@ -290,28 +320,28 @@ class _AsyncPool:
                 if autocommit and _is_idle(connection):
                     await connection.set_autocommit(True)
 
-    async def _connection(self, stack: contextlib.AsyncExitStack, *, failing: bool) -> "psycopg.AsyncConnection[Any]":
+    async def _connection(
+        self, stack: contextlib.AsyncExitStack, failing: bool, within_s: float | None
+    ) -> "psycopg.AsyncConnection[Any]":
         if failing and self._failing is not None:
             try:
                 return await stack.enter_async_context(self._failing.connection(timeout=SHORT_S))
             except PoolTimeout:
                 log.debug("the server gives no session for failing keys: they use those of the others")
-        return await stack.enter_async_context(self._pool.connection())
+        return await stack.enter_async_context(self._pool.connection(timeout=within_s))
 
     async def commit(self, connection: Any) -> None:
         async with AsyncPlainCursor(connection) as cursor:
             await cursor.execute(COMMIT)
 
     async def spare(self, connections: int) -> None:
-        for pool in (self._pool, self._failing) if self._failing is not None else ():
+        for pool in self._ours:
             await pool.resize(pool.min_size, pool.max_size + connections)
 
     async def close(self) -> None:
-        if self._failing is not None:
-            try:
-                await self._pool.close()
-            finally:
-                await self._failing.close()
+        async with contextlib.AsyncExitStack() as closing:
+            for pool in self._ours:
+                closing.push_async_callback(pool.close)
 
 
 def _is_idle(connection: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> bool:
@@ -324,7 +354,7 @@ class _Factory:
         self._factory = factory
 
     @contextlib.contextmanager
-    def begin(self, *, failing: bool = False) -> Iterator[Any]:
+    def begin(self, *, failing: bool = False, within_s: float | None = None) -> Iterator[Any]:
         with self._factory.begin() as connection:
             if isinstance(connection, Session):
                 connection.connection()  # else it would connect at its first statement
@@ -353,7 +383,7 @@ class _AsyncFactory:
         self._factory = factory
 
     @contextlib.asynccontextmanager
-    async def begin(self, *, failing: bool = False) -> AsyncIterator[Any]:
+    async def begin(self, *, failing: bool = False, within_s: float | None = None) -> AsyncIterator[Any]:
         async with self._factory.begin() as connection:
             if hasattr(connection, "sync_session"):
                 await connection.connection()

@@ -14,18 +14,18 @@ from typing import Any, Self
 import psycopg
 
 from inbox.claim import Share
+from inbox.claims import Claims
 from inbox.failure import Recorded
 from inbox.handlers import check_schema
-from inbox.inbox import AsyncInbox, Inbox
 from inbox.peek import finding
 from inbox.worker import arguments
 from inbox.worker.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
 from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations, is_transient
-from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler
+from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler, whole, whole_async
 from inbox.worker.connecting import NotConnected, connecting, reason
 from inbox.worker.dispatching import Dispatching
 from inbox.worker.in_flight import Entry, InFlight
-from inbox.worker.loop import Due, Loop
+from inbox.worker.loop import Due, Loop, Service
 from inbox.worker.overtime import HandlerTurn, Overtime, TimedOut
 from inbox.worker.signals import stopping
 from inbox.worker.tasks import first_error
@@ -58,23 +58,24 @@ CANCELLED_S = 1.0  # the time for a cancelled task to end before it is cancelled
 LONGEST_PAUSE_S = 10.0  # between two tries to connect at first
 
 
-class _Service(ABC):
+class _Worker(ABC):
     """What `Worker` and `AsyncWorker` share: settings, loops, the tasks beside them, and stopping."""
 
     def __init__(
-        self, name: str, schema: str, parallel: int, batch: int, batch_s: float | None, timeout_s: float | None,
+        self, inbox: str, schema: str, parallel: int, batch: int, batch_s: float | None, timeout_s: float | None,
         poll_interval_s: float, dispatch: bool, listen_dsn: str | None, fatal: tuple[type[Exception], ...],
         handle_signals: bool,
     ) -> None:  # fmt: skip
-        self.name = name
-        self.schema = schema
-        self.batch = arguments.count(batch, "batch")
-        self.batch_s = None if batch_s is None else arguments.seconds(batch_s, "batch_s")
-        self.timeout_s = None if timeout_s is None else arguments.seconds(timeout_s, "timeout_s")
-        self.poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
-        self.fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
-        self.stopping = asyncio.Event()
-        self.patience = Patience()
+        self._claims = Claims(schema, inbox)
+        self.inbox = self._claims.inbox
+        self.schema = self._claims.schema
+        self._batch = arguments.count(batch, "batch")
+        self._batch_s = None if batch_s is None else arguments.seconds(batch_s, "batch_s")
+        self._timeout_s = None if timeout_s is None else arguments.seconds(timeout_s, "timeout_s")
+        self._poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
+        self._fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
+        self._stopping = asyncio.Event()
+        self._patience = Patience()
         self._parallel = arguments.count(parallel, "parallel")
         self._dispatch = arguments.flag(dispatch, "dispatch")
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
@@ -87,8 +88,8 @@ class _Service(ABC):
         self._home = Home()
         self._transactions: Transactions | AsyncTransactions
         self._is_open = False
-        self.troubles: dict[object, Exception] = {}
-        self.repeats = Repeats()
+        self._troubles: dict[object, Exception] = {}
+        self._repeats = Repeats()
         self._has_begun = False
         self._ended_by: BaseException | None = None
         self._on_first_try: Callable[[], None] = lambda: None  # a connection was made or refused, or `run` ends
@@ -99,7 +100,7 @@ class _Service(ABC):
 
         None if nothing does. The failure of a message is none of the worker's.
         """
-        return self._ended_by or next(iter(list(self.troubles.values())), None)
+        return self._ended_by or next(iter(list(self._troubles.values())), None)
 
     @property
     def healthy(self) -> bool:
@@ -111,7 +112,7 @@ class _Service(ABC):
         self._is_stopped = True  # set first: either `_serve` sees it, or we see the event loop here
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: `run` has ended
-                self._loop.call_soon_threadsafe(self.stopping.set)
+                self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _signals(self) -> contextlib.AbstractContextManager[None]:
         return stopping(self.stop) if self._handle_signals else contextlib.nullcontext()
@@ -125,7 +126,7 @@ class _Service(ABC):
             raise
         except BaseException as error:
             self._ended_by = error
-            log.error("%s: the worker has ended: %s", self.name, reason(error))
+            log.error("%s: the worker has ended: %s", self.inbox, reason(error))
             raise
         finally:
             self._has_begun = False
@@ -134,7 +135,7 @@ class _Service(ABC):
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._is_stopped:
-            self.stopping.set()
+            self._stopping.set()
         home = await self._first_connection()
         if home is not None:
             await self._serve(home)
@@ -142,33 +143,33 @@ class _Service(ABC):
     async def _first_connection(self) -> Home | None:
         """Connect, trying until it can, and find the inbox; return where the batches go, or None if stopped before."""
         failures = 0
-        while not self.stopping.is_set():
+        while not self._stopping.is_set():
             try:
                 await self._open()
             except Exception as error:
                 why = error.error if isinstance(error, NotConnected) else error
                 if isinstance(why, psycopg.OperationalError):
                     why = settings.connection_failed(why)
-                if not (why is not error or is_transient(error, Batch())) or isinstance(why, self.fatal):
+                if not (why is not error or is_transient(error, Batch())) or isinstance(why, self._fatal):
                     raise why from error.__cause__
-                self.troubles[self], failures = why, failures + 1
+                self._troubles[self], failures = why, failures + 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
-                if (again := self.repeats.struck(reason(why))) is not None:
-                    log.warning("%s: no first connection, trying again: %s%s", self.name, reason(why), again)
+                if (again := self._repeats.struck(reason(why))) is not None:
+                    log.warning("%s: no first connection, trying again: %s%s", self.inbox, reason(why), again)
                 self._on_first_try()
-                await heard(self.stopping, pause_s)
+                await heard(self._stopping, pause_s)
             else:
-                self.troubles.pop(self, None)
+                self._troubles.pop(self, None)
                 self._has_begun = True
                 self._on_first_try()
                 return self._home
         return None
 
     async def _serve(self, home: Home) -> None:
-        listener = InboxListener(home, self.schema, self.name)
-        due = Due(self.poll_interval_s)
-        self._in_flight = InFlight(home, self.schema, self.name)
-        self._overtime = None if self.timeout_s is None else Overtime(self.name, self.timeout_s)
+        listener = InboxListener(home, self.schema, self.inbox)
+        due = Due(self._poll_interval_s)
+        self._in_flight = InFlight(home, self.schema, self.inbox)
+        self._overtime = None if self._timeout_s is None else Overtime(self.inbox, self._timeout_s)
         try:
             # Before the first batch, which may contain the message that killed the last worker.
             await self._in_flight.run_in_thread(self._in_flight.begin)
@@ -176,22 +177,31 @@ class _Service(ABC):
                 raise asyncio.CancelledError  # Python 3.11's wait_for has swallowed it, for example in a pool
             log.info(
                 "%s: running in schema %s of %s: %d at once, batches of up to %d",
-                self.name, self.schema, home.whereabouts, self._parallel, self.batch,
+                self.inbox, self.schema, home.whereabouts, self._parallel, self._batch,
             )  # fmt: skip
             await self._run_loops(
-                [Loop(self, listener, self._in_flight, due) for _ in range(self._parallel)], listener, due, home
+                [Loop(self._service(), listener, self._in_flight, due) for _ in range(self._parallel)],
+                listener,
+                due,
+                home,
             )
         finally:
             if self._overtime is not None:
                 await self._in_flight.run_in_thread(self._overtime.close)
             await self._in_flight.run_in_thread(self._in_flight.close)
 
+    def _service(self) -> Service:
+        return Service(
+            self.inbox, self.schema, self._batch, self._batch_s, self._poll_interval_s, self._fatal, self._stopping,
+            self._patience, self._troubles, self._repeats, self._starting, self._work, self._within, self._report,
+        )  # fmt: skip
+
     def _end(self, batch: Batch, entry: Entry, error: TimedOut) -> None:
         """Record that a batch has timed out, and end its session. If that fails, the loop records it."""
         try:
             batch.recorded = self._in_flight.end(entry, self._blaming(batch, error))
         except psycopg.Error as failed:
-            log.warning("%s: could not end a batch that has timed out (%s)", self.name, type(failed).__name__)
+            log.warning("%s: could not end a batch that has timed out (%s)", self.inbox, type(failed).__name__)
 
     async def _run_loops(self, made: list[Loop], listener: InboxListener, due: Due, home: Home) -> None:
         """Run the loops and the tasks beside them. Cancelled, stop them first; cancelled again, end at once."""
@@ -202,19 +212,19 @@ class _Service(ABC):
 
         # First, since it raises an error if the dispatcher cannot be imported.
         dispatching = (
-            Dispatching(self.name, home, self.schema, self.poll_interval_s, self.repeats) if self._dispatch else None
+            Dispatching(self.inbox, home, self.schema, self._poll_interval_s, self._repeats) if self._dispatch else None
         )
         loops = [asyncio.create_task(loop.run()) for loop in made]
         beside = [asyncio.create_task(listener.run()), asyncio.create_task(self._in_flight.watch(found))]
         lanes = [] if dispatching is None else [asyncio.create_task(dispatching.run())]
-        tasks = [*loops, *beside, *lanes, asyncio.create_task(self.stopping.wait())]
+        tasks = [*loops, *beside, *lanes, asyncio.create_task(self._stopping.wait())]
         cancelled: asyncio.CancelledError | None = None
         try:
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as first:
                 cancelled = first
-            self.stopping.set()  # also if one failed, so that the others finish their batches
+            self._stopping.set()  # also if one failed, so that the others finish their batches
             listener.release()
             await asyncio.wait(loops)
             if dispatching is not None:
@@ -223,7 +233,7 @@ class _Service(ABC):
         finally:
             # Only the tasks beside the loops still run; or all, if this was cancelled again. Cancel repeatedly, since
             # Python 3.11's wait_for swallows a cancellation that coincides with its result.
-            self.stopping.set()
+            self._stopping.set()
             while running := [task for task in tasks if not task.done()]:
                 for task in running:
                     task.cancel()
@@ -235,14 +245,14 @@ class _Service(ABC):
         if error is not None:
             raise error.error if isinstance(error, Ended) else error
 
-    def starting(self) -> Operation[None]:
+    def _starting(self) -> Operation[None]:
         """Raise an error that says what is wrong if no claim can succeed: of the schema, or of the inbox."""
         yield from encoding.checking()
         yield from node.checking(self.schema)
-        yield from finding(self.schema, self.name)
+        yield from finding(self.schema, self.inbox)
 
     def _visiting(self, connection: object) -> Operation[None]:
-        yield from self.starting()
+        yield from self._starting()
         yield from self._home.visiting(driver_of(connection))
         self._home.dsn  # noqa: B018  # raises an error if nobody can tell
 
@@ -258,36 +268,36 @@ class _Service(ABC):
             raise
         self._home.given()
 
-    def _claiming(self, batch: Batch, inbox: Inbox | AsyncInbox, connection: object) -> Operation[None]:
+    def _claiming(self, batch: Batch, connection: object) -> Operation[None]:
         size, mine = batch.size, self._in_flight.mine
         if batch.due:
-            claimed = yield from inbox.claiming_due(size, hold=True, mine=mine)
+            claimed = yield from self._claims.claiming_due(size, hold=True, mine=mine)
         else:
             share = Share(keys=size, per_key=size, total=size, due_too=False, hold=True, mine=mine)
-            claimed = yield from inbox.claiming(share)
+            claimed = yield from self._claims.claiming(share)
         batch.take(claimed, connection, (yield from self._home.visiting(driver_of(connection))))
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
-        return blaming(self.schema, self.name, batch, error, self.fatal)
+        return blaming(self.schema, self.inbox, batch, error, self._fatal)
 
     @abstractmethod
     async def _open(self) -> None:
         """Make `_transactions`, unless they are made (`_is_open`), and check in one of them that claims can succeed."""
 
     @abstractmethod
-    async def work(self, batch: Batch, entry: Entry) -> None:
+    async def _work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
 
     @abstractmethod
-    async def report(self, message: Message | None, error: Exception) -> None:
+    async def _report(self, message: Message | None, error: Exception) -> None:
         """Call the user's `on_error`."""
 
     @abstractmethod
-    async def within(self, operation: Operation[T]) -> T:
+    async def _within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
 
 
-class Worker(_Service):
+class Worker(_Worker):
     """Reap an inbox and call `handler(message, connection)` for each message, in clock order within each key.
 
     A `BatchHandler` is called once per batch instead.
@@ -340,11 +350,10 @@ class Worker(_Service):
             handle_signals,
         )  # fmt: skip
         check_schema(handler, schema)
-        self._inbox = Inbox(inbox, schema)
         self._source = usable(source)
         self._whole = isinstance(handler, BatchHandler)
         self._handler: Callable[[Any, Any], object] = (
-            handler.whole if isinstance(handler, BatchHandler) else arguments.synchronous(handler)
+            whole(handler) if isinstance(handler, BatchHandler) else arguments.synchronous(handler)
         )
         self._on_error = arguments.callback(on_error)
         self._transactions: Transactions
@@ -358,7 +367,7 @@ class Worker(_Service):
         """
         with self._running(), self._signals():
             try:
-                with Threads(f"mailroom-{self.name}") as self._threads:
+                with Threads(f"mailroom-{self.inbox}") as self._threads:
                     asyncio.run(self._main())
             finally:
                 if self._is_open:
@@ -371,7 +380,7 @@ class Worker(_Service):
         """
         tried = threading.Event()
         self._on_first_try = tried.set
-        self._thread = threading.Thread(target=self._run_in_thread, name=f"mailroom-worker-{self.name}")
+        self._thread = threading.Thread(target=self._run_in_thread, name=f"mailroom-worker-{self.inbox}")
         self._thread.start()
         try:
             tried.wait()
@@ -404,7 +413,7 @@ class Worker(_Service):
     def _open_here(self) -> None:
         if not self._is_open:
             with connecting():
-                self._transactions = transactions(self._source, self.name, self._parallel, self._listen_dsn)
+                self._transactions = transactions(self._source, self.inbox, self._parallel, self._listen_dsn)
             self._home = self._transactions.home
             self._is_open = True
         with self._begin() as connection:
@@ -418,7 +427,7 @@ class Worker(_Service):
                 connection = transaction.enter_context(self._transactions.begin(failing=failing))
             yield connection
 
-    async def work(self, batch: Batch, entry: Entry) -> None:
+    async def _work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
         running = in_thread(self._threads, self._batch_of, batch, entry)
         if self._overtime is None:
@@ -440,7 +449,7 @@ class Worker(_Service):
     def _batch_of(self, batch: Batch, entry: Entry) -> None:
         with self._in_flight.removing(entry, batch):
             with self._begin(failing=batch.due) as connection:
-                run(connection, self._claiming(batch, self._inbox, connection))
+                run(connection, self._claiming(batch, connection))
                 if not batch.messages:
                     return
                 entry.place = batch.place
@@ -449,25 +458,25 @@ class Worker(_Service):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:  # a message, or all of them
                             self._handler(given, connection)
-                    run(connection, batch.ending(self.schema, self.name), prepared=False)
+                    run(connection, batch.ending(self.schema, self.inbox), prepared=False)
                     with batch.committing():
                         self._transactions.commit(connection)
                 except (NotAwaited, TimedOut):
                     raise
                 except Exception as error:
-                    if not self.patience.forgives(error, batch):
+                    if not self._patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):  # then the loop records it after the rollback
                             batch.recorded = self._in_flight.replace(entry, self._blaming(batch, error))
                     raise
-            self.patience.handled(batch)
+            self._patience.handled(batch)
             batch.committed()
 
-    async def report(self, message: Message | None, error: Exception) -> None:
+    async def _report(self, message: Message | None, error: Exception) -> None:
         """Call the user's `on_error`, in a handler's thread since it may block."""
         if self._on_error is not None:
             await in_thread(self._threads, self._on_error, message, error)
 
-    async def within(self, operation: Operation[T]) -> T:
+    async def _within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
 
         def run_it() -> T:
@@ -477,7 +486,7 @@ class Worker(_Service):
         return await in_thread(self._threads, run_it)
 
 
-class AsyncWorker(_Service):
+class AsyncWorker(_Worker):
     """`Worker` for async handlers and sources: `AsyncConnectionPool`, `AsyncEngine`, `async_sessionmaker`, or a DSN."""
 
     def __init__(
@@ -503,11 +512,10 @@ class AsyncWorker(_Service):
             handle_signals,
         )  # fmt: skip
         check_schema(handler, schema)
-        self._inbox = AsyncInbox(inbox, schema)
         self._source = usable_async(source)
         self._whole = isinstance(handler, AsyncBatchHandler)
         self._handler: Callable[[Any, Any], Awaitable[object]] = (
-            handler.whole if isinstance(handler, AsyncBatchHandler) else arguments.asynchronous(handler)
+            whole_async(handler) if isinstance(handler, AsyncBatchHandler) else arguments.asynchronous(handler)
         )
         self._on_error = arguments.async_callback(on_error)
         self._transactions: AsyncTransactions
@@ -534,7 +542,7 @@ class AsyncWorker(_Service):
         """
         tried = asyncio.Event()
         self._on_first_try = tried.set
-        self._task = asyncio.create_task(self._run_in_task(), name=f"mailroom-worker-{self.name}")
+        self._task = asyncio.create_task(self._run_in_task(), name=f"mailroom-worker-{self.inbox}")
         try:
             await tried.wait()
         except asyncio.CancelledError:
@@ -568,7 +576,9 @@ class AsyncWorker(_Service):
     async def _open(self) -> None:
         if not self._is_open:
             with connecting():
-                self._transactions = await async_transactions(self._source, self.name, self._parallel, self._listen_dsn)
+                self._transactions = await async_transactions(
+                    self._source, self.inbox, self._parallel, self._listen_dsn
+                )
             self._home = self._transactions.home
             self._is_open = True
         async with self._begin() as connection:
@@ -582,7 +592,7 @@ class AsyncWorker(_Service):
                 connection = await transaction.enter_async_context(self._transactions.begin(failing=failing))
             yield connection
 
-    async def work(self, batch: Batch, entry: Entry) -> None:
+    async def _work(self, batch: Batch, entry: Entry) -> None:
         """Claim, handle and commit one batch."""
         running = self._batch_of(batch, entry)
         if self._overtime is None:
@@ -606,7 +616,7 @@ class AsyncWorker(_Service):
     async def _batch_of(self, batch: Batch, entry: Entry) -> None:
         async with self._in_flight.removing_async(entry, batch):
             async with self._begin(failing=batch.due) as connection:
-                await run_async(connection, self._claiming(batch, self._inbox, connection))
+                await run_async(connection, self._claiming(batch, connection))
                 if not batch.messages:
                     return
                 entry.place = batch.place
@@ -616,29 +626,35 @@ class AsyncWorker(_Service):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:
                             await self._handler(given, connection)
-                    await run_async(connection, batch.ending(self.schema, self.name), prepared=False)
+                    await run_async(connection, batch.ending(self.schema, self.inbox), prepared=False)
                     with batch.committing():
                         await self._transactions.commit(connection)
                 except TimedOut:
                     raise
                 except Exception as error:
-                    if not self.patience.forgives(error, batch):
+                    if not self._patience.forgives(error, batch):
                         with contextlib.suppress(psycopg.Error):
                             batch.recorded = await self._in_flight.run_in_thread(
                                 self._in_flight.replace, entry, self._blaming(batch, error)
                             )
                     raise
-            self.patience.handled(batch)
+            self._patience.handled(batch)
             batch.committed()
 
-    async def report(self, message: Message | None, error: Exception) -> None:
+    async def _report(self, message: Message | None, error: Exception) -> None:
         """Call the user's `on_error`, and await the result if it is awaitable."""
         if self._on_error is not None:
             reported = self._on_error(message, error)
             if inspect.isawaitable(reported):
                 await reported
 
-    async def within(self, operation: Operation[T]) -> T:
+    async def _within(self, operation: Operation[T]) -> T:
         """Run an operation in a transaction of its own."""
         async with self._begin() as connection:
             return await run_async(connection, operation)
+
+
+def limit(worker: Worker | AsyncWorker, timeout_s: float | None) -> None:
+    """Let a worker that was given no `timeout_s` have this one."""
+    if worker._timeout_s is None:
+        worker._timeout_s = timeout_s

@@ -65,7 +65,7 @@ class Call:
     ) -> Iterator[psycopg.Connection]:
         """Connect to the node and check its schema; commits at the end, rolls back on an error."""
         with settings.connect(self.dsn(), role, session, autocommit=autocommit) as connection:
-            node.check(connection, self.schema)
+            node.check(connection, schema=self.schema)
             yield connection
 
     def _is_named(self) -> bool:

@@ -77,7 +77,9 @@ def list_(call: Call, matching: str | None, stage: Stage | None, inbox: str | No
       mailroom dead-letter list --json | jq -r '.[].message_id'
     """
     with call.connection("dead-letter list") as connection:
-        found = DeadLetters(call.schema).find(connection, matching=matching, stage=stage, inbox=inbox, limit=limit)
+        found = DeadLetters(schema=call.schema).find(
+            connection, matching=matching, stage=stage, inbox=inbox, limit=limit
+        )
     if call.json:
         document(found)
     elif found:
@@ -102,7 +104,7 @@ def show(call: Call, id: int) -> None:
       mailroom dead-letter show 17 --json | jq .value
     """
     with call.connection("dead-letter show") as connection:
-        found = DeadLetters(call.schema).get(connection, id)
+        found = DeadLetters(schema=call.schema).get(connection, id)
     if found is None:
         raise _none(_narrowed((id,)))
     letter, content = found
@@ -140,7 +142,7 @@ def requeue(
     """
     target = _target(ids, every, matching, stage, inbox)
     with working("requeueing dead letters"), call.connection("dead-letter requeue") as connection:
-        number = DeadLetters(call.schema).requeue(
+        number = DeadLetters(schema=call.schema).requeue(
             connection, target, actor=actor, matching=matching, stage=stage, inbox=inbox, limit=limit, why=why,
             dry_run=dry_run,
         )  # fmt: skip
@@ -164,7 +166,7 @@ def discard(
     """
     target = _target(ids, every, matching, stage, inbox)
     with working("discarding dead letters"), call.connection("dead-letter discard") as connection:
-        number = DeadLetters(call.schema).discard(
+        number = DeadLetters(schema=call.schema).discard(
             connection, target, actor=actor, matching=matching, stage=stage, inbox=inbox, limit=limit, why=why,
             dry_run=dry_run,
         )  # fmt: skip

@@ -88,7 +88,7 @@ def allow(
       mailroom link allow lyon --keep-s 604800 --max-rows 10000000
     """
     with call.connection("link allow") as connection:
-        links = Links(call.schema)
+        links = Links(schema=call.schema)
         is_new = links.allow(
             connection, reader, topics=topics or None, keep_s=keep_s, max_rows=max_rows, actor=actor, why=why
         )
@@ -133,7 +133,7 @@ def add(
       MAILROOM_DSN_PARIS=postgresql://reader@paris.example/shop mailroom dispatcher run
     """
     with call.connection("link add") as connection:
-        is_new = Links(call.schema).add(
+        is_new = Links(schema=call.schema).add(
             connection, source, service=service, reader=reader, source_schema=source_schema, actor=actor, why=why
         )
     if call.json:
@@ -162,7 +162,7 @@ def status(call: Call) -> None:
       mailroom link status --json | jq -r '.sources[] | select(.state != "open") | .name, .since, .why'
     """
     with call.connection("link status") as connection:
-        found = Links(call.schema).status(connection)
+        found = Links(schema=call.schema).status(connection)
     if call.json:
         document(found)
     else:
@@ -241,7 +241,7 @@ def remove(call: Call, node: str, side: Side | None, dry_run: bool, actor: str, 
       mailroom link remove lyon --reader --why "the shop in Lyon has closed"
     """
     with call.connection("link remove") as connection:
-        removed = Links(call.schema).remove(connection, node, side=side, actor=actor, why=why, dry_run=dry_run)
+        removed = Links(schema=call.schema).remove(connection, node, side=side, actor=actor, why=why, dry_run=dry_run)
     if call.json:
         document({"name": node, "side": removed.side, "given_up": removed.given_up, "dry_run": dry_run})
         return
@@ -269,7 +269,7 @@ def exclude(call: Call, source: str, dry_run: bool, actor: str, why: str | None)
       mailroom link exclude paris --why "their power is out until Monday"
     """
     with call.connection("link exclude") as connection:
-        changed = Links(call.schema).exclude(connection, source, actor=actor, why=why, dry_run=dry_run)
+        changed = Links(schema=call.schema).exclude(connection, source, actor=actor, why=why, dry_run=dry_run)
     if call.json:
         document({"source": source, "excluded": changed, "dry_run": dry_run})
     elif changed:
@@ -290,7 +290,7 @@ def include(call: Call, source: str, actor: str, why: str | None) -> None:
       mailroom link include paris
     """
     with call.connection("link include") as connection:
-        changed = Links(call.schema).include(connection, source, actor=actor, why=why)
+        changed = Links(schema=call.schema).include(connection, source, actor=actor, why=why)
     if call.json:
         document({"source": source, "included": changed})
     else:

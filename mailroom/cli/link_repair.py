@@ -26,7 +26,7 @@ def cut(call: Call, reader: str, dry_run: bool, actor: str, why: str | None) -> 
       mailroom link cut lyon --why "nobody there for a week"
     """
     with call.connection("link cut") as connection:
-        given_up = Links(call.schema).cut(connection, reader, actor=actor, why=why, dry_run=dry_run)
+        given_up = Links(schema=call.schema).cut(connection, reader, actor=actor, why=why, dry_run=dry_run)
     if call.json:
         document({"reader": reader, "given_up": given_up, "dry_run": dry_run})
     else:
@@ -64,7 +64,7 @@ def resume(call: Call, source: str | None, at: int | None, dry_run: bool, actor:
         _resume_order(call, at, dry_run, actor, why)
         return
     with call.connection("link resume") as connection:
-        found = Links(call.schema).resume(connection, source, at=at, actor=actor, why=why, dry_run=dry_run)
+        found = Links(schema=call.schema).resume(connection, source, at=at, actor=actor, why=why, dry_run=dry_run)
     if call.json:
         document(
             {
@@ -89,7 +89,7 @@ def _resume_order(call: Call, at: int | None, dry_run: bool, actor: str, why: st
     if at is not None or dry_run:
         raise click.UsageError("--at and --dry-run are about a link: say which SOURCE.")
     with call.connection("link resume") as connection:
-        resumed = Links(call.schema).resume_order(connection, actor=actor, why=why)
+        resumed = Links(schema=call.schema).resume_order(connection, actor=actor, why=why)
     if call.json:
         document({"resumed": resumed})
         return
@@ -114,7 +114,7 @@ def report(call: Call, source: str) -> None:
       mailroom link report paris --json | jq -r '.lost[]'
     """
     with call.connection("link report") as connection:
-        found = Links(call.schema).report(connection, source)
+        found = Links(schema=call.schema).report(connection, source)
     if call.json:
         document(found)
         return
@@ -144,7 +144,7 @@ def moved(call: Call, node: str, actor: str, why: str | None) -> None:
       mailroom link moved lyon --why "on a new server since Sunday"
     """
     with call.connection("link moved") as connection:
-        found = Links(call.schema).moved(connection, node, actor=actor, why=why)
+        found = Links(schema=call.schema).moved(connection, node, actor=actor, why=why)
     if call.json:
         document({"name": node, "reader": found.reader, "source": found.source})
     else:

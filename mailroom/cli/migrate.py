@@ -47,14 +47,14 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
     with settings.engine(call.dsn()).begin() as connection:
         driver: Any = driver_of(connection)
         driver.add_notice_handler(telling(note))
-        before = node.current_revision(connection, call.schema)
+        before = node.current_revision(connection, schema=call.schema)
         if before is not None and before not in known:
             raise SchemaError(
                 f"Schema {call.schema!r} is at revision {before}, which this release does not know. "
                 "Run: pip install -U pg-mailroom"
             )
         raised = run(connection, migrating(call.schema, revision, discard, lock_timeout_s))
-        after = node.current_revision(connection, call.schema)
+        after = node.current_revision(connection, schema=call.schema)
     if call.json:
         document({"schema": call.schema, "before": before, "after": after, "raised": raised})
     elif before == after:

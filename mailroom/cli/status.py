@@ -40,7 +40,7 @@ def status(call: Call) -> None:
       mailroom status --json | jq '.inboxes[] | {name, backlog, lag_s}'
     """
     with call.connection("status", autocommit=True) as connection:  # many inboxes are many locks
-        found = node_status.status(connection, call.schema)
+        found = node_status.status(connection, schema=call.schema)
     if call.json:
         document(found)
     else:

@@ -30,10 +30,10 @@ def trace(call: Call, message_id: UUID) -> None:
       mailroom trace 3f0e8c1c-6d0e-4a7a-9a52-0c8a3c1f7a11 --json
     """
     with working("reading every table"), call.connection("trace") as connection:
-        places = message_trace.trace(connection, message_id, call.schema)
+        places = message_trace.trace(connection, message_id, schema=call.schema)
         has_cause = any(place.causation is not None for place in places)
-        causes = message_trace.causes(connection, message_id, call.schema) if has_cause else []
-        effects = message_trace.effects(connection, message_id, call.schema)
+        causes = message_trace.causes(connection, message_id, schema=call.schema) if has_cause else []
+        effects = message_trace.effects(connection, message_id, schema=call.schema)
     if call.json:
         document({"id": message_id, "places": places, "causes": causes, "effects": effects})
         click.get_current_context().exit(0 if places else 1)

@@ -35,7 +35,7 @@ class Removed:
 class _Operations:
     """What both classes do, as operations."""
 
-    def __init__(self, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
         self.schema = schema_name(schema)
 
     def __repr__(self) -> str:

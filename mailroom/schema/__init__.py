@@ -2,7 +2,7 @@
 
 from mailroom.names import DEFAULT_SCHEMA as DEFAULT_SCHEMA
 from mailroom.schema.checks import HEAD as HEAD
-from mailroom.schema.checks import check, check_async, current_revision
+from mailroom.schema.checks import check, check_async, current_revision, current_revision_async
 from mailroom.schema.checks import checking as checking
 from mailroom.schema.checks import finding as finding
 from mailroom.schema.inboxes import BY_CLOCK as BY_CLOCK
@@ -15,6 +15,7 @@ __all__ = [
     "check",
     "check_async",
     "current_revision",
+    "current_revision_async",
     "include_object",
     "migrate",
     "migrate_async",

@@ -3,34 +3,16 @@
 from mailroom.errors import SchemaError, UnknownInbox
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.sight import HIDDEN, READABLE, refuse_hidden, the_one
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
 HEAD = "0150"
 
 
-def current_revision(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> str | None:
-    """Return the revision of the node's schema, or None if there is no such node.
-
-    Raises `SchemaError` if row security hides rows of the node from this role.
-    """
-    return run(connection, reading_revision(schema_name(schema)))
-
-
-def check(connection: AnyConnection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Raise `SchemaError`, which says what to do, unless this release and this role can work on the schema."""
-    run(connection, checking(schema_name(schema)))
-
-
-async def check_async(connection: AnyAsyncConnection, schema: str = DEFAULT_SCHEMA) -> None:
-    """`check` on an async connection."""
-    await run_async(connection, checking(schema_name(schema)))
-
-
 def checking(schema: str) -> Operation[None]:
-    """`check` as an operation."""
+    """`check` as an operation, of a checked name."""
     found = yield from reading_revision(schema)
     option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
     if found is None:
@@ -57,8 +39,25 @@ VERSION_TABLE = Sql(
 VERSION = Sql("SELECT version_num FROM {schema}.alembic_version", columns=("text",))
 
 
+def _revision(*, schema: str = DEFAULT_SCHEMA) -> Operation[str | None]:
+    """Return the revision of the node's schema, or None if there is no such node.
+
+    Raises `SchemaError` if row security hides rows of the node from this role.
+    """
+    return reading_revision(schema_name(schema))
+
+
+def _check(*, schema: str = DEFAULT_SCHEMA) -> Operation[None]:
+    """Raise `SchemaError`, which says what to do, unless this release and this role can work on the schema."""
+    return checking(schema_name(schema))
+
+
+current_revision, current_revision_async = on_connections("current_revision", _revision)
+check, check_async = on_connections("check", _check)
+
+
 def reading_revision(schema: str) -> Operation[str | None]:
-    """`current_revision` as an operation."""
+    """`current_revision` as an operation, of a checked name."""
     [(has_table, has_node, role, hidden)] = yield VERSION_TABLE.at(schema=schema, named=schema)()
     refuse_hidden(schema, role, hidden)
     rows = (yield VERSION.at(schema=schema)()) if has_table else []

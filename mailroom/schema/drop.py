@@ -8,8 +8,8 @@ from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
 from mailroom.schema.checks import checking, finding
 from mailroom.schema.inboxes import LOCK
 from mailroom.sight import seeing
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.sqlstate import AGAIN, sqlstate
 
 # What has rows of an inbox. Its dead letters stay, and so does `spark_drain`: the files of its drains are still there,
@@ -17,15 +17,9 @@ from mailroom.sql.sqlstate import AGAIN, sqlstate
 HAVE_ROWS = ("subscription", "key_state", "parked", "attempt", "worker", "stable", "spark_stream")
 
 
-def drop_inbox(
-    connection: AnyConnection,
-    name: str,
-    *,
-    actor: str,
-    discard: bool = False,
-    why: str | None = None,
-    schema: str = DEFAULT_SCHEMA,
-) -> int:
+def _drop(
+    name: str, *, actor: str, discard: bool = False, why: str | None = None, schema: str = DEFAULT_SCHEMA
+) -> Operation[int]:
     """Drop an inbox, its subscriptions and all else that is kept of it; return how many messages were deleted.
 
     Refuses while messages are in it or parked, unless `discard` says to delete them for good; commands among them that
@@ -41,20 +35,10 @@ def drop_inbox(
     `ConfigurationError` unless the transaction is READ COMMITTED, which alone sees what was delivered last; and
     `InvalidMessage` for a wrong `actor` or `why`.
     """
-    return run(connection, dropping_inbox(schema_name(schema), inbox_name(name), actor, discard, why))
+    return _dropping(schema_name(schema), inbox_name(name), actor, discard, why)
 
 
-async def drop_inbox_async(
-    connection: AnyAsyncConnection,
-    name: str,
-    *,
-    actor: str,
-    discard: bool = False,
-    why: str | None = None,
-    schema: str = DEFAULT_SCHEMA,
-) -> int:
-    """`drop_inbox` on an async connection."""
-    return await run_async(connection, dropping_inbox(schema_name(schema), inbox_name(name), actor, discard, why))
+drop_inbox, drop_inbox_async = on_connections("drop_inbox", _drop)
 
 
 ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
@@ -104,8 +88,7 @@ UNLIST = Sql("DELETE FROM {schema}.inbox_registry WHERE name = '{inbox}'")
 DROP = Sql("DROP TABLE {schema}.inbox_{inbox}")
 
 
-def dropping_inbox(schema: str, inbox: str, actor: str, discard: bool, why: str | None) -> Operation[int]:
-    """`drop_inbox` as an operation."""
+def _dropping(schema: str, inbox: str, actor: str, discard: bool, why: str | None) -> Operation[int]:
     check_actor(actor, why)
     yield IN_TRANSACTION
     yield from checking(schema)

@@ -8,8 +8,8 @@ from mailroom.errors import ConfigurationError, SchemaError
 from mailroom.names import DEFAULT_SCHEMA, OWN, count, inbox_name, origin_name, schema_name
 from mailroom.schema.checks import checking
 from mailroom.schema.subscriptions import SUBSCRIBE, Topics, topic_texts
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
 from mailroom.total import joining
 
@@ -18,8 +18,7 @@ Order: TypeAlias = Literal["key", "total"]
 LONGEST_KEEP_S = 3_650 * 86_400
 
 
-def create_inbox(
-    connection: AnyConnection,
+def _creation(
     name: str | Iterable[str],
     subscribe: Topics = (),
     *,
@@ -31,7 +30,7 @@ def create_inbox(
     keep_s: float | None = None,
     origin: str = OWN,
     order: Order | None = None,
-) -> None:
+) -> Operation[None]:
     """Create an inbox with its subscriptions. An existing inbox stays; settings that are given replace its own.
 
     `name` may be several names: each of these inboxes gets the subscriptions and settings. One call for all takes less
@@ -58,38 +57,6 @@ def create_inbox(
     of a partition, `inbox_<name>`; then nothing has changed. It also raises `SchemaError` if the server has no room for
     the locks.
     """
-    run(
-        connection,
-        _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, origin, order),
-    )
-
-
-async def create_inbox_async(
-    connection: AnyAsyncConnection,
-    name: str | Iterable[str],
-    subscribe: Topics = (),
-    *,
-    schema: str = DEFAULT_SCHEMA,
-    backoff_s: float | None = None,
-    backoff_max_s: float | None = None,
-    max_attempts: int | None = None,
-    on_failure: Literal["park", "skip"] | None = None,
-    keep_s: float | None = None,
-    origin: str = OWN,
-    order: Order | None = None,
-) -> None:
-    """`create_inbox` on an async connection."""
-    await run_async(
-        connection,
-        _creation(name, subscribe, schema, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, origin, order),
-    )
-
-
-def _creation(
-    name: str | Iterable[str], subscribe: Topics, schema: str, backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None, on_failure: str | None, keep_s: float | None, origin: str,
-    order: str | None,
-) -> Operation[None]:  # fmt: skip
     topics = topic_texts(subscribe)
     if max_attempts is not None:
         count(max_attempts, "max_attempts")
@@ -102,10 +69,13 @@ def _creation(
     # A text is a name: taken as an iterable, it would be a name per letter.
     several = [name] if isinstance(name, str) or not isinstance(name, Iterable) else name
     names = [inbox_name(each) for each in several]
-    return creating_inboxes(
+    return _creating(
         schema_name(schema), list(dict.fromkeys(names)), topics, backoff_s, backoff_max_s, max_attempts, on_failure,
         keep_s, origin_name(origin), order,
     )  # fmt: skip
+
+
+create_inbox, create_inbox_async = on_connections("create_inbox", _creation)
 
 
 def _check_keep_s(keep_s: float) -> None:
@@ -202,12 +172,10 @@ FROM pg_catalog.unnest(%(names)s::text[]) AS g (name) LEFT JOIN {schema}.inbox_r
 )
 
 
-def creating_inboxes(
+def _creating(
     schema: str, names: list[str], topics: list[str], backoff_s: float | None, backoff_max_s: float | None,
-    max_attempts: int | None = None, on_failure: str | None = None, keep_s: float | None = None,
-    origin: str = OWN, order: str | None = None,
+    max_attempts: int | None, on_failure: str | None, keep_s: float | None, origin: str, order: str | None,
 ) -> Operation[None]:  # fmt: skip
-    """`create_inbox` as an operation."""
     yield IN_TRANSACTION
     yield from checking(schema)
     yield LOCK.at(lock=str(locks.DDL), node=schema)()

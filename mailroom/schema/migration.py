@@ -33,9 +33,9 @@ LOCK_TIMEOUT_S = 60.0
 
 def migrate(
     connection: "AnyConnection | str",
+    *,
     schema: str = DEFAULT_SCHEMA,
     revision: str = "head",
-    *,
     discard: bool = False,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> None:
@@ -62,9 +62,9 @@ def migrate(
 
 async def migrate_async(
     connection: "AnyAsyncConnection | str",
+    *,
     schema: str = DEFAULT_SCHEMA,
     revision: str = "head",
-    *,
     discard: bool = False,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> None:

@@ -5,61 +5,13 @@ from typing import Any, TypeAlias
 
 from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
 from mailroom.schema.checks import checking, finding
+from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.topic import Topic, pattern_text
 from mailroom.total import joining, leaving
 
 # What an inbox subscribes to: topics, each as a `Topic` or as text, and patterns.
 Topics: TypeAlias = Topic[Any, Any] | str | Iterable[Topic[Any, Any] | str]
-
-
-def subscribe(
-    connection: AnyConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
-) -> list[str]:
-    """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
-
-    A topic is text or a `Topic`, and text may be a pattern. Dots part words: `order.*` fits the topics of `order` and
-    one more word, `order.#` those that are or begin with `order`, `#` all. There may be several `*`, but not beside a
-    `#`, which is the last word. A pattern gets messages and events, never commands or replies. However many fit, the
-    inbox gets a message once.
-
-    `origin` says whose messages: those of this node (empty, the default), those of the node of that name, which this
-    one reads over a link, or those of this node and of all that it reads (`*`).
-
-    In the caller's transaction, also for users' own migrations. Once it is committed, what is sent comes; what waits in
-    the outbox comes too, unless a delivery had begun with it, and what was delivered does not. From another node comes
-    what that one delivers once this node's dispatcher has told it. For a total inbox and another node it takes the
-    node's dispatch lock, so nothing is delivered until the caller's transaction ends. Repeating it is
-    harmless. Raises `UnknownInbox`, `InvalidName`, and `InvalidMessage` for a topic.
-    """
-    return run(connection, _subscribing(*_checked(inbox, topics, schema, origin)))
-
-
-async def subscribe_async(
-    connection: AnyAsyncConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
-) -> list[str]:
-    """`subscribe` on an async connection."""
-    return await run_async(connection, _subscribing(*_checked(inbox, topics, schema, origin)))
-
-
-def unsubscribe(
-    connection: AnyConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
-) -> list[str]:
-    """End an inbox's subscriptions to these topics and patterns, as they were given; return those that there were.
-
-    Only those to messages of `origin`, as it was given: ending one to `*` leaves one to a node of its own.
-
-    In the caller's transaction. What was delivered stays in the inbox. Repeating it is harmless. Raises as `subscribe`.
-    """
-    return run(connection, _unsubscribing(*_checked(inbox, topics, schema, origin)))
-
-
-async def unsubscribe_async(
-    connection: AnyAsyncConnection, inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
-) -> list[str]:
-    """`unsubscribe` on an async connection."""
-    return await run_async(connection, _unsubscribing(*_checked(inbox, topics, schema, origin)))
 
 
 SUBSCRIBE = Sql(
@@ -81,8 +33,26 @@ WHERE inbox = '{inbox}' AND origin = %(origin)s::text AND topic = ANY (%(topics)
 )
 
 
-def _checked(inbox: str, topics: Topics, schema: str, origin: str) -> tuple[str, str, list[str], str]:
-    return schema_name(schema), inbox_name(inbox), topic_texts(topics), origin_name(origin)
+def _subscription(
+    inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
+) -> Operation[list[str]]:
+    """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
+
+    A topic is text or a `Topic`, and text may be a pattern. Dots part words: `order.*` fits the topics of `order` and
+    one more word, `order.#` those that are or begin with `order`, `#` all. There may be several `*`, but not beside a
+    `#`, which is the last word. A pattern gets messages and events, never commands or replies. However many fit, the
+    inbox gets a message once.
+
+    `origin` says whose messages: those of this node (empty, the default), those of the node of that name, which this
+    one reads over a link, or those of this node and of all that it reads (`*`).
+
+    In the caller's transaction, also for users' own migrations. Once it is committed, what is sent comes; what waits in
+    the outbox comes too, unless a delivery had begun with it, and what was delivered does not. From another node comes
+    what that one delivers once this node's dispatcher has told it. For a total inbox and another node it takes the
+    node's dispatch lock, so nothing is delivered until the caller's transaction ends. Repeating it is
+    harmless. Raises `UnknownInbox`, `InvalidName`, and `InvalidMessage` for a topic.
+    """
+    return _subscribing(*_checked(inbox, topics, schema, origin))
 
 
 def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Operation[list[str]]:
@@ -94,6 +64,18 @@ def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Ope
     return sorted(topic for (topic,) in changed)
 
 
+def _unsubscription(
+    inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
+) -> Operation[list[str]]:
+    """End an inbox's subscriptions to these topics and patterns, as they were given; return those that there were.
+
+    Only those to messages of `origin`, as it was given: ending one to `*` leaves one to a node of its own.
+
+    In the caller's transaction. What was delivered stays in the inbox. Repeating it is harmless. Raises as `subscribe`.
+    """
+    return _unsubscribing(*_checked(inbox, topics, schema, origin))
+
+
 def _unsubscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Operation[list[str]]:
     yield IN_TRANSACTION
     yield from checking(schema)
@@ -102,6 +84,14 @@ def _unsubscribing(schema: str, inbox: str, topics: list[str], origin: str) -> O
     if changed and origin != OWN:
         yield from leaving(schema, inbox)
     return sorted(topic for (topic,) in changed)
+
+
+def _checked(inbox: str, topics: Topics, schema: str, origin: str) -> tuple[str, str, list[str], str]:
+    return schema_name(schema), inbox_name(inbox), topic_texts(topics), origin_name(origin)
+
+
+subscribe, subscribe_async = on_connections("subscribe", _subscription)
+unsubscribe, unsubscribe_async = on_connections("unsubscribe", _unsubscription)
 
 
 def topic_texts(given: Topics) -> list[str]:

@@ -201,7 +201,7 @@ class Home:
         ours = settings.place(self.dsn)
         where = f"database {found.name}" if found.name != wanted.name else "a server of another start"
         raise Elsewhere(
-            f"The worker's own sessions, to {ours}, reach {where}, and its batches are in database {wanted.name} by "
-            f"way of {self.name}. Nothing was written. Give it listen_dsn, a connection string that leads to the same "
-            "database, past any pooler."
+            f"Mailroom's own sessions, to {ours}, reach {where}, and those of the source are in database "
+            f"{wanted.name} by way of {self.name}. Nothing was written. Give listen_dsn, a connection string that "
+            "leads to the same database, past any pooler."
         )

@@ -44,9 +44,9 @@ def parameters(driver: Any, database: str) -> str:
 
 
 def unknown(why: str) -> ConfigurationError:
-    """Return the error that says what to do if a worker cannot open sessions like those of its source."""
+    """Return the error that says what to do if sessions like those of a source cannot be opened."""
     return ConfigurationError(
-        f"{why}, so the worker's own sessions cannot follow: give it listen_dsn, a connection string that leads to the "
+        f"{why}, so Mailroom's own sessions cannot follow: give listen_dsn, a connection string that leads to the "
         "same database, past any pooler."
     )
 

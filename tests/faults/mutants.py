@@ -158,7 +158,7 @@ def _ack_before_handling() -> None:
 
     def batch_of(self: Any, batch: Any, entry: Any) -> None:
         with self._transactions.begin() as connection:
-            run(connection, self._claiming(batch, self._inbox, connection))
+            run(connection, self._claiming(batch, connection))
             if not batch.messages:
                 return
             self._transactions.commit(connection)
@@ -311,7 +311,7 @@ def _tried_the_same_way() -> None:
     from dispatcher.daemon import Dispatcher
     from dispatcher.portion import Portion
 
-    _put(Dispatcher, "session", {**Dispatcher.session, "statement_timeout": "300ms"})
+    _put(Dispatcher, "_session", {**Dispatcher._session, "statement_timeout": "300ms"})
     _put(Portion, "of", lambda self, full: full)
 
 

@@ -51,7 +51,7 @@ def reap(connection: psycopg.Connection[Any], inbox: Inbox, dice: random.Random,
     if messages:
         observations.had((one.id, one.clock) for one in messages)
         columns = [[one.id for one in messages], [one.key for one in messages], [one.clock for one in messages]]
-        connection.execute(REAPED.encode(), [inbox.name, *columns])
+        connection.execute(REAPED.encode(), [inbox.inbox, *columns])
         for message in messages:
             assert message.value["id"] == str(message.id), "the value belongs to another message"
             if message.key.startswith(PROBE):

@@ -32,7 +32,7 @@ def test_statements_are_named_after_their_constants() -> None:
 def test_every_await_of_the_loops_is_in_the_catalogue() -> None:
     names = [each.name for each in awaits.catalogue()]
     assert len(names) == len(set(names))
-    for function in (listener.Listener.run, worker.AsyncWorker.work, worker._Service._serve):
+    for function in (listener.Listener.run, worker.AsyncWorker._work, worker._Worker._serve):
         assert f"await {function.__module__}.{function.__qualname__} #1" in names
 
 

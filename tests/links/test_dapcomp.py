@@ -40,7 +40,7 @@ def links(nodes: dict[str, Node]) -> dict[tuple[str, str], Linked]:
         if sender != receiver
     }
     for link in made.values():
-        link.inbox(RECEIVED.name, "news")
+        link.inbox(RECEIVED.inbox, "news")
     for process, node in nodes.items():
         assert run(node.connection, starting(SCHEMA)).clock == 0, f"{process} has jumped"
         node.allow_clocks()

@@ -383,9 +383,9 @@ def test_calls_name_who_acts(source: Node) -> None:
 
 def test_schema_that_is_not_there_is_told(source: Node) -> None:
     with pytest.raises(SchemaError), source.connection.transaction():
-        Links("nowhere").allow(source.connection, "south", actor="ada")
+        Links(schema="nowhere").allow(source.connection, "south", actor="ada")
     with pytest.raises(SchemaError):
-        Links("nowhere").status(source.connection)
+        Links(schema="nowhere").status(source.connection)
 
 
 @pytest.mark.parametrize("kind", SYNC)

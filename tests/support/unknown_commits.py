@@ -20,8 +20,8 @@ from uuid import UUID
 import psycopg
 
 from dispatcher import deliver_all
-from inbox import Inbox
 from inbox.claim import Share
+from inbox.claims import Claims
 from mailroom import Outcome, commit, create_inbox
 from mailroom.sql.operation import Operation, Sql
 from tests.support.committing import client
@@ -166,7 +166,7 @@ class _Losing:
         return True
 
     def _reaping(self) -> Operation[bool]:
-        claimed = yield from Inbox("numbers").claiming(Share(keys=1, per_key=1, total=1))
+        claimed = yield from Claims("mailroom", "numbers").claiming(Share(keys=1, per_key=1, total=1))
         for message in claimed.messages:
             yield from self._note("reaped_ledger", message.value)
         if not claimed.messages:

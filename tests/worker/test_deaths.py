@@ -18,6 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from inbox import AsyncWorker, Inbox, Message, Skip, Unavailable, Worker
 from inbox.claim import Share
+from inbox.claims import Claims
 from inbox.failure import recording
 from inbox.worker import in_flight, loop
 from inbox.worker.in_flight import ADD, DIED, DIED_IN_BATCH, REMOVE, Entry, InFlight
@@ -334,7 +335,7 @@ def test_entry_of_a_committed_batch_is_deleted_and_blames_no_message(node: Node,
 
 def claimed(node: Node, *mine: UUID, due: bool = False, most: int = 9) -> list[str]:
     """Return the keys that another worker's claim takes, or that of the worker with these entries; undo it."""
-    shipping = Inbox("shipping")
+    shipping = Claims("mailroom", "shipping")
     share = Share(most, most, most, due_too=False, hold=True, mine=mine)
     claiming = shipping.claiming_due(hold=True, mine=mine) if due else shipping.claiming(share)
     with node.connection.transaction(force_rollback=True):
@@ -345,7 +346,7 @@ def claimed(node: Node, *mine: UUID, due: bool = False, most: int = 9) -> list[s
 
 def dying(node: Node, connection: psycopg.Connection[Any], *, due: bool = False) -> tuple[InFlight, Entry]:
     """Claim what there is, and end the batch as if its worker had died: by a rollback that nobody records."""
-    worker, entry, shipping = InFlight(node.dsn, "mailroom", "shipping"), Entry(), Inbox("shipping")
+    worker, entry, shipping = InFlight(node.dsn, "mailroom", "shipping"), Entry(), Claims("mailroom", "shipping")
     worker._lives.hold_lock(connection)
     claiming = shipping.claiming_due() if due else shipping.claiming(Share(9, 9, 9, due_too=False))
     worker.add(entry, run(connection, claiming).messages, due=due)

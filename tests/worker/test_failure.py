@@ -12,6 +12,7 @@ from psycopg_pool import ConnectionPool
 from sqlalchemy import text
 
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
+from inbox.claims import Claims
 from inbox.failure import recording, suspecting
 from inbox.worker.batch import Batch
 from inbox.worker.in_flight import InFlight
@@ -200,7 +201,7 @@ def test_worker_goes_on_when_an_attempt_could_not_be_recorded(
             raise ValueError
         write_ledger(message, connection)
 
-    monkeypatch.setattr(Worker, "within", within)
+    monkeypatch.setattr(Worker, "_within", within)
     with working(Worker(source, "shipping", handle, poll_interval_s=0.01)):
         eventually(lambda: ledger_keys(node) == ["a"])
 
@@ -408,7 +409,7 @@ def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect:
     batch, due = Batch(), Batch(due=True)
     for each in (batch, due):
         connection = connect()
-        run(connection, worker._claiming(each, Inbox("shipping"), connection))
+        run(connection, worker._claiming(each, connection))
     assert [message.key for message in batch.messages] == ["a"]
     assert [message.clock for message in due.messages] == [head.clock]
 
@@ -525,7 +526,7 @@ def test_key_that_is_tried_one_by_one_is_reported_as_due_until_its_last_message(
     told = []
     for _ in range(3):
         with node.connection.transaction():
-            told.append(run(node.connection, Inbox("shipping").claiming_due()).due_in_s)
+            told.append(run(node.connection, Claims("mailroom", "shipping").claiming_due()).due_in_s)
     assert [due_in_s is not None and due_in_s <= 0 for due_in_s in told] == [True, True, False]
 
 
@@ -601,7 +602,7 @@ def test_batch_lost_while_the_worker_stops_is_not_said_to_be_retried(
 
     def handle(message: Message, connection: Any) -> None:
         worker.stop()
-        eventually(worker.stopping.is_set)
+        eventually(worker._stopping.is_set)
         node.connection.execute("SELECT pg_terminate_backend(%s, 60000)", [connection.info.backend_pid])
         connection.execute("SELECT 1")
 

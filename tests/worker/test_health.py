@@ -213,8 +213,8 @@ def test_dispatcher_beside_a_worker_whose_first_connection_is_refused_tries_agai
     run = Leading.run
 
     async def running(leading: Leading) -> None:
-        if leading.role == "dispatcher":
-            times.append(leading.role)
+        if leading._role == "dispatcher":
+            times.append(leading._role)
             if len(times) < 3:
                 raise ConnectionFailed("Cannot connect: refused.")
         await run(leading)

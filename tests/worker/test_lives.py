@@ -381,7 +381,7 @@ def test_handler_that_ends_the_process_leaves_its_entry_and_other_loops_keep_the
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        eventually(worker.stopping.is_set)
+        eventually(worker._stopping.is_set)
         assert worker._loop is not None
         settle = worker._in_flight._sender.settle  # nobody has waited yet for the answer to the last entry
         for _ in range(10):  # lets its event loop and threads do whatever follows from that

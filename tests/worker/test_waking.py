@@ -34,10 +34,10 @@ class Watched(AsyncWorker):
         self._act = act
         self._listens = listens
 
-    async def work(self, batch: Batch, entry: Entry) -> None:
+    async def _work(self, batch: Batch, entry: Entry) -> None:
         await self._listens.wait()  # the listener rings when it starts, which would wake the worker by chance
         self._act("before scan")
-        await super().work(batch, entry)
+        await super()._work(batch, entry)
         self._act("after scan")
 
 

@@ -265,7 +265,7 @@ async def test_cancelled_async_worker_finishes_its_batch_and_is_cancelled(node: 
     task = asyncio.create_task(worker.run())
     await asyncio.wait_for(handle.busy.wait(), WITHIN_S)
     task.cancel()
-    await asyncio.wait_for(worker.stopping.wait(), WITHIN_S)
+    await asyncio.wait_for(worker._stopping.wait(), WITHIN_S)
     handle.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, WITHIN_S)
@@ -280,7 +280,7 @@ async def test_async_worker_cancelled_again_leaves_no_task_and_gives_its_batch_b
     task = asyncio.create_task(worker.run())
     await asyncio.wait_for(handle.busy.wait(), WITHIN_S)
     task.cancel()
-    await asyncio.wait_for(worker.stopping.wait(), WITHIN_S)
+    await asyncio.wait_for(worker._stopping.wait(), WITHIN_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, WITHIN_S)
