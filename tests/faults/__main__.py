@@ -1,5 +1,6 @@
 """`python -m tests.faults`: the fault campaign; `make faults`, `make soak` and `make fault-mutants` call it."""
 
+import faulthandler
 import logging
 import secrets
 import signal
@@ -33,6 +34,7 @@ def main(
     """Break a node under load in every way there is, and hold its ledgers against the guarantees."""
     # Ended like by Ctrl-C, with its processes and its server: by itself SIGTERM would leave them running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1)  # says where its threads stand
     console = Console(width=160)
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # it tells of every connection that was lost
     seed = secrets.randbelow(1_000_000) if seed is None else seed

@@ -2,8 +2,10 @@
 
 import contextlib
 import random
+import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +29,12 @@ SCARCE_ROUND = 2  # not the last one, which a busy machine may not come to
 PACE = 1_500.0  # messages a second that writers would send; they rest while consumers lag
 ISOLATIONS = (READ_COMMITTED, "repeatable read", "serializable")
 SETTLED_WITHIN_S = 90.0
+# A lane's last step, with all that it may wait for: longer, and something waits that nobody bounds.
+LANE_ENDS_WITHIN_S = 600.0
+
+
+class StandsStill(Exception):
+    """A lane of the campaign itself waits for ever."""
 
 
 class Campaign:
@@ -87,17 +95,20 @@ class Campaign:
     def _round(self, stage: Stage, cases: dict[str, list[Case]], faults: list[str], seconds: float) -> None:
         self._over.clear()
         lanes = [
-            threading.Thread(target=self._run_cases, args=(stage, nth, roles, cases), name=f"cases-{nth}")
+            threading.Thread(target=self._run_cases, args=(stage, nth, roles, cases), name=f"cases-{nth}", daemon=True)
             for nth, roles in enumerate((("dispatcher",), ("worker",), ("reaper", "writer")))
             if not self._only or "matrix" in self._only
         ]
-        lanes.append(threading.Thread(target=self._run_faults, args=(stage, faults), name="faults"))
+        lanes.append(threading.Thread(target=self._run_faults, args=(stage, faults), name="faults", daemon=True))
         for lane in lanes:
             lane.start()
         self._over.wait(seconds)
         self._over.set()
+        deadline = time.monotonic() + LANE_ENDS_WITHIN_S
         for lane in lanes:
-            lane.join()
+            lane.join(max(0.0, deadline - time.monotonic()))
+        if any(lane.is_alive() for lane in lanes):
+            raise StandsStill("\n".join([*map(_standing_at, lanes), stage.situation()]))
 
     def _run_cases(self, stage: Stage, nth: int, roles: tuple[str, ...], cases: dict[str, list[Case]]) -> None:
         matrix = Matrix(stage, self._report, self._seed + nth)
@@ -170,3 +181,8 @@ class Campaign:
             self._report.liveness[what] = max(took, self._report.liveness.get(what, 0.0))
         if self._logs is not None:
             stage.keep_logs(self._logs)
+
+
+def _standing_at(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "\n".join([f"{thread.name}:", *(traceback.format_stack(frame) if frame else ["has ended"])])

@@ -38,6 +38,7 @@ HIGH_WATER, LOW_WATER = 3_000, 1_500  # messages waiting at which writers rest, 
 WATCH_S = 0.25
 ORPHAN_S = 2.0
 HANDLED_WITHIN_S = 60.0  # I11: 30 s and what the backlog takes, with other faults meanwhile
+PATIENCE_S = 300.0  # at the most, where everything is slow
 
 
 SITUATION = """
@@ -208,7 +209,7 @@ class Stage:
                     session = None
                 if time.monotonic() - began > within_s and not (self._scarcity and patience.lasts()):
                     raise NotHandled(
-                        f"{what}: {sorted(asked.values())} not handled within {within_s:.0f} s; {self._situation()}"
+                        f"{what}: {sorted(asked.values())} not handled within {within_s:.0f} s; {self.situation()}"
                     )
                 time.sleep(0.01)
         took = time.monotonic() - began
@@ -219,7 +220,7 @@ class Stage:
         with self._lock:
             self.liveness[what] = max(self.liveness.get(what, 0.0), took)
 
-    def _situation(self) -> str:
+    def situation(self) -> str:
         """Say what is left, who waits for whom, and where the leader stands."""
         try:
             with self.host.session() as session:
@@ -383,17 +384,23 @@ class Stage:
 
 
 class _Patience:
-    """Where everything is slow: as long as something is handled in each span, what was asked for may still come."""
+    """Where everything is slow: as long as something is handled in each span, what was asked for may still come.
+
+    Not for ever: two probes may wait for each other's ends, while everything else is handled.
+    """
 
     def __init__(self, stage: Stage, span_s: float) -> None:
         self._stage = stage
         self._span_s = span_s
         self._handled = 0
         self._until = 0.0
+        self._ends = time.monotonic() + PATIENCE_S
 
     def lasts(self) -> bool:
         """Tell whether to wait on."""
         now = time.monotonic()
+        if now > self._ends:
+            return False
         if now < self._until:
             return True
         try:
