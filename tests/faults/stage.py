@@ -36,6 +36,7 @@ from tests.faults.task import USUAL, Habits, Task
 
 HIGH_WATER, LOW_WATER = 3_000, 1_500  # messages waiting at which writers rest, and go on
 WATCH_S = 0.25
+WATCH_OPTIONS = "-c lock_timeout=1s"
 ORPHAN_S = 2.0
 HANDLED_WITHIN_S = 60.0  # I11: 30 s and what the backlog takes, with other faults meanwhile
 PATIENCE_S = 300.0  # at the most, where everything is slow
@@ -342,10 +343,11 @@ class Stage:
     def _watch(self) -> None:
         while not self._over.wait(WATCH_S):
             try:
-                with self.host.session() as session:
+                # Bounded: a count that waits behind who wants the table for itself would leave the orphan it waits for.
+                with self.host.session(options=WATCH_OPTIONS) as session:
                     while not self._over.wait(WATCH_S):
-                        self._throttle(session)
                         self._end_orphans(session)
+                        self._throttle(session)
             except (psycopg.OperationalError, psycopg.InterfaceError):
                 continue
 
