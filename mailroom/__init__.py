@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mailroom.links.links import AsyncLinks, Links
     from mailroom.schema.drop import drop_inbox, drop_inbox_async
     from mailroom.schema.inboxes import create_inbox, create_inbox_async
+    from mailroom.schema.rename import rename_inbox, rename_inbox_async
     from mailroom.schema.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
     from mailroom.settings import dsn
     from mailroom.topic import Topic
@@ -40,6 +41,8 @@ __all__ = [
     "drop_inbox",
     "drop_inbox_async",
     "dsn",
+    "rename_inbox",
+    "rename_inbox_async",
     "resolve",
     "resolve_async",
     "subscribe",
@@ -61,6 +64,7 @@ _HOMES = {
     "mailroom.links.links": ("AsyncLinks", "Links"),
     "mailroom.schema.drop": ("drop_inbox", "drop_inbox_async"),
     "mailroom.schema.inboxes": ("create_inbox", "create_inbox_async"),
+    "mailroom.schema.rename": ("rename_inbox", "rename_inbox_async"),
     "mailroom.schema.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
     "mailroom.settings": ("dsn",),
     "mailroom.topic": ("Topic",),

@@ -90,7 +90,7 @@ ATTRIBUTES = {
     "BatchHandler": "",
     "Changed": "freed keys messages",
     "Handlers": "on on_error_reply schema",
-    "Inbox": "backlog inbox peek reap reap_any schema",
+    "Inbox": "backlog create drop inbox peek reap reap_any rename schema subscribe unsubscribe",
     "Message": (
         "clock delivered_at event_type expires_at headers id key kind message_type origin raw sent_at sent_clock "
         "source status topic value"

@@ -18,7 +18,7 @@ Order: TypeAlias = Literal["key", "total"]
 LONGEST_KEEP_S = 3_650 * 86_400
 
 
-def _creation(
+def creation(
     name: str | Iterable[str],
     subscribe: Topics = (),
     *,
@@ -75,7 +75,7 @@ def _creation(
     )  # fmt: skip
 
 
-create_inbox, create_inbox_async = on_connections("create_inbox", _creation)
+create_inbox, create_inbox_async = on_connections("create_inbox", creation)
 
 
 def _check_keep_s(keep_s: float) -> None:
