@@ -49,7 +49,7 @@ from outbox.store import VALUES
 from tests.support.command import error_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
-from tests.support.hot import nodes
+from tests.support.explain import nodes
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger

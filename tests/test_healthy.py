@@ -19,7 +19,7 @@ from inbox.failure import recording, suspecting
 from mailroom.message import Message
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.hot import nodes
+from tests.support.explain import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 

@@ -12,7 +12,7 @@ from dispatcher.links.bounds import BOUNDS, POSITION, START, Bounds, Position, b
 from dispatcher.links.fetch import FETCH
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
-from tests.support.hot import executed, nodes, pages, prepared
+from tests.support.explain import executed, nodes, pages, prepared
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
 

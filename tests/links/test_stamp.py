@@ -18,7 +18,7 @@ from mailroom.message import MESSAGE
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.hot import below, explained
+from tests.support.explain import below, explained
 from tests.support.node import SCHEMA, Node, send
 
 NOW = datetime.now(UTC)

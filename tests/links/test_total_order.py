@@ -31,7 +31,7 @@ from outbox import Outbox, Outgoing
 from tests.interleavings.sessions import sessions
 from tests.support.command import done
 from tests.support.databases import Connect
-from tests.support.hot import nodes
+from tests.support.explain import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import WITHIN_S, eventually
