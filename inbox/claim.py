@@ -105,7 +105,7 @@ SELECT {nulls}, {unpinned}
 ORDER BY clock
 """,
     columns=(*COLUMNS, "boolean"),
-    not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
+    not_waiting=NOT_WAITING % "%(key)s::text",
     picked=PICKED,
     fitting=FITTING % SIZE,
     healed=HEALED,
@@ -121,7 +121,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN
            AND {not_waiting} END, {unpinned}
 """,
     columns=("boolean", "boolean"),
-    not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
+    not_waiting=NOT_WAITING % "%(key)s::text",
     unpinned=UNPINNED,
 )
 

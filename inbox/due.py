@@ -11,7 +11,8 @@ from uuid import UUID
 
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.answer import ASKS, MAY_ANSWER, Undone, answering_undone
-from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
+from mailroom.columns import DELIVERED, MESSAGE, MOVING, listed
+from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 log = logging.getLogger("mailroom.inbox")
@@ -63,9 +64,7 @@ OTHERS = (
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
 # answered loses its reply_to, so that requeued it is not answered a second time. A role that may not send leaves the
 # reply_to, and so the answer to whoever requeues or discards the dead letter: no command may end a worker by asking.
-ANSWERED = MESSAGE.replace(
-    "headers", f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END"
-)
+ANSWERED = listed(MOVING, headers=f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END")
 # Null for what was sent here, where the clock is that of the send: a requeue stamps it anew.
 ELSEWHERE = ", ".join(
     f"CASE WHEN gone.sent_clock <> gone.clock THEN gone.{name} END" for name in ("origin", "sent_clock")

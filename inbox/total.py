@@ -16,7 +16,8 @@ from uuid import UUID
 from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
 from inbox.due import ANSWERED, NOW, answering_skipped
 from mailroom.answer import ASKS, MAY_ANSWER
-from mailroom.message import COLUMNS, MESSAGE, SELECTED, Message
+from mailroom.columns import MESSAGE
+from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.schema import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from mailroom import codec
 from mailroom.carry import headers_json
+from mailroom.columns import MESSAGE_ROW, written
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
 from mailroom.sql.insert import Insert
@@ -22,21 +23,7 @@ MessageType: TypeAlias = Literal["O", "D", "C", "U"]
 EventType: TypeAlias = Literal["C", "U", "D"]
 
 # What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
-COLUMNS = (
-    ("message_id", "uuid"),
-    ("topic", "text"),
-    ("key", "text"),
-    ("kind", '"char"'),
-    ("message_type", '"char"'),
-    ("event_type", '"char"'),
-    ("value", "bytea"),
-    ("headers", "jsonb"),
-    ("deliver_at", "timestamptz"),
-    ("expires_at", "timestamptz"),
-    ("after_clock", "bigint"),
-)
-
-NAMES = ", ".join(name for name, _ in COLUMNS)
+COLUMNS = written(MESSAGE_ROW)
 
 LONGEST_DELAY_S = 3_650 * 86_400
 EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
@@ -183,11 +170,18 @@ def clock(clock: int) -> int:
     return clock
 
 
-INSERT = Insert("outbox", COLUMNS)
-VALUES = INSERT.values
+INSERT = Insert("outbox", MESSAGE_ROW)
 
 
 def sending(schema: str, row: Row) -> Operation[None]:
     """Insert one row of `row_of`."""
     yield IN_TRANSACTION
     yield INSERT.of(schema, row)
+
+
+def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
+    """Insert rows of `row_of` in order; return how many."""
+    yield IN_TRANSACTION
+    if rows:
+        yield INSERT.many(schema, rows)
+    return len(rows)

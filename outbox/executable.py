@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.carry import headers_json
+from mailroom.columns import EXECUTABLE_ROW, written
 from mailroom.errors import InvalidMessage
-from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
+from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
 from mailroom.names import Key, executable_name, key_text, shown, topic_name
 from mailroom.outgoing import aware, clock, given_id
 
@@ -20,7 +21,7 @@ Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
 
 # What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
-COLUMNS = (("message_id", "uuid"), *PARTS, ("headers", "jsonb"), ("after_clock", "bigint"))
+COLUMNS = written(EXECUTABLE_ROW)
 # An escaped NUL in JSON, not an escaped backslash before u0000.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 MIN_AMOUNT, MAX_AMOUNT = -(2**63), 2**63 - 1

@@ -9,7 +9,7 @@ from mailroom.names import DEFAULT_SCHEMA, OWN, count, inbox_name, origin_name, 
 from mailroom.schema.checks import checking
 from mailroom.schema.subscriptions import SUBSCRIBE, Topics, topic_texts
 from mailroom.sql.methods import on_connections
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
 from mailroom.total import joining
 
@@ -219,7 +219,7 @@ def _creating(
 
 
 def _making_partitions(schema: str, names: list[str], order: str | None) -> Operation[None]:
-    by_order = BY_ORDER.replace("{schema}", f'"{schema}"') if order == "total" else ""
+    by_order = filled(BY_ORDER, schema=f'"{schema}"') if order == "total" else ""
     for first in range(0, len(names), AT_ONCE):
         inboxes = ",".join(f'"{name}"' for name in names[first : first + AT_ONCE])
         try:

@@ -63,14 +63,14 @@ DUE = {"but_orphaned": due.BUT_ORPHANED}
 STORE = {name: text for name, text in target.STORE_TARGET.names("mailroom").items() if name != "schema"}
 
 SENDING = {
-    "insert": Hot(outgoing.INSERT, _of_one_row(outgoing.VALUES)),
+    "insert": Hot(outgoing.INSERT, _of_one_row(outgoing.INSERT.values)),
     "insert-once": Hot(once.SEND),
-    "insert-many": Hot(outbox.UNNEST),
-    "insert-by-copy": Hot(outbox.COPY),
+    "insert-many": Hot(outgoing.INSERT.unnest),
+    "insert-by-copy": Hot(outgoing.INSERT.copy),
     "may-copy": Hot(BOUND, {"table": "outbox"}),
-    "insert-executable": Hot(store.INSERT, _of_one_row(store.VALUES)),
-    "insert-executables": Hot(store.UNNEST),
-    "insert-executables-by-copy": Hot(store.COPY),
+    "insert-executable": Hot(store.INSERT, _of_one_row(store.INSERT.values)),
+    "insert-executables": Hot(store.INSERT.unnest),
+    "insert-executables-by-copy": Hot(store.INSERT.copy),
 }
 DELIVERING = {
     "take-the-turn": Hot(clock.LOCK, session=DELIVERY),
