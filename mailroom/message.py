@@ -42,25 +42,9 @@ class Message(Generic[V]):
     sent it.
     """
 
-    # In the order of `__init__`, as `holding` has it.
-    __slots__ = (
-        "_delivered_at",
-        "_expires_at",
-        "_headers",
-        "_json",
-        "_raw",
-        "_sent_at",
-        "_value",
-        "clock",
-        "event_type",
-        "id",
-        "key",
-        "kind",
-        "message_type",
-        "origin",
-        "sent_clock",
-        "source",
-        "topic",
+    __slots__ = (  # noqa: RUF023 - the order is that of `__init__`
+        "key", "clock", "sent_clock", "origin", "id", "topic", "kind", "message_type", "event_type", "_raw", "_json",
+        "_headers", "source", "_sent_at", "_expires_at", "_delivered_at", "_value",
     )  # fmt: skip
 
     def __init__(

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from mailroom.sql.insert import Insert
 from mailroom.sql.operation import Sql
 from tests.support.hot import HOT, Hot
 
@@ -23,6 +24,8 @@ def statements(content: dict[str, object]) -> dict[str, Sql]:
         for nth, each in enumerate(value if isinstance(value, tuple) else (value,)):
             if isinstance(each, Sql):
                 found[name if each is value else f"{name}[{nth}]"] = each
+            if isinstance(each, Insert):
+                found |= {f"{name}.copy": each.copy, f"{name}.unnest": each.unnest}
     return found
 
 
@@ -31,7 +34,7 @@ def made_in(sql: Sql) -> str:
     for module, code in sorted(sys.modules.items()):
         if module.partition(".")[0] in PACKAGES:
             for name, each in statements(vars(code)).items():
-                constant = name.partition("[")[0]
+                constant = re.split(r"[.[]", name)[0]
                 if each is sql and re.search(rf"^{constant}\b[^\n(]* = ", inspect.getsource(code), re.MULTILINE):
                     return f"{name} in {Path(inspect.getfile(code)).relative_to(ROOT)}"
     raise AssertionError(f"no constant of the product: {sql.template}")
@@ -50,10 +53,11 @@ def golden(hot: Hot) -> str:
 def main() -> None:
     """Write all files anew, and remove those of statements that are gone."""
     FILES.mkdir(exist_ok=True)
+    contents = {FILES / f"{name}.sql": golden(hot) for name, hot in HOT.items()}
     for left in FILES.glob("*.sql"):
         left.unlink()
-    for name, hot in HOT.items():
-        (FILES / f"{name}.sql").write_text(golden(hot))
+    for file, content in contents.items():
+        file.write_text(content)
 
 
 if __name__ == "__main__":
