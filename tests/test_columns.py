@@ -35,7 +35,7 @@ WAYS = ("one", "copy", "arrays", "staged", "due", "parked", "skipped", "fanned",
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of the source whose messages have a column more."""
-    for name in ("mailroom", "inbox", "outbox", "dispatcher", "alembic"):
+    for name in ("mailroom", "inbox", "outbox", "dispatcher", "spark_jobs", "alembic"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "__init__.py").touch()
