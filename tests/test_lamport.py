@@ -1,11 +1,12 @@
-"""The public clocks: dapcomp's run by the class, and what holds in every run."""
+"""The public clock: dapcomp's run by the class, and what holds in every run."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mailroom import LamportClock, Stamp, VectorClock
+from mailroom import LamportClock, Stamp
 from mailroom.clock import MAX_CLOCK, ClockOverflow
+from tests.models.vector_clock import VectorClock
 from tests.support import dapcomp
 
 PROCESSES = 3

@@ -23,7 +23,6 @@ ATTRIBUTES = {
     "Stamp": "clock is_stale what",
     "TokenExpired": "token",
     "Topic": "name read read_answer typed upcast version write write_answer",
-    "VectorClock": "happened_before receive tick vector",
     "Watched": "fault key_prefix table topic without",
     "carrying": "",
     "ConfigurationError": "",
