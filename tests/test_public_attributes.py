@@ -47,7 +47,7 @@ ATTRIBUTES = {
         "acked allowed backlog commands id in_doubt keep_s lag_s last link max_rows name seen_at state topics"
     ),
     "Removed": "given_up name side",
-    "LinkReport": "earlier lost name skipped state why",
+    "LinkReport": "earlier lost more_lost name skipped state why",
     "Resumed": "at known skipped unknown was",
     "SourceState": (
         "flows id incarnation link name pending position reader received_at refused service shown since state "
