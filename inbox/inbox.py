@@ -5,7 +5,8 @@ from inbox.claims import Claims
 from inbox.peek import counting, peeking
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
-from mailroom.names import DEFAULT_SCHEMA, Key, count, key_text
+from mailroom.names import DEFAULT_SCHEMA, Key, key_text
+from mailroom.numbers import count
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 

@@ -10,6 +10,7 @@ moves the clock of the node, and never past a ceiling that is durable.
 """
 
 from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.numbers import whole
 from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 
@@ -116,8 +117,7 @@ def advancing_clock(schema: str, clock: int, *, dry_run: bool = False) -> Operat
     A clock that is further than that stays. Durable once the READ COMMITTED transaction commits. With `dry_run` it only
     returns what the clock has reached. Raises `ConfigurationError` for a clock above `MAX_ADVANCED`.
     """
-    if not 0 <= clock <= MAX_ADVANCED:
-        raise ConfigurationError(f"The clock is {clock}; give 0 to {MAX_ADVANCED}: nodes count on from there.")
+    clock = whole(clock, "clock", 0, MAX_ADVANCED, ConfigurationError)
     yield LOCK.at(schema=schema)()
     (before,) = the_one((yield REACHED.at(schema=schema)()), NODE_ROW, schema)
     if not dry_run:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mailroom.clock import MAX_CLOCK, receive, tick
+from mailroom.numbers import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,8 @@ class LamportClock:
 
     def __init__(self, clock: int = 0, *, step: int = 1) -> None:
         """Begin at `clock`, with an empty history."""
-        _check("clock", clock, 0)
-        _check("step", step, 1)
-        self._clock, self._step = clock, step
+        self._clock = whole(clock, "clock", 0, MAX_CLOCK, ValueError)
+        self._step = whole(step, "step", 1, MAX_CLOCK, ValueError)
         self._history: list[Stamp] = []
 
     @property
@@ -60,7 +60,7 @@ class LamportClock:
         No message is dropped: one that is stale says so in its stamp. Raises `ValueError` for what is no clock, and
         `mailroom.clock.ClockOverflow` as `tick` does.
         """
-        _check("sent_clock", sent_clock, 0)
+        sent_clock = whole(sent_clock, "sent_clock", 0, MAX_CLOCK, ValueError)
         return self._note(Stamp(receive(self._clock, sent_clock, self._step), what, sent_clock <= self._clock))
 
     def _note(self, stamp: Stamp) -> Stamp:
@@ -71,8 +71,3 @@ class LamportClock:
     def __repr__(self) -> str:
         """Say where it is."""
         return f"LamportClock({self._clock}, step={self._step})"
-
-
-def _check(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_CLOCK:
-        raise ValueError(f"{name} must be an integer from {least} to {MAX_CLOCK}, not {value!r}")

@@ -10,7 +10,8 @@ from mailroom.links.resume import LOST_AT_MOST, LinkMoved, LinkReport, Resumed, 
 from mailroom.links.sources import adding, excluding, including, removing_source
 from mailroom.links.states import LinkStates, reading_states
 from mailroom.links.told import waiting_told
-from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, node_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
+from mailroom.numbers import count_or_all
 from mailroom.schema.checks import checking
 from mailroom.schema.subscriptions import Topics, topic_texts
 from mailroom.sql.methods import on_async_connection, on_connection

@@ -15,6 +15,8 @@ from mailroom.links.diverged import (
     holding,
     reading_ends,
 )
+from mailroom.links.readers import MAX_ROWS
+from mailroom.numbers import whole
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.total import resuming_order
 
@@ -110,8 +112,7 @@ def _told(resumed: Resumed) -> str:
 
 
 def _placing(schema: str, number: int, at: int, was: str | None, dry_run: bool) -> Operation[Resumed]:
-    if at < 0:
-        raise MailroomError(f"--at is {at}; the rows of a link have numbers from 1 on, and 0 stands for none of them.")
+    at = whole(at, "at", 0, MAX_ROWS, MailroomError)
     held = yield from holding(schema, number)
     if held is None:
         raise UnknownLink("The source was just removed.")
