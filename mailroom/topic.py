@@ -9,7 +9,7 @@ from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message, holding, plain
 from mailroom.names import shown, topic_name, topic_pattern
 from mailroom.numbers import whole
-from mailroom.values import PLAIN, Values, values_of
+from mailroom.typed.values import PLAIN, Values, values_of
 
 if TYPE_CHECKING:
     # Only a checker knows defaults before Python 3.13: with them a `Topic[Reserve]` is a `Topic[Reserve, Any]`.
