@@ -5,7 +5,8 @@ from inbox.named import Named
 from inbox.peek import counting, peeking
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
-from mailroom.names import Key, count, key_text
+from mailroom.names import Key, key_text
+from mailroom.numbers import count
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async

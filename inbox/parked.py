@@ -22,7 +22,8 @@ from mailroom.audit import auditing, check_actor
 from mailroom.columns import DELIVERED
 from mailroom.errors import ConfigurationError
 from mailroom.message import COLUMNS, SELECTED, Message, messages
-from mailroom.names import DEFAULT_SCHEMA, Key, count, count_or_all, inbox_name, key_text, schema_name, utf8
+from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, utf8
+from mailroom.numbers import count, count_or_all
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.total import is_total

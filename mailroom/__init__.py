@@ -9,7 +9,7 @@ from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
-    from mailroom.lamport import LamportClock, Stamp, VectorClock
+    from mailroom.lamport import LamportClock, Stamp
     from mailroom.links.links import AsyncLinks, Links
     from mailroom.schema.drop import drop_inbox, drop_inbox_async
     from mailroom.schema.inboxes import create_inbox, create_inbox_async
@@ -31,7 +31,6 @@ __all__ = [
     "Stamp",
     "TokenExpired",
     "Topic",
-    "VectorClock",
     "Watched",
     "atomically",
     "atomically_async",
@@ -60,7 +59,7 @@ __all__ = [
 # Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
 _HOMES = {
     "mailroom.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
-    "mailroom.lamport": ("LamportClock", "Stamp", "VectorClock"),
+    "mailroom.lamport": ("LamportClock", "Stamp"),
     "mailroom.links.links": ("AsyncLinks", "Links"),
     "mailroom.schema.drop": ("drop_inbox", "drop_inbox_async"),
     "mailroom.schema.inboxes": ("create_inbox", "create_inbox_async"),

@@ -20,7 +20,8 @@ from mailroom.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.executable import NAMES, unwired
 from mailroom.message import parsed
-from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
+from mailroom.numbers import MAX_INT64, count_or_all, whole
 from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sight import NODE_ROW, seeing, the_one
 from mailroom.sql.methods import on_async_connection, on_connection
@@ -478,6 +479,4 @@ def _tell_of_none(number: int, chosen: dict[str, object]) -> None:
 
 
 def _id(number: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**63:
-        raise InvalidMessage(f"{number!r} is not the number of a dead letter; give an int >= 1.")
-    return number
+    return whole(number, "the id of a dead letter", 1, MAX_INT64)

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
-from mailroom.names import DEFAULT_SCHEMA, count, schema_name
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.numbers import count
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Row, Sql

@@ -742,7 +742,7 @@ def test_bad_input_is_refused_before_anything_is_changed(
 
 @pytest.mark.parametrize("per_key", [0, True, "1"])
 def test_discard_of_a_wrong_number_per_key_is_refused(node: Node, per_key: Any) -> None:
-    with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key is"):
+    with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key must be"):
         discard(node.connection, per_key=per_key)
 
 

@@ -45,6 +45,7 @@ from mailroom import schema as node
 from mailroom import settings
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.numbers import seconds
 from mailroom.session import backoff, encoding
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
@@ -70,9 +71,9 @@ class _Worker(ABC):
         self.inbox = self._claims.inbox
         self.schema = self._claims.schema
         self._batch = arguments.count(batch, "batch")
-        self._batch_s = None if batch_s is None else arguments.seconds(batch_s, "batch_s")
-        self._timeout_s = None if timeout_s is None else arguments.seconds(timeout_s, "timeout_s")
-        self._poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
+        self._batch_s = None if batch_s is None else seconds(batch_s, "batch_s")
+        self._timeout_s = None if timeout_s is None else seconds(timeout_s, "timeout_s")
+        self._poll_interval_s = seconds(poll_interval_s, "poll_interval_s")
         self._fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
         self._stopping = asyncio.Event()
         self._patience = Patience()

@@ -31,11 +31,9 @@ READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in CO
 
 # A row of this kind is a mark: no message, it only shows a clock.
 MARK = "H"
-# No larger sent_clock is taken than this and the clocks of the time since 2026, as in `mailroom.links.start`; or so
-# much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
+# No larger sent_clock is taken than 2^61 + 2^60 and the clocks of the time since 2026, as in `mailroom.links.start`; or
+# so much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
 # comes near it unless somebody changes its rows. And who takes such a clock is taken by its own readers all the same:
-# until they read, this has grown by more than any node counts.
-MAX_SENT_CLOCK = 2**61 + 2**60
-# In SQL: {now} is the time, and `advanced` of node.
+# until they read, this has grown by more than any node counts. {now} is the time, and `advanced` of node.
 FURTHEST = f"""greatest({2**61}, advanced) + {2**60} + (greatest(0, least(
            extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24}.0)::bigint"""
