@@ -1,9 +1,8 @@
 """`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
-from inbox.claim import Share, reaping_key
+from inbox.claim import Share
 from inbox.named import Named
-from inbox.peek import counting, peeking
-from mailroom.errors import ConfigurationError
+from inbox.peek import counting
 from mailroom.message import Message
 from mailroom.names import Key, key_text
 from mailroom.numbers import count
@@ -17,12 +16,8 @@ class _Reaped(Named):
 
     def _reap(self, key: Key, limit: int) -> Operation[list[Message]]:
         text, most = key_text(key), count(limit, "limit")
-        if (yield from self._claims.looking_up()):
-            raise ConfigurationError(
-                f"Inbox {self.inbox!r} has total order, so no key can be reaped by itself: take the next messages, "
-                "whatever their keys, with reap_any (mailroom inbox reap --any)."
-            )
-        return (yield from reaping_key(self.schema, self.inbox, text, most))
+        order = yield from self._claims.looking_up()
+        return (yield from order.claiming_key(text, most))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
         share = Share(count(max_keys, "max_keys"), count(per_key, "per_key"), max_keys * per_key)
@@ -30,8 +25,8 @@ class _Reaped(Named):
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
         text, most = _text(key), count(limit, "limit")
-        whole = yield from self._claims.finding()
-        return (yield from peeking(self.schema, self.inbox, text, most, is_total=whole))
+        order = yield from self._claims.finding()
+        return (yield from order.peeking(text, most))
 
     def _backlog(self, key: Key | None) -> Operation[int]:
         text = _text(key)

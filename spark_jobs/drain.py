@@ -10,7 +10,7 @@ import click
 import psycopg
 import pyarrow as pa
 
-from inbox.peek import finding_by_key
+from inbox.order import finding_by_key
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say

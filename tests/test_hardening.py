@@ -33,7 +33,7 @@ from inbox import (
     Requests,
     Worker,
 )
-from inbox.failure import recording
+from inbox.failure import failed, recording
 from mailroom import create_inbox, schema, status, subscribe, testing, unsubscribe
 from mailroom import node as identity
 from mailroom import trace as tracing
@@ -774,7 +774,7 @@ def test_message_goes_its_way_with_hostile_objects_in_the_search_path(connect: C
     OUTBOX.send_many(connection, [Outgoing("shipping", 2, key="a"), Outgoing("shipping", 3, key="b")])
     assert deliver(connection) == 3
     [head, _] = SHIPPING.peek(connection, "a")
-    assert run(connection, recording("mailroom", "shipping", head, ValueError("no"))).outcome == "retry"
+    assert run(connection, recording("mailroom", "shipping", failed(head, ValueError("no")))).outcome == "retry"
     connection.commit()
     assert [message.value for message in SHIPPING.reap(connection, "a")] == [1, 2]
     assert [message.value for message in SHIPPING.reap_any(connection)] == [3]

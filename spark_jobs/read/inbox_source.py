@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from inbox.peek import finding_by_key
+from inbox.order import finding_by_key
 from mailroom.clock import MAX_CLOCK
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name

@@ -23,7 +23,7 @@ from dispatcher import (
 from dispatcher.executor import accounting, delete_range, function, guarded, take, target
 from dispatcher.links import acknowledge, asleep, bounds, fetch, receive
 from dispatcher.links import refusal as link_refusal
-from inbox import claim, due, failure, parked, peek, replies, total, total_parked
+from inbox import claim, due, failure, parked, parked_keys, peek, replies, total, total_failure, total_parked
 from inbox.claim import PINNED, Share
 from inbox.worker import batch, in_flight, life, wakeup
 from mailroom import clock, outgoing
@@ -135,33 +135,33 @@ ENDING = {
     "heal-total": Hot(total.HEAL),
     "heal-total-of-nothing": Hot(total.HEAL_GONE),
     "record-a-failure": Hot(failure.RECORD),
-    "record-a-failure-total": Hot(failure.RECORD_TOTAL),
+    "record-a-failure-total": Hot(total_failure.RECORD),
     "suspect": Hot(failure.SUSPECT),
-    "suspect-total": Hot(failure.SUSPECT_TOTAL),
+    "suspect-total": Hot(total_failure.SUSPECT),
     "in-flight-entry": Hot(in_flight.ADD, session=PINNED),
     "in-flight-remove": Hot(in_flight.REMOVE, session=PINNED),
     "in-flight-holders": Hot(in_flight.HOLDERS, session=PINNED),
     "in-flight-let-go": Hot(in_flight.LET_GO, session=PINNED),
     "in-flight-take-over": Hot(in_flight.TAKE_OVER, session=PINNED),
-    "in-flight-was-in-batch": Hot(in_flight.WAS_IN_BATCH, {"failing": "i.key", "upto": "i.clock"}, PINNED),
-    "in-flight-was-in-batch-total": Hot(in_flight.WAS_IN_BATCH, {"failing": "''", "upto": "i.sent_clock"}, PINNED),
+    "in-flight-was-in-batch": Hot(failure.WAS_IN_BATCH, {"failing": "i.key", "upto": "i.clock"}, PINNED),
+    "in-flight-was-in-batch-total": Hot(failure.WAS_IN_BATCH, {"failing": "''", "upto": "i.sent_clock"}, PINNED),
     "silent-processes": Hot(life.UNLOCKED, session=PINNED),
     "fall-asleep": Hot(wakeup.FALL_ASLEEP),
     "wake-up": Hot(wakeup.WAKE_UP),
 }
 PARKING = {
-    "park-behind": Hot(parked.MOVE),
-    "parked-keys": Hot(parked.KEYS),
+    "park-behind": Hot(parked_keys.MOVE),
+    "parked-keys": Hot(parked_keys.KEYS),
     "parked-total": Hot(total_parked.KEYS),
-    "parked-messages": Hot(parked.MESSAGES),
+    "parked-messages": Hot(parked_keys.MESSAGES),
     "parked-messages-total": Hot(total_parked.MESSAGES),
     "parked-attempts": Hot(parked.ATTEMPTS),
     "hold-parked": Hot(parked.LOCK),
-    "replay": Hot(parked.REPLAY),
+    "replay": Hot(parked_keys.REPLAY),
     "replay-total": Hot(total_parked.REPLAY),
-    "replay-lower": Hot(parked.LOWER),
-    "replay-notify": Hot(parked.NOTIFY),
-    "discard": Hot(parked.DISCARD),
+    "replay-lower": Hot(parked_keys.LOWER),
+    "replay-notify": Hot(parked_keys.NOTIFY),
+    "discard": Hot(parked_keys.DISCARD),
     "discard-total": Hot(total_parked.DISCARD),
 }
 KEEPING_HOUSE = {
@@ -237,6 +237,6 @@ HOT = {
 # All statements of these modules are hot: a new one gets a name above.
 MODULES: tuple[ModuleType, ...] = (
     outgoing, once, outbox, deliver, plain, fan_out, refusal, doorbell, writers, lease, claim, due, failure, total,
-    peek, parked, total_parked, in_flight, wakeup, replies, healthy_floor, total_floor, outstayed, bounds, fetch,
-    receive, link_refusal, acknowledge, asleep, marks, take, target, guarded, accounting,
+    peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor, total_floor,
+    outstayed, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded, accounting,
 )  # fmt: skip
