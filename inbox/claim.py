@@ -10,7 +10,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from mailroom.errors import SchemaError
-from mailroom.message import COLUMNS, SELECTED, Message
+from mailroom.message import COLUMNS, SELECTED, Message, messages
 from mailroom.schema import BY_CLOCK
 from mailroom.sight import unseen
 from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
@@ -18,7 +18,7 @@ from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
 MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
 MAX_STEPS = 10_000  # distinct keys that one statement walks over at most
 
-NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS)
+NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS.values())
 
 # PostgreSQL would keep a plan made while the inbox was small, and then scan a large inbox from end to end. So these
 # settings restrict the planner to index scans, for this one statement in the caller's transaction. jit costs ten times
@@ -104,7 +104,7 @@ UNION ALL
 SELECT {nulls}, {unpinned}
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "boolean"),
+    columns=COLUMNS | {"is_unpinned": "boolean"},
     not_waiting=NOT_WAITING % "%(key)s::text",
     picked=PICKED,
     fitting=FITTING % SIZE,
@@ -133,7 +133,7 @@ def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list
     while True:
         rows, _ = yield from _pinned(REAP_KEY.at(**names)(key=key, limit=limit))
         if rows:
-            return [Message(*row[:-1]) for row in rows]
+            return messages(rows)
         # The key is empty or waiting, or its head was reaped while this transaction waited: only a new snapshot tells.
         _, (more, _) = yield from _pinned(HAS_MORE.at(**names)(key=key))
         if more is None:
@@ -232,7 +232,11 @@ SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM 
        (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """
-EXTRA = ("boolean", "boolean", "text", "bigint", "float8", "boolean")  # they have values in the last row only
+# They have values in the last row only.
+ENDING = {
+    "is_plain": "boolean", "left": "boolean", "reached": "text", "keys": "bigint", "due_in_s": "float8",
+    "is_unpinned": "boolean",
+}  # fmt: skip
 PARTS: dict[str, Any] = {
     "by_clock": BY_CLOCK,
     "healthy": HEALTHY % "head.key",
@@ -249,7 +253,7 @@ PARTS: dict[str, Any] = {
 # nothing, and `REAP_ANY` follows. A key that it takes has no row of `key_state`, so none has to be healed.
 REAP_PLAIN = Sql(
     TEXT,
-    (*COLUMNS, *EXTRA),
+    COLUMNS | ENDING,
     due_heads="",
     but_due="",
     far_heads="",
@@ -262,7 +266,7 @@ REAP_PLAIN = Sql(
 )
 REAP_ANY = Sql(
     TEXT,
-    (*COLUMNS, *EXTRA),
+    COLUMNS | ENDING,
     due_heads="""due AS MATERIALIZED (
     SELECT l.key, l.clock, l.xmax FROM (
         SELECT key FROM {schema}.my_due
@@ -400,13 +404,13 @@ def reaping_any(schema: str, inbox: str, share: Share, course: Course) -> Operat
     The result is empty only if no message could be claimed: a walk that found none continues until it has been round.
     """
     taken, left, due_in_s, course = yield from reaping_rows(schema, inbox, share, course)
-    return Claimed([Message(*row[: -len(EXTRA)]) for row in taken], due_in_s, not left), course
+    return Claimed(messages(taken), due_in_s, not left), course
 
 
 def reaping_rows(
     schema: str, inbox: str, share: Share, course: Course
 ) -> Operation[tuple[list[Row], bool, float | None, Course]]:
-    """Like `reaping_any`, but return raw rows, each of the columns of `SELECTED` and of empty ones (`EXTRA`).
+    """Like `reaping_any`, but return raw rows, each of the columns of `SELECTED` and of empty ones (`ENDING`).
 
     Behind them: whether more messages could be claimed, in how many seconds the next failing key is due, and the next
     course.
@@ -416,12 +420,13 @@ def reaping_rows(
     while True:
         statement = REAP_PLAIN if course.is_plain else REAP_ANY
         claim = statement.at(schema=schema, inbox=inbox, **share.names(course.depth))
-        taken, (*_, is_plain, left, reached, keys, due_in_s, _) = yield from _pinned(
+        taken, last = yield from _pinned(
             claim(cursor=course.cursor, depth=min(course.depth, share.deep), mine=list(share.mine), but=but)
         )
-        if is_plain is None:
+        [end] = statement.named([last])
+        if end.is_plain is None:
             raise unregistered(schema, inbox)
-        if course.is_plain and not is_plain:
+        if course.is_plain and not end.is_plain:
             course = replace(course, is_plain=False)
             continue
         if not taken and share.hold and not but:
@@ -430,7 +435,7 @@ def reaping_rows(
             if but:
                 continue
         before = course.cursor
-        course = course.after(reached, is_plain, share, len(taken), keys)
-        if taken or reached == before or (turned and not "" < reached < first):
-            return taken, bool(taken and left), due_in_s, course
-        course, turned = replace(course, is_plain=False), turned or not reached
+        course = course.after(end.reached, end.is_plain, share, len(taken), end.keys)
+        if taken or end.reached == before or (turned and not "" < end.reached < first):
+            return taken, bool(taken and end.left), end.due_in_s, course
+        course, turned = replace(course, is_plain=False), turned or not end.reached

@@ -12,8 +12,8 @@ from uuid import UUID
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.answer import ASKS, MAY_ANSWER, Undone, answering_undone
 from mailroom.columns import DELIVERED, MESSAGE, MOVING, listed
-from mailroom.message import COLUMNS, SELECTED, Message
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.message import COLUMNS, SELECTED, Message, messages
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
 log = logging.getLogger("mailroom.inbox")
 
@@ -44,7 +44,7 @@ SELECT NULL, NULL, (SELECT in_s FROM due_next),
        CASE WHEN NOT EXISTS (SELECT FROM head) THEN {unpinned} END
 ORDER BY clock
 """,
-    columns=("text", "bigint", "float8", "boolean"),
+    columns={"key": "text", "clock": "bigint", "due_in_s": "float8", "is_unpinned": "boolean"},
     now=NOW,
     unpinned=UNPINNED,
 )
@@ -70,6 +70,11 @@ ANSWERED = listed(MOVING, headers=f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN heade
 ELSEWHERE = ", ".join(
     f"CASE WHEN gone.sent_clock <> gone.clock THEN gone.{name} END" for name in ("origin", "sent_clock")
 )
+# Of a claim of what is due: the outcome of the last attempt of a message that it ended, and if that is to be answered
+# the error, and whether this role may; and in the last row, when the next key is due.
+ENDED = COLUMNS | {
+    "outcome": "text", "skipped": "text", "may_answer": "boolean", "due_in_s": "float8", "is_unpinned": "boolean",
+}  # fmt: skip
 HELD = "EXISTS (SELECT FROM gone) AND NOT EXISTS (SELECT FROM last WHERE outcome IN ('park', 'skip'))"
 TAKE_HEAD = Sql(
     """
@@ -112,7 +117,7 @@ SELECT {nulls}, NULL, NULL, NULL,
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY clock
 """,
-    columns=(*COLUMNS, "text", "text", "boolean", "float8", "boolean"),
+    columns=ENDED,
     now=NOW,
     answered=ANSWERED,
     elsewhere=ELSEWHERE,
@@ -144,17 +149,22 @@ def reaping_due(
         yield PIN.at()()
         *heads, last = yield LOCK_HEAD.at(but_orphaned=but_orphaned, **names)(**entries)
         if not heads:
-            return Claimed([], last[-2], is_all=True)
-        [(key, clock, _, _)] = heads
+            return Claimed([], LOCK_HEAD.named([last])[0].due_in_s, is_all=True)
+        [head] = LOCK_HEAD.named(heads)
         *taken, last = yield TAKE_HEAD.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(
-            key=key, clock=clock, limit=limit, **entries
+            key=head.key, clock=head.clock, limit=limit, **entries
         )
         if taken:
-            messages, end = [Message(*row[:-5]) for row in taken], taken[0][-5]
-            answers = [(error, may_answer) for *_, error, may_answer, _, _ in taken]
-            yield from answering_skipped(schema, inbox, messages, answers)
-            return Claimed([] if end else messages, last[-2], is_all=True, ended=messages[0] if end else None)
+            return (yield from ending(schema, inbox, TAKE_HEAD, taken, last))
         # The key is no longer due: another worker has tried it in the meantime.
+
+
+def ending(schema: str, inbox: str, statement: Sql, taken: list[Row], last: Row) -> Operation[Claimed]:
+    """Return what a claim of `ENDED` columns has taken, or ended; and answer what it has skipped."""
+    claimed, ends, [end] = messages(taken), statement.named(taken), statement.named([last])
+    yield from answering_skipped(schema, inbox, claimed, [(each.skipped, each.may_answer) for each in ends])
+    is_over = bool(ends[0].outcome)
+    return Claimed([] if is_over else claimed, end.due_in_s, is_all=True, ended=claimed[0] if is_over else None)
 
 
 def answering_skipped(

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
-from inbox.due import ANSWERED, NOW, answering_skipped
+from inbox.due import ANSWERED, ENDED, NOW, ending
 from mailroom.answer import ASKS, MAY_ANSWER
 from mailroom.columns import MESSAGE
-from mailroom.message import COLUMNS, SELECTED, Message
+from mailroom.message import COLUMNS, SELECTED, Message, messages
 from mailroom.schema import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -79,7 +79,7 @@ SELECT {nulls}, (SELECT count(*) = {rows} OR count(*) > (SELECT count(*) FROM go
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY sent_clock, origin
 """,
-    columns=(*COLUMNS, "boolean", "float8", "boolean"),
+    columns=COLUMNS | {"left": "boolean", "due_in_s": "float8", "is_unpinned": "boolean"},
     bound=BOUND,
     lowest=LOWEST,
     healthy=KEY_STATE % "''" + f" AND ({{due}} = 0 OR s.retry_at > {NOW})) IS NULL{{but_orphaned}}",
@@ -113,8 +113,8 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     but_orphaned, entries = _but_orphaned(share.mine, ask=share.hold and was_locked)
     reap = REAP.at(but_orphaned=but_orphaned, rows=str(share.total), held=held, due=due, **names)
     *taken, last = yield reap(**entries)
-    *_, left, due_in_s, _ = last
-    return Claimed([Message(*row[:-3]) for row in taken], due_in_s, not (taken and left))
+    [end] = REAP.named([last])
+    return Claimed(messages(taken), end.due_in_s, not (taken and end.left))
 
 
 def _but_orphaned(mine: Sequence[UUID], *, ask: bool) -> tuple[str, dict[str, list[UUID]]]:
@@ -168,7 +168,7 @@ SELECT {nulls}, NULL, NULL, NULL,
        {unpinned} OR ({held} AND {schema}.hold_batch())
 ORDER BY sent_clock, origin
 """,
-    columns=(*COLUMNS, "text", "text", "boolean", "float8", "boolean"),
+    columns=ENDED,
     now=NOW,
     bound=BOUND,
     lowest=LOWEST,
@@ -209,13 +209,9 @@ def reaping_total_due(schema: str, inbox: str, *, hold: bool = False, mine: Sequ
         return Claimed([], due_in_s, is_all=True)
     but_orphaned, entries = _but_orphaned(mine, ask=hold and was_locked)
     *taken, last = yield TAKE.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(**entries)
-    due_in_s = last[-2]
     if not taken:
-        return Claimed([], due_in_s, is_all=True)
-    [(*row, end, error, may_answer, _, _)] = taken
-    message = Message(*row)
-    yield from answering_skipped(schema, inbox, [message], [(error, may_answer)])
-    return Claimed([] if end else [message], due_in_s, True, message if end else None)
+        return Claimed([], TAKE.named([last])[0].due_in_s, is_all=True)
+    return (yield from ending(schema, inbox, TAKE, taken, last))
 
 
 NEXT = f"""

@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
 from types import MappingProxyType
@@ -120,7 +120,7 @@ _COLUMNS = {column.name: column for column in (*DELIVERY_ROW, *MESSAGE_ROW)}
 READ = tuple(_COLUMNS[name] for name in list(inspect.signature(Message).parameters))
 _IN_UTC = {column: "timestamp" for column in READ if column.type == "timestamptz"}
 SELECTED = ", ".join(f"{column.name} AT TIME ZONE 'UTC'" if column in _IN_UTC else column.given() for column in READ)
-COLUMNS = tuple(_IN_UTC.get(column, column.plain) for column in READ)
+COLUMNS = {column.name: _IN_UTC.get(column, column.plain) for column in READ}
 
 # What `Message.__init__` was given, in its order.
 _given = attrgetter(*Message.__slots__[: len(READ)])
@@ -147,6 +147,6 @@ def parsed(text: str) -> object:
         raise DecodeError(f"The JSON cannot be read: {type(error).__name__}. Message.raw has its text.") from None
 
 
-def messages(rows: list[Row]) -> list[Message]:
-    """Return the messages of rows of `SELECTED`."""
-    return [Message(*row) for row in rows]
+def messages(rows: Iterable[Row]) -> list[Message]:
+    """Return the messages of rows of `SELECTED`, and of anything behind it."""
+    return [Message(*row[: len(READ)]) for row in rows]

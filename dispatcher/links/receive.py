@@ -5,7 +5,7 @@ receipt says what has arrived: it does not matter who reads the source, how many
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -189,10 +189,21 @@ SELECT stamp.outcome, rows, marks, (SELECT coalesce(sum(rows), 0)::bigint FROM t
        (SELECT sent_clock FROM received)
 FROM stamp, outcomes
 """,
-    columns=(
-        *("text", *("bigint",) * 11, "text[]", "boolean", "boolean"),
-        *("bigint", "uuid", "timestamptz", "bigint"),
-    ),
+    # The fields of `Reception`, whether there are total inboxes, and the new position.
+    columns={
+        "outcome": "text",
+        **dict.fromkeys(("rows", "marks", "delivered", "expired", "unrouted", "dead", "known", "clock"), "bigint"),
+        "ceiling": "bigint",
+        "barred": "bigint",
+        "woken": "bigint",
+        "inboxes": "text[]",
+        "waits": "boolean",
+        "has_total": "boolean",
+        "seq": "bigint",
+        "last_id": "uuid",
+        "stamped_at": "timestamptz",
+        "sent_clock": "bigint",
+    },
     rows=ROWS,
     spread=SPREAD,
     read=READ,
@@ -253,6 +264,9 @@ class Reception:
     position: Position | None = None
 
 
+REPORTED = [each.name for each in fields(Reception) if each.name != "position"]
+
+
 def receiving(
     schema: str,
     origin: int,
@@ -270,7 +284,7 @@ def receiving(
     many `partitions` (None: what the server has room for) is to be fanned out; total inboxes have got theirs.
     """
     yield LOCK.at(schema=schema)()
-    [(*counts, has_total, last, last_id, stamped_at, sent_clock)] = yield RECEIVE.at(schema=schema)(
+    found = yield RECEIVE.at(schema=schema)(
         **batch.columns,
         origin=origin,
         at_seq=position.seq,
@@ -282,7 +296,8 @@ def receiving(
         now=now,
         partitions=partitions,
     )
-    if has_total and last is not None:
-        yield from raising_stable(schema, counts[-2])
-    received = None if last is None else Position(last, last_id, stamped_at, sent_clock)
-    return Reception(*[*counts, received])
+    [row] = RECEIVE.named(found)
+    if row.has_total and row.seq is not None:
+        yield from raising_stable(schema, row.inboxes)
+    received = None if row.seq is None else Position(row.seq, row.last_id, row.stamped_at, row.sent_clock)
+    return Reception(**{name: getattr(row, name) for name in REPORTED}, position=received)

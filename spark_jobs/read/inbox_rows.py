@@ -72,7 +72,7 @@ SELECT {selected}, {digested} FROM (
     ORDER BY {order} LIMIT %(rows)s::bigint) AS i
 WHERE before < %(bytes)s::bigint"""
 BY_RANGE = f"{BY_CLOCK} > %(above)s::bigint AND {BY_CLOCK} <= %(upto)s::bigint"
-PAGED = (*COLUMNS, "bigint")
+PAGED = COLUMNS | {"digest": "bigint"}
 OF_ALL = Sql(PAGE, columns=PAGED, selected=SELECTED, digested=DIGESTED, size=SIZE, order=BY_CLOCK, range=BY_RANGE)
 BY_KEY = "key = %(key)s::text AND clock > %(above)s::bigint AND clock <= %(upto)s::bigint"
 OF_KEY = Sql(PAGE, columns=PAGED, selected=SELECTED, digested=DIGESTED, size=SIZE, order="clock", range=BY_KEY)
