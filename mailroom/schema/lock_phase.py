@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 
 from mailroom import locks
+from mailroom.sql.operation import filled
 
 # SQLSTATE of our own.
 IN_USE = "MR003"
@@ -167,15 +168,13 @@ def lock_phase(schema: str, names: Iterable[str], patience_s: float) -> str:
 
     It fails with `IN_USE`, and names who is in the way, once it has tried for `patience_s` seconds.
     """
-    text = PHASE
-    for name, value in {
-        "names": "{" + ",".join(names) + "}",
-        "schema": schema,
-        "lock": str(locks.DDL),
-        "patience_s": f"{patience_s:g}",
-        "always_first": "{" + ",".join(ALWAYS_FIRST) + "}",
-        "gate": GATE,
-        "in_use": IN_USE,
-    }.items():
-        text = text.replace("{" + name + "}", value)
-    return text
+    return filled(
+        PHASE,
+        names="{" + ",".join(names) + "}",
+        schema=schema,
+        lock=locks.DDL,
+        patience_s=f"{patience_s:g}",
+        always_first="{" + ",".join(ALWAYS_FIRST) + "}",
+        gate=GATE,
+        in_use=IN_USE,
+    )
