@@ -56,7 +56,6 @@ UNNEST = Sql(
     names=NAMES,
 )
 INSERT = Insert("outbox_executable", COLUMNS)
-VALUES = INSERT.values
 
 
 def _writing(schema: str, row: Row) -> Operation[None]:

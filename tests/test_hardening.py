@@ -45,7 +45,7 @@ from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.bulk import EXPRESSIONS as BULK
-from outbox.store import VALUES
+from outbox.store import INSERT as INSERT_EXECUTABLE
 from tests.support.command import error_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
@@ -712,7 +712,10 @@ OF_STATEMENT = {
     "outbox.bulk.CHUNK": {"table": "mailroom.dead_letter"},
     "outbox.bulk.COUNT": {"table": "mailroom.dead_letter"},
     "mailroom.outgoing.INSERT": {"given": ", ".join(SENT), "values": ", ".join(SENT.values())},
-    "outbox.store.INSERT": {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())},
+    "outbox.store.INSERT": {
+        "given": ", ".join(INSERT_EXECUTABLE.values),
+        "values": ", ".join(INSERT_EXECUTABLE.values.values()),
+    },
 }
 
 
