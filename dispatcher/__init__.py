@@ -1,7 +1,8 @@
 """The daemon of Mailroom: stamps and delivers committed messages, and applies committed executables."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mailroom.lazy import imported
 
 if TYPE_CHECKING:
     from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, deliver_all, execute_all
@@ -30,7 +31,4 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return imported(__name__, _HOMES, name)

@@ -5,7 +5,6 @@ Each lane has a lease and connections of its own, so that one lane never holds u
 """
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,8 +30,6 @@ from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.session.home import Home
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import is_held_up
-
-log = logging.getLogger("mailroom.dispatcher")
 
 # A user waits for the end and sees the progress, so locks and large batches may take as long as they need.
 DRAIN = settings.UNATTENDED | SESSION | {"statement_timeout": "0", "lock_timeout": "0"}

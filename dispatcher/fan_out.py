@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from dispatcher.refusal import reason_of
+from dispatcher.refusal import ANSWER, reason_of
 from mailroom import locks
 from mailroom.clock import LOCK
 from mailroom.columns import MESSAGE, MOVING, listed
@@ -188,7 +188,6 @@ END $sift$
     copied=listed(MOVING, of="copy"),
     conditions=" OR ".join(OF_THE_DATA.values()),
 )
-ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
 
 def finding_refused_copies(schema: str, *, partitions: int | None = None) -> Operation[list[RefusedCopy]]:

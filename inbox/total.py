@@ -21,8 +21,6 @@ from mailroom.message import COLUMNS, SELECTED, Message, messages
 from mailroom.schema import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
-WHOLE = ""  # the key under which a total inbox fails
-
 # `sent_floor` only saves the way over dead rows: nothing stands at or below it (`dispatcher.total_floor`).
 BOUND = """bound AS MATERIALIZED (
     SELECT r.sent_floor AS low, (

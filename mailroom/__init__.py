@@ -1,10 +1,10 @@
 """Mailroom: transactional messaging inside PostgreSQL. What the writer's and the consumer's side agree on."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mailroom.carry import carrying
 from mailroom.errors import CommitUnknown, NotAtomic, TokenExpired
+from mailroom.lazy import imported
 from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return imported(__name__, _HOMES, name)
 
 
 warn_of_hidden()

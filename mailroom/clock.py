@@ -27,7 +27,7 @@ def tick(clock: int, step: int = 1) -> int:
 
     `step` is dapcomp's d, at least 1. Nodes use 1.
     """
-    return _fitting(clock + step)
+    return fitting(clock + step)
 
 
 def receive(clock: int, sent_clock: int, step: int = 1) -> int:
@@ -35,10 +35,11 @@ def receive(clock: int, sent_clock: int, step: int = 1) -> int:
 
     It is later than both, so the causes of a message come before its effects.
     """
-    return _fitting(max(clock, sent_clock) + step)
+    return fitting(max(clock, sent_clock) + step)
 
 
-def _fitting(clock: int) -> int:
+def fitting(clock: int) -> int:
+    """Return `clock` if a node's clock may get so far, else raise `ClockOverflow`."""
     # Other implementations wrap to 0, which would order every later message before all earlier ones.
     if clock > MAX_CLOCK:
         raise ClockOverflow(
@@ -71,11 +72,10 @@ def raising_ceiling(schema: str, at_least: int) -> Operation[None]:
 
     No clock above the ceiling is given out. Raises `ClockOverflow` if there are no clocks left.
     """
-    if at_least > MAX_CLOCK - CEILING_STEP:
-        raise ClockOverflow(f"The clock would exceed its maximum, {MAX_CLOCK}: this node can deliver nothing more.")
+    ceiling = fitting(at_least + CEILING_STEP)
     yield LOCK.at(schema=schema)()
     yield DURABLE.at()()
-    the_one((yield CEILING.at(schema=schema)(ceiling=at_least + CEILING_STEP)), NODE_ROW, schema)
+    the_one((yield CEILING.at(schema=schema)(ceiling=ceiling)), NODE_ROW, schema)
 
 
 RECOVER = Sql(

@@ -3,9 +3,10 @@
 `drain` and `audit` are modules here, whose functions have the same names: `from spark_jobs.drain import drain`.
 """
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from mailroom.lazy import imported
 
 if not all(map(find_spec, ("pyspark", "pyarrow"))):
     raise ImportError("spark_jobs needs PySpark and PyArrow: install the extra, pip install 'pg-mailroom[spark]'.")
@@ -22,22 +23,18 @@ if TYPE_CHECKING:
     from spark_jobs.write.outbox_source import OutboxSource
     from spark_jobs.write.sink import OutboxSink
 
-_MODULES = {
-    "BatchDiffers": "write.ledger",
-    "BulkUnfinished": "write.finishing",
-    "Drained": "drain",
-    "InboxSource": "read.inbox_source",
-    "Node": "node",
-    "OutboxSink": "write.sink",
-    "OutboxSource": "write.outbox_source",
-    "SendFailed": "write.commit",
-    "SentBatch": "write.commit",
-    "StagingLost": "write.commit",
-    "StreamTaken": "write.ledger",
-    "drain_on": "drain",
-    "drained": "drain",
-    "from_cbor": "read.cbor_decoded",
-    "spark_session": "session",
+# Imported on demand: a job's command line need not import PySpark.
+_HOMES = {
+    "spark_jobs.drain": ("Drained", "drain_on", "drained"),
+    "spark_jobs.node": ("Node",),
+    "spark_jobs.read.cbor_decoded": ("from_cbor",),
+    "spark_jobs.read.inbox_source": ("InboxSource",),
+    "spark_jobs.session": ("spark_session",),
+    "spark_jobs.write.commit": ("SendFailed", "SentBatch", "StagingLost"),
+    "spark_jobs.write.finishing": ("BulkUnfinished",),
+    "spark_jobs.write.ledger": ("BatchDiffers", "StreamTaken"),
+    "spark_jobs.write.outbox_source": ("OutboxSource",),
+    "spark_jobs.write.sink": ("OutboxSink",),
 }
 
 __all__ = [
@@ -47,7 +44,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Fetched when asked for: a job's command line need not import PySpark.
-    if name in _MODULES:
-        return getattr(import_module(f"spark_jobs.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return imported(__name__, _HOMES, name)

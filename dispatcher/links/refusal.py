@@ -4,7 +4,7 @@ import json
 from datetime import datetime
 
 from dispatcher.links.fetch import FetchedBatch
-from dispatcher.refusal import reason_of
+from dispatcher.refusal import ANSWER, reason_of
 from mailroom.clock import LOCK
 from mailroom.columns import MESSAGE, MOVING, listed
 from mailroom.links.wire import COLUMNS, MARK, NAMES, READ
@@ -91,7 +91,6 @@ END $sift$
     copied=listed(MOVING, of="copy"),
     conditions=" OR ".join(OF_THE_DATA.values()),
 )
-ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))
 
 
 def finding_refused(

@@ -1,7 +1,8 @@
 """Links: messages from node to node, each in a database of its own."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mailroom.lazy import imported
 
 if TYPE_CHECKING:
     from mailroom.links.links import AsyncLinks, Links, Removed
@@ -29,7 +30,4 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return imported(__name__, _HOMES, name)

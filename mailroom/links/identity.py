@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from mailroom.clock import MAX_CLOCK, ClockOverflow
+from mailroom.clock import fitting
 from mailroom.links.wire import VERSION
 
 # More clocks than a lost tail of history can have given out: at a million messages per second, those of an hour. And
@@ -73,10 +73,7 @@ def jumped(clock: int, ceiling: int) -> int:
 
     Raises `ClockOverflow` if there are no clocks left.
     """
-    beyond = max(clock, ceiling) + JUMP
-    if beyond > MAX_CLOCK:
-        raise ClockOverflow(f"The clock would exceed its maximum, {MAX_CLOCK}: this node can deliver nothing more.")
-    return beyond
+    return fitting(max(clock, ceiling) + JUMP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_jobs.write.byte_arrays import Bytes, data, of_rows
 
-UNSIGNED, NEGATIVE, BYTES, TEXT, LIST, MAP, TAG = (major << 5 for major in range(7))
+UNSIGNED, NEGATIVE, BYTES, TEXT, LIST, MAP = (major << 5 for major in range(6))
 
 # How many bytes follow the first one of a head, by its class: the number in the first byte, or in 1, 2, 4 or 8 more.
 _FOLLOWING = np.array([0, 1, 2, 4, 8], np.uint64)
