@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.carry import headers_json
-from mailroom.columns import EXECUTABLE_ROW, written
 from mailroom.errors import InvalidMessage
 from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
 from mailroom.names import Key, executable_name, key_text, shown, topic_name
@@ -21,8 +20,6 @@ from mailroom.outgoing import aware, clock, given_id
 Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
 
-# What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
-COLUMNS = written(EXECUTABLE_ROW)
 # An escaped NUL in JSON, not an escaped backslash before u0000.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 # The fields that each operation requires (NEEDS) and allows (MAY_HAVE), beside those that every operation allows.
@@ -72,7 +69,7 @@ class Executable:
 
 
 def row_of(executable: Executable) -> tuple[Any, ...]:
-    """Return the values of `COLUMNS`, or raise `InvalidMessage` naming what is missing, or the limit broken."""
+    """Return what a writer sets of `EXECUTABLE_ROW`, or raise `InvalidMessage` naming what is missing, or the limit broken."""
     _check_parts(executable)
     return (
         UUID(bytes=os.urandom(16), version=4) if executable.id is None else given_id(executable.id),

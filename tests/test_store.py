@@ -18,8 +18,7 @@ from psycopg.types.json import Jsonb
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
 from mailroom.executable import MAX_PART_BYTES
 from outbox import AsyncStore, Executable, Store
-from outbox.executable import COLUMNS
-from outbox.store import Books
+from outbox.store import INSERT, Books
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.executing import LARGEST, SMALLEST, STORE, dead_of, execute_all, store_of
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.sample(5)
 AT = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)
 FIRST, LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, 999999, UTC)
 SECRET = "4711-secret"
-NAMES = tuple(name for name, _ in COLUMNS if name != "message_id")
+NAMES = tuple(name for name in INSERT.values if name != "message_id")
 
 # What each operation needs, and all that it may have.
 NEEDED: dict[str, dict[str, Any]] = {

@@ -1,2 +1,0 @@
--- ANSWER in dispatcher/fan_out.py
-SELECT current_setting('mailroom.refused')

@@ -1,2 +1,0 @@
--- ANSWER in dispatcher/links/refusal.py
-SELECT current_setting('mailroom.refused')
