@@ -69,7 +69,7 @@ class Executable:
 
 
 def row_of(executable: Executable) -> tuple[Any, ...]:
-    """Return what a writer sets of `EXECUTABLE_ROW`, or raise `InvalidMessage` naming what is missing, or the limit broken."""
+    """Return what a writer sets of an executable, or raise `InvalidMessage`: what is missing, or the limit broken."""
     _check_parts(executable)
     return (
         UUID(bytes=os.urandom(16), version=4) if executable.id is None else given_id(executable.id),
