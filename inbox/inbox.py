@@ -26,7 +26,8 @@ class _Named:
         if (yield from self._claims.looking_up()):
             raise ConfigurationError(
                 f"Inbox {self.inbox!r} has total order, so no key can be reaped by itself: take the next messages, "
-                "whatever their keys, with reap_any (mailroom inbox reap --any)."
+                "whatever their keys, with reap_any (mailroom inbox reap --any).",
+                code="MR-total-order-has-no-keys",
             )
         return (yield from reaping_key(self.schema, self.inbox, text, most))
 

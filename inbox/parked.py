@@ -357,7 +357,9 @@ class _Operations:
         if (yield from self._whole(key)):
             return messages((yield total_parked.MESSAGES.at(**self._names)(limit=first)))
         if text is None:
-            raise ConfigurationError(f"Inbox {self.inbox!r} parks single keys: say which one (--key K).")
+            raise ConfigurationError(
+                f"Inbox {self.inbox!r} parks single keys: say which one (--key K).", code="MR-key-needed"
+            )
         return messages((yield MESSAGES.at(**self._names)(key=text, limit=first)))
 
     def _attempts(self, key: Key | None = None, limit: int = 100) -> Operation[list[Attempt]]:
@@ -438,7 +440,8 @@ class _Operations:
         whole = yield from is_total(self.schema, self.inbox)
         if whole and keys is not None:
             raise ConfigurationError(
-                f"Inbox {self.inbox!r} has total order and is parked as a whole: leave the key out (--all)."
+                f"Inbox {self.inbox!r} has total order and is parked as a whole: leave the key out (--all).",
+                code="MR-total-order-has-no-keys",
             )
         return whole
 

@@ -49,7 +49,8 @@ def finding_by_key(schema: str, inbox: str) -> Operation[None]:
     if (yield from is_total(schema, inbox)):
         raise ConfigurationError(
             f"Inbox {inbox!r} has total order. Spark reads and drains inboxes in parts, and their order would be lost: "
-            "use a Worker, or subscribe another inbox to the same topics for Spark."
+            "use a Worker, or subscribe another inbox to the same topics for Spark.",
+            code="MR-total-order-not-in-parts",
         )
 
 

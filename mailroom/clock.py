@@ -23,6 +23,8 @@ WARN_CLOCK = 2**62
 class ClockOverflow(MailroomError):
     """The next clock would exceed `MAX_CLOCK`. Nothing was stamped."""
 
+    code = "MR-clock-overflow"
+
 
 def tick(clock: int, step: int = 1) -> int:
     """Rule 1: return the clock of the next send or internal event of a node whose clock is `clock`.
@@ -139,7 +141,9 @@ def advancing_clock(schema: str, clock: int, *, dry_run: bool = False) -> Operat
     returns what the clock has reached. Raises `ConfigurationError` for a clock above `MAX_ADVANCED`.
     """
     if not 0 <= clock <= MAX_ADVANCED:
-        raise ConfigurationError(f"The clock is {clock}; give 0 to {MAX_ADVANCED}: nodes count on from there.")
+        raise ConfigurationError(
+            f"The clock is {clock}; give 0 to {MAX_ADVANCED}: nodes count on from there.", code="MR-invalid-argument"
+        )
     yield LOCK.at(schema=schema)()
     (before,) = the_one((yield REACHED.at(schema=schema)()), NODE_ROW, schema)
     if not dry_run:

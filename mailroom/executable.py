@@ -58,5 +58,8 @@ def unwired(raw: bytes) -> dict[str, Any]:
         or not {"version", "operation"} <= found.keys() <= set(NAMES)
         or any(type(found[name]) is not DECODED[kind] for name, kind in PARTS if name in found)
     ):
-        raise DecodeError("It is not an executable that this release knows; a newer one may have written it.")
+        raise DecodeError(
+            "It is not an executable that this release knows; a newer one may have written it.",
+            code="MR-executable-unknown",
+        )
     return {name: found.get(name) for name in NAMES}

@@ -143,22 +143,29 @@ def _text(message_id: UUID | bytes) -> str:
 def given_id(given: UUID) -> UUID:
     """Return the given id. Raises `InvalidMessage` if it is not a UUID."""
     if not isinstance(given, UUID):
-        raise InvalidMessage(f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.")
+        raise InvalidMessage(
+            f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.",
+            code="MR-invalid-argument",
+        )
     return given
 
 
 def _one_of(code: str, allowed: str, what: str) -> str:
     if isinstance(code, str) and len(code) == 1 and code in allowed:
         return code
-    raise InvalidMessage(f"{what} {shown(code)} is none of {', '.join(allowed)}.")
+    raise InvalidMessage(f"{what} {shown(code)} is none of {', '.join(allowed)}.", code="MR-invalid-argument")
 
 
 def aware(moment: datetime, what: str) -> datetime:
     """Return a time that PostgreSQL can store. Raises `InvalidMessage` without a time zone, or out of range."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
-        raise InvalidMessage(f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).")
+        raise InvalidMessage(
+            f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).", code="MR-invalid-time"
+        )
     if not EARLIEST <= moment < LATEST:
-        raise InvalidMessage(f"{what} is outside the years 1 to 9998 in UTC: {moment.isoformat()}.")
+        raise InvalidMessage(
+            f"{what} is outside the years 1 to 9998 in UTC: {moment.isoformat()}.", code="MR-invalid-time"
+        )
     return moment
 
 
@@ -167,11 +174,14 @@ def not_before(at: datetime | None, after: timedelta | float | None) -> datetime
     if after is None:
         return None if at is None else aware(at, "deliver_at")
     if at is not None:
-        raise InvalidMessage("deliver_at and deliver_after say when a message is due: give one of the two.")
+        raise InvalidMessage(
+            "deliver_at and deliver_after say when a message is due: give one of the two.", code="MR-arguments-conflict"
+        )
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_S:
         raise InvalidMessage(
-            f"deliver_after is {shown(after)}; give a timedelta or seconds, from 0 to {LONGEST_DELAY_S:,} (ten years)."
+            f"deliver_after is {shown(after)}; give a timedelta or seconds, from 0 to {LONGEST_DELAY_S:,} (ten years).",
+            code="MR-invalid-time",
         )
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
@@ -179,7 +189,9 @@ def not_before(at: datetime | None, after: timedelta | float | None) -> datetime
 def clock(clock: int) -> int:
     """Return `after_clock`. Raises `InvalidMessage` if it is not a clock."""
     if isinstance(clock, bool) or not isinstance(clock, int) or not 0 <= clock <= MAX_AFTER_CLOCK:
-        raise InvalidMessage(f"after_clock {shown(clock)} is not a clock; give an int from 0 to 2**62.")
+        raise InvalidMessage(
+            f"after_clock {shown(clock)} is not a clock; give an int from 0 to 2**62.", code="MR-invalid-argument"
+        )
     return clock
 
 

@@ -57,7 +57,9 @@ def drain(node: Node, inbox: str, directory: str, *, shard: int = 0, max_message
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
     if not 0 <= shard < MAX_SHARDS:
-        raise ConfigurationError(f"A shard is a number from 0 to {MAX_SHARDS - 1}, not {shard}.")
+        raise ConfigurationError(
+            f"A shard is a number from 0 to {MAX_SHARDS - 1}, not {shard}.", code="MR-invalid-argument"
+        )
     max_messages = count(max_messages, "max_messages")
     messages = segments = 0
     with closing(_Sessions(node, f"drain {inbox} {shard}")) as sessions:
@@ -137,13 +139,15 @@ def drain_on(
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
     if not 1 <= shards <= MAX_SHARDS:
-        raise ConfigurationError(f"shards is a number from 1 to {MAX_SHARDS:,}, not {shards}.")
+        raise ConfigurationError(
+            f"shards is a number from 1 to {MAX_SHARDS:,}, not {shards}.", code="MR-invalid-argument"
+        )
     node = node.pinned()
     before = _totals(node, inbox, shards)
     task = partial(_drain_shards, node=node, inbox=inbox, directory=directory, max_messages=max_messages)
-    refused = spark.range(0, shards, 1, shards).mapInArrow(task, "shard bigint, error string").collect()
+    refused = spark.range(0, shards, 1, shards).mapInArrow(task, "shard bigint, error string, code string").collect()
     if refused:
-        raise MailroomError(f"Shard {refused[0].shard}: {refused[0].error}")
+        raise MailroomError(f"Shard {refused[0].shard}: {refused[0].error}", code=refused[0].code)
     after = _totals(node, inbox, shards)
     return Drained(after.messages - before.messages, after.segments - before.segments)
 
@@ -162,7 +166,7 @@ def _drain_shards(
             try:
                 drain(node, inbox, directory, shard=shard, max_messages=max_messages)
             except MailroomError as error:
-                yield pa.RecordBatch.from_pydict({"shard": [shard], "error": [str(error)]})
+                yield pa.RecordBatch.from_pydict({"shard": [shard], "error": [str(error)], "code": [error.code]})
 
 
 def drained(spark: "SparkSession", directory: str) -> "DataFrame":

@@ -307,5 +307,8 @@ def _column_or_none(name: str | None) -> str | None:
 
 def _seconds(timeout_s: float) -> float:
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise ConfigurationError(f"timeout_s is {shown(timeout_s)}; give seconds above 0 and up to {MAX_TIMEOUT_S:g}.")
+        raise ConfigurationError(
+            f"timeout_s is {shown(timeout_s)}; give seconds above 0 and up to {MAX_TIMEOUT_S:g}.",
+            code="MR-invalid-argument",
+        )
     return float(timeout_s)

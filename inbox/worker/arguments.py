@@ -25,6 +25,8 @@ MOST = 10_000
 class NotAwaited(ConfigurationError):
     """A handler of a `Worker` returned an awaitable, so it has not done its work. No message is to blame."""
 
+    code = "MR-async-mismatch"
+
 
 def synchronous(
     handler: Callable[[G, Any], object], instead: str = "AsyncWorker", call: str = CALL
@@ -35,7 +37,7 @@ def synchronous(
     """
     _check_call(handler, call)
     if _is(inspect.iscoroutinefunction, handler):
-        raise ConfigurationError(f"This handler is async: use {instead} for it.")
+        raise ConfigurationError(f"This handler is async: use {instead} for it.", code="MR-async-mismatch")
 
     def handle(given: G, connection: Any) -> object:
         result = handler(given, connection)
@@ -56,7 +58,8 @@ def asynchronous(
     if not _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError(
             f"This handler is not async: define it with `async def`, or use {instead}. If it returns an awaitable, as "
-            "a lambda may, wrap it: async def handle(message, connection): await ..."
+            "a lambda may, wrap it: async def handle(message, connection): await ...",
+            code="MR-async-mismatch",
         )
     return handler
 
@@ -64,7 +67,7 @@ def asynchronous(
 def callback(on_error: OnError | None) -> OnError | None:
     """Return `on_error` if a `Worker` can use it, else raise `ConfigurationError`."""
     if on_error is not None and _is(inspect.iscoroutinefunction, on_error):
-        raise ConfigurationError("This on_error is async: use AsyncWorker for it.")
+        raise ConfigurationError("This on_error is async: use AsyncWorker for it.", code="MR-async-mismatch")
     return async_callback(on_error)
 
 
@@ -78,21 +81,21 @@ def async_callback(on_error: C | None) -> C | None:
 def count(number: int, what: str) -> int:
     """Return `number` if it is an int from 1 to 10,000, else raise `ConfigurationError`; `what` names it."""
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST:
-        raise ConfigurationError(f"{what} is {number!r}; give an int from 1 to {MOST:,}.")
+        raise ConfigurationError(f"{what} is {number!r}; give an int from 1 to {MOST:,}.", code="MR-invalid-argument")
     return number
 
 
 def seconds(number: float, what: str) -> float:
     """Return `number` if it is a number greater than 0, else raise `ConfigurationError`; `what` names it."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
-        raise ConfigurationError(f"{what} is {number!r}; give seconds above 0.")
+        raise ConfigurationError(f"{what} is {number!r}; give seconds above 0.", code="MR-invalid-argument")
     return number
 
 
 def flag(value: bool, what: str) -> bool:
     """Return `value` if it is a bool, else raise `ConfigurationError`; `what` names it."""
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what} is {value!r}; give True or False.")
+        raise ConfigurationError(f"{what} is {value!r}; give True or False.", code="MR-invalid-argument")
     return value
 
 
@@ -101,17 +104,20 @@ def exceptions(classes: tuple[type[Exception], ...], what: str) -> tuple[type[Ex
     if not isinstance(classes, tuple) or not all(
         inspect.isclass(each) and issubclass(each, Exception) for each in classes
     ):
-        raise ConfigurationError(f"{what} is {classes!r}; give a tuple of exception classes.")
+        raise ConfigurationError(
+            f"{what} is {classes!r}; give a tuple of exception classes.", code="MR-invalid-argument"
+        )
     return classes
 
 
 def _check_call(given: Callable[..., object], call: str) -> None:
     what = call.partition("(")[0]
     if not callable(given) or inspect.isclass(given):
-        raise ConfigurationError(f"{what} is {given!r}; give a function: {call}.")
+        raise ConfigurationError(f"{what} is {given!r}; give a function: {call}.", code="MR-invalid-handler")
     if _is(inspect.isgeneratorfunction, given) or _is(inspect.isasyncgenfunction, given):
         raise ConfigurationError(
-            f"This {what} is a generator function, whose body would never run: remove its `yield`."
+            f"This {what} is a generator function, whose body would never run: remove its `yield`.",
+            code="MR-invalid-handler",
         )
     try:
         signature = inspect.signature(given)
@@ -120,7 +126,9 @@ def _check_call(given: Callable[..., object], call: str) -> None:
     try:
         signature.bind(None, None)
     except TypeError as error:
-        raise ConfigurationError(f"This {what} cannot be called as {call}: {error}.") from None
+        raise ConfigurationError(
+            f"This {what} cannot be called as {call}: {error}.", code="MR-invalid-handler"
+        ) from None
 
 
 def _is(kind: Callable[[object], bool], handler: Callable[..., object]) -> bool:

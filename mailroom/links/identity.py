@@ -127,11 +127,12 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a hello is refused, and the command that helps, with the side at which it is run."""
+    """Why a hello is refused, and the command that helps, with the side at which it is run; `code` is the error's."""
 
     reason: str
     at: str
     command: str
+    code: str
 
     def __str__(self) -> str:
         """Return it as one line."""
@@ -166,6 +167,7 @@ def _unreadable(source: Party, reader: Party) -> Refusal | None:
                 f"the database of {party.name} has the encoding {party.encoding}, and links need {ENCODING}",
                 party.name,
                 f"createdb --template=template0 --encoding={ENCODING} ..., and move the node there with pg_dump",
+                code="MR-link-encoding",
             )
     if common_wire(source.wires, reader.wires) is None:
         older, newer = sorted((source, reader), key=lambda party: party.wires)
@@ -174,6 +176,7 @@ def _unreadable(source: Party, reader: Party) -> Refusal | None:
             f"{newer.wires[0]} on",
             older.name,
             "pip install --upgrade pg-mailroom, then mailroom migrate",
+            code="MR-link-versions",
         )
     return None
 
@@ -185,6 +188,7 @@ def _other_node(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             "one database",
             "the copy",
             "mailroom node new-id",
+            code="MR-link-one-node-id",
         )
     if pinned.id not in (None, source.id):
         return Refusal(
@@ -192,6 +196,7 @@ def _other_node(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             "another node is meant",
             reader.name,
             f"mailroom link remove {source.name}, then mailroom link add {source.name}",
+            code="MR-link-another-source",
         )
     if noted.reader_id not in (None, reader.id):
         return Refusal(
@@ -199,6 +204,7 @@ def _other_node(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             f"{noted.reader_id}. If it takes the place of that one",
             source.name,
             f"mailroom link moved {reader.name}",
+            code="MR-link-another-reader",
         )
     return None
 
@@ -210,6 +216,7 @@ def _elsewhere(source: Party, reader: Party, noted: Noted) -> Refusal | None:
             "lives on",
             source.name,
             "mailroom node moved, or for a copy mailroom node new-id",
+            code="MR-link-source-moved",
         )
     before = (noted.reader_system_id, noted.reader_database_oid)
     if before != (None, None) and before != (reader.place.system_id, reader.place.database_oid):
@@ -218,6 +225,7 @@ def _elsewhere(source: Party, reader: Party, noted: Noted) -> Refusal | None:
             "node that lives on",
             source.name,
             f"mailroom link moved {reader.name}",
+            code="MR-link-reader-moved",
         )
     return None
 
@@ -230,6 +238,7 @@ def _older(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> Refusa
             "was seen: this is an old primary. If it is to be the source again",
             reader.name,
             f"mailroom link moved {source.name}",
+            code="MR-link-old-primary",
         )
     if pinned.incarnation is not None and noted.incarnation < pinned.incarnation:
         return Refusal(
@@ -237,6 +246,7 @@ def _older(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> Refusa
             "it was put back to a time before that",
             source.name,
             f"mailroom node restored --above {pinned.incarnation}",
+            code="MR-link-source-put-back",
         )
     return None
 
@@ -250,11 +260,13 @@ def _other_link(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             "back to a time before that",
             source.name,
             anew,
+            code="MR-link-put-back",
         )
     if noted.reader_origin is not None and pinned.origin > noted.reader_origin:
         return Refusal(
             f"{reader.name} has removed {source.name} and added it again, and so has forgotten what it received",
             source.name,
             anew,
+            code="MR-link-forgotten",
         )
     return None

@@ -73,11 +73,15 @@ def allowing(
     check_actor(actor, why)
     name = node_name(reader)
     if keep_s is not None and not (math.isfinite(keep_s) and 0 <= keep_s <= MAX_KEEP_S):
-        raise ConfigurationError(f"keep_s is {keep_s!r}; give 0 to {MAX_KEEP_S:,} seconds.")
+        raise ConfigurationError(f"keep_s is {keep_s!r}; give 0 to {MAX_KEEP_S:,} seconds.", code="MR-invalid-argument")
     if max_rows is not None and not 0 <= max_rows <= MAX_ROWS:
-        raise ConfigurationError(f"max_rows is {max_rows!r}; give the number of rows, or 0 for no limit.")
+        raise ConfigurationError(
+            f"max_rows is {max_rows!r}; give the number of rows, or 0 for no limit.", code="MR-invalid-argument"
+        )
     if topics is not None and not topics:
-        raise ConfigurationError("topics is empty; give topics or patterns, or '#' for all messages and events.")
+        raise ConfigurationError(
+            "topics is empty; give topics or patterns, or '#' for all messages and events.", code="MR-invalid-argument"
+        )
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from noting_place(schema)

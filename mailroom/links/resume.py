@@ -86,7 +86,9 @@ def resuming(
     yield IN_TRANSACTION
     number, state, was = yield from _origin(schema, name)
     if state == "excluded":
-        raise MailroomError(f"{name} was excluded by hand. Read it again with: mailroom link include {name}")
+        raise MailroomError(
+            f"{name} was excluded by hand. Read it again with: mailroom link include {name}", code="MR-link-excluded"
+        )
     resumed = Resumed(was)
     if at is not None:
         resumed = yield from _placing(schema, number, at, was, dry_run)
@@ -111,7 +113,10 @@ def _told(resumed: Resumed) -> str:
 
 def _placing(schema: str, number: int, at: int, was: str | None, dry_run: bool) -> Operation[Resumed]:
     if at < 0:
-        raise MailroomError(f"--at is {at}; the rows of a link have numbers from 1 on, and 0 stands for none of them.")
+        raise MailroomError(
+            f"--at is {at}; the rows of a link have numbers from 1 on, and 0 stands for none of them.",
+            code="MR-invalid-argument",
+        )
     held = yield from holding(schema, number)
     if held is None:
         raise UnknownLink("The source was just removed.")

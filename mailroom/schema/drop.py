@@ -96,7 +96,8 @@ def _dropping(schema: str, inbox: str, actor: str, discard: bool, why: str | Non
     if isolation != "read committed":
         raise ConfigurationError(
             f"This transaction is {isolation}, and may not see what was delivered last. Drop inboxes in a transaction "
-            "of READ COMMITTED."
+            "of READ COMMITTED.",
+            code="MR-wrong-isolation",
         )
     names = {"schema": schema, "inbox": inbox}
     yield LOCK.at(lock=str(locks.DDL), node=schema)()
@@ -109,18 +110,21 @@ def _dropping(schema: str, inbox: str, actor: str, discard: bool, why: str | Non
             raise
         raise MailroomError(
             f"Inbox {inbox!r} is in use. Roll back, stop its workers and whoever else reads it, and drop it again: "
-            "pg_locks shows who has a lock on its table."
+            "pg_locks shows who has a lock on its table.",
+            code="MR-inbox-in-use",
         ) from error
     [(waiting, parked, is_awaited)] = yield COUNT.at(**names)()
     if is_awaited:
         raise MailroomError(
             f"Messages are being delivered to many inboxes, and {inbox!r} has yet to get them. Try again in a moment, "
-            "while a dispatcher runs (mailroom dispatcher run)."
+            "while a dispatcher runs (mailroom dispatcher run).",
+            code="MR-delivery-unfinished",
         )
     if waiting + parked and not discard:
         raise SchemaError(
             f"Inbox {inbox!r} holds {waiting + parked:,} messages, {parked:,} of them parked. Have them handled first, "
-            "or delete them for good: discard=True (--discard)."
+            "or delete them for good: discard=True (--discard).",
+            code="MR-inbox-holds-messages",
         )
     yield from answering_undone(schema, [Undone.of(*row) for row in (yield COMMANDS.at(**names)())])
     yield NOTIFY.at(**names)()

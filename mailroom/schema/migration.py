@@ -117,7 +117,9 @@ def migrating(
 
 def _check_lock_timeout(lock_timeout_s: float) -> None:
     if isinstance(lock_timeout_s, bool) or not isinstance(lock_timeout_s, int | float) or not 0 <= lock_timeout_s < 1e9:
-        raise ConfigurationError(f"lock_timeout_s is {lock_timeout_s!r}; give seconds, 0 or more.")
+        raise ConfigurationError(
+            f"lock_timeout_s is {lock_timeout_s!r}; give seconds, 0 or more.", code="MR-invalid-argument"
+        )
 
 
 def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float) -> Operation[list[Numbers]]:
@@ -132,8 +134,8 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
             yield Statement(each.replace("%", "%%"), ())()
     except Exception as error:
         yield ROLL_BACK.at()()
-        if sqlstate(error) in (HOLDS_MESSAGES, UNKNOWN_ENCODING, IN_USE):
-            raise SchemaError(primary_message(error)) from error
+        if code := REFUSALS.get(sqlstate(error)):
+            raise SchemaError(primary_message(error), code=code) from error
         raise
     yield FORGET.at()()
     raised = (yield from raising_sequences(schema)) if revision == "head" else []
@@ -280,6 +282,11 @@ END $$"""
 # SQLSTATEs of our own.
 HOLDS_MESSAGES = "MR001"
 UNKNOWN_ENCODING = "MR002"
+REFUSALS = {
+    HOLDS_MESSAGES: "MR-schema-holds-messages",
+    UNKNOWN_ENCODING: "MR-encoding-unknown",
+    IN_USE: "MR-schema-in-use",
+}
 
 
 def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]) -> None:
