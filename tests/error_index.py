@@ -12,10 +12,14 @@ Every error that Mailroom raises has a code. The code stays the same when the te
 code, and compare it in programs:
 
 ```python
+import os
+
+import psycopg
+
 from mailroom.errors import SchemaError
 from mailroom.schema import check
 
-with psycopg.connect(dsn) as conn:
+with psycopg.connect(os.environ["MAILROOM_DSN"]) as conn:
     try:
         check(conn, schema="nowhere")
     except SchemaError as error:

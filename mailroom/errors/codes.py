@@ -42,7 +42,7 @@ CODES: Mapping[str, str] = {
     "MR-embedded-other-version": "The directory holds the data of another major version of PostgreSQL.",
     "MR-embedded-password-missing": "The password file of the embedded server is gone.",
     "MR-embedded-setting": "A setting for the embedded server is not one that PostgreSQL knows.",
-    "MR-encoding-unknown": "The database has an encoding in which keys cannot be compared as Mailroom needs it.",
+    "MR-encoding-unknown": "The database does not know the encoding of its text (SQL_ASCII).",
     "MR-error-reply": "The answer to a request says that it was rejected or has failed.",
     "MR-executable-too-large": "A part of an executable is larger than allowed.",
     "MR-executable-unknown": "The bytes are no executable that this release knows.",
