@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from inbox.failure import described
+from inbox.worker.connecting import reason
 from mailroom import errors
 from mailroom.cli.explain import PAGES
-from mailroom.errors import Coded, ConfigurationError, InvalidName, LinkRefused, MailroomError, coded
+from mailroom.errors import Coded, ConfigurationError, DecodeError, InvalidName, LinkRefused, MailroomError, coded
 from mailroom.errors.codes import CODES
+from mailroom.session.repeats import cause
 from tests.error_index import INDEX, index
 from tests.support.command import done, error_of, mailroom
 
@@ -132,6 +135,18 @@ def test_the_text_lacks_the_code_and_the_traceback_ends_with_it() -> None:
     assert coded(str(error), error) == "It broke. [MR-inbox-in-use]"
     assert coded("ValueError", ValueError()) == "ValueError"
     assert traceback.format_exception_only(error)[-1] == "MR-inbox-in-use: see `mailroom explain MR-inbox-in-use`\n"
+
+
+def test_a_failed_attempt_is_recorded_with_the_code() -> None:
+    error = DecodeError("It is no map.")
+    assert described(error) == "DecodeError [MR-value-unreadable]: It is no map."
+    assert described(ValueError("no")) == "ValueError: no"
+
+
+def test_a_log_line_tells_the_code() -> None:
+    error = MailroomError("It broke.", code="MR-inbox-in-use")
+    assert cause(error) == reason(error) == "It broke. [MR-inbox-in-use]"
+    assert cause(ValueError("no")) == "ValueError"
 
 
 def subclasses(of: type[Coded]) -> Iterator[type[Coded]]:
