@@ -12,8 +12,8 @@ from psycopg.errors import InsufficientPrivilege, WithCheckOptionViolation
 
 from inbox import Inbox, Message, Park, Worker
 from inbox.worker import in_flight
+from inbox.worker.alive import DEAD_S, PAUSED_S
 from inbox.worker.in_flight import InFlight
-from inbox.worker.life import DEAD_S, PAUSED_S
 from mailroom.schema import migrate
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -70,7 +70,7 @@ def check_for(checking: InFlight, clock: Clock, seconds: float) -> None:
 # -- In-flight entries ------------------------------------------------------------------------------------------------
 
 ENTRY = """
-INSERT INTO mailroom.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
+INSERT INTO mailroom.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number, xact)
 VALUES (%s, %s, 'h', 1, now() - interval '1 h', 1, ARRAY['k'], ARRAY[%s::bigint], 42, %s)
 """
 
@@ -230,7 +230,7 @@ def test_worker_needs_no_more_than_its_grants(node: Node, worker_dsn: str, monke
     messages = deliver(node, "mine", "k", "fails", "parks", "killed")
     node.connection.execute(ENTRY.replace("'k'", "'killed'"), [uuid4(), "mine", messages[3].clock, None])
     # Not earlier: an entry from before the server's start blames nobody, and the tests' server may just have started.
-    node.connection.execute("UPDATE mailroom.worker SET life = NULL, claimed_at = clock_timestamp()")
+    node.connection.execute("UPDATE mailroom.worker SET process_number = NULL, claimed_at = clock_timestamp()")
     handled: list[str] = []
     entries: list[int] = []
 

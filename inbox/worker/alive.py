@@ -1,4 +1,4 @@
-"""Which worker processes are alive: each holds an advisory lock on a number, its life, which its entries contain.
+"""Which worker processes are alive: each holds an advisory lock on a number of its own, which its entries contain.
 
 The lock belongs to the session that checks for dead workers every second, in a thread of its own, so no handler can
 block it. A paused process sends nothing, and the server ends its idle session. A live process that lost its session
@@ -31,7 +31,7 @@ DEAD_S = 3.0
 PAUSED_S = 30.0
 
 TAKE_LOCK = Sql(
-    "SELECT pg_try_advisory_lock({alive_lock}, %(life)s::integer)",
+    "SELECT pg_try_advisory_lock({alive_lock}, %(number)s::integer)",
     columns=("boolean",),
     alive_lock=locks.ALIVE,
 )
@@ -39,10 +39,11 @@ TAKE_LOCK = Sql(
 # end of the transaction, so that a process found dead cannot take its lock again meanwhile.
 UNLOCKED = Sql(
     """
-WITH lives AS MATERIALIZED (
-    SELECT DISTINCT life FROM {schema}.my_worker
-    WHERE inbox = '{inbox}' AND life IS DISTINCT FROM %(mine)s::integer)
-SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared({alive_lock}, life)
+WITH numbers AS MATERIALIZED (
+    SELECT DISTINCT process_number FROM {schema}.my_worker
+    WHERE inbox = '{inbox}' AND process_number IS DISTINCT FROM %(mine)s::integer)
+SELECT process_number FROM numbers
+WHERE process_number IS NULL OR pg_try_advisory_xact_lock_shared({alive_lock}, process_number)
 """,
     columns=("integer",),
     alive_lock=locks.ALIVE,
@@ -55,12 +56,12 @@ HOLDS = (
 )
 OPEN_BATCHES = Sql(
     """
-SELECT DISTINCT w.life, w.host, w.pid::bigint, l.pid::bigint
+SELECT DISTINCT w.process_number, w.host, w.pid::bigint, l.pid::bigint
 FROM {schema}.my_worker AS w
 JOIN {schema}.inbox_{inbox} AS i
   ON i.key = w.keys[1] AND i.clock = w.clocks[1] AND i.xmax::text::bigint = w.xact & 4294967295
 JOIN pg_locks AS l ON {holds}
-WHERE w.inbox = '{inbox}' AND w.life = ANY (%(lives)s::integer[])
+WHERE w.inbox = '{inbox}' AND w.process_number = ANY (%(numbers)s::integer[])
 """,
     columns=("integer", "text", "bigint", "bigint"),
     holds=HOLDS,
@@ -72,8 +73,8 @@ TERMINATE, TERMINATE_AS_CURRENT = (
 )
 
 
-class Lives:
-    """The lives in the in-flight entries of an inbox, and this process's own."""
+class Processes:
+    """The numbers of processes in the in-flight entries of an inbox, and this process's own."""
 
     def __init__(self, schema: str, inbox: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._names = {"schema": schema, "inbox": inbox}
@@ -86,17 +87,17 @@ class Lives:
 
     @property
     def mine(self) -> int | None:
-        """This process's life, for its entries; None while it does not hold its lock."""
+        """This process's number, for its entries; None while it does not hold its lock."""
         return self._number if self._session is not None and not self._session.closed else None
 
     @property
     def undecided(self) -> bool:
         """Whether some process is silent but not considered dead yet."""
-        return any(not self._is_over(life, DEAD_S) for life in self._silent)
+        return any(not self._is_over(number, DEAD_S) for number in self._silent)
 
     @property
     def silent(self) -> list[int]:
-        """The lives that did not hold their lock when last checked."""
+        """The numbers whose lock was not held when last checked."""
         return list(self._silent)
 
     def hold_lock(self, connection: psycopg.Connection) -> None:
@@ -107,48 +108,48 @@ class Lives:
             self._session = connection if is_held else None
 
     def checking(self) -> Operation[bool]:
-        """Update which processes are silent, in a transaction; return whether there is any, or one without a life."""
+        """Update which processes are silent, in a transaction; return whether one is, or an entry has no number."""
         rows = yield UNLOCKED.at(**self._names)(mine=self._number)
-        silent = {life for (life,) in rows}
+        silent = {number for (number,) in rows}
         before, self._checked_at = self._checked_at, self._monotonic()
         if self._checked_at - before > DEAD_S:
             self._silent = {}  # nobody checked for a while: a process may have held its lock in between
-        self._silent = {life: self._silent.get(life, self._checked_at) for life in silent if life is not None}
+        self._silent = {number: self._silent.get(number, self._checked_at) for number in silent if number is not None}
         return bool(silent)
 
     def dead(self) -> list[int]:
-        """Return the lives that have been silent for so long that they are considered dead."""
-        return [life for life in self._silent if self._is_over(life, DEAD_S)]
+        """Return the numbers that have been silent for so long that they are considered dead."""
+        return [number for number in self._silent if self._is_over(number, DEAD_S)]
 
     def end_paused(self, connection: psycopg.Connection) -> None:
         """Terminate the open batches of paused processes, which are silent but still lock their messages.
 
         Their messages are then treated as if the processes had died.
         """
-        paused = [life for life in self._silent if self._is_over(life, PAUSED_S)]
-        for life, host, process, backend in run(connection, self._open_batches(paused)) if paused else ():
+        paused = [number for number in self._silent if self._is_over(number, PAUSED_S)]
+        for number, host, pid, backend in run(connection, self._open_batches(paused)) if paused else ():
             inbox = self._names["inbox"]
             try:
                 run(connection, terminating(backend))
-                log.warning("%s: worker %d on %s is paused: terminated its batch", inbox, process, host)
+                log.warning("%s: worker %d on %s is paused: terminated its batch", inbox, pid, host)
             except InsufficientPrivilege:
-                if life not in self._untouchable:
-                    self._untouchable.add(life)
+                if number not in self._untouchable:
+                    self._untouchable.add(number)
                     log.warning(
                         "%s: worker %d on %s is paused and blocks its keys: this role may not terminate its session; "
                         "grant it pg_signal_backend",
-                        inbox, process, host,
+                        inbox, pid, host,
                     )  # fmt: skip
 
-    def _is_over(self, life: int, silent_s: float) -> bool:
-        return self._monotonic() - self._silent[life] >= silent_s
+    def _is_over(self, number: int, silent_s: float) -> bool:
+        return self._monotonic() - self._silent[number] >= silent_s
 
     def _taking_lock(self) -> Operation[bool]:
-        [(is_held,)] = yield TAKE_LOCK.at()(life=self._number)
+        [(is_held,)] = yield TAKE_LOCK.at()(number=self._number)
         return bool(is_held)
 
-    def _open_batches(self, lives: list[int]) -> Operation[list[Row]]:
-        rows: list[Row] = yield OPEN_BATCHES.at(**self._names)(lives=lives)
+    def _open_batches(self, numbers: list[int]) -> Operation[list[Row]]:
+        rows: list[Row] = yield OPEN_BATCHES.at(**self._names)(numbers=numbers)
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Life: a busy worker is not taken for dead, whatever happens to its connections; a paused one is."""
+"""Who is alive: a busy worker is not taken for dead, whatever happens to its connections; a paused one is."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ import psycopg
 import pytest
 
 from inbox import Inbox, Message, Worker
-from inbox.worker import in_flight, life
+from inbox.worker import alive, in_flight
+from inbox.worker.alive import DEAD_S, PAUSED_S
 from inbox.worker.in_flight import Entry, InFlight
-from inbox.worker.life import DEAD_S, PAUSED_S
 from mailroom import locks
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -27,7 +27,7 @@ from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, deliver, failing_keys, ledger_keys, working, write_ledger
 
 WATCH = "mailroom worker in flight"
-HOLDS_LOCK = "SELECT life FROM mailroom.worker WHERE life IS NOT NULL"
+HOLDS_LOCK = "SELECT process_number FROM mailroom.worker WHERE process_number IS NOT NULL"
 
 
 class Clock:
@@ -134,15 +134,15 @@ def test_silence_counts_only_while_somebody_checked(node: Node, mine: InFlight, 
     assert failing_keys(node) == []
 
 
-def test_life_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFlight) -> None:
+def test_number_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFlight) -> None:
     """A process that could never take the lock would look paused."""
     deliver(node, "k")
     fall_silent(node, mine)
-    lock = [locks.ALIVE, mine._lives._number]
+    lock = [locks.ALIVE, mine._processes._number]
     node.connection.execute("SELECT pg_advisory_lock(%s, %s)", lock)
     mine.take_over()
     mine.add(Entry(), Inbox("shipping").peek(node.connection))
-    assert eventually(lambda: node.rows("SELECT life FROM mailroom.worker")) == [(None,)]
+    assert eventually(lambda: node.rows("SELECT process_number FROM mailroom.worker")) == [(None,)]
     node.connection.execute("SELECT pg_advisory_unlock(%s, %s)", lock)
     mine.take_over()
     write(node, mine, Inbox("shipping").peek(node.connection))
@@ -151,7 +151,7 @@ def test_life_is_in_entries_only_while_its_lock_is_held(node: Node, mine: InFlig
 def test_first_batch_does_not_wait_until_it_is_certain_who_is_dead(
     node: Node, connect: Connect, mine: InFlight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "DEAD_S", NEVER_S)
+    monkeypatch.setattr(alive, "DEAD_S", NEVER_S)
     node.inbox("shipping", backoff_s=0)
     deliver(node, "killing")
     with contextlib.closing(connect()) as batch:
@@ -165,7 +165,7 @@ def test_first_batch_does_not_wait_until_it_is_certain_who_is_dead(
 
     with working(Worker(node.dsn, "shipping", handle, poll_interval_s=NEVER_S)):
         eventually(lambda: tried)
-        monkeypatch.setattr(life, "DEAD_S", 0.3)
+        monkeypatch.setattr(alive, "DEAD_S", 0.3)
         eventually(lambda: "killing" in tried)
     assert tried == {"healthy": [], "killing": [("killing", 1)]}
 
@@ -263,9 +263,9 @@ def test_paused_worker_is_ended_by_one_whose_login_acts_as_another_role(
 PROGRAM = """
 import asyncio, os, sys
 from inbox import AsyncWorker, Worker
-from inbox.worker import in_flight, life
+from inbox.worker import alive, in_flight
 
-life.SESSION["idle_session_timeout"] = "500ms"
+alive.SESSION["idle_session_timeout"] = "500ms"
 in_flight.WATCH_INTERVAL_S = 0.05
 INSERT = "INSERT INTO ledger (key, clock) VALUES (%s, %s)"
 
