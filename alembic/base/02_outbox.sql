@@ -27,8 +27,7 @@ CREATE TABLE outbox (  -- Where writers commit messages. Inserted once, deleted 
 -- Without SET search_path, which takes as long as the rest; so it names the schema of everything.
 CREATE FUNCTION doorbell()  -- Wakes a sleeping dispatcher: NOTIFY mailroom:<oid of the table>.
 RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    node CONSTANT integer := (tg_relid::bigint OPERATOR(pg_catalog.-) 2147483648)::integer;
+DECLARE node CONSTANT integer := (tg_relid::bigint OPERATOR(pg_catalog.-) 2147483648)::integer;
 BEGIN
     IF (coalesce(pg_catalog.current_setting('mailroom.notify', true), '') OPERATOR(pg_catalog.<>) 'off'
         AND CASE WHEN pg_catalog.pg_try_advisory_lock_shared(1835100524, node)
@@ -54,18 +53,25 @@ CREATE FUNCTION check_message()  -- Refuses rows that are not valid messages.
 RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     broken pg_catalog.text := CASE
-        WHEN NOT (new.topic OPERATOR(pg_catalog.~) '^[A-Za-z][A-Za-z0-9_.-]*$' AND pg_catalog.octet_length(new.topic) OPERATOR(pg_catalog.<=) 200) THEN 'topic'
-        WHEN NOT (pg_catalog.octet_length(new.key) OPERATOR(pg_catalog.>=) 1 AND pg_catalog.octet_length(new.key) OPERATOR(pg_catalog.<=) 1024) THEN 'key'
+        WHEN NOT (new.topic OPERATOR(pg_catalog.~) '^[A-Za-z][A-Za-z0-9_.-]*$'
+                  AND pg_catalog.octet_length(new.topic) OPERATOR(pg_catalog.<=) 200) THEN 'topic'
+        WHEN NOT (pg_catalog.octet_length(new.key) OPERATOR(pg_catalog.>=) 1
+                  AND pg_catalog.octet_length(new.key) OPERATOR(pg_catalog.<=) 1024) THEN 'key'
         WHEN NOT (new.kind OPERATOR(pg_catalog.=) ANY ('{M,E,C,R}')) THEN 'kind'
         WHEN NOT (new.message_type OPERATOR(pg_catalog.=) ANY ('{O,D,C,U}')) THEN 'message_type'
         WHEN NOT (new.event_type OPERATOR(pg_catalog.=) ANY ('{C,U,D}')) THEN 'event_type'
         WHEN NOT (pg_catalog.num_nonnulls(new.value, new.value_json) OPERATOR(pg_catalog.=) 1) THEN 'one_value'
         WHEN NOT (pg_catalog.octet_length(new.value) OPERATOR(pg_catalog.<=) 16777216) THEN 'value'
         WHEN NOT (pg_catalog.octet_length(new.value_json::pg_catalog.text) OPERATOR(pg_catalog.<=) 16777216) THEN 'value_json'
-        WHEN NOT (pg_catalog.jsonb_typeof(new.headers) OPERATOR(pg_catalog.=) 'object' AND pg_catalog.octet_length(new.headers::pg_catalog.text) OPERATOR(pg_catalog.<=) 8192 AND NOT pg_catalog.jsonb_path_exists(new.headers, 'strict $.* ? (@.type() <> "string")')) THEN 'headers'
-        WHEN NOT (new.deliver_at OPERATOR(pg_catalog.>=) '0001-01-01 00:00+00' AND new.deliver_at OPERATOR(pg_catalog.<) '9999-01-01 00:00+00') THEN 'deliver_at'
-        WHEN NOT (new.expires_at OPERATOR(pg_catalog.>=) '0001-01-01 00:00+00' AND new.expires_at OPERATOR(pg_catalog.<) '9999-01-01 00:00+00') THEN 'expires_at'
-        WHEN NOT (new.sent_at OPERATOR(pg_catalog.>=) '0001-01-01 00:00+00' AND new.sent_at OPERATOR(pg_catalog.<) '9999-01-01 00:00+00') THEN 'sent_at'
+        WHEN NOT (pg_catalog.jsonb_typeof(new.headers) OPERATOR(pg_catalog.=) 'object'
+                  AND pg_catalog.octet_length(new.headers::pg_catalog.text) OPERATOR(pg_catalog.<=) 8192
+                  AND NOT pg_catalog.jsonb_path_exists(new.headers, 'strict $.* ? (@.type() <> "string")')) THEN 'headers'
+        WHEN NOT (new.deliver_at OPERATOR(pg_catalog.>=) '0001-01-01 00:00+00'
+                  AND new.deliver_at OPERATOR(pg_catalog.<) '9999-01-01 00:00+00') THEN 'deliver_at'
+        WHEN NOT (new.expires_at OPERATOR(pg_catalog.>=) '0001-01-01 00:00+00'
+                  AND new.expires_at OPERATOR(pg_catalog.<) '9999-01-01 00:00+00') THEN 'expires_at'
+        WHEN NOT (new.sent_at OPERATOR(pg_catalog.>=) '0001-01-01 00:00+00'
+                  AND new.sent_at OPERATOR(pg_catalog.<) '9999-01-01 00:00+00') THEN 'sent_at'
         WHEN NOT (pg_catalog.octet_length(new.source) OPERATOR(pg_catalog.<=) 200) THEN 'source'
         WHEN NOT (new.after_clock OPERATOR(pg_catalog.>=) 0 AND new.after_clock OPERATOR(pg_catalog.<=) 4294967296) THEN 'after_clock' END;
 BEGIN
@@ -78,13 +84,14 @@ BEGIN
     IF (broken OPERATOR(pg_catalog.=) 'after_clock' AND new.after_clock OPERATOR(pg_catalog.>) 0
         AND new.after_clock OPERATOR(pg_catalog.<=) 4611686018427387904) THEN
         IF (16777216.0::pg_catalog.float8 OPERATOR(pg_catalog.*) least(15768000000.0::pg_catalog.float8,
-                pg_catalog.date_part('epoch', pg_catalog.now() OPERATOR(pg_catalog.-)
-                    '2026-01-01 00:00+00'::pg_catalog.timestamptz)) OPERATOR(pg_catalog.>=) new.after_clock::pg_catalog.float8
+                pg_catalog.date_part('epoch', pg_catalog.now()
+                    OPERATOR(pg_catalog.-) '2026-01-01 00:00+00'::pg_catalog.timestamptz))
+                OPERATOR(pg_catalog.>=) new.after_clock::pg_catalog.float8
             OR pg_catalog.current_setting('session_replication_role') OPERATOR(pg_catalog.=) 'replica'
             OR new.after_clock OPERATOR(pg_catalog.<=) {schema}.clock_reach()) THEN
             IF (new.xact OPERATOR(pg_catalog.<>) pg_catalog.pg_current_xact_id()) THEN
-            PERFORM {schema}.raise_sequence('{schema}.outbox_position_seq', new.position);
-        END IF;
+                PERFORM {schema}.raise_sequence('{schema}.outbox_position_seq', new.position);
+            END IF;
             RETURN new;
         END IF;
         RAISE check_violation USING

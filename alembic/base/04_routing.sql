@@ -1,9 +1,10 @@
 -- Which inboxes get a message, and the messages for more inboxes than one transaction may lock.
 
--- What fits a pattern is computed where it is stored, by whomever: also by an INSERT by hand. No sequence gives the id,
--- since one that is set back would give it twice: a source has to be told anew of one that is ended and made again.
+-- One that is ended and made again is another one, of which the source has to be told anew. No sequence gives the id,
+-- since one that is set back would give it twice.
 CREATE TABLE subscription (  -- Which inbox gets which topic, beside the inbox of the topic's own name.
-    topic  text   COLLATE "C" NOT NULL CONSTRAINT subscription_topic CHECK ({is_topic_or_pattern}),  -- The topic, or a pattern of topics: * is one word, a last word # any number of words.
+    topic  text   COLLATE "C" NOT NULL  -- The topic, or a pattern of topics: * is one word, a last word # any number of words.
+        CONSTRAINT subscription_topic CHECK ({is_topic_or_pattern}),
     inbox  text   COLLATE "C" NOT NULL,                -- The inbox that gets it.
     {fits_and_words},
     origin text   COLLATE "C" NOT NULL DEFAULT ''      -- Whose messages: empty for this node, a name of origin, or * for this node and all origins.

@@ -32,28 +32,23 @@ CREATE TRIGGER doorbell BEFORE INSERT ON outbox_executable FOR EACH STATEMENT EX
 -- row. As in a CHECK, a rule that is null holds. A row that breaks none may be a copy: one of another transaction.
 CREATE FUNCTION check_executable()  -- Refuses rows that are not valid executables.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    broken text;
+DECLARE broken text;
 BEGIN
     broken := CASE
         WHEN NOT (CASE WHEN new.version <> 1 THEN true ELSE CASE new.operation
-        WHEN 'put'          THEN new.key <> '' AND new.value IS NOT NULL AND num_nonnulls(
-                                 new.end_key, new.amount, new.bytes, new.arguments, new.at, new.row_limit) = 0
-        WHEN 'increment'    THEN new.key <> '' AND new.amount IS NOT NULL AND num_nonnulls(
-                                 new.end_key, new.value, new.bytes, new.expected, new.arguments, new.at,
-                                 new.row_limit) = 0
-        WHEN 'delete'       THEN new.key <> '' AND num_nonnulls(
-                                 new.end_key, new.value, new.amount, new.bytes, new.expected, new.arguments, new.at,
-                                 new.row_limit) = 0
-        WHEN 'delete_range' THEN num_nonnulls(
-                                 new.value, new.amount, new.bytes, new.expected, new.arguments, new.at) = 0
-        WHEN 'account'      THEN new.key <> '' AND num_nonnulls(new.amount, new.bytes) = 2
-                                 AND new.target = 'accounting' AND num_nonnulls(
-                                 new.end_key, new.value, new.expected, new.arguments, new.row_limit) = 0
-        WHEN 'call'         THEN num_nonnulls(
-                                 new.end_key, new.value, new.amount, new.bytes, new.expected, new.at,
-                                 new.row_limit) = 0
-        ELSE false END END) THEN 'outbox_executable_operation'
+            WHEN 'put' THEN new.key <> '' AND new.value IS NOT NULL
+                AND num_nonnulls(new.end_key, new.amount, new.bytes, new.arguments, new.at, new.row_limit) = 0
+            WHEN 'increment' THEN new.key <> '' AND new.amount IS NOT NULL AND num_nonnulls(
+                new.end_key, new.value, new.bytes, new.expected, new.arguments, new.at, new.row_limit) = 0
+            WHEN 'delete' THEN new.key <> '' AND num_nonnulls(
+                new.end_key, new.value, new.amount, new.bytes, new.expected, new.arguments, new.at, new.row_limit) = 0
+            WHEN 'delete_range' THEN num_nonnulls(
+                new.value, new.amount, new.bytes, new.expected, new.arguments, new.at) = 0
+            WHEN 'account' THEN new.key <> '' AND num_nonnulls(new.amount, new.bytes) = 2 AND new.target = 'accounting'
+                AND num_nonnulls(new.end_key, new.value, new.expected, new.arguments, new.row_limit) = 0
+            WHEN 'call' THEN num_nonnulls(
+                new.end_key, new.value, new.amount, new.bytes, new.expected, new.at, new.row_limit) = 0
+            ELSE false END END) THEN 'outbox_executable_operation'
         WHEN NOT (octet_length(new.operation) <= 41) THEN 'outbox_executable_length'
         WHEN NOT (new.target ~ '^[a-z][a-z0-9_]*$' AND octet_length(new.target) <= 41) THEN 'outbox_executable_target'
         WHEN NOT (octet_length(new.key) <= 1024) THEN 'outbox_executable_key'
@@ -65,7 +60,8 @@ BEGIN
         WHEN NOT (new.at >= '0001-01-01 UTC' AND new.at < '9999-01-01 UTC') THEN 'outbox_executable_at'
         WHEN NOT (new.row_limit >= 1) THEN 'outbox_executable_row_limit'
         WHEN NOT (new.notify ~ '^[A-Za-z][A-Za-z0-9_.-]*$' AND octet_length(new.notify) <= 200) THEN 'outbox_executable_notify'
-        WHEN NOT (jsonb_typeof(new.headers) = 'object' AND octet_length(new.headers::text) <= 8192 AND NOT jsonb_path_exists(new.headers, 'strict $.* ? (@.type() <> "string")')) THEN 'outbox_executable_headers'
+        WHEN NOT (jsonb_typeof(new.headers) = 'object' AND octet_length(new.headers::text) <= 8192
+                  AND NOT jsonb_path_exists(new.headers, 'strict $.* ? (@.type() <> "string")')) THEN 'outbox_executable_headers'
         WHEN NOT (new.after_clock BETWEEN 0 AND 4611686018427387904) THEN 'outbox_executable_after_clock'
         WHEN NOT (octet_length(new.source) <= 200) THEN 'outbox_executable_source'
         WHEN NOT (new.sent_at >= '0001-01-01 UTC' AND new.sent_at < '9999-01-01 UTC') THEN 'outbox_executable_sent_at' END;
@@ -97,7 +93,6 @@ END $$;
 CREATE TRIGGER checked_clock BEFORE INSERT OR UPDATE ON outbox_executable FOR EACH ROW
 WHEN (new.after_clock > 4294967296) EXECUTE FUNCTION check_executable_clock();
 
--- Free space in each page, so that updates of a busy counter do not touch the index (HOT).
 CREATE TABLE store (  -- Values and counters by key, written by executables only.
     key    text   COLLATE "C" PRIMARY KEY,  -- The key.
     value  bytea,                           -- The value; null for a counter.

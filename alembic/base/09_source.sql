@@ -28,7 +28,8 @@ CREATE TABLE link (  -- Who reads messages of this node: a row per reader.
 -- `commands`: of a topic that several readers are allowed by name, one has the commands.
 CREATE TABLE link_allowed (  -- What a reader may ask for; without rows all messages and events.
     link     bigint  NOT NULL,  -- The link.
-    topic    text    COLLATE "C" NOT NULL CONSTRAINT link_allowed_topic CHECK ({is_topic_or_pattern}),  -- The topic, or a pattern of topics, as in subscription.
+    topic    text    COLLATE "C" NOT NULL  -- The topic, or a pattern of topics, as in subscription.
+        CONSTRAINT link_allowed_topic CHECK ({is_topic_or_pattern}),
     commands boolean NOT NULL DEFAULT false CHECK (NOT commands OR fits IS NULL),  -- Whether commands and replies of it go to this reader, if to no inbox here.
     {fits_and_words},
     PRIMARY KEY (link, topic)
@@ -36,7 +37,8 @@ CREATE TABLE link_allowed (  -- What a reader may ask for; without rows all mess
 CREATE UNIQUE INDEX link_allowed_commands ON link_allowed (topic) WHERE commands;
 
 CREATE TABLE link_topic (  -- What each reader wants, written by the reader from its subscriptions.
-    topic    text    COLLATE "C" NOT NULL CONSTRAINT link_topic_topic CHECK ({is_topic_or_pattern}),  -- The topic, or a pattern of topics, as in subscription.
+    topic    text    COLLATE "C" NOT NULL  -- The topic, or a pattern of topics, as in subscription.
+        CONSTRAINT link_topic_topic CHECK ({is_topic_or_pattern}),
     link     bigint  NOT NULL,                -- The link.
     {fits_and_words},
     commands boolean NOT NULL DEFAULT false,  -- Whether the reader gets commands and replies of it, too, if no inbox here does.
@@ -65,8 +67,7 @@ BEGIN
     new.commands := {schema}.link_allows(new.link, new.topic);
     RETURN CASE WHEN new.commands IS NOT NULL THEN new END;
 END $$;
-REVOKE ALL ON FUNCTION link_topic_asked() FROM PUBLIC;
-
+REVOKE ALL ON FUNCTION link_topic_asked FROM PUBLIC;
 CREATE TRIGGER zz_asked BEFORE INSERT ON link_topic FOR EACH ROW EXECUTE FUNCTION link_topic_asked();
 
 -- No foreign keys to `link`: they would lock a row of it for each message.
@@ -87,22 +88,20 @@ COMMENT ON COLUMN transit.expires_at IS 'If not received before this time, the m
 -- the owner too is an error. With a bound body: its names mean what they mean here, whatever search_path and names come
 -- later.
 CREATE FUNCTION link_next(of_link bigint, behind bigint)  -- The next seq of a link, whatever policies hide; for the roles of readers.
-RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off
 RETURN (SELECT t.seq FROM transit AS t WHERE t.link = of_link AND t.seq > behind ORDER BY t.seq LIMIT 1);
-REVOKE ALL ON FUNCTION link_next(bigint, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION link_next FROM PUBLIC;
 
 -- A reader that was put back acknowledges anew what it reads again, and it counts from then.
 CREATE FUNCTION acknowledged_less()  -- Forgets when a reader had acknowledged what it has lost.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    left_over CONSTANT integer := (SELECT count(*) FROM unnest(new.acks) AS seq WHERE seq <= new.acked);
+DECLARE left_over CONSTANT integer := (SELECT count(*) FROM unnest(new.acks) AS seq WHERE seq <= new.acked);
 BEGIN
     new.acks := new.acks[1:left_over];
     new.acked_at := new.acked_at[1:left_over];
     RETURN new;
 END $$;
-CREATE TRIGGER acknowledged_less BEFORE UPDATE OF acked ON link FOR EACH ROW
-WHEN (new.acked < old.acked) EXECUTE FUNCTION acknowledged_less();
+CREATE TRIGGER acknowledged_less BEFORE UPDATE OF acked ON link FOR EACH ROW WHEN (new.acked < old.acked) EXECUTE FUNCTION acknowledged_less();
 
 -- Whoever may write a run into a link has the link: a policy says whose it is. The functions below run as the owner, on
 -- whom no policy is binding, and ask for the same login.
@@ -112,15 +111,13 @@ BEGIN
     new.by_role := session_user;
     RETURN new;
 END $$;
-CREATE TRIGGER greeted BEFORE INSERT OR UPDATE OF run ON link FOR EACH ROW
-WHEN (new.run IS NOT NULL) EXECUTE FUNCTION greeted();
+CREATE TRIGGER greeted BEFORE INSERT OR UPDATE OF run ON link FOR EACH ROW WHEN (new.run IS NOT NULL) EXECUTE FUNCTION greeted();
 
 -- A reader that wants a clock further ahead asks again when it has seen this one, and so gets there in steps. What it
 -- has received cannot be shortened so: the clock goes beyond all of it, or nothing is claimed.
 CREATE FUNCTION bound_reader()  -- Bounds by how much a reader may raise the clock.
 RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    reach CONSTANT bigint := {schema}.clock_reach();
+DECLARE reach CONSTANT bigint := {schema}.clock_reach();
 BEGIN
     IF new.claim_clock > reach THEN
         RAISE check_violation USING
@@ -139,7 +136,8 @@ CREATE FUNCTION link_want(of_link bigint, by_run uuid, clock bigint)  -- A reade
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.link AS l SET wanted_clock = clock
-    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user AND l.wanted_clock < least(clock, {schema}.clock_reach());
+    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user
+      AND l.wanted_clock < least(clock, {schema}.clock_reach());
     IF FOUND THEN RETURN true; END IF;
     RETURN (SELECT false FROM {schema}.link WHERE number = of_link AND run = by_run AND by_role = session_user);
 END $$;
@@ -147,7 +145,8 @@ CREATE FUNCTION link_claim(of_link bigint, by_run uuid, seq bigint, clock bigint
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.link AS l SET claim_seq = seq, claim_clock = clock
-    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user AND (l.claim_seq, l.claim_clock) IS DISTINCT FROM (seq, clock);
+    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user
+      AND (l.claim_seq, l.claim_clock) IS DISTINCT FROM (seq, clock);
     IF FOUND THEN RETURN true; END IF;
     RETURN (SELECT false FROM {schema}.link WHERE number = of_link AND run = by_run AND by_role = session_user);
 END $$;
@@ -155,9 +154,9 @@ CREATE FUNCTION link_match(of_link bigint, by_run uuid)  -- A reader has found i
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE {schema}.link AS l SET matched = n.life, claim_seq = NULL, claim_clock = NULL FROM {schema}.node AS n
-    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user AND (l.matched IS DISTINCT FROM n.life OR l.claim_seq IS NOT NULL);
+    WHERE l.number = of_link AND l.run = by_run AND l.by_role = session_user
+      AND (l.matched IS DISTINCT FROM n.life OR l.claim_seq IS NOT NULL);
     IF FOUND THEN RETURN true; END IF;
     RETURN (SELECT false FROM {schema}.link WHERE number = of_link AND run = by_run AND by_role = session_user);
 END $$;
-REVOKE ALL ON FUNCTION link_want(bigint, uuid, bigint), link_claim(bigint, uuid, bigint, bigint),
-    link_match(bigint, uuid) FROM PUBLIC;
+REVOKE ALL ON FUNCTION link_want, link_claim, link_match FROM PUBLIC;

@@ -6,7 +6,7 @@ CREATE TABLE spark_batch (  -- What Spark has committed: each batch once, in the
     query    text        COLLATE "C",  -- The id of the streaming query; a new checkpoint brings a new one.
     messages bigint      NOT NULL,     -- How many messages it sent. Their source is mailroom spark <name> <batch>.
     at       timestamptz NOT NULL DEFAULT clock_timestamp(),  -- When.
-    digest   bytea       CHECK (octet_length(digest) = 16),  -- The sum of its rows' hashes, their ids left out, whatever their order; null if entered before revision 0112.
+    digest   bytea       CHECK (octet_length(digest) = 16),  -- The sum of its rows' hashes, their ids left out, whatever their order.
     PRIMARY KEY (name, batch)
 );
 CREATE INDEX spark_batch_at ON spark_batch (at);

@@ -32,7 +32,7 @@ END $$;
 
 -- Text where the outbox has uuid, "char" and jsonb, so that JDBC's strings fit without further settings. The view has
 -- no rows, but Spark reads its columns before it writes.
-CREATE VIEW outbox_jdbc AS SELECT
+CREATE VIEW outbox_jdbc AS SELECT  -- The outbox for writers that may write a row twice: it takes the first row of each message_id.
     NULL::text        AS message_id,    -- A UUID that is the same whenever the row is written again. Required.
     NULL::text        AS topic,         -- What the message is addressed to. Required.
     NULL::text        AS key,           -- Ordering key within an inbox; null for a key of its own.
@@ -46,8 +46,6 @@ CREATE VIEW outbox_jdbc AS SELECT
     NULL::timestamptz AS expires_at,    -- If not delivered before this time, the message is dropped.
     NULL::bigint      AS after_clock    -- The stamp is later than this clock.
 WHERE false;
-COMMENT ON VIEW outbox_jdbc IS
-    'The outbox for writers that may write a row twice: it takes the first row of each message_id.';
 
 -- The function is in the select list, where an empty set drops the row. In a WHERE it could run before the joins and
 -- conditions of the INSERT's own SELECT, for rows that are then dropped or doubled: their ids would be known without a

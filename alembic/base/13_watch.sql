@@ -5,8 +5,7 @@
 -- subtransaction has no id. A cancelled statement is not among OTHERS.
 CREATE FUNCTION watch_json(given record)  -- A row as JSON; null if it has none, or more than 16 MiB.
 RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    made jsonb;
+DECLARE made jsonb;
 BEGIN
     made := to_jsonb(given);
     RETURN CASE WHEN octet_length(made::text) <= 16777216 THEN made END;
@@ -199,5 +198,4 @@ BEGIN
 END $$;
 
 -- Else whoever owns a table could send what they like.
-REVOKE ALL ON FUNCTION watch(), watch_query(oid, text, text[], text, boolean), watch_rest(refcursor),
-    watch_json(record), watch_told(text, oid) FROM PUBLIC;
+REVOKE ALL ON FUNCTION watch, watch_query, watch_rest, watch_json, watch_told FROM PUBLIC;

@@ -16,9 +16,7 @@ DECLARE
         '|\\360\\2[2-7].\\2..|\\36[123]\\2..\\2..|\\364\\2[01].\\2..)\\2..' ELSE '' END || ')*$';
     position  integer := 0;
     fault     text;
-    major     integer;
-    minor     integer;
-    width     integer;
+    major integer; minor integer; width integer;
     argument  bigint;            -- the head's 64 bits, to be read as unsigned
     number    numeric;
     bits      integer;           -- of a float's fraction
@@ -39,16 +37,14 @@ DECLARE
 BEGIN
     LOOP
         piece := NULL;
-        fault := 'it ends too early';
-        EXIT WHEN position >= size;
+        fault := 'it ends too early'; EXIT WHEN position >= size;
         major := get_byte(raw, position) >> 5;
         minor := get_byte(raw, position) & 31;
         position := position + 1;
         width := 0;
         argument := minor;
         IF minor >= 24 THEN
-            fault := 'a length is indefinite or reserved';
-            EXIT WHEN minor > 27;
+            fault := 'a length is indefinite or reserved'; EXIT WHEN minor > 27;
             fault := 'it ends too early';
             width := 1 << (minor - 24);
             EXIT WHEN width > size - position;
@@ -93,14 +89,12 @@ BEGIN
             piece := CASE tag WHEN -5 THEN number || 'E' || exponent ELSE number::text END;
 
         ELSIF major <= 3 THEN
-            fault := 'it ends too early';
-            EXIT WHEN argument NOT BETWEEN 0 AND size - position;
+            fault := 'it ends too early'; EXIT WHEN argument NOT BETWEEN 0 AND size - position;
             slice := substring(raw FROM position + 1 FOR argument::integer);
             position := position + argument;
             IF tag < 0 THEN
                 number := 0;
-                fault := 'a decimal has more than 1000 digits';
-                EXIT WHEN argument > 416;
+                fault := 'a decimal has more than 1000 digits'; EXIT WHEN argument > 416;
                 FOR nth IN 0 .. argument - 1 LOOP
                     number := number * 256 + get_byte(slice, nth);
                 END LOOP;
@@ -148,8 +142,7 @@ BEGIN
             tag := -4;
             CONTINUE;
         ELSE
-            fault := 'a key of a map is a list or a map';
-            EXIT WHEN is_key;
+            fault := 'a key of a map is a list or a map'; EXIT WHEN is_key;
             IF argument = 0 THEN piece := CASE major WHEN 4 THEN '[]' ELSE '{}' END; END IF;
         END IF;
 
@@ -165,10 +158,8 @@ BEGIN
         END IF;
         IF depth > 0 THEN to_come[depth] := to_come[depth] - 1; END IF;
         IF piece IS NULL THEN
-            fault := 'it is nested more than 32 deep';
-            EXIT WHEN depth = 32;
-            fault := 'it ends too early';
-            EXIT WHEN argument NOT BETWEEN 0 AND size - position;
+            fault := 'it is nested more than 32 deep'; EXIT WHEN depth = 32;
+            fault := 'it ends too early'; EXIT WHEN argument NOT BETWEEN 0 AND size - position;
             depth := depth + 1;
             to_come[depth] := (major - 3) * argument;
             is_map[depth] := major = 5;
@@ -183,8 +174,7 @@ BEGIN
             depth := depth - 1;
         END LOOP;
         IF depth = 0 THEN
-            fault := 'more bytes follow after its end';
-            EXIT WHEN position < size;
+            fault := 'more bytes follow after its end'; EXIT WHEN position < size;
             RETURN array_to_string(pieces, '')::jsonb;
         END IF;
     END LOOP;

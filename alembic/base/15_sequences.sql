@@ -9,9 +9,7 @@ CREATE FUNCTION sequences_behind(OUT "table" text, OUT "column" text, OUT sequen
 
 RETURNS SETOF record LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    next bigint;
-    place text[];
-    found bigint;
+    next bigint; place text[]; found bigint;
 BEGIN
     FOR "table", "column", sequence IN
         SELECT t.relname, a.attname, s.oid
@@ -52,8 +50,7 @@ END $$;
 CREATE FUNCTION raise_sequences(OUT "table" text, OUT "column" text, OUT value bigint)  -- Raises each sequence that is behind its rows past them, and returns which.
 
 RETURNS SETOF record LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    behind record;
+DECLARE behind record;
 BEGIN
     FOR behind IN SELECT * FROM {schema}.sequences_behind() LOOP
         "table" := behind."table";

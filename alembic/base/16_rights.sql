@@ -37,8 +37,7 @@ COMMENT ON VIEW my_spark_stream IS
 -- the schema of everything.
 CREATE FUNCTION refuse_others()  -- Refuses rows about an inbox that the current role may not take messages out of.
 RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    may boolean := {schema}.is_mine(NEW.inbox);
+DECLARE may boolean := {schema}.is_mine(NEW.inbox);
 BEGIN
     IF may AND TG_RELID OPERATOR(pg_catalog.=) '{schema}.dead_letter'::pg_catalog.regclass THEN
         may := NEW.stage OPERATOR(pg_catalog.=) 'reap';
