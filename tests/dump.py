@@ -28,7 +28,7 @@ LEFT_OUT = re.compile(
 
 def dump(binaries: Binaries, dsn: str) -> str:
     """Return the schema `mailroom` of a database as SQL."""
-    command = [binaries.path / "pg_dump", "--schema-only", "--no-owner", "--schema=mailroom", dsn]
+    command = [str(binaries.path / "pg_dump"), "--schema-only", "--no-owner", "--schema=mailroom", dsn]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return re.sub(r"\n{3,}", "\n\n", LEFT_OUT.sub("", text)).strip() + "\n"
 

@@ -39,7 +39,8 @@ END $$;
 
 -- As in mailroom.clock: where a start of this node would take its clock now, is within what it may be raised to. Other
 -- nodes have started, and their clocks are passed on here. With the owner's rights, since writers may not read the
--- clock; it tells one number. It never falls while the server's time does not, so what was taken in once is taken again.
+-- clock; it tells one number. It never falls while the server's time does not, so what was taken in once is taken
+-- again.
 CREATE FUNCTION clock_reach()  -- The largest clock to which one send may raise the node's: 2^32 beyond its own.
 RETURNS bigint LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 RETURN (

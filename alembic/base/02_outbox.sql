@@ -21,10 +21,10 @@ CREATE TABLE outbox (  -- Where writers commit messages. Inserted once, deleted 
     sent_at      timestamptz NOT NULL DEFAULT clock_timestamp()  -- Physical time of the send; order never rests on it.
 ) WITH ({hot});
 
--- The trigger sends NOTIFY only while no dispatcher is awake, since NOTIFY takes a lock at commit that the whole cluster
--- shares. The check is one expression that releases at once what it locks, so nothing is held until commit. It is not a
--- WHEN of the trigger, which PostgreSQL parses again for each statement. Parentheses, since IF reads to the first THEN.
--- Without SET search_path, which takes as long as the rest; so it names the schema of everything.
+-- The trigger sends NOTIFY only while no dispatcher is awake, since NOTIFY takes a lock at commit that the whole
+-- cluster shares. The check is one expression that releases at once what it locks, so nothing is held until commit. It
+-- is not a WHEN of the trigger, which PostgreSQL parses again for each statement. Parentheses, since IF reads to the
+-- first THEN. Without SET search_path, which takes as long as the rest; so it names the schema of everything.
 CREATE FUNCTION doorbell()  -- Wakes a sleeping dispatcher: NOTIFY mailroom:<oid of the table>.
 RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE node CONSTANT integer := (tg_relid::bigint OPERATOR(pg_catalog.-) 2147483648)::integer;
@@ -41,9 +41,10 @@ CREATE TRIGGER doorbell BEFORE INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCT
 
 -- The rules are not CHECKs: PostgreSQL parses all CHECKs of a table again for each statement, which took three quarters
 -- of the time of an insert, but compiles a function once per session. As in a CHECK, a rule that is null holds, and the
--- error is that of a CHECK, without the row. The topic's length is not part of its pattern: a bounded repetition doubled
--- the cost of the whole insert. Without SET search_path, which takes as long as all of the rest: the writer's may put
--- something else first, so the schema of all that a rule calls is named. Parentheses, since IF reads to the first THEN.
+-- error is that of a CHECK, without the row. The topic's length is not part of its pattern: a bounded repetition
+-- doubled the cost of the whole insert. Without SET search_path, which takes as long as all of the rest: the writer's
+-- may put something else first, so the schema of all that a rule calls is named. Parentheses, since IF reads to the
+-- first THEN.
 --
 -- `after_clock` comes last: so it alone is broken where it is, and mostly a clock that is not large is right. 2^32 is
 -- within any node's reach, and so is the clock of a start, which takes no look at the node: mostly those are given.

@@ -14,10 +14,10 @@ CREATE TABLE key_state (  -- The failing keys: those with a message whose last a
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 CREATE INDEX key_state_due ON key_state (inbox, retry_at, key);
 
--- VOLATILE, so that it has a snapshot of its own: a claim calls it after locking the keys, and the snapshot of the claim
--- may be older than the locks. In PL/pgSQL, which caches the plan; an SQL function would be planned for each claim. Key by
--- key: no single plan is right both for few failing keys and for many. Entries are read only if a key was locked before,
--- which is rare: there may be many dead versions of them.
+-- VOLATILE, so that it has a snapshot of its own: a claim calls it after locking the keys, and the snapshot of the
+-- claim may be older than the locks. In PL/pgSQL, which caches the plan; an SQL function would be planned for each
+-- claim. Key by key: no single plan is right both for few failing keys and for many. Entries are read only if a key was
+-- locked before, which is rare: there may be many dead versions of them.
 CREATE FUNCTION failing_keys(of_inbox text, of_keys text[], of_tried text[] DEFAULT '{}', but uuid[] DEFAULT '{}')  -- Which of these keys are failing, or orphaned if tried.
 
 RETURNS TABLE (key text, retry_at timestamptz)

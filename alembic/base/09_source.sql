@@ -47,8 +47,8 @@ CREATE TABLE link_topic (  -- What each reader wants, written by the reader from
 CREATE INDEX link_topic_link ON link_topic (link);
 CREATE INDEX link_topic_pattern ON link_topic (fits, words, link) WHERE fits IS NOT NULL;
 
--- A pattern is allowed by one that fits all that it fits: as in `mailroom.routing`, with the pattern for a topic. A # at
--- the end may be any number of words, so a pattern with * fits not all of it.
+-- A pattern is allowed by one that fits all that it fits: as in `mailroom.routing`, with the pattern for a topic. A #
+-- at the end may be any number of words, so a pattern with * fits not all of it.
 CREATE FUNCTION link_allows(of_link bigint, of_topic text)  -- Whether a link that asks for this gets commands, too; null for nothing.
 RETURNS boolean LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN (
@@ -58,9 +58,9 @@ RETURN (
                 THEN bool_or(a.topic = of_topic AND a.commands) END
     FROM link_allowed AS a WHERE a.link = of_link);
 
--- With its owner's rights: readers need none on what other readers are allowed. Without limits all is allowed, so limits
--- that row security hides from the owner are an error. What is not allowed is passed over and not refused, so that the
--- reader gets the rest, and sees what is missing.
+-- With its owner's rights: readers need none on what other readers are allowed. Without limits all is allowed, so
+-- limits that row security hides from the owner are an error. What is not allowed is passed over and not refused, so
+-- that the reader gets the rest, and sees what is missing.
 CREATE FUNCTION link_topic_asked()  -- Passes over what the link is not allowed, and sets commands.
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN

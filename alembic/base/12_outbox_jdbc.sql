@@ -1,9 +1,9 @@
 -- outbox_jdbc: the outbox for writers that may write the same row twice.
 --
--- A view to insert into. An INSERT into it becomes, by a rule, one INSERT into the outbox of those rows whose id was not
--- there yet. By a rule and not by a row trigger: each statement on the outbox reads its constraints anew, which costs
--- more than all else, so that a trigger with a statement for each row took 19 times as long as the plain insert of many
--- rows; the rule takes 3 times as long. COPY knows no rules, so for COPY alone there is a trigger.
+-- A view to insert into. An INSERT into it becomes, by a rule, one INSERT into the outbox of those rows whose id was
+-- not there yet. By a rule and not by a row trigger: each statement on the outbox reads its constraints anew, which
+-- costs more than all else, so that a trigger with a statement for each row took 19 times as long as the plain insert
+-- of many rows; the rule takes 3 times as long. COPY knows no rules, so for COPY alone there is a trigger.
 
 -- Each row is deleted a week after it was written. Vacuum reads the whole primary key, which has a week's ids in random
 -- order. So its threshold is a share of the rows, not a fixed number as for the small tables.
@@ -14,8 +14,8 @@ CREATE TABLE outbox_jdbc_id (  -- Ids of the messages that came through outbox_j
 CREATE INDEX outbox_jdbc_id_at ON outbox_jdbc_id (at);
 
 -- Returns the id if it is new, otherwise no row. The INSERT waits for a running transaction that has written the same
--- id: once that has ended, its message is there or never will be. It runs with the caller's rights, or anybody could use
--- up ids.
+-- id: once that has ended, its message is there or never will be. It runs with the caller's rights, or anybody could
+-- use up ids.
 CREATE FUNCTION outbox_jdbc_take(message_id uuid)  -- Returns a message_id that is new, and remembers it; no row if it was known.
 RETURNS SETOF uuid LANGUAGE plpgsql ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -13,22 +13,19 @@ EXCEPTION WHEN OTHERS THEN
     RETURN NULL;
 END $$;
 
--- to_jsonb calls the cast to json that a type has, with the rights of whoever calls it. The owner of a type can make one
--- at any moment, also while a statement is being told. So values of a type whose owner is not trusted are told as text,
--- whether there is a cast or not. Trusted are those who may become the owner of the trigger's function anyway, and
--- superusers, who own the types of extensions. Without a cast nothing changes: to_jsonb has the same text.
+-- to_jsonb calls the cast to json that a type has, with the rights of whoever calls it. The owner of a type can make
+-- one at any moment, also while a statement is being told. So values of a type whose owner is not trusted are told as
+-- text, whether there is a cast or not. Trusted are those who may become the owner of the trigger's function anyway,
+-- and superusers, who own the types of extensions. Without a cast nothing changes: to_jsonb has the same text.
 --
 -- Arrays and rows have no cast that counts, but what is in them: rows are taken apart as far as needed, and an array of
 -- such rows is told as the text that PostgreSQL has for it.
 --
--- `concat` calls the output functions of types, which only superusers make; a cast to text might call a user's function.
--- IS DISTINCT FROM NULL calls no operator, and is true for a row of nulls.
+-- `concat` calls the output functions of types, which only superusers make; a cast to text might call a user's
+-- function. IS DISTINCT FROM NULL calls no operator, and is true for a row of nulls.
 CREATE FUNCTION watch_told(given text, of_type oid)  -- What is told in place of a value whose type could run code of a user's; null if the value is.
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    kind    pg_type;
-    parts   text;
-    is_same boolean;
+DECLARE kind pg_type; parts text; is_same boolean;
 BEGIN
     LOOP
         IF of_type < 16384 THEN RETURN NULL; END IF;
@@ -62,10 +59,10 @@ END $$;
 -- The query over what a statement or a row's trigger has seen: key, row before, row after. It is made each time, since
 -- tables change; and put together without a second `format`, since a column's name may hold a %.
 --
--- The rows of the two transition tables are paired by key, and one that is in both is taken from both: what is left of a
--- key is what the statement did to it. The tables may have their rows in different orders, and a cascade onto the same
--- table may put a key there several times. A row that cannot be told has an array in its place, on each side another,
--- so that it is always taken to have changed.
+-- The rows of the two transition tables are paired by key, and one that is in both is taken from both: what is left of
+-- a key is what the statement did to it. The tables may have their rows in different orders, and a cascade onto the
+-- same table may put a key there several times. A row that cannot be told has an array in its place, on each side
+-- another, so that it is always taken to have changed.
 --
 -- The types are bytea, bpchar, varchar and text, whose size is known without reading what is stored apart; and those
 -- that have a JSON whatever they hold: these, numbers, dates, times, uuid, inet, cidr and macaddr. No type of
@@ -78,13 +75,7 @@ DECLARE
     plain    CONSTANT oid[] := texts || '{16,18,19,20,21,23,26,650,700,701,829,869,1082,1083,1114,1184,1186,1266,1700,
                                          2950}';
     watched  CONSTANT oid := coalesce(pg_partition_root(relid), relid);
-    key      text;
-    columns  text;
-    size     text;
-    as_json  text;
-    reason   text := 'too_large';
-    old_side text;
-    new_side text;
+    key text; columns text; size text; as_json text; reason text := 'too_large'; old_side text; new_side text;
 BEGIN
     SELECT CASE count(*) WHEN 0 THEN NULL
                          WHEN 1 THEN concat('jsonb_build_array(', string_agg(c.name, ''), ') ->> 0')
@@ -158,11 +149,7 @@ END $$;
 CREATE FUNCTION watch()  -- The trigger of watched tables: sends what happens to their rows.
 RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET TimeZone = 'UTC' SET
 DateStyle = 'ISO, YMD' SET IntervalStyle = 'postgres' SET bytea_output = 'hex' SET extra_float_digits = 1 AS $$
-DECLARE
-    changes      refcursor;
-    first_key    text;
-    first_before jsonb;
-    first_after  jsonb;
+DECLARE changes refcursor; first_key text; first_before jsonb; first_after jsonb;
 BEGIN
     IF current_setting('mailroom.watch', true) = 'off' THEN RETURN NULL; END IF;
     IF tg_op = 'TRUNCATE' THEN

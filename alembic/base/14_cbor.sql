@@ -1,7 +1,7 @@
 -- Values in readable form, such as in psql.
 
--- One pass with a stack: recursion over slices would cost the square of the size. The pieces are joined once.
--- No EXCEPTION block: it is a subtransaction, which PostgreSQL 15 and 16 refuse in a parallel query. So everything that
+-- One pass with a stack: recursion over slices would cost the square of the size. The pieces are joined once. No
+-- EXCEPTION block: it is a subtransaction, which PostgreSQL 15 and 16 refuse in a parallel query. So everything that
 -- could raise is checked first, since a bad value must not fail the query that shows it.
 CREATE FUNCTION cbor_to_jsonb(cbor bytea) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -14,9 +14,7 @@ DECLARE
     legible   CONSTANT text := '^([^\\]|\\\\' || CASE getdatabaseencoding() WHEN 'UTF8' THEN
         '|\\000|(\\3(0[2-7]|[1-3].)|\\340\\2[4-7].|\\355\\2[0-3].|\\3(4[1-7]|5[0-467])\\2..'
         '|\\360\\2[2-7].\\2..|\\36[123]\\2..\\2..|\\364\\2[01].\\2..)\\2..' ELSE '' END || ')*$';
-    position  integer := 0;
-    fault     text;
-    major integer; minor integer; width integer;
+    position integer := 0; fault text; major integer; minor integer; width integer;
     argument  bigint;            -- the head's 64 bits, to be read as unsigned
     number    numeric;
     bits      integer;           -- of a float's fraction
@@ -25,10 +23,7 @@ DECLARE
     magnitude float8;            -- the number as a float
     tag       bigint;            -- the tag of the next item; -4 and -5: the two numbers within tag 4; -2 and -3: the
                                  -- bytes of the second of them if it needs more than 64 bits
-    slice     bytea;
-    escaped   text;
-    piece     text;
-    pieces    text[] := '{}';
+    slice bytea; escaped text; piece text; pieces text[] := '{}';
     depth     integer := 0;      -- of the stack: per open list or map the items to come, and whether it is a map
     to_come   bigint[] := '{}';
     is_map    boolean[] := '{}';

@@ -1,7 +1,7 @@
 -- Sequences that are behind their rows, since these were copied from another database without them, are raised.
 --
--- Whoever copies rows brings their `xact` along, which is not the transaction that inserts them. So in both outboxes a row
--- of another transaction is a copy, and a send pays nothing for it. In other tables only replication is looked at.
+-- Whoever copies rows brings their `xact` along, which is not the transaction that inserts them. So in both outboxes a
+-- row of another transaction is a copy, and a send pays nothing for it. In other tables only replication is looked at.
 
 -- From the catalog, so that no identity is forgotten. What is scheduled keeps the position that the outbox gave it.
 -- Leaders own all of it; who may not read a table or a sequence asks for the status, and is told of the others.
@@ -37,8 +37,8 @@ BEGIN
 END $$;
 
 -- Two that raise one sequence at once would lower it again, so the second one waits and looks again. With the rights of
--- the caller: those of writers do not reach the sequences, and numbers and `xact` are nothing that they set. It goes past
--- the rows by 1,000,000: what is drawn while a sequence is raised is below that.
+-- the caller: those of writers do not reach the sequences, and numbers and `xact` are nothing that they set. It goes
+-- past the rows by 1,000,000: what is drawn while a sequence is raised is below that.
 CREATE FUNCTION raise_sequence(sequence regclass, number bigint)  -- Raises a sequence past a number that a row has, and returns its value.
 RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -44,9 +44,7 @@ DECLARE
     legible   CONSTANT text := '^([^\\]|\\\\' || CASE getdatabaseencoding() WHEN 'UTF8' THEN
         '|\\000|(\\3(0[2-7]|[1-3].)|\\340\\2[4-7].|\\355\\2[0-3].|\\3(4[1-7]|5[0-467])\\2..'
         '|\\360\\2[2-7].\\2..|\\36[123]\\2..\\2..|\\364\\2[01].\\2..)\\2..' ELSE '' END || ')*$';
-    position  integer := 0;
-    fault     text;
-    major integer; minor integer; width integer;
+    position integer := 0; fault text; major integer; minor integer; width integer;
     argument  bigint;            -- the head's 64 bits, to be read as unsigned
     number    numeric;
     bits      integer;           -- of a float's fraction
@@ -55,10 +53,7 @@ DECLARE
     magnitude float8;            -- the number as a float
     tag       bigint;            -- the tag of the next item; -4 and -5: the two numbers within tag 4; -2 and -3: the
                                  -- bytes of the second of them if it needs more than 64 bits
-    slice     bytea;
-    escaped   text;
-    piece     text;
-    pieces    text[] := '{}';
+    slice bytea; escaped text; piece text; pieces text[] := '{}';
     depth     integer := 0;      -- of the stack: per open list or map the items to come, and whether it is a map
     to_come   bigint[] := '{}';
     is_map    boolean[] := '{}';
@@ -830,11 +825,7 @@ CREATE FUNCTION mailroom.watch() RETURNS trigger
     SET bytea_output TO 'hex'
     SET extra_float_digits TO '1'
     AS $$
-DECLARE
-    changes      refcursor;
-    first_key    text;
-    first_before jsonb;
-    first_after  jsonb;
+DECLARE changes refcursor; first_key text; first_before jsonb; first_after jsonb;
 BEGIN
     IF current_setting('mailroom.watch', true) = 'off' THEN RETURN NULL; END IF;
     IF tg_op = 'TRUNCATE' THEN
@@ -894,13 +885,7 @@ DECLARE
     plain    CONSTANT oid[] := texts || '{16,18,19,20,21,23,26,650,700,701,829,869,1082,1083,1114,1184,1186,1266,1700,
                                          2950}';
     watched  CONSTANT oid := coalesce(pg_partition_root(relid), relid);
-    key      text;
-    columns  text;
-    size     text;
-    as_json  text;
-    reason   text := 'too_large';
-    old_side text;
-    new_side text;
+    key text; columns text; size text; as_json text; reason text := 'too_large'; old_side text; new_side text;
 BEGIN
     SELECT CASE count(*) WHEN 0 THEN NULL
                          WHEN 1 THEN concat('jsonb_build_array(', string_agg(c.name, ''), ') ->> 0')
@@ -977,10 +962,7 @@ CREATE FUNCTION mailroom.watch_told(given text, of_type oid) RETURNS text
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-DECLARE
-    kind    pg_type;
-    parts   text;
-    is_same boolean;
+DECLARE kind pg_type; parts text; is_same boolean;
 BEGIN
     LOOP
         IF of_type < 16384 THEN RETURN NULL; END IF;
