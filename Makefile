@@ -99,8 +99,8 @@ bench: $(STAMP) ## Measure, beside the limits of this machine
 
 NAME ?= deliver
 .PHONY: sql
-sql: $(STAMP) ## Print a hot statement for psql, to EXPLAIN it by hand: NAME=deliver
-	@$(BIN)/python -m tests.support.hot $(NAME)
+sql: $(STAMP) ## Print a hot statement (tests/sql) for psql, to EXPLAIN it by hand: NAME=deliver
+	@$(BIN)/python -m tests.support.explain $(NAME)
 
 .PHONY: mutants
 mutants: $(SPARK_STAMP) ## Break each rule once and see its test fail

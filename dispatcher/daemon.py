@@ -17,7 +17,7 @@ import psycopg
 from dispatcher.deliver import SESSION, Delivery, releasing
 from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
 from dispatcher.executor.batch_executor import BatchExecutor
-from dispatcher.executor.execute import Execution
+from dispatcher.executor.execution import Execution
 from dispatcher.housekeeping import Housekeeping
 from dispatcher.janitor import Janitor, moving_all_parked
 from dispatcher.lane import POLL_INTERVAL_S, Lane, Work

@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import Any
 
 from dispatcher.floor import FIRST, START, ScanStart
-from dispatcher.plain import DELIVER_PLAIN
+from dispatcher.plain import DELIVER_PLAIN, RESULT
 from mailroom import locks
 from mailroom.clock import LOCK
+from mailroom.columns import MESSAGE
 from mailroom.links.marks import IS_WANTED
-from mailroom.message import MESSAGE
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import GETS, LINK_ROUTE, ROUTE
 from mailroom.sight import NODE_ROW, the_one
@@ -115,7 +115,6 @@ SELECT taken, rows, outcomes.scheduled, outcomes.expired,
 FROM outcomes, stamp, (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
                        FROM touched) AS t (rows, inboxes)
 """
-COLUMNS = (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", *("boolean",) * 4)
 PARTS: dict[str, Any] = {
     "start": START,
     "route": ROUTE,
@@ -135,7 +134,7 @@ PARTS: dict[str, Any] = {
 # itself: if there is a link in it, nothing is taken.
 DELIVER = Sql(
     TEXT,
-    COLUMNS,
+    RESULT,
     guard=" AND NOT has_links AND NOT has_many",
     widen="",
     narrow="",
@@ -170,8 +169,7 @@ carried AS (
 departed AS MATERIALIZED (
     SELECT link, count(*) AS rows, set_config('synchronous_commit', 'on', true) FROM carried GROUP BY link),"""
 # What is for more inboxes than one transaction may meet is not inserted but fanned out: see `dispatcher.fan_out`.
-WIDEN = (
-    """
+WIDEN = """
 width AS MATERIALIZED (
     SELECT has_many AND (
         SELECT pg_catalog.count(DISTINCT inbox)
@@ -187,13 +185,10 @@ fanned_way AS (
     INSERT INTO {schema}.fan_out_way (inbox, topic, messages_after, events_after, others_after)
     SELECT inbox, topic, 0, CASE WHEN subscribed THEN 0 END, CASE WHEN named THEN 0 END FROM route
     WHERE (SELECT is_wide FROM width) AND topic IN (SELECT topic FROM stamped WHERE outcome = 'delivered')
-    ORDER BY inbox, topic),""".replace("{gets}", GETS)
-    .replace("{partitions}", PARTITIONS)
-    .replace("{message}", MESSAGE)
-)
+    ORDER BY inbox, topic),"""
 DELIVER_FULL = Sql(
     TEXT,
-    (*COLUMNS, "bigint", "boolean"),
+    RESULT | {"carried": "bigint", "is_mark_wanted": "boolean"},
     guard="",
     widen=WIDEN,
     narrow=" AND NOT (SELECT is_wide FROM width)",
@@ -278,18 +273,25 @@ def delivering(
     yield LOCK.at(schema=schema)()
     values = {**start.values(), "rows": rows, "bytes": max_bytes, "now": now, "partitions": partitions}
     if is_plain and not has_links:
-        *row, is_plain = the_one((yield DELIVER_PLAIN.at(schema=schema)(**values)), NODE_ROW, schema)
+        found = yield from _running(DELIVER_PLAIN, schema, values)
+        is_plain = found.pop("is_plain")
     is_full = has_links or (has_many and not is_plain)
     if not is_plain and not is_full:
-        row = list(the_one((yield DELIVER.at(schema=schema)(**values)), NODE_ROW, schema))
-        *_, has_links, has_many, waits = row
-        is_full = (has_links or has_many) and not waits
+        found = yield from _running(DELIVER, schema, values)
+        is_full = (found["has_links"] or found["has_many"]) and not found["waits"]
     if is_full:
-        row = list(the_one((yield DELIVER_FULL.at(schema=schema)(**values)), NODE_ROW, schema))
-    delivery = Delivery(*row)
+        found = yield from _running(DELIVER_FULL, schema, values)
+    delivery = Delivery(**found)
     if delivery.has_total and delivery.clock is not None and not delivery.waits:
         yield from raising_stable(schema, delivery.inboxes)
     return delivery
+
+
+def _running(statement: Sql, schema: str, values: dict[str, object]) -> Operation[dict[str, Any]]:
+    found = statement.named((yield statement.at(schema=schema)(**values)))
+    the_one(found, NODE_ROW, schema)
+    fields: dict[str, Any] = found[0]._asdict()
+    return fields
 
 
 # Due messages go back to the outbox, so that only DELIVER stamps, routes and expires messages. The INSERT rings the

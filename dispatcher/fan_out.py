@@ -18,9 +18,9 @@ import psycopg
 from dispatcher.refusal import reason_of
 from mailroom import locks
 from mailroom.clock import LOCK
-from mailroom.message import MESSAGE
+from mailroom.columns import MESSAGE, MOVING, listed
 from mailroom.partitions import PARTITIONS
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import OF_THE_DATA, Meaning, meaning
 from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_stable
@@ -28,9 +28,10 @@ from mailroom.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY, raising_
 log = logging.getLogger("mailroom.dispatcher")
 
 GETS = """sent_clock > CASE kind WHEN 'M' THEN messages_after WHEN 'E' THEN events_after ELSE others_after END"""
-CHOSEN = """chosen AS MATERIALIZED (
-    SELECT DISTINCT inbox FROM {schema}.fan_out_way ORDER BY inbox LIMIT {partitions})""".replace(
-    "{partitions}", PARTITIONS
+CHOSEN = filled(
+    """chosen AS MATERIALIZED (
+    SELECT DISTINCT inbox FROM {schema}.fan_out_way ORDER BY inbox LIMIT {partitions})""",
+    partitions=PARTITIONS,
 )
 # `refused` are copies that the database refuses, such as those for an inbox that is gone meanwhile.
 STEP = Sql(
@@ -166,7 +167,7 @@ BEGIN
                     EXIT WHEN NOT FOUND;
                     SELECT copy.inbox, copy.clock INTO skipped;
                     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-                    VALUES (copy.inbox, copy.clock, copy.sent_clock, copy.origin, copy.{copied});
+                    VALUES (copy.inbox, copy.clock, copy.sent_clock, copy.origin, {copied});
                 END LOOP;
                 EXIT;
             EXCEPTION WHEN {conditions} THEN
@@ -184,7 +185,7 @@ END $sift$
 """,
     gets=GETS,
     message=MESSAGE,
-    copied=MESSAGE.replace(", ", ", copy."),
+    copied=listed(MOVING, of="copy"),
     conditions=" OR ".join(OF_THE_DATA.values()),
 )
 ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))

@@ -24,7 +24,7 @@ from dispatcher.links.trim import Held, Kept, Trim
 from dispatcher.outstayed import listing_keeping, sweeping_outstayed
 from dispatcher.portion import Portion
 from dispatcher.total_floor import listing_total, raising_sent_floor, sweeping_stable
-from inbox.parked import MovedParked, moving_parked
+from inbox.parked_keys import MovedParked, moving_parked
 from mailroom.clock import LOCK
 from mailroom.commit import SWEPT_AT_ONCE, sweeping_tokens
 from mailroom.links.diverged import finding_claims, renewing

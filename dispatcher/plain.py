@@ -5,7 +5,7 @@ It has no part for anything else, so a small batch starts a smaller plan, and th
 
 from dispatcher.floor import START
 from mailroom import locks
-from mailroom.message import MESSAGE
+from mailroom.columns import MESSAGE
 from mailroom.partitions import PARTITIONS
 from mailroom.routing import GETS, ROUTE
 from mailroom.sql.operation import Sql
@@ -22,9 +22,18 @@ IS_PLAIN = """bool_and((
            AND (sum(bytes) <= %(bytes)s::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM {schema}.link)
            AND NOT EXISTS (SELECT FROM {schema}.fan_out)
            AND ((sum(ways) <= {partitions}) IS NOT FALSE
-                OR (SELECT count(*) FROM {schema}.inbox_registry) <= {partitions})""".replace(
-    "{partitions}", PARTITIONS
-)
+                OR (SELECT count(*) FROM {schema}.inbox_registry) <= {partitions})"""
+# What each form of a delivery returns: the fields of `dispatcher.deliver.Delivery`, which has their meanings.
+RESULT = {
+    **dict.fromkeys(("taken", "delivered", "scheduled", "expired", "unrouted", "dead", "last", "clock"), "bigint"),
+    "ceiling": "bigint",
+    "woken": "bigint",
+    "more": "boolean",
+    "inboxes": "text[]",
+    "drawn": "bigint",
+    "running": "text[]",
+    **dict.fromkeys(("has_total", "has_links", "has_many", "waits"), "boolean"),
+}
 # The steps are those of `dispatcher.deliver`. `taken` and `delivered` read the same rows, since they have one snapshot
 # and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the clock would
 # pass its ceiling, `last` is null and nothing is taken.
@@ -76,9 +85,10 @@ FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
      (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
       FROM touched) AS d (rows, inboxes)
 """,
-    (*("bigint",) * 10, "boolean", "text[]", "bigint", "text[]", *("boolean",) * 5),
+    RESULT | {"is_plain": "boolean"},
     start=START,
     is_plain=IS_PLAIN,
+    partitions=PARTITIONS,
     route=ROUTE,
     sent=f"(SELECT topic {OLDEST}) AS s",
     oldest=OLDEST,

@@ -13,7 +13,7 @@ from psycopg import errors
 from dispatcher.deliver import OLDEST_FITTING
 from dispatcher.floor import START, ScanStart
 from mailroom.clock import LOCK
-from mailroom.message import MESSAGE
+from mailroom.columns import MESSAGE, MOVING, listed
 from mailroom.routing import GETS, ROUTE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sqlstate import OF_THE_DATA
@@ -80,7 +80,7 @@ BEGIN
                     CONTINUE WHEN copy.position = skipped;
                     stamp := stamp + 1;
                     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-                    VALUES (copy.inbox, stamp, stamp, copy.origin, copy.{copied});
+                    VALUES (copy.inbox, stamp, stamp, copy.origin, {copied});
                 END LOOP;
                 EXIT;
             EXCEPTION WHEN {conditions} THEN
@@ -101,7 +101,7 @@ END $sift$
     sent="asked",
     gets=GETS,
     message=MESSAGE,
-    copied=MESSAGE.replace(", ", ", copy."),
+    copied=listed(MOVING, of="copy"),
     conditions=" OR ".join(OF_THE_DATA.values()),
 )
 ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))

@@ -3,7 +3,8 @@
 from inbox.exceptions import Park, Reject, Retry, Skip, Unavailable
 from inbox.handlers import AsyncHandlers, Handlers
 from inbox.inbox import AsyncInbox, Inbox
-from inbox.parked import AsyncParked, Attempt, Changed, Parked, ParkedKey
+from inbox.parked import AsyncParked, Attempt, Parked
+from inbox.parked_keys import Changed, ParkedKey
 from inbox.requests import AsyncPending, AsyncRequests, ErrorReply, NoReply, Pending, Requests
 from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler
 from inbox.worker.worker import AsyncWorker, Worker

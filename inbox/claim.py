@@ -105,7 +105,7 @@ SELECT {nulls}, {unpinned}
 ORDER BY clock
 """,
     columns=(*COLUMNS, "boolean"),
-    not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
+    not_waiting=NOT_WAITING % "%(key)s::text",
     picked=PICKED,
     fitting=FITTING % SIZE,
     healed=HEALED,
@@ -121,7 +121,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN
            AND {not_waiting} END, {unpinned}
 """,
     columns=("boolean", "boolean"),
-    not_waiting=NOT_WAITING.replace("%s", "%(key)s::text"),
+    not_waiting=NOT_WAITING % "%(key)s::text",
     unpinned=UNPINNED,
 )
 
@@ -350,7 +350,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The messages that a claim took, in clock order; those of a total inbox (`is_total`) by (sent_clock, origin).
+    """The messages that a claim took, in clock order; those of a total inbox by (sent_clock, origin).
 
     `due_in_s` is the number of seconds until the next failing key is due, None if there is none. `is_all` is true if no
     other message could be claimed, apart from failing keys and keys that others have locked. `ended` is a message that
@@ -361,7 +361,6 @@ class Claimed:
     due_in_s: float | None
     is_all: bool
     ended: Message | None = None
-    is_total: bool = False
 
 
 STEEP, GENTLE = 0.25, 0.02  # steps of `Course`: a batch that asks for too much of each key lacks as large a part

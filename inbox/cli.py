@@ -30,6 +30,7 @@ from mailroom.names import ALL, OWN
 from mailroom.packages import NAMES, warn_of_hidden
 from mailroom.schema.drop import drop_inbox
 from mailroom.schema.inboxes import create_inbox
+from mailroom.schema.rename import rename_inbox
 from mailroom.schema.subscriptions import subscribe as subscribe_inbox
 from mailroom.schema.subscriptions import unsubscribe as unsubscribe_inbox
 from mailroom.session.backoff import spread_s
@@ -263,6 +264,32 @@ def drop(call: Call, name: str, discard: bool, actor: str, why: str | None) -> N
     else:
         of_it = f", with {counted(number, 'message')}" if number else ""
         say(f"Inbox {name} is dropped{of_it}.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.argument("new", type=INBOX)
+@answering
+@pass_call
+def rename(call: Call, name: str, new: str, actor: str, why: str | None) -> None:
+    """Give an inbox another name. Its messages, subscriptions and settings go along.
+
+    What is still sent to the old name comes, too: the inbox subscribes to it. Stop its workers first; those that still
+    run end with an error. A dispatcher may run all the while.
+
+    \b
+    Examples:
+      mailroom inbox rename shipping dispatch
+      mailroom inbox unsubscribe dispatch shipping
+    """
+    with working("renaming the inbox"), call.connection("inbox rename") as connection:
+        number = rename_inbox(connection, name, new, schema=call.schema, actor=actor, why=why)
+    if call.json:
+        document({"inbox": new, "before": name, "schema": call.schema, "messages": number})
+        return
+    of_it = f", with {counted(number, 'message')}" if number else ""
+    say(f"Inbox {name} is {new} now{of_it}.")
+    note(f"It has subscribed to {name}, so what is sent there comes: mailroom inbox unsubscribe {new} {name}")
 
 
 def _of_failures(inbox: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
-from inbox.parked import Attempt, Changed, Parked
+from inbox.parked import Attempt, Parked
+from inbox.parked_keys import Changed
 from mailroom.cli.acting import acting, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group

@@ -11,7 +11,8 @@ from uuid import UUID
 
 from inbox.claim import FITTING, NULLS, PICKED, PIN, SIZE, UNPINNED, Claimed
 from mailroom.answer import ASKS, MAY_ANSWER, Undone, answering_undone
-from mailroom.message import COLUMNS, DELIVERED, MESSAGE, SELECTED, Message
+from mailroom.columns import DELIVERED, MESSAGE, MOVING, listed
+from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 log = logging.getLogger("mailroom.inbox")
@@ -49,8 +50,9 @@ ORDER BY clock
 )
 # This is a statement of its own, run with the head's lock held: its snapshot sees everything that was recorded before
 # the lock was released. The last attempt recorded for this message says whether it ends here. Only this message is
-# parked; the dispatcher moves the messages behind it (`inbox.parked`). The key_state row of a message that is taken
-# stays until its handler is done (`healing`), so that another session can record a failure while the message is locked.
+# parked; the dispatcher moves the messages behind it (`inbox.parked_keys`). The key_state row of a message that is
+# taken stays until its handler is done (`healing`), so that another session can record a failure while the message is
+# locked.
 # Messages above suspect_to are not suspected. They are claimed here only because they are below the healthy floor, and
 # so in batches of up to `limit`.
 # The statement also returns when the next key is due. Keys that are due already count only if this claim took one:
@@ -63,9 +65,7 @@ OTHERS = (
 # dispatcher's doorbell all the same, and a consumer that never answers needs no right to send. A dead letter that was
 # answered loses its reply_to, so that requeued it is not answered a second time. A role that may not send leaves the
 # reply_to, and so the answer to whoever requeues or discards the dead letter: no command may end a worker by asking.
-ANSWERED = MESSAGE.replace(
-    "headers", f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END"
-)
+ANSWERED = listed(MOVING, headers=f"CASE WHEN {ASKS} AND {MAY_ANSWER} THEN headers - 'reply_to'::text ELSE headers END")
 # Null for what was sent here, where the clock is that of the send: a requeue stamps it anew.
 ELSEWHERE = ", ".join(
     f"CASE WHEN gone.sent_clock <> gone.clock THEN gone.{name} END" for name in ("origin", "sent_clock")

@@ -3,6 +3,8 @@
 The batch is rolled back in every case, but for a command whose handler raises `Reject`.
 """
 
+from mailroom.numbers import seconds
+
 
 class Retry(Exception):
     """Try the message again after `after_s` seconds, by default after the inbox's own backoff.
@@ -11,8 +13,8 @@ class Retry(Exception):
     """
 
     def __init__(self, after_s: float | None = None, reason: str = "the handler asked for another attempt") -> None:
-        if after_s is not None and not 0 <= after_s <= 366 * 86_400:
-            raise ValueError(f"after_s is {after_s!r}; give seconds from 0 to a year.")
+        if after_s is not None:
+            seconds(after_s, "after_s", 366 * 86_400, zero=True, error=ValueError)
         super().__init__(reason)
         self.after_s = after_s
 
@@ -52,7 +54,7 @@ class Unavailable(Exception):
     """
 
     def __init__(self, reason: str, after_s: float | None = None) -> None:
-        if after_s is not None and not 0 <= after_s <= 86_400:
-            raise ValueError(f"after_s is {after_s!r}; give seconds from 0 to a day.")
+        if after_s is not None:
+            seconds(after_s, "after_s", 86_400, zero=True, error=ValueError)
         super().__init__(reason)
         self.after_s = after_s

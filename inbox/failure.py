@@ -8,11 +8,11 @@ that has used up its attempts (`inbox.due`), since only the holder of its lock c
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
+from uuid import UUID
 
 from inbox.exceptions import Park, Retry, Skip
 from mailroom.errors import DecodeError, NoHandler
 from mailroom.message import Message
-from mailroom.schema import BY_SENT
 from mailroom.sql.operation import Operation, Sql
 
 MAX_ERROR_LENGTH = 500
@@ -77,47 +77,6 @@ SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
     columns=("text", "bigint", "float8"),
     decided=DECIDED,
 )
-# The same for a total inbox, which fails as a whole: under the key '', and with sent_clocks where others have clocks.
-# History and key_state name the message by its clock, which no other message here has.
-RECORD_TOTAL = Sql(
-    """
-WITH tried AS MATERIALIZED (
-    SELECT r.*, i.sent_clock, %(clock)s::bigint = (
-               SELECT clock FROM {schema}.inbox_{inbox} WHERE {by_sent} > r.sent_floor
-               ORDER BY {by_sent}, origin LIMIT 1) AS is_head,
-           1 + greatest(0, (SELECT attempt FROM {schema}.my_attempt
-                            WHERE inbox = '{inbox}' AND key = '' AND clock = %(clock)s::bigint
-                            ORDER BY id DESC LIMIT 1),
-                        (SELECT attempts FROM {schema}.my_key_state
-                         WHERE inbox = '{inbox}' AND key = '' AND clock = %(clock)s::bigint)) AS attempt
-    FROM {schema}.inbox_registry AS r, LATERAL (
-        SELECT sent_clock FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock = %(clock)s::bigint) AS i
-    WHERE r.name = '{inbox}' AND NOT EXISTS (
-        SELECT FROM {schema}.my_key_state WHERE inbox = '{inbox}' AND key = '' AND retry_at = 'infinity')),
-{decided},
-changed AS (
-    INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
-    SELECT name, '', %(clock)s::bigint, attempt,
-           CASE WHEN is_head AND outcome = 'retry' THEN retry_at ELSE clock_timestamp() END, %(error)s::text,
-           sent_clock, sent_clock
-    FROM decided
-    ON CONFLICT (inbox, key) DO UPDATE SET
-        clock = excluded.clock, attempts = excluded.attempts, retry_at = excluded.retry_at,
-        last_error = excluded.last_error, alone_to = greatest(s.alone_to, excluded.alone_to),
-        suspect_to = greatest(s.suspect_to, excluded.suspect_to)
-        WHERE s.retry_at < 'infinity'
-    RETURNING extract(epoch FROM retry_at - clock_timestamp())::float8 AS due_in_s),
-history AS (
-    INSERT INTO {schema}.my_attempt (inbox, key, clock, message_id, attempt, outcome, retry_at, error, error_class)
-    SELECT name, '', %(clock)s::bigint, %(id)s::uuid, attempt, outcome,
-           CASE outcome WHEN 'retry' THEN retry_at END, %(error)s::text, %(error_class)s::text
-    FROM decided)
-SELECT outcome, attempt::bigint, (SELECT due_in_s FROM changed) FROM decided
-""",
-    columns=("text", "bigint", "float8"),
-    decided=DECIDED,
-    by_sent=BY_SENT,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,34 +122,36 @@ def failure_kind(error: BaseException, fatal: tuple[type[BaseException], ...]) -
             return "fatal" if isinstance(error, (*ALWAYS_FATAL, *fatal)) else "fail"
 
 
-def recording(
-    schema: str, inbox: str, message: Message, error: BaseException, fatal: tuple[type[BaseException], ...] = (), *,
-    is_total: bool = False,
-) -> Operation[Recorded]:  # fmt: skip
-    """Record one failed attempt at `message`, and its outcome: the key waits, or the message ends.
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A failed attempt at a message, as it is recorded. `kind` is that of `failure_kind`."""
 
-    Of a total inbox (`is_total`) all messages wait.
-    """
+    key: str
+    clock: int
+    id: UUID
+    error: str
+    error_class: str
+    kind: str = "fail"
+    after_s: float | None = None
+
+
+def failed(message: Message, error: BaseException, fatal: tuple[type[BaseException], ...] = ()) -> Failed:
+    """Return what is recorded of an attempt at `message` that ended with this error."""
     after_s = error.after_s if isinstance(error, Retry) else None
-    name, kind = class_name(error), failure_kind(error, fatal)
-    return recording_failure(
-        schema, inbox, message.key, message.clock, message.id, described(error), name, kind, after_s, is_total=is_total
-    )
+    text, name, kind = described(error), class_name(error), failure_kind(error, fatal)
+    return Failed(message.key, message.clock, message.id, text, name, kind, after_s)
 
 
-def recording_failure(
-    schema: str, inbox: str, key: str, clock: int, id: object, error: str, error_class: str, failure: str,
-    after_s: float | None = None, *, is_total: bool = False,
-) -> Operation[Recorded]:  # fmt: skip
-    """Do what `recording` does, for a message that is only known by its key, clock and id."""
-    statement = RECORD_TOTAL if is_total else RECORD
+def recording(schema: str, inbox: str, attempt: Failed, statement: Sql = RECORD) -> Operation[Recorded]:
+    """Record one failed attempt, and its outcome: the message's key waits, or the message ends."""
     rows = yield statement.at(schema=schema, inbox=inbox)(
-        key=key, clock=clock, id=id, error=error, error_class=error_class, failure=failure, after_s=after_s
-    )
+        key=attempt.key, clock=attempt.clock, id=attempt.id, error=attempt.error, error_class=attempt.error_class,
+        failure=attempt.kind, after_s=attempt.after_s,
+    )  # fmt: skip
     if not rows:
         return GONE
-    [(outcome, attempt, due_in_s)] = rows
-    return Recorded(cast(Outcome, outcome), attempt, due_in_s)
+    [(outcome, number, due_in_s)] = rows
+    return Recorded(cast(Outcome, outcome), number, due_in_s)
 
 
 def last_clocks(messages: Sequence[Message]) -> dict[str, int]:
@@ -215,31 +176,39 @@ ON CONFLICT (inbox, key) DO UPDATE SET
 )
 
 
-# The last message of the batch is among the last ones of its keys.
-SUSPECT_TOTAL = Sql(
-    """
-INSERT INTO {schema}.my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
-SELECT '{inbox}', '', clock, 0, clock_timestamp(), %(error)s::text, sent_clock, sent_clock
-FROM (SELECT i.clock, i.sent_clock
-      FROM unnest(%(keys)s::text[], %(clocks)s::bigint[]) AS u (key, clock), LATERAL (
-          SELECT clock, sent_clock, origin FROM {schema}.inbox_{inbox} AS i
-          WHERE i.key = u.key AND i.clock = u.clock) AS i
-      ORDER BY i.sent_clock DESC, i.origin DESC LIMIT 1) AS last
-ON CONFLICT (inbox, key) DO UPDATE SET
-    alone_to = greatest(s.alone_to, excluded.alone_to), suspect_to = excluded.suspect_to,
-    last_error = excluded.last_error
-    WHERE s.suspect_to < excluded.suspect_to
-"""
-)
-
-
 def suspecting(
-    schema: str, inbox: str, keys: Sequence[str], clocks: Sequence[int], error: str, *, is_total: bool = False
+    schema: str, inbox: str, keys: Sequence[str], clocks: Sequence[int], error: str, statement: Sql = SUSPECT
 ) -> Operation[None]:
     """Have these keys of a failed batch tried one message at a time, each up to its last clock in the batch.
 
     Use it for the messages that were handled before the one that failed; or for the whole batch if nobody knows which
     message failed, because its COMMIT failed or its worker died.
     """
-    statement = SUSPECT_TOTAL if is_total else SUSPECT
     yield statement.at(schema=schema, inbox=inbox)(keys=list(keys), clocks=list(clocks), error=error)
+
+
+# Of a batch whose worker has died.
+WAS_IN_BATCH = Sql(
+    """
+SELECT EXISTS (
+    SELECT FROM {schema}.inbox_{inbox} AS i, LATERAL (
+        SELECT FROM {schema}.my_key_state AS s
+        WHERE s.inbox = '{inbox}' AND s.key = {failing} AND s.last_error = %(error)s::text AND s.suspect_to >= {upto}
+          AND NOT EXISTS (SELECT FROM {schema}.my_attempt AS a
+                          WHERE a.inbox = '{inbox}' AND a.key = {failing} AND a.clock = i.clock)) AS s
+    WHERE i.key = %(key)s::text AND i.clock = %(clock)s::bigint)
+""",
+    columns=("boolean",),
+)
+
+
+def was_in_batch(
+    schema: str, inbox: str, key: str, clock: int, error: str, *, failing: str = "i.key", upto: str = "i.clock"
+) -> Operation[bool]:
+    """Return whether this message was in a batch that ended with this error, and no attempt was counted since.
+
+    `failing` and `upto` are the key that it fails under, and by which clocks it is suspected.
+    """
+    names = {"failing": failing, "upto": upto, "schema": schema, "inbox": inbox}
+    [(found,)] = yield WAS_IN_BATCH.at(**names)(key=key, clock=clock, error=error)
+    return bool(found)

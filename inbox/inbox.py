@@ -1,34 +1,23 @@
 """`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
-from inbox.claim import Share, reaping_key
-from inbox.claims import Claims
-from inbox.peek import counting, peeking
-from mailroom.errors import ConfigurationError
+from inbox.claim import Share
+from inbox.named import Named
+from inbox.peek import counting
 from mailroom.message import Message
-from mailroom.names import DEFAULT_SCHEMA, Key, count, key_text
+from mailroom.names import Key, key_text
+from mailroom.numbers import count
+from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 
 
-class _Named:
-    """The name of an inbox, and what `Inbox` and `AsyncInbox` share."""
-
-    def __init__(self, inbox: str, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self._claims = Claims(schema, inbox)
-        self.inbox = self._claims.inbox
-        self.schema = self._claims.schema
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.inbox!r}, schema={self.schema!r})"
+class _Reaped(Named):
+    """What `Inbox` and `AsyncInbox` do with its messages."""
 
     def _reap(self, key: Key, limit: int) -> Operation[list[Message]]:
         text, most = key_text(key), count(limit, "limit")
-        if (yield from self._claims.looking_up()):
-            raise ConfigurationError(
-                f"Inbox {self.inbox!r} has total order, so no key can be reaped by itself: take the next messages, "
-                "whatever their keys, with reap_any (mailroom inbox reap --any)."
-            )
-        return (yield from reaping_key(self.schema, self.inbox, text, most))
+        order = yield from self._claims.looking_up()
+        return (yield from order.claiming_key(text, most))
 
     def _reap_any(self, max_keys: int, per_key: int) -> Operation[list[Message]]:
         share = Share(count(max_keys, "max_keys"), count(per_key, "per_key"), max_keys * per_key)
@@ -36,8 +25,8 @@ class _Named:
 
     def _peek(self, key: Key | None, limit: int) -> Operation[list[Message]]:
         text, most = _text(key), count(limit, "limit")
-        whole = yield from self._claims.finding()
-        return (yield from peeking(self.schema, self.inbox, text, most, is_total=whole))
+        order = yield from self._claims.finding()
+        return (yield from order.peeking(text, most))
 
     def _backlog(self, key: Key | None) -> Operation[int]:
         text = _text(key)
@@ -49,7 +38,7 @@ def _text(key: Key | None) -> str | None:
     return None if key is None else key_text(key)
 
 
-class Inbox(_Named):
+class Inbox(_Reaped):
     """One inbox of a node. Threads may share an instance.
 
     Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. The messages that `reap` and
@@ -59,6 +48,12 @@ class Inbox(_Named):
     Raises `UnknownInbox`, and `NotInTransaction` on an autocommit connection outside a transaction. Errors of the
     driver pass through unchanged; on 40001 and 40P01 retry the whole transaction.
     """
+
+    create = on_connection(_Reaped._create)
+    subscribe = on_connection(_Reaped._subscribe)
+    unsubscribe = on_connection(_Reaped._unsubscribe)
+    rename = on_connection(_Reaped._rename)
+    drop = on_connection(_Reaped._drop)
 
     def reap(self, connection: AnyConnection, key: Key, limit: int = 100) -> list[Message]:
         """Take up to `limit` of the key's oldest messages, in clock order; commit after the work, not before.
@@ -88,8 +83,14 @@ class Inbox(_Named):
         return run(connection, self._backlog(key))
 
 
-class AsyncInbox(_Named):
+class AsyncInbox(_Reaped):
     """`Inbox` for async connections: psycopg `AsyncConnection`, SQLAlchemy `AsyncConnection` and `AsyncSession`."""
+
+    create = on_async_connection(_Reaped._create)
+    subscribe = on_async_connection(_Reaped._subscribe)
+    unsubscribe = on_async_connection(_Reaped._unsubscribe)
+    rename = on_async_connection(_Reaped._rename)
+    drop = on_async_connection(_Reaped._drop)
 
     async def reap(self, connection: AnyAsyncConnection, key: Key, limit: int = 100) -> list[Message]:
         """See `Inbox.reap`."""

@@ -1,11 +1,9 @@
 """Read what is in an inbox without taking anything, and check that the inbox exists."""
 
-from mailroom.errors import ConfigurationError
 from mailroom.message import COLUMNS, SELECTED, Message, messages
 from mailroom.schema import BY_CLOCK, BY_SENT
 from mailroom.schema import finding as finding
 from mailroom.sql.operation import Operation, Sql
-from mailroom.total import is_total
 
 PEEK_KEY = Sql(
     "SELECT {selected} FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text ORDER BY clock LIMIT %(limit)s::bigint",
@@ -31,26 +29,17 @@ ORDER BY {by_sent}, origin LIMIT %(limit)s::bigint
 )
 
 
-def peeking(
-    schema: str, inbox: str, key: str | None, limit: int, *, is_total: bool = False
-) -> Operation[list[Message]]:
+def peeking(schema: str, inbox: str, key: str | None, limit: int) -> Operation[list[Message]]:
     """Return the oldest messages of one key or of all, without taking or locking them."""
     names = {"schema": schema, "inbox": inbox}
-    if is_total:
-        return messages((yield PEEK_TOTAL.at(**names)(key=key, limit=limit)))
     if key is None:
         return messages((yield PEEK_ANY.at(**names)(limit=limit)))
     return messages((yield PEEK_KEY.at(**names)(key=key, limit=limit)))
 
 
-def finding_by_key(schema: str, inbox: str) -> Operation[None]:
-    """Raise `UnknownInbox` unless there is such an inbox, and `ConfigurationError` if it has total order."""
-    yield from finding(schema, inbox)
-    if (yield from is_total(schema, inbox)):
-        raise ConfigurationError(
-            f"Inbox {inbox!r} has total order. Spark reads and drains inboxes in parts, and their order would be lost: "
-            "use a Worker, or subscribe another inbox to the same topics for Spark."
-        )
+def peeking_total(schema: str, inbox: str, key: str | None, limit: int) -> Operation[list[Message]]:
+    """Do the same in a total inbox."""
+    return messages((yield PEEK_TOTAL.at(schema=schema, inbox=inbox)(key=key, limit=limit)))
 
 
 BACKLOG = Sql("SELECT count(*) FROM {schema}.inbox_{inbox}", columns=("bigint",))

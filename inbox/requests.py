@@ -23,6 +23,7 @@ from mailroom.errors import ConfigurationError
 from mailroom.headers import given
 from mailroom.message import Message, plain
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
+from mailroom.numbers import seconds
 from mailroom.outgoing import Fields, Outgoing, given_id, row_of, sending
 from mailroom.session.home import Home
 from mailroom.sql.operation import Operation
@@ -101,7 +102,7 @@ class Pending(_Pending[A]):
         Raises `ErrorReply`; `NoReply` after `timeout_s` seconds, after which it may be waited for anew; `DecodeError`
         if the answer does not fit its topic's type.
         """
-        arguments.seconds(timeout_s, "timeout_s")
+        seconds(timeout_s, "timeout_s")
         return self._answer(timeout_s, timeout_s)
 
     def _answer(self, left_s: float, timeout_s: float) -> A:
@@ -118,7 +119,7 @@ class AsyncPending(_Pending[A]):
 
     async def wait(self, timeout_s: float) -> A:
         """See `Pending.wait`."""
-        arguments.seconds(timeout_s, "timeout_s")
+        seconds(timeout_s, "timeout_s")
         return await self._answer(timeout_s, timeout_s)
 
     async def _answer(self, left_s: float, timeout_s: float) -> A:
@@ -154,7 +155,7 @@ class _Service:
         self.inbox = inbox_name(inbox)
         self.schema = schema_name(schema)
         self._listen_dsn = None if listen_dsn is None else settings.dsn(listen_dsn)
-        self._poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
+        self._poll_interval_s = seconds(poll_interval_s, "poll_interval_s")
         self._connections = arguments.count(connections, "connections")
 
     def __repr__(self) -> str:
@@ -265,7 +266,7 @@ class Requests(_Service):
         `timeout_s` seconds, when the command may still be done; `InvalidMessage`; `DecodeError` if the answer does not
         fit its topic's type. If the connection is lost at the COMMIT, the reply tells that it was done.
         """
-        arguments.seconds(timeout_s, "timeout_s")
+        seconds(timeout_s, "timeout_s")
         self._check_process()
         deadline, reached = monotonic() + timeout_s, threading.Event()
         # In another thread, since nothing ends a wait for a pool's check, for a lock or for a server that has vanished.
@@ -385,7 +386,7 @@ class AsyncRequests(_Service):
         self, topic: Topic[Any, Any] | str, value: object, *, timeout_s: float, **fields: Unpack[Fields]
     ) -> object:
         """See `Requests.ask`."""
-        arguments.seconds(timeout_s, "timeout_s")
+        seconds(timeout_s, "timeout_s")
         self._check_process()
         deadline, reached = monotonic() + timeout_s, asyncio.Event()
         sending = asyncio.create_task(self._send_alone(topic, value, fields, deadline, reached))

@@ -16,7 +16,8 @@ from uuid import UUID
 from inbox.claim import FITTING, KEY_STATE, NULLS, PIN, SIZE, UNPINNED, Claimed, Share, unregistered
 from inbox.due import ANSWERED, NOW, answering_skipped
 from mailroom.answer import ASKS, MAY_ANSWER
-from mailroom.message import COLUMNS, MESSAGE, SELECTED, Message
+from mailroom.columns import MESSAGE
+from mailroom.message import COLUMNS, SELECTED, Message
 from mailroom.schema import BY_CLOCK, BY_SENT
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
@@ -106,14 +107,14 @@ def reaping_total(schema: str, inbox: str, share: Share) -> Operation[Claimed]:
     if is_there is None:
         raise unregistered(schema, inbox)
     if not is_mine:
-        return Claimed([], due_in_s, is_all=True, is_total=True)
+        return Claimed([], due_in_s, is_all=True)
     held = "EXISTS (SELECT FROM gone)" if share.hold else "false"
     due = str(int(share.due_too))
     but_orphaned, entries = _but_orphaned(share.mine, ask=share.hold and was_locked)
     reap = REAP.at(but_orphaned=but_orphaned, rows=str(share.total), held=held, due=due, **names)
     *taken, last = yield reap(**entries)
     *_, left, due_in_s, _ = last
-    return Claimed([Message(*row[:-3]) for row in taken], due_in_s, not (taken and left), is_total=True)
+    return Claimed([Message(*row[:-3]) for row in taken], due_in_s, not (taken and left))
 
 
 def _but_orphaned(mine: Sequence[UUID], *, ask: bool) -> tuple[str, dict[str, list[UUID]]]:
@@ -205,16 +206,16 @@ def reaping_total_due(schema: str, inbox: str, *, hold: bool = False, mine: Sequ
     if not is_there:
         yield HEAL_GONE.at(**names)()
     if not is_mine:
-        return Claimed([], due_in_s, is_all=True, is_total=True)
+        return Claimed([], due_in_s, is_all=True)
     but_orphaned, entries = _but_orphaned(mine, ask=hold and was_locked)
     *taken, last = yield TAKE.at(but_orphaned=but_orphaned, held=HELD if hold else "false", **names)(**entries)
     due_in_s = last[-2]
     if not taken:
-        return Claimed([], due_in_s, is_all=True, is_total=True)
+        return Claimed([], due_in_s, is_all=True)
     [(*row, end, error, may_answer, _, _)] = taken
     message = Message(*row)
     yield from answering_skipped(schema, inbox, [message], [(error, may_answer)])
-    return Claimed([] if end else [message], due_in_s, True, message if end else None, is_total=True)
+    return Claimed([] if end else [message], due_in_s, True, message if end else None)
 
 
 NEXT = f"""

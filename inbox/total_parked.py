@@ -4,18 +4,12 @@ Its messages stay where they are. Its row in `key_state`, under the key '', says
 or deletes messages locks the row first.
 """
 
+from inbox.parked_keys import CHOSEN, NOTIFY, Changed
 from mailroom.answer import ASKS
-from mailroom.message import COLUMNS, SELECTED
+from mailroom.audit import auditing
+from mailroom.message import COLUMNS, SELECTED, Message, messages
 from mailroom.schema import BY_SENT
-from mailroom.sql.operation import Sql
-
-# Which parked keys are meant, for all inboxes; of a total inbox there is one at most, ''.
-CHOSEN = """
-    SELECT key, attempts, parked_at, last_error FROM {schema}.key_state
-    WHERE inbox = '{inbox}' AND retry_at = 'infinity'
-      AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
-      AND (%(matching)s::text IS NULL OR position(%(matching)s::text IN last_error) > 0)
-    ORDER BY parked_at, key LIMIT %(limit)s::bigint"""
+from mailroom.sql.operation import Operation, Row, Sql
 
 IN_ORDER = f"{BY_SENT}, origin"
 
@@ -41,7 +35,13 @@ ORDER BY {in_order} LIMIT %(limit)s::bigint
     in_order=IN_ORDER,
 )
 
-# As in `inbox.parked`: the attempts at the first message count from 1 again.
+
+def reading(schema: str, inbox: str, limit: int) -> Operation[list[Message]]:
+    """Return the first messages of a parked inbox; none if it is not parked."""
+    return messages((yield MESSAGES.at(schema=schema, inbox=inbox)(limit=limit)))
+
+
+# As in `inbox.parked_keys`: the attempts at the first message count from 1 again.
 REPLAY = Sql(
     """
 WITH restarted AS (
@@ -57,7 +57,7 @@ SELECT count(*) FROM {schema}.inbox_{inbox}
     in_order=IN_ORDER,
 )
 
-# The columns are those of `inbox.parked.DISCARD`.
+# The columns are those of `inbox.parked_keys.DISCARD`.
 DISCARD = Sql(
     """
 WITH doomed AS MATERIALIZED (
@@ -83,3 +83,18 @@ ORDER BY key, clock
     in_order=IN_ORDER,
     asks=ASKS,
 )
+
+
+def replaying(schema: str, inbox: str, actor: str, why: str | None) -> Operation[Changed]:
+    """Free a total inbox, whose key_state row is locked; its messages are in their places."""
+    names = {"schema": schema, "inbox": inbox}
+    [(number,)] = yield REPLAY.at(**names)(why=why)
+    yield from auditing(schema, "replay", [(inbox, "", number)], actor, why)
+    yield NOTIFY.at(**names)()
+    return Changed(1, number, 1)
+
+
+def discarding(schema: str, inbox: str, limit: int | None) -> Operation[list[Row]]:
+    """Delete the first messages of a total inbox, whose key_state row is locked; return the rows of `DISCARD`."""
+    rows: list[Row] = yield DISCARD.at(schema=schema, inbox=inbox)(limit=limit)
+    return rows

@@ -9,10 +9,11 @@ from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
     from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
-    from mailroom.lamport import LamportClock, Stamp, VectorClock
+    from mailroom.lamport import LamportClock, Stamp
     from mailroom.links.links import AsyncLinks, Links
     from mailroom.schema.drop import drop_inbox, drop_inbox_async
     from mailroom.schema.inboxes import create_inbox, create_inbox_async
+    from mailroom.schema.rename import rename_inbox, rename_inbox_async
     from mailroom.schema.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
     from mailroom.settings import dsn
     from mailroom.topic import Topic
@@ -30,7 +31,6 @@ __all__ = [
     "Stamp",
     "TokenExpired",
     "Topic",
-    "VectorClock",
     "Watched",
     "atomically",
     "atomically_async",
@@ -40,6 +40,8 @@ __all__ = [
     "drop_inbox",
     "drop_inbox_async",
     "dsn",
+    "rename_inbox",
+    "rename_inbox_async",
     "resolve",
     "resolve_async",
     "subscribe",
@@ -57,10 +59,11 @@ __all__ = [
 # Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
 _HOMES = {
     "mailroom.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
-    "mailroom.lamport": ("LamportClock", "Stamp", "VectorClock"),
+    "mailroom.lamport": ("LamportClock", "Stamp"),
     "mailroom.links.links": ("AsyncLinks", "Links"),
     "mailroom.schema.drop": ("drop_inbox", "drop_inbox_async"),
     "mailroom.schema.inboxes": ("create_inbox", "create_inbox_async"),
+    "mailroom.schema.rename": ("rename_inbox", "rename_inbox_async"),
     "mailroom.schema.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
     "mailroom.settings": ("dsn",),
     "mailroom.topic": ("Topic",),

@@ -17,8 +17,8 @@ from mailroom.carry import answering
 from mailroom.errors import InvalidMessage
 from mailroom.headers import given
 from mailroom.names import MAX_KEY_BYTES, TOPIC
-from mailroom.outgoing import COLUMNS, Fields, Outgoing, row_of, sending
-from mailroom.sql.operation import Operation, Row
+from mailroom.outgoing import INSERT, Fields, Outgoing, row_of, sending
+from mailroom.sql.operation import Operation, Row, filled
 
 DONE, REJECTED, FAILED = 200, 400, 500
 
@@ -32,10 +32,11 @@ ASKS = """(kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" 
 
 # Whether this role may send what answers a command. A worker's role need not: it may get commands that ask although it
 # never answers any, and a sender must not be able to end it by asking.
-MAY_ANSWER = """(
+MAY_ANSWER = filled(
+    """(
     SELECT pg_catalog.bool_and(pg_catalog.has_column_privilege('{schema}.outbox'::regclass, name, 'INSERT'::text))
-    FROM pg_catalog.unnest(ARRAY[{names}]) AS name)""".replace(
-    "{names}", ", ".join(f"'{name}'::text" for name, _ in COLUMNS)
+    FROM pg_catalog.unnest(ARRAY[{names}]) AS name)""",
+    names=", ".join(f"'{name}'::text" for name in INSERT.values),
 )
 
 

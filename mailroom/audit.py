@@ -29,6 +29,11 @@ def auditing(
         )
 
 
+def because(why: str | None) -> str:
+    """Return the end of a reason that tells what was changed: the reason that was given, if one was."""
+    return "" if why is None else f": {why}"
+
+
 def check_actor(actor: str, why: str | None) -> None:
     """Raise `InvalidMessage` unless `actor` names who acts and `why`, if given, is storable text."""
     if not isinstance(actor, str) or not actor.strip():

@@ -9,10 +9,8 @@ A clock is a PostgreSQL bigint, from 0 (nothing stamped yet) to `MAX_CLOCK`. Onl
 moves the clock of the node, and never past a ceiling that is durable.
 """
 
-from collections.abc import Iterable
-from itertools import accumulate
-
 from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.numbers import whole
 from mailroom.sight import NODE_ROW, the_one
 from mailroom.sql.operation import Operation, Sql
 
@@ -38,25 +36,6 @@ def receive(clock: int, sent_clock: int, step: int = 1) -> int:
     It is later than both, so the causes of a message come before its effects.
     """
     return _fitting(max(clock, sent_clock) + step)
-
-
-def receive_all(clock: int, sent_clocks: Iterable[int]) -> list[int]:
-    """Return the clocks at which messages are received one after another, in the order given.
-
-    The i-th of them (from 1) is i + max(clock, max over j <= i of (sent_clock[j] - j + 1)). That is a window maximum,
-    so one SQL statement can number a whole batch.
-    """
-    return list(accumulate(sent_clocks, receive, initial=clock))[1:]
-
-
-def stamp(clock: int, count: int, after_clock: int = 0) -> range:
-    """Return the clocks of `count` messages sent one after another by a node whose clock is `clock`.
-
-    All are later than `after_clock`, the largest clock that a message of the batch must follow. The last of them is the
-    node's new clock; without messages the range is empty and the clock does not change.
-    """
-    before = max(clock, after_clock)
-    return range(before + 1, _fitting(before + count) + 1)
 
 
 def _fitting(clock: int) -> int:
@@ -138,8 +117,7 @@ def advancing_clock(schema: str, clock: int, *, dry_run: bool = False) -> Operat
     A clock that is further than that stays. Durable once the READ COMMITTED transaction commits. With `dry_run` it only
     returns what the clock has reached. Raises `ConfigurationError` for a clock above `MAX_ADVANCED`.
     """
-    if not 0 <= clock <= MAX_ADVANCED:
-        raise ConfigurationError(f"The clock is {clock}; give 0 to {MAX_ADVANCED}: nodes count on from there.")
+    clock = whole(clock, "clock", 0, MAX_ADVANCED, ConfigurationError)
     yield LOCK.at(schema=schema)()
     (before,) = the_one((yield REACHED.at(schema=schema)()), NODE_ROW, schema)
     if not dry_run:

@@ -16,10 +16,12 @@ from mailroom import codec, locks
 from mailroom.answer import ASKS, Undone, answering_undone
 from mailroom.audit import auditing, check_actor
 from mailroom.clock import LOCK, raising_ceiling
+from mailroom.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, MailroomError, UnknownInbox
 from mailroom.executable import NAMES, unwired
-from mailroom.message import MESSAGE, parsed
-from mailroom.names import DEFAULT_SCHEMA, count_or_all, inbox_name, schema_name, utf8
+from mailroom.message import parsed
+from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
+from mailroom.numbers import MAX_INT64, count_or_all, whole
 from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sight import NODE_ROW, seeing, the_one
 from mailroom.sql.methods import on_async_connection, on_connection
@@ -232,18 +234,19 @@ EXECUTE = Sql(
     """
 WITH gone AS (
     DELETE FROM {schema}.dead_letter WHERE id = ANY(%(id)s::bigint[])
-    RETURNING id, message_id, headers, after_clock, source, sent_at)
-INSERT INTO {schema}.outbox_executable ({names}, message_id, headers, after_clock, source, sent_at)
-SELECT version::smallint, operation, coalesce(target, 'store'), coalesce(key, ''), end_key, value, amount, bytes,
-       expected, arguments::jsonb, at, row_limit, notify, message_id, headers, after_clock, source, sent_at
-FROM gone JOIN unnest(
-    %(id)s::bigint[], %(version)s::bigint[], %(operation)s::text[], %(target)s::text[], %(key)s::text[],
-    %(end_key)s::text[], %(value)s::bytea[], %(amount)s::bigint[], %(bytes)s::bigint[], %(expected)s::bytea[],
-    %(arguments)s::text[], %(at)s::timestamptz[], %(row_limit)s::bigint[], %(notify)s::text[])
-    AS parts (id, {names}) USING (id)
+    RETURNING id, message_id, {kept})
+INSERT INTO {schema}.outbox_executable ({names}, message_id, {kept})
+SELECT {taken}, message_id, {kept}
+FROM gone JOIN unnest(%(id)s::bigint[], {given}) AS parts (id, {names}) USING (id)
 ORDER BY id
 """,
-    names=", ".join(NAMES),
+    names=listed(PARTS),
+    kept=listed(MESSAGE_PARTS),
+    taken=", ".join(
+        {"target": "coalesce(target, 'store')", "key": "coalesce(key, '')"}.get(part.name) or part.taken()
+        for part in PARTS
+    ),
+    given=", ".join(f"%({part.name})s::{part.plain}[]" for part in PARTS),
 )
 # psycopg sends arrays as text. With other settings, nulls and bytes in them would change.
 LITERALS = Sql(
@@ -476,6 +479,4 @@ def _tell_of_none(number: int, chosen: dict[str, object]) -> None:
 
 
 def _id(number: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**63:
-        raise InvalidMessage(f"{number!r} is not the number of a dead letter; give an int >= 1.")
-    return number
+    return whole(number, "the id of a dead letter", 1, MAX_INT64)

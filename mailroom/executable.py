@@ -1,4 +1,4 @@
-"""What the sender and the executor of an executable share: its columns, its limits, and its form as a dead letter.
+"""What the sender and the executor of an executable share: its version, its limits, and its form as a dead letter.
 
 As a dead letter it is a CBOR map of the format's version and the columns that are set. The executor never guesses the
 meaning of a version that it does not know: it makes such an executable a dead letter. A release that knows the version
@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from mailroom import codec
+from mailroom.columns import PARTS
 from mailroom.errors import DecodeError
 
 VERSION = 1
@@ -18,23 +19,7 @@ MAX_PART_BYTES = 4 * 1024 * 1024  # of value, expected and arguments each: all o
 MAX_WIRE_BYTES = 2**30  # the limit of a column in PostgreSQL
 MAX_LEVELS = 32  # of the key of an account operation
 
-# The columns that say what to do, with their types. The other columns are about the message.
-PARTS = (
-    ("version", "smallint"),
-    ("operation", "text"),
-    ("target", "text"),
-    ("key", "text"),
-    ("end_key", "text"),
-    ("value", "bytea"),
-    ("amount", "bigint"),
-    ("bytes", "bigint"),
-    ("expected", "bytea"),
-    ("arguments", "jsonb"),
-    ("at", "timestamptz"),
-    ("row_limit", "bigint"),
-    ("notify", "text"),
-)
-NAMES = tuple(name for name, _ in PARTS)
+NAMES = tuple(part.name for part in PARTS)
 # The Python type of each column after decoding; arguments are JSON text.
 DECODED: dict[str, type] = {
     "smallint": int, "bigint": int, "text": str, "jsonb": str, "bytea": bytes, "timestamptz": datetime,
@@ -56,7 +41,7 @@ def unwired(raw: bytes) -> dict[str, Any]:
     if (
         not isinstance(found, dict)
         or not {"version", "operation"} <= found.keys() <= set(NAMES)
-        or any(type(found[name]) is not DECODED[kind] for name, kind in PARTS if name in found)
+        or any(type(found[part.name]) is not DECODED[part.type] for part in PARTS if part.name in found)
     ):
         raise DecodeError("It is not an executable that this release knows; a newer one may have written it.")
     return {name: found.get(name) for name in NAMES}

@@ -1,9 +1,9 @@
-"""Logical clocks for programs of their own: Lamport's scalar clock as nodes have it, and a vector clock for tests."""
+"""A logical clock for programs of their own: Lamport's scalar clock, as nodes have it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mailroom.clock import MAX_CLOCK, receive, tick
+from mailroom.numbers import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,8 @@ class LamportClock:
 
     def __init__(self, clock: int = 0, *, step: int = 1) -> None:
         """Begin at `clock`, with an empty history."""
-        _check("clock", clock, 0)
-        _check("step", step, 1)
-        self._clock, self._step = clock, step
+        self._clock = whole(clock, "clock", 0, MAX_CLOCK, ValueError)
+        self._step = whole(step, "step", 1, MAX_CLOCK, ValueError)
         self._history: list[Stamp] = []
 
     @property
@@ -61,7 +60,7 @@ class LamportClock:
         No message is dropped: one that is stale says so in its stamp. Raises `ValueError` for what is no clock, and
         `mailroom.clock.ClockOverflow` as `tick` does.
         """
-        _check("sent_clock", sent_clock, 0)
+        sent_clock = whole(sent_clock, "sent_clock", 0, MAX_CLOCK, ValueError)
         return self._note(Stamp(receive(self._clock, sent_clock, self._step), what, sent_clock <= self._clock))
 
     def _note(self, stamp: Stamp) -> Stamp:
@@ -72,57 +71,3 @@ class LamportClock:
     def __repr__(self) -> str:
         """Say where it is."""
         return f"LamportClock({self._clock}, step={self._step})"
-
-
-class VectorClock:
-    """A vector clock of one of `processes` processes, numbered from 0: it knows exactly what may have caused what.
-
-    It is for tests of what rests on scalar clocks. Its stamps grow with the number of processes, which must be known
-    from the beginning, so nodes do not use it. `tick` and `receive` are called as those of `LamportClock`, and return
-    the vector of the event. Raises `ValueError` for a process that there is not.
-    """
-
-    def __init__(self, process: int, processes: int) -> None:
-        """Begin with zeros."""
-        if not 0 <= process < processes:
-            raise ValueError(f"process must be from 0 to {processes - 1}, not {process!r}")
-        self._process = process
-        self._vector = [0] * processes
-
-    @property
-    def vector(self) -> tuple[int, ...]:
-        """For each process, how many of its events are known here."""
-        return tuple(self._vector)
-
-    def tick(self) -> tuple[int, ...]:
-        """Count a send or an internal event, and return its vector."""
-        self._vector[self._process] += 1
-        return self.vector
-
-    def receive(self, sent: Sequence[int]) -> tuple[int, ...]:
-        """Learn what the sender knew at `sent`, count the event, and return its vector.
-
-        Raises `ValueError` for a vector of another number of processes.
-        """
-        if len(sent) != len(self._vector):
-            raise ValueError(f"a vector of {len(self._vector)} processes is expected, not of {len(sent)}")
-        self._vector = [max(pair) for pair in zip(self._vector, sent, strict=True)]
-        return self.tick()
-
-    @staticmethod
-    def happened_before(one: Sequence[int], other: Sequence[int]) -> bool:
-        """Return whether the event with the vector `one` may have caused the event with the vector `other`.
-
-        Of two different events neither may have: then they are concurrent. Raises `ValueError` if the vectors are not
-        of one length.
-        """
-        return tuple(one) != tuple(other) and all(a <= b for a, b in zip(one, other, strict=True))
-
-    def __repr__(self) -> str:
-        """Say what it knows."""
-        return f"VectorClock({self._process}, {self.vector})"
-
-
-def _check(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_CLOCK:
-        raise ValueError(f"{name} must be an integer from {least} to {MAX_CLOCK}, not {value!r}")

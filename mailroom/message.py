@@ -1,5 +1,6 @@
 """A delivered message as a consumer sees it."""
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -10,28 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import UUID
 
 from mailroom import codec
+from mailroom.columns import DELIVERY_ROW, MESSAGE_ROW
 from mailroom.errors import DecodeError
 from mailroom.sql.operation import Row
-
-# A message's own columns. Every table of messages has them, so moving one is a plain INSERT .. SELECT.
-MESSAGE = (
-    "message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, "
-    "source, sent_at"
-)
-# The columns of a delivered message.
-DELIVERED = f"inbox, clock, sent_clock, origin, delivered_at, {MESSAGE}"
-
-# Every statement that returns messages selects these, in the order of `Message.__init__`. Times are in UTC: in another
-# time zone, the first hours of the year 1 may fall into a year that Python does not have.
-TIMES = ("sent_at", "expires_at", "delivered_at")
-SELECTED = (
-    "key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, "
-    "value, value_json::text, headers::text, source, "
-) + ", ".join(f"{time} AT TIME ZONE 'UTC'" for time in TIMES)
-COLUMNS = (
-    *("text", "bigint", "bigint", "uuid", "uuid", "text", "text", "text", "text"),
-    *("bytea", "text", "text", "text", "timestamp", "timestamp", "timestamp"),
-)
 
 STATUS = re.compile(r"[0-9]{3}\Z")
 UNREADABLE = 600
@@ -60,27 +42,27 @@ class Message(Generic[V]):
     sent it.
     """
 
-    __slots__ = (
-        "_delivered_at", "_expires_at", "_headers", "_json", "_raw", "_sent_at", "_value", "clock", "event_type", "id",
-        "key", "kind", "message_type", "origin", "sent_clock", "source", "topic",
+    __slots__ = (  # noqa: RUF023 - the order is that of `__init__`
+        "key", "clock", "sent_clock", "origin", "id", "topic", "kind", "message_type", "event_type", "_raw", "_json",
+        "_headers", "source", "_sent_at", "_expires_at", "_delivered_at", "_value",
     )  # fmt: skip
 
     def __init__(
-        self, key: str, clock: int, sent_clock: int, origin: UUID, id: UUID, topic: str, kind: str, message_type: str,
-        event_type: str | None, raw: bytes | None, json: str | None, headers: str | None, source: str | None,
-        sent_at: datetime, expires_at: datetime | None, delivered_at: datetime,
+        self, key: str, clock: int, sent_clock: int, origin: UUID, message_id: UUID, topic: str, kind: str,
+        message_type: str, event_type: str | None, value: bytes | None, value_json: str | None, headers: str | None,
+        source: str | None, sent_at: datetime, expires_at: datetime | None, delivered_at: datetime,
     ) -> None:  # fmt: skip
         self.key = key
         self.clock = clock
         self.sent_clock = sent_clock
         self.origin = origin
-        self.id = id
+        self.id = message_id
         self.topic = topic
         self.kind = kind
         self.message_type = message_type
         self.event_type = event_type
-        self._raw = raw
-        self._json = json
+        self._raw = value
+        self._json = value_json
         self._headers = headers
         self.source = source
         self._sent_at = sent_at
@@ -131,11 +113,17 @@ class Message(Generic[V]):
         return f"Message(clock={self.clock}, topic={self.topic!r}, key={self.key!r}, id={self.id})"
 
 
+# The columns that a message is made of, in the order of `Message.__init__`: every statement that returns messages
+# selects them so. Times are in UTC: in another time zone, the first hours of the year 1 may fall into a year that
+# Python does not have.
+_COLUMNS = {column.name: column for column in (*DELIVERY_ROW, *MESSAGE_ROW)}
+READ = tuple(_COLUMNS[name] for name in list(inspect.signature(Message).parameters))
+_IN_UTC = {column: "timestamp" for column in READ if column.type == "timestamptz"}
+SELECTED = ", ".join(f"{column.name} AT TIME ZONE 'UTC'" if column in _IN_UTC else column.given() for column in READ)
+COLUMNS = tuple(_IN_UTC.get(column, column.plain) for column in READ)
+
 # What `Message.__init__` was given, in its order.
-_given = attrgetter(
-    *("key", "clock", "sent_clock", "origin", "id", "topic", "kind", "message_type", "event_type"),
-    *("_raw", "_json", "_headers", "source", "_sent_at", "_expires_at", "_delivered_at"),
-)
+_given = attrgetter(*Message.__slots__[: len(READ)])
 
 
 def plain(message: Message) -> Any:

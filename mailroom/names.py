@@ -1,4 +1,4 @@
-"""Names, keys, texts and counts: the one place for every alphabet and limit. The tables' own rules repeat them."""
+"""Names, keys and texts: the one place for every alphabet and limit. The tables' own rules repeat them."""
 
 import re
 from typing import TypeAlias
@@ -10,7 +10,6 @@ MAX_KEY_BYTES = 1_024
 MAX_VALUE_BYTES = 16 * 1024 * 1024
 MAX_HEADERS_BYTES = 8 * 1024
 MAX_TOPIC_LENGTH = 200
-MAX_SOURCE_BYTES = 200
 MAX_AFTER_CLOCK = 2**62
 MAX_COUNT = 1_000_000  # the largest limit that a caller can give
 DEFAULT_SCHEMA = "mailroom"
@@ -140,15 +139,3 @@ def utf8(text: str, what: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise InvalidMessage(f"The {what} is not valid Unicode text (a lone surrogate).") from None
-
-
-def count(number: int, what: str) -> int:
-    """Return `number` if it is an int from 1 to 1,000,000, else raise `InvalidMessage`; `what` names it."""
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_COUNT:
-        raise InvalidMessage(f"{what} is {number!r}; give an int from 1 to 1,000,000.")
-    return number
-
-
-def count_or_all(number: int | None, what: str) -> int | None:
-    """`count`, or None for no limit."""
-    return None if number is None else count(number, what)

@@ -3,7 +3,7 @@
 That is that it is a copy, was moved or was put back, and how far its clock may go.
 """
 
-from mailroom.audit import auditing, check_actor
+from mailroom.audit import auditing, because, check_actor
 from mailroom.clock import advancing_clock
 from mailroom.links.restored import NewId, saying_copied, saying_moved, saying_restored
 from mailroom.names import DEFAULT_SCHEMA, node_name, schema_name
@@ -50,7 +50,7 @@ def _renaming_to(schema: str, name: str, actor: str, why: str | None) -> Operati
     yield from _beginning(schema, actor, why)
     (before,) = the_one((yield RENAME.at(schema=schema)(name=name)), NODE_ROW, schema)
     if before != name:
-        yield from auditing(schema, "rename node", [(None, None, 0)], actor, f"{before} to {name}" + _because(why))
+        yield from auditing(schema, "rename node", [(None, None, 0)], actor, f"{before} to {name}" + because(why))
     return str(before)
 
 
@@ -111,7 +111,7 @@ def _advancing_to(schema: str, clock: int, actor: str, why: str | None, dry_run:
     yield from _beginning(schema, actor, why)
     before = yield from advancing_clock(schema, clock, dry_run=dry_run)
     if not dry_run:
-        yield from auditing(schema, "node advance", [(None, None, 0)], actor, f"{before} to {clock}" + _because(why))
+        yield from auditing(schema, "node advance", [(None, None, 0)], actor, f"{before} to {clock}" + because(why))
     return before
 
 
@@ -131,7 +131,3 @@ def _beginning(schema: str, actor: str, why: str | None) -> Operation[None]:
     check_actor(actor, why)
     yield IN_TRANSACTION
     yield from checking(schema)
-
-
-def _because(why: str | None) -> str:
-    return "" if why is None else f": {why}"

@@ -9,8 +9,10 @@ from uuid import UUID
 
 from mailroom import codec
 from mailroom.carry import headers_json
+from mailroom.columns import MESSAGE_ROW, written
 from mailroom.errors import InvalidMessage
 from mailroom.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
+from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.sql.insert import Insert
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row
 from mailroom.topic import Topic, topic_headers
@@ -22,23 +24,8 @@ MessageType: TypeAlias = Literal["O", "D", "C", "U"]
 EventType: TypeAlias = Literal["C", "U", "D"]
 
 # What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
-COLUMNS = (
-    ("message_id", "uuid"),
-    ("topic", "text"),
-    ("key", "text"),
-    ("kind", '"char"'),
-    ("message_type", '"char"'),
-    ("event_type", '"char"'),
-    ("value", "bytea"),
-    ("headers", "jsonb"),
-    ("deliver_at", "timestamptz"),
-    ("expires_at", "timestamptz"),
-    ("after_clock", "bigint"),
-)
+COLUMNS = written(MESSAGE_ROW)
 
-NAMES = ", ".join(name for name, _ in COLUMNS)
-
-LONGEST_DELAY_S = 3_650 * 86_400
 EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -168,26 +155,28 @@ def not_before(at: datetime | None, after: timedelta | float | None) -> datetime
         return None if at is None else aware(at, "deliver_at")
     if at is not None:
         raise InvalidMessage("deliver_at and deliver_after say when a message is due: give one of the two.")
-    seconds = after.total_seconds() if isinstance(after, timedelta) else after
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_DELAY_S:
-        raise InvalidMessage(
-            f"deliver_after is {shown(after)}; give a timedelta or seconds, from 0 to {LONGEST_DELAY_S:,} (ten years)."
-        )
-    return datetime.now(UTC) + timedelta(seconds=seconds)
+    after_s = after.total_seconds() if isinstance(after, timedelta) else after
+    after_s = seconds(after_s, "deliver_after", TEN_YEARS_S, zero=True, error=InvalidMessage)
+    return datetime.now(UTC) + timedelta(seconds=after_s)
 
 
 def clock(clock: int) -> int:
     """Return `after_clock`. Raises `InvalidMessage` if it is not a clock."""
-    if isinstance(clock, bool) or not isinstance(clock, int) or not 0 <= clock <= MAX_AFTER_CLOCK:
-        raise InvalidMessage(f"after_clock {shown(clock)} is not a clock; give an int from 0 to 2**62.")
-    return clock
+    return whole(clock, "after_clock", 0, MAX_AFTER_CLOCK)
 
 
-INSERT = Insert("outbox", COLUMNS)
-VALUES = INSERT.values
+INSERT = Insert("outbox", MESSAGE_ROW)
 
 
 def sending(schema: str, row: Row) -> Operation[None]:
     """Insert one row of `row_of`."""
     yield IN_TRANSACTION
     yield INSERT.of(schema, row)
+
+
+def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
+    """Insert rows of `row_of` in order; return how many."""
+    yield IN_TRANSACTION
+    if rows:
+        yield INSERT.many(schema, rows)
+    return len(rows)

@@ -1,5 +1,7 @@
 """Routing: which inboxes get a topic, and which links carry it. Deliveries, status and Spark's audit share the rule."""
 
+from mailroom.sql.operation import filled
+
 # Whether a pattern `p` fits a topic `t`. Spark reads it as PostgreSQL does.
 FITS = "(p.words IS NULL OR p.words = t.words) AND t.ended LIKE p.fits"
 
@@ -17,7 +19,8 @@ OF_THIS_NODE = "(origin IN ('', '*')) IS TRUE"
 # more than 32 regular expressions compiled. A % of LIKE runs over dots, but where both have as many words, each % has
 # one word. Without patterns {sent} is not read. `route` lists patterns among the topics, too: no message has such a
 # topic, and leaving them out would cost a filter.
-ROUTE = """pattern AS MATERIALIZED (SELECT fits, words, inbox FROM {schema}.subscription
+ROUTE = filled(
+    """pattern AS MATERIALIZED (SELECT fits, words, inbox FROM {schema}.subscription
             WHERE fits IS NOT NULL AND {of_this_node}),
 sent_topic AS MATERIALIZED (
     SELECT topic, topic || '.' AS ended, pg_catalog.cardinality(pg_catalog.string_to_array(topic, '.')) AS words
@@ -29,7 +32,9 @@ route AS MATERIALIZED (
           UNION ALL SELECT t.topic, p.inbox, true, false FROM sent_topic AS t JOIN pattern AS p
                     ON {fits})
          AS r (topic, inbox, subscribed, named)
-    GROUP BY topic, inbox)""".replace("{fits}", FITS).replace("{of_this_node}", OF_THIS_NODE)
+    GROUP BY topic, inbox)""",
+    fits=FITS, of_this_node=OF_THIS_NODE,
+)  # fmt: skip
 
 # Whether an inbox in `route` gets a message of this kind.
 GETS = "CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END"
@@ -37,7 +42,8 @@ GETS = "CASE kind WHEN 'M' THEN true WHEN 'E' THEN subscribed ELSE named END"
 # Which open links carry a topic, by the rule of subscriptions; no topic names a link. Commands and replies leave only
 # if no inbox gets them, and by the one link that may have them (`link_allowed`): no reader changes who gets them. It
 # reads ROUTE. Without links nothing of {sent} is read.
-LINK_ROUTE = """link_pattern AS MATERIALIZED (
+LINK_ROUTE = filled(
+    """link_pattern AS MATERIALIZED (
     SELECT fits, words, link FROM {schema}.link_topic JOIN {schema}.link ON number = link
     WHERE fits IS NOT NULL AND state = 'open'),
 linked_topic AS MATERIALIZED (
@@ -50,7 +56,9 @@ link_route AS MATERIALIZED (
           UNION ALL SELECT t.topic, p.link, false FROM linked_topic AS t JOIN link_pattern AS p
                     ON {fits})
          AS r (topic, link, named)
-    GROUP BY topic, link)""".replace("{fits}", FITS)
+    GROUP BY topic, link)""",
+    fits=FITS,
+)
 
 # Whether a link in `link_route` carries a message of this kind.
 CARRIES = "(kind IN ('M', 'E') OR named)"
@@ -64,7 +72,8 @@ WAYS = """SELECT topic, inbox, true, fits IS NULL, fits, words::bigint FROM {sch
 # or by *. An inbox's own name is no subscription here. Of each inbox: the clock after which it gets messages and events
 # (`since`), the one after which it gets commands and replies (`named`), and whether its order is total. Several
 # subscriptions of one inbox to a topic give one copy: the one that begins first counts.
-ORIGIN_ROUTE = """pattern AS MATERIALIZED (
+ORIGIN_ROUTE = filled(
+    """pattern AS MATERIALIZED (
     SELECT fits, words, inbox, since FROM {schema}.subscription
     WHERE fits IS NOT NULL AND origin IN ('*', (SELECT name FROM {source}))),
 sent_topic AS MATERIALIZED (
@@ -78,7 +87,10 @@ route AS MATERIALIZED (
                     ON {fits})
          AS w (topic, inbox, since, is_exact)
          JOIN (SELECT name, "order" = 'total' FROM {schema}.inbox_registry) AS r (inbox, is_total) USING (inbox)
-    GROUP BY topic, inbox, is_total)""".replace("{fits}", FITS)
+    GROUP BY topic, inbox, is_total)""",
+    fits=FITS,
+)
 
 # The clock after which an inbox in such a `route` gets messages of this kind; null for never.
-ORIGIN_SINCE = "CASE WHEN kind IN ('M', 'E') THEN since ELSE named END"
+SINCE = "CASE WHEN kind IN ('M', 'E') THEN {since} ELSE {named} END"
+ORIGIN_SINCE = filled(SINCE, since="since", named="named")

@@ -16,9 +16,7 @@ import psycopg
 from inbox import Unavailable
 from inbox.claim import Claimed, Share
 from inbox.claims import Claims
-from inbox.due import healing
-from inbox.failure import Outcome, Recorded, recording
-from inbox.total import healing_total
+from inbox.failure import Outcome, Recorded, failed
 from mailroom.carry import handling
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
@@ -154,7 +152,8 @@ def _recording(
     if isinstance(error, Unavailable):
         worked.failures.append(Failure(message, error, 0, "retry", error.after_s))
         return "paused"
-    recorded = yield from recording(claims.schema, claims.inbox, message, error, fatal, is_total=claims.is_total)
+    order = yield from claims.looking_up()
+    recorded = yield from order.recording(failed(message, error, fatal))
     worked.failures.append(_failure(message, error, recorded))
     return "worked"
 
@@ -187,8 +186,8 @@ def _claiming_one(claims: Claims) -> Operation[Claimed]:
 def _finishing(claims: Claims, message: Message) -> Operation[None]:
     """Fail with 25P02 if the handler has swallowed a database error; otherwise its key is healthy."""
     yield PROBE.at()()
-    heal = healing_total if claims.is_total else healing
-    yield from heal(claims.schema, claims.inbox, message)
+    order = yield from claims.looking_up()
+    yield from order.healing(message)
 
 
 def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:

@@ -22,6 +22,7 @@ from inbox.claims import Claims
 from mailroom import codec
 from mailroom.carry import handling
 from mailroom.clock import raising_ceiling
+from mailroom.columns import MESSAGE_ROW
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA, schema_name
@@ -77,13 +78,15 @@ class SentMessage:
     expires_at: datetime | None
 
 
+# Not what the database adds to it.
+SHOWN = [column for column in MESSAGE_ROW if column.by != "database" and column.name != "after_clock"]
 SENT = Sql(
     """
-SELECT message_id, topic, key, kind::text, message_type::text, event_type::text, value, value_json::text,
-       headers::text, deliver_at, expires_at
+SELECT {shown}
 FROM {schema}.outbox WHERE %(topic)s::text IS NULL OR topic = %(topic)s::text ORDER BY position
 """,
-    columns=("uuid", "text", "text", "text", "text", "text", "bytea", "text", "text", "timestamptz", "timestamptz"),
+    columns={column.name: column.plain for column in SHOWN},
+    shown=", ".join(column.given() for column in SHOWN),
 )
 
 
@@ -258,17 +261,13 @@ async def work_async(
 def reading_sent(schema: str, topic: str | None = None) -> Operation[list[SentMessage]]:
     """Read what is in the outbox, of one topic or of all."""
     rows = yield SENT.at(schema=schema)(topic=topic)
-    return [_sent(*row) for row in rows]
+    return [_sent(row._asdict()) for row in SENT.named(rows)]
 
 
-def _sent(
-    id: UUID, topic: str, key: str, kind: str, message_type: str, event_type: str | None, raw: bytes,
-    json_text: str | None, headers: str | None, deliver_at: datetime | None, expires_at: datetime | None,
-) -> SentMessage:  # fmt: skip
+def _sent(row: dict[str, Any]) -> SentMessage:
+    raw, json_text, headers = row.pop("value"), row.pop("value_json"), row.pop("headers")
     value = codec.decode(raw) if json_text is None else json.loads(json_text)
-    return SentMessage(
-        id, topic, key, kind, message_type, event_type, value, json.loads(headers or "{}"), deliver_at, expires_at
-    )
+    return SentMessage(id=row.pop("message_id"), value=value, headers=json.loads(headers or "{}"), **row)
 
 
 def delivering_all(schema: str, now: datetime | None) -> Operation[int]:

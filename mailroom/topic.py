@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.message import Message, holding, plain
 from mailroom.names import shown, topic_name, topic_pattern
-from mailroom.values import PLAIN, Values, values_of
+from mailroom.numbers import whole
+from mailroom.typed.values import PLAIN, Values, values_of
 
 if TYPE_CHECKING:
     # Only a checker knows defaults before Python 3.13: with them a `Topic[Reserve]` is a `Topic[Reserve, Any]`.
@@ -77,9 +78,9 @@ class Topic(Generic[T, A]):
         A message of an older version goes through all upcasters from there. What one raises is a `DecodeError`. Raises
         `ConfigurationError` if this version is not below the topic's, or has an upcaster already.
         """
-        if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < self.version:
+        if _version(version) >= self.version:
             raise ConfigurationError(
-                f"upcast({version!r}) of {self.name}: give a version from 1 to below the topic's, {self.version}."
+                f"upcast({version!r}) of {self.name}: give a version below the topic's, which is {self.version}."
             )
         if version in self._upcasters:
             raise ConfigurationError(f"Topic {self.name} has an upcaster from version {version} already.")
@@ -174,9 +175,7 @@ def pattern_text(topic: "Topic[Any, Any] | str") -> str:
 
 
 def _version(version: int) -> int:
-    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= MAX_VERSION:
-        raise ConfigurationError(f"version is {shown(version)}; give an int from 1 to {MAX_VERSION:,}.")
-    return version
+    return whole(version, "version", 1, MAX_VERSION, ConfigurationError)
 
 
 def _values(value_type: Any, read: Callable[[Any], T] | None, write: Callable[[T], object] | None) -> Values[T]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mailroom import locks
 from mailroom.clock import LOCK
-from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.operation import Operation, Sql, filled
 
 PARTITION_KEY = locks.key("partition")
 PARTITION_CHANNEL = locks.channel("partition")
@@ -36,21 +36,23 @@ RECEIVED = """coalesce((
 
 # The origins of each total inbox. `since` counts for the inbox, and not for the origin: another inbox may still wait
 # for older messages of the same origin.
-ORIGINS = """origins AS MATERIALIZED (
+ORIGINS = filled(
+    """origins AS MATERIALIZED (
     SELECT t.inbox, t.stable, o.number, o.name, o.state, o.shown AS started, min(s.since) AS since,
            max(s.since) AS joined, {received} AS received
     FROM total AS t JOIN {schema}.subscription AS s ON s.inbox = t.inbox
          JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
     WHERE o.state <> 'excluded' GROUP BY t.inbox, t.stable, o.number),
-shown AS MATERIALIZED (SELECT *, greatest(started, since, received) AS clock FROM origins)""".replace(
-    "{received}", RECEIVED
+shown AS MATERIALIZED (SELECT *, greatest(started, since, received) AS clock FROM origins)""",
+    received=RECEIVED,
 )
 
 # Whether a subscription `s` to an origin `o` may ask it for messages. That of a total inbox must wait until the origin
 # has shown a clock as high as that of the join: what it sends from then on is wanted, and comes in time.
-HAS_JOINED = """(greatest(s.since, o.shown) <= {received} OR NOT EXISTS (
-    SELECT FROM {schema}.inbox_registry AS t WHERE t.name = s.inbox AND t."order" = 'total'))""".replace(
-    "{received}", RECEIVED
+HAS_JOINED = filled(
+    """(greatest(s.since, o.shown) <= {received} OR NOT EXISTS (
+    SELECT FROM {schema}.inbox_registry AS t WHERE t.name = s.inbox AND t."order" = 'total'))""",
+    received=RECEIVED,
 )
 
 # Inboxes without origins are raised only if they got something: else each delivery would write a row for each of them.

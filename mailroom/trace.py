@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
-from mailroom.names import DEFAULT_SCHEMA, count, schema_name
+from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.numbers import count
 from mailroom.schema import checking
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Row, Sql
@@ -99,17 +100,18 @@ SELECT 'transit', NULL, topic, key, sent_at, stamped_at, sent_clock, seq - acked
        message_id, headers ->> 'causation'::text, name, false
 FROM {schema}.link JOIN {schema}.transit ON link = number AND seq > acked WHERE {wanted}
 """
-COLUMNS = (
-    *("text",) * 4,
-    *("timestamptz",) * 2,
-    *("bigint",) * 3,
-    "timestamptz",
-    "text",
-    "uuid",
-    "text",
-    "text",
-    "boolean",
-)
+# The fields of `Location`; `causation` as it stands in the header.
+COLUMNS = {
+    **dict.fromkeys(("where", "inbox", "topic", "key"), "text"),
+    **dict.fromkeys(("sent_at", "since"), "timestamptz"),
+    **dict.fromkeys(("clock", "ahead", "attempts"), "bigint"),
+    "retry_at": "timestamptz",
+    "reason": "text",
+    "id": "uuid",
+    "causation": "text",
+    "link": "text",
+    "is_total": "boolean",
+}
 TRACE = Sql(
     PLACES,
     columns=COLUMNS,
@@ -192,7 +194,7 @@ def _finding_effects(schema: str, id: UUID, limit: int) -> Operation[list[Locati
 
 
 def _places(rows: list[Row]) -> list[Location]:
-    return [Location(*(*row[:-3], _id(row[-3]), *row[-2:])) for row in rows]
+    return [Location(*row._replace(causation=_id(row.causation))) for row in TRACE.named(rows)]
 
 
 def _id(text: str | None) -> UUID | None:

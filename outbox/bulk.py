@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from mailroom.columns import CHAR, MESSAGE_ROW, written
 from mailroom.errors import MailroomError
 from mailroom.names import shown
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -23,26 +24,14 @@ CHUNK_ROWS = 10_000
 CHUNK_BYTES = 32 * 1024 * 1024
 
 # The columns of a message that such a table may have, and their types. Other columns are ignored.
-STAGED = {
-    "message_id": "uuid",
-    "topic": "text",
-    "key": "text",
-    "kind": "text",
-    "message_type": "text",
-    "event_type": "text",
-    "value": "bytea",
-    "headers": "jsonb",
-    "deliver_at": "timestamptz",
-    "expires_at": "timestamptz",
-    "after_clock": "int8",
-}
-# The expressions of columns whose nulls need another default than the outbox's own. So does a missing `key`.
+STAGED = {name: {CHAR: "text", "bigint": "int8"}.get(kind, kind) for name, kind in written(MESSAGE_ROW)}
+# What of a column goes into the outbox, where that is not just the column: a null has the outbox's own default, and a
+# null `key` is the id, as a missing one is.
 EXPRESSIONS = {
-    "key": "coalesce(key, message_id::text)",
-    "kind": "coalesce(kind, 'M')::\"char\"",
-    "message_type": "coalesce(message_type, 'U')::\"char\"",
-    "event_type": 'event_type::"char"',
-}
+    column.name: f"{f'coalesce({column.name}, {column.default})' if column.default else column.name}::{CHAR}"
+    for column in MESSAGE_ROW
+    if column.type == CHAR
+} | {"key": "coalesce(key, message_id::text)"}
 
 
 class BulkLost(MailroomError):

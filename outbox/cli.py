@@ -19,11 +19,10 @@ from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
 from mailroom.cli.parameters import KEY, TOPIC, seconds
 from mailroom.errors import InvalidMessage
-from mailroom.outgoing import EventType, MessageType, Outgoing, row_of, sending
+from mailroom.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
 from mailroom.sql.runner import run
 from outbox.csv_source import CsvSource
 from outbox.once import identified, sending_once
-from outbox.outbox import sending_many
 
 ROWS = 10_000  # held in memory at a time
 STDIN = Path("-")

@@ -11,19 +11,20 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from mailroom.carry import headers_json
+from mailroom.columns import EXECUTABLE_ROW, written
 from mailroom.errors import InvalidMessage
-from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, PARTS, STORE, VERSION
+from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
 from mailroom.names import Key, executable_name, key_text, shown, topic_name
+from mailroom.numbers import MAX_INT64, MIN_INT64, whole
 from mailroom.outgoing import aware, clock, given_id
 
 Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]
 
 # What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
-COLUMNS = (("message_id", "uuid"), *PARTS, ("headers", "jsonb"), ("after_clock", "bigint"))
+COLUMNS = written(EXECUTABLE_ROW)
 # An escaped NUL in JSON, not an escaped backslash before u0000.
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-MIN_AMOUNT, MAX_AMOUNT = -(2**63), 2**63 - 1
 # The fields that each operation requires (NEEDS) and allows (MAY_HAVE), beside those that every operation allows.
 NEEDS: dict[str, frozenset[str]] = {
     "put": frozenset({"key", "value"}),
@@ -81,12 +82,12 @@ def row_of(executable: Executable) -> tuple[Any, ...]:
         "" if executable.key is None or executable.key == "" else _key(executable, executable.key),
         None if executable.end_key is None else key_text(executable.end_key),
         None if executable.value is None else _part(executable.value, "value"),
-        None if executable.amount is None else _int64(executable.amount, "The amount"),
-        None if executable.bytes is None else _int64(executable.bytes, "The number of bytes"),
+        None if executable.amount is None else whole(executable.amount, "amount", MIN_INT64, MAX_INT64),
+        None if executable.bytes is None else whole(executable.bytes, "bytes", MIN_INT64, MAX_INT64),
         None if executable.expected is None else _part(executable.expected, "expected"),
         None if executable.arguments is None else _json(executable.arguments),
         None if executable.at is None else aware(executable.at, "at"),
-        None if executable.row_limit is None else _limit(executable.row_limit),
+        None if executable.row_limit is None else whole(executable.row_limit, "row_limit", 1, MAX_INT64),
         None if executable.notify is None else topic_name(executable.notify),
         headers_json(executable.headers),
         None if executable.after_clock is None else clock(executable.after_clock),
@@ -154,17 +155,3 @@ def _digits_more(text: str) -> int:
 
     json.loads(text, parse_float=measured)
     return more
-
-
-def _int64(number: int, what: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise InvalidMessage(f"{what} is {type(number).__name__}; give an int of 64 bits.")
-    if not MIN_AMOUNT <= number <= MAX_AMOUNT:
-        raise InvalidMessage(f"{what} is {shown(number)}; give an int of 64 bits.")
-    return int(number)
-
-
-def _limit(limit: int) -> int:
-    if _int64(limit, "The limit") < 1:
-        raise InvalidMessage(f"The limit is {limit}; give an int >= 1, or None for no limit.")
-    return limit

@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import topic_name, utf8
-from mailroom.outgoing import COLUMNS, NAMES, VALUES, Outgoing
+from mailroom.outgoing import INSERT, Outgoing
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
 # For ever this one: with another, what was sent once would be sent once more.
@@ -33,13 +33,13 @@ def identified(message: Outgoing, once: str) -> Outgoing:
 # function waits for an open transaction that has the id, and gives no row if it is known.
 SEND = Sql(
     "INSERT INTO {schema}.outbox ({names}) SELECT {schema}.outbox_jdbc_take({message_id}), {values}",
-    names=NAMES,
-    message_id=VALUES["message_id"],
-    values=", ".join(value for name, value in VALUES.items() if name != "message_id"),
+    names=", ".join(INSERT.values),
+    message_id=INSERT.values["message_id"],
+    values=", ".join(value for name, value in INSERT.values.items() if name != "message_id"),
 )
 
 
 def sending_once(schema: str, row: Row) -> Operation[None]:
     """Insert one row of `Outgoing.row` of a message that is `identified`, if its id is not known."""
     yield IN_TRANSACTION
-    yield SEND.at(schema=schema)(**dict(zip((name for name, _ in COLUMNS), row, strict=True)))
+    yield SEND.at(schema=schema)(**dict(zip(INSERT.values, row, strict=True)))

@@ -10,8 +10,8 @@ from mailroom.answer import Request, answer, refuse_second
 from mailroom.errors import InvalidMessage
 from mailroom.headers import given
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
-from mailroom.outgoing import COLUMNS, NAMES, EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending
-from mailroom.sql.operation import BOUND, IN_TRANSACTION, Fill, Operation, Row, Sql
+from mailroom.outgoing import EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending, sending_many
+from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
 from mailroom.topic import Topic, topic_text
 from outbox.once import identified, sending_once
@@ -19,31 +19,6 @@ from outbox.once import identified, sending_once
 # Of a `Topic`: a checker finds a value of another type, and a topic for replies whose values are of another type.
 T = TypeVar("T")
 A = TypeVar("A")
-
-
-COPY = Sql(
-    "COPY {schema}.outbox ({names}) FROM STDIN (FORMAT binary)",
-    names=NAMES,
-)
-# Ordered: messages of one transaction keep their order, and positions are assigned row by row.
-UNNEST = Sql(
-    "INSERT INTO {schema}.outbox ({names}) "
-    'SELECT message_id, topic, key, kind::"char", message_type::"char", event_type::"char", value, headers::jsonb, '
-    "deliver_at, expires_at, after_clock FROM unnest("
-    "%(message_id)s::uuid[], %(topic)s::text[], %(key)s::text[], %(kind)s::text[], %(message_type)s::text[], "
-    "%(event_type)s::text[], %(value)s::bytea[], %(headers)s::text[], %(deliver_at)s::timestamptz[], "
-    "%(expires_at)s::timestamptz[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({names}, nth) ORDER BY nth",
-    names=NAMES,
-)
-
-
-def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
-    """Insert rows of `row_of` in order; return how many."""
-    yield IN_TRANSACTION
-    if rows:
-        bound = BOUND.at(schema=schema, table="outbox")
-        yield Fill(bound, COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
-    return len(rows)
 
 
 class _Node:

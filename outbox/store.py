@@ -6,15 +6,16 @@ from datetime import datetime
 from typing import TypedDict, Unpack
 from uuid import UUID
 
+from mailroom.columns import EXECUTABLE_ROW
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName
 from mailroom.executable import ACCOUNTING, STORE
 from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
 from mailroom.outgoing import aware
 from mailroom.sight import seeing
 from mailroom.sql.insert import Insert
-from mailroom.sql.operation import BOUND, IN_TRANSACTION, Fill, Operation, Row, Sql
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
-from outbox.executable import COLUMNS, Executable, Raw, row_of
+from outbox.executable import Executable, Raw, row_of
 
 
 class Options(TypedDict, total=False):
@@ -39,24 +40,7 @@ class Books:
     bytes: int
 
 
-NAMES = ", ".join(name for name, _ in COLUMNS)
-COPY = Sql(
-    "COPY {schema}.outbox_executable ({names}) FROM STDIN (FORMAT binary)",
-    names=NAMES,
-)
-# Ordered, since positions are assigned row by row.
-UNNEST = Sql(
-    "INSERT INTO {schema}.outbox_executable ({names}) "
-    "SELECT message_id, version::smallint, operation, target, key, end_key, value, amount, bytes, expected, "
-    "arguments::jsonb, at, row_limit, notify, headers::jsonb, after_clock FROM unnest("
-    "%(message_id)s::uuid[], %(version)s::bigint[], %(operation)s::text[], %(target)s::text[], %(key)s::text[], "
-    "%(end_key)s::text[], %(value)s::bytea[], %(amount)s::bigint[], %(bytes)s::bigint[], %(expected)s::bytea[], "
-    "%(arguments)s::text[], %(at)s::timestamptz[], %(row_limit)s::bigint[], %(notify)s::text[], "
-    "%(headers)s::text[], %(after_clock)s::bigint[]) WITH ORDINALITY AS rows ({names}, nth) ORDER BY nth",
-    names=NAMES,
-)
-INSERT = Insert("outbox_executable", COLUMNS)
-VALUES = INSERT.values
+INSERT = Insert("outbox_executable", EXECUTABLE_ROW)
 
 
 def _writing(schema: str, row: Row) -> Operation[None]:
@@ -68,8 +52,7 @@ def writing_many(schema: str, rows: list[Row]) -> Operation[int]:
     """Insert rows of `Executable.row` in order; return how many."""
     yield IN_TRANSACTION
     if rows:
-        bound = BOUND.at(schema=schema, table="outbox_executable")
-        yield Fill(bound, COPY.at(schema=schema), UNNEST.at(schema=schema), COLUMNS, rows)
+        yield INSERT.many(schema, rows)
     return len(rows)
 
 

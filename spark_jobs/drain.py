@@ -10,13 +10,14 @@ import click
 import psycopg
 import pyarrow as pa
 
-from inbox.peek import finding_by_key
+from inbox.order import finding_by_key
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
 from mailroom.commit import atomically
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.names import count, inbox_name
+from mailroom.names import inbox_name
+from mailroom.numbers import count, whole
 from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
@@ -56,8 +57,7 @@ def drain(node: Node, inbox: str, directory: str, *, shard: int = 0, max_message
     `MailroomError` where a committed file is missing, `OSError`, and errors of the driver.
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
-    if not 0 <= shard < MAX_SHARDS:
-        raise ConfigurationError(f"A shard is a number from 0 to {MAX_SHARDS - 1}, not {shard}.")
+    shard = whole(shard, "shard", 0, MAX_SHARDS - 1, ConfigurationError)
     max_messages = count(max_messages, "max_messages")
     messages = segments = 0
     with closing(_Sessions(node, f"drain {inbox} {shard}")) as sessions:
@@ -136,8 +136,7 @@ def drain_on(
     retries a task with any other error, and raises it in the end.
     """
     inbox, directory = inbox_name(inbox), full_name(directory)
-    if not 1 <= shards <= MAX_SHARDS:
-        raise ConfigurationError(f"shards is a number from 1 to {MAX_SHARDS:,}, not {shards}.")
+    shards = whole(shards, "shards", 1, MAX_SHARDS, ConfigurationError)
     node = node.pinned()
     before = _totals(node, inbox, shards)
     task = partial(_drain_shards, node=node, inbox=inbox, directory=directory, max_messages=max_messages)

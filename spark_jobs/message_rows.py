@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,18 +11,16 @@ from psycopg.adapt import AdaptersMap
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
+from mailroom.message import READ
 from mailroom.sql.operation import Row
 from mailroom.sql.runner import PlainCursor
 from spark_jobs.write.binary_copy import YEAR_2000_US
 
 TEXT, LONG, BYTES, MOMENT = pa.string(), pa.int64(), pa.binary(), pa.timestamp("us", tz="UTC")
 HEADERS = pa.map_(TEXT, TEXT)
-# In the order of `mailroom.message.SELECTED`.
-COLUMNS = pa.schema({
-    "key": TEXT, "clock": LONG, "sent_clock": LONG, "origin": TEXT, "message_id": TEXT, "topic": TEXT, "kind": TEXT,
-    "message_type": TEXT, "event_type": TEXT, "value": BYTES, "value_json": TEXT, "headers": HEADERS, "source": TEXT,
-    "sent_at": MOMENT, "expires_at": MOMENT, "delivered_at": MOMENT,
-})  # fmt: skip
+IN_ARROW = {"text": TEXT, "bigint": LONG, "bytea": BYTES, "uuid": TEXT, "timestamptz": MOMENT}
+# Of rows of `mailroom.message.SELECTED`, in their order.
+COLUMNS = pa.schema({column.name: HEADERS if column.name == "headers" else IN_ARROW[column.plain] for column in READ})
 # What "timestamp" is depends on the session: spark.sql.timestampType.
 IN_SPARK = {
     TEXT: "string", LONG: "bigint", pa.int32(): "int", BYTES: "binary", MOMENT: "timestamp_ltz",
@@ -68,7 +66,6 @@ def _moments(moments: Sequence[int | None], kind: pa.DataType) -> pa.Array:
     return pc.add(pa.array(moments, pa.int64()), YEAR_2000_US).cast(kind)
 
 
-CONVERTERS: dict[str, Callable[[Any, pa.DataType], pa.Array]] = {
-    "origin": _ids, "message_id": _ids, "headers": _headers,
-    "sent_at": _moments, "expires_at": _moments, "delivered_at": _moments,
-}  # fmt: skip
+Converter: TypeAlias = Callable[[Any, pa.DataType], pa.Array]
+OF_TYPE: dict[str, Converter] = {"uuid": _ids, "timestamptz": _moments}
+CONVERTERS = {column.name: OF_TYPE[column.type] for column in READ if column.type in OF_TYPE} | {"headers": _headers}

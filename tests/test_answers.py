@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inbox import Inbox, Message, Park, Parked, Skip, Worker
 from inbox.due import reaping_due
-from inbox.failure import recording, recording_failure
+from inbox.failure import Failed, failed, recording
 from mailroom.answer import ASKS, Undone, reply_topic
 from mailroom.dead_letter import DeadLetters
 from mailroom.sql.runner import run
@@ -99,7 +99,7 @@ def test_answer_of_a_skip_is_in_the_transaction_that_ends_the_command(node: Node
     command(node, "shipping", key="k")
     connection = connect()
     [message] = Inbox("shipping").peek(connection)
-    run(connection, recording(SCHEMA, "shipping", message, OutOfStock(SECRET)))
+    run(connection, recording(SCHEMA, "shipping", failed(message, OutOfStock(SECRET))))
     connection.commit()
     assert answers(node) == []
     assert run(connection, reaping_due(SCHEMA, "shipping")).ended is not None
@@ -113,8 +113,8 @@ def test_answer_of_a_skip_is_in_the_transaction_that_ends_the_command(node: Node
 def test_command_that_killed_its_workers_is_answered(node: Node) -> None:
     asked = command(node, "shipping", key="k")
     [message] = Inbox("shipping").peek(node.connection)
-    dying = recording_failure(SCHEMA, "shipping", "k", message.clock, asked, "it died", "WorkerDied", "fail")
-    assert run(node.connection, dying).outcome == "skip"
+    died = Failed("k", message.clock, asked, "it died", "WorkerDied")
+    assert run(node.connection, recording(SCHEMA, "shipping", died)).outcome == "skip"
     worked(node, "shipping", handle)
     assert answers(node) == [(str(asked), 500, {"error": "WorkerDied"})]
 
@@ -220,7 +220,7 @@ def skipped_as_consumer(connection: psycopg.Connection[Any], inbox: str) -> None
     """Fail and skip the first message of the inbox, as a worker of such a role does."""
     consumer(connection, inbox)
     [message] = Inbox(inbox).peek(connection, limit=1)
-    run(connection, recording(SCHEMA, inbox, message, OutOfStock(SECRET)))
+    run(connection, recording(SCHEMA, inbox, failed(message, OutOfStock(SECRET))))
     assert run(connection, reaping_due(SCHEMA, inbox)).ended is not None
     connection.execute("RESET ROLE")
 

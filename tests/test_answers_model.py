@@ -121,7 +121,8 @@ class World:
         inbox = Claims(SCHEMA, self.draw.choice([*INBOXES]))
         batch = Batch(due=self.draw.random() < 0.5, size=4)
         claiming = inbox.claiming_due(4, hold=True) if batch.due else inbox.claiming(Share(4, 4, 4, False, True))
-        batch.take(run(self.connection, claiming), self.connection)
+        claimed = run(self.connection, claiming)
+        batch.take(claimed, run(self.connection, inbox.looking_up()), self.connection)
         if not batch.messages:
             self.connection.commit()
             return
@@ -129,12 +130,12 @@ class World:
             with batch.handling() as messages:
                 for message in messages:
                     handlers(message, self.connection)
-            run(self.connection, batch.ending(SCHEMA, inbox.inbox))
+            run(self.connection, batch.ending())
             with PlainCursor(self.connection) as cursor:
                 cursor.execute(COMMIT)
         except Exception as error:
             with self.other.transaction():
-                run(self.other, blaming(SCHEMA, inbox.inbox, batch, error, ()))
+                run(self.other, blaming(batch, error, ()))
             self.connection.rollback()
 
     def replay(self) -> None:

@@ -16,9 +16,10 @@ from dispatcher.janitor import raising_floor
 from inbox import Inbox, Skip
 from mailroom import codec, locks
 from mailroom.clock import CEILING_STEP, LOCK, MAX_CLOCK, ClockOverflow
+from mailroom.columns import PARTS, listed
 from mailroom.dead_letter import AsyncDeadLetters, DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
-from mailroom.executable import PARTS, unwired
+from mailroom.executable import unwired
 from mailroom.sql.runner import run
 from mailroom.testing import execute
 from outbox import Executable, Store
@@ -382,7 +383,7 @@ def test_second_of_two_requeues_waits_and_finds_nothing(node: Node, connect: Con
 # -- Requeue of executables -------------------------------------------------------------------------------------------
 
 
-EXECUTABLE = ", ".join(name for name, _ in PARTS) + ", message_id, headers, after_clock, source, sent_at"
+EXECUTABLE = listed(PARTS) + ", message_id, headers, after_clock, source, sent_at"
 
 
 def unapplied(node: Node, *executables: Executable) -> list[tuple[Any, ...]]:

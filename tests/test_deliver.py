@@ -16,11 +16,12 @@ from dispatcher.deliver import SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from dispatcher.floor import ScanStart
 from dispatcher.leading import LANE
-from mailroom.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling, stamp
+from mailroom.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling
 from mailroom.settings import connect_async
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox import Outbox
+from tests.models.clock import stamp
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node, send
 from tests.support.waiting import wait_until_blocked

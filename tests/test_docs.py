@@ -34,7 +34,7 @@ import sqlalchemy
 from click.testing import CliRunner
 
 from inbox import AsyncWorker, Inbox, Worker
-from inbox.failure import recording
+from inbox.failure import failed, recording
 from mailroom import create_inbox
 from mailroom.cli.root import root as mailroom_command
 from mailroom.embedded import Binaries
@@ -354,6 +354,6 @@ def test_the_grants_of_the_page_about_the_dispatcher_are_enough(connect: Any) ->
     check(connection)
     [message] = Inbox("shipping").peek(connection)
     with connection.transaction(force_rollback=True):
-        assert run(connection, recording("mailroom", "shipping", message, ValueError())).attempt == 1
+        assert run(connection, recording("mailroom", "shipping", failed(message, ValueError()))).attempt == 1
     assert [message.key for message in Inbox("shipping").reap_any(connection)] == ["order-42"]
     connection.rollback()

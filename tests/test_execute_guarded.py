@@ -14,7 +14,7 @@ from psycopg.errors import LockNotAvailable, SerializationFailure
 from dispatcher.executor import apply as applies
 from dispatcher.executor import guarded
 from dispatcher.executor.batch_executor import BatchExecutor
-from dispatcher.executor.execute import Execution
+from dispatcher.executor.execution import Execution
 from dispatcher.executor.take import reading_oldest_executables
 from dispatcher.executor.target import reading_targets
 from dispatcher.floor import FIRST, ScanStart

@@ -9,7 +9,7 @@ import pytest
 
 from dispatcher.daemon import Executor
 from dispatcher.executor.batch_executor import BatchExecutor
-from dispatcher.executor.execute import Execution
+from dispatcher.executor.execution import Execution
 from dispatcher.executor.take import OLDEST
 from dispatcher.floor import FIRST
 from mailroom.sql.operation import Operation, Sql

@@ -12,7 +12,7 @@ import pytest
 
 from dispatcher import execute_all
 from dispatcher.daemon import Dispatcher, Executor
-from dispatcher.executor.execute import Execution
+from dispatcher.executor.execution import Execution
 from dispatcher.lane import Lane
 from mailroom.errors import ConnectionFailed
 from outbox import Executable, Store

@@ -17,8 +17,8 @@ from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from outbox import Store
 from tests.support.databases import Connect
-from tests.support.hot import nodes
-from tests.support.hot import pages as pages_of
+from tests.support.explain import nodes
+from tests.support.explain import pages as pages_of
 from tests.support.node import SCHEMA, Node, send
 
 

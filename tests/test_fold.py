@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.executor.fold import (
-    MAX_INT64,
-    MIN_INT64,
     STORE_RULES,
     Book,
     Books,
@@ -27,6 +25,7 @@ from dispatcher.executor.fold import (
     entered,
     prefixes,
 )
+from mailroom.numbers import MAX_INT64, MIN_INT64
 from outbox import Executable
 from tests.support.executing import Model, Things
 

@@ -33,23 +33,24 @@ from inbox import (
     Requests,
     Worker,
 )
-from inbox.failure import recording
+from inbox.failure import failed, recording
 from mailroom import create_inbox, schema, status, subscribe, testing, unsubscribe
 from mailroom import node as identity
 from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
-from mailroom.outgoing import VALUES as SENT
+from mailroom.outgoing import INSERT as SENDS
+from mailroom.sql.insert import Insert
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.bulk import EXPRESSIONS as BULK
-from outbox.store import VALUES
+from outbox.store import INSERT as EXECUTES
 from tests.support.command import error_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
-from tests.support.hot import nodes
+from tests.support.explain import nodes
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger
@@ -675,6 +676,8 @@ def statements() -> Iterator[tuple[str, Sql]]:
                 for statement in found if isinstance(found, tuple) else (found,):
                     if isinstance(statement, Sql):
                         yield f"{module.name}.{name}", statement
+                    if isinstance(statement, Insert):
+                        yield f"{module.name}.{name}.unnest", statement.unnest
 
 
 def shadow(connection: psycopg.Connection[TupleRow], used: Iterable[Sql]) -> None:
@@ -711,8 +714,8 @@ OF_STATEMENT = {
     },
     "outbox.bulk.CHUNK": {"table": "mailroom.dead_letter"},
     "outbox.bulk.COUNT": {"table": "mailroom.dead_letter"},
-    "mailroom.outgoing.INSERT": {"given": ", ".join(SENT), "values": ", ".join(SENT.values())},
-    "outbox.store.INSERT": {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())},
+    "mailroom.outgoing.INSERT": {"given": ", ".join(SENDS.values), "values": ", ".join(SENDS.values.values())},
+    "outbox.store.INSERT": {"given": ", ".join(EXECUTES.values), "values": ", ".join(EXECUTES.values.values())},
 }
 
 
@@ -771,7 +774,7 @@ def test_message_goes_its_way_with_hostile_objects_in_the_search_path(connect: C
     OUTBOX.send_many(connection, [Outgoing("shipping", 2, key="a"), Outgoing("shipping", 3, key="b")])
     assert deliver(connection) == 3
     [head, _] = SHIPPING.peek(connection, "a")
-    assert run(connection, recording("mailroom", "shipping", head, ValueError("no"))).outcome == "retry"
+    assert run(connection, recording("mailroom", "shipping", failed(head, ValueError("no")))).outcome == "retry"
     connection.commit()
     assert [message.value for message in SHIPPING.reap(connection, "a")] == [1, 2]
     assert [message.value for message in SHIPPING.reap_any(connection)] == [3]

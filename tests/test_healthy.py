@@ -15,11 +15,11 @@ from inbox.claim import Share
 from inbox.claims import Claims
 from inbox.due import healing, reaping_due
 from inbox.exceptions import Park, Retry
-from inbox.failure import recording, suspecting
+from inbox.failure import failed, recording, suspecting
 from mailroom.message import Message
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.hot import nodes
+from tests.support.explain import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, wait_until_blocked
 
@@ -43,7 +43,7 @@ def deliver(node: Node, *keys: str) -> None:
 def fail(node: Node, key: str, after_s: float = 0) -> None:
     """Record a failure of the key's first message."""
     message = Inbox("shipping").peek(node.connection, key, 1)[0]
-    run(node.connection, recording(SCHEMA, "shipping", message, Retry(after_s=after_s)))
+    run(node.connection, recording(SCHEMA, "shipping", failed(message, Retry(after_s=after_s))))
 
 
 def suspect(node: Node, key: str, to: int) -> None:
@@ -250,7 +250,7 @@ def test_key_state_row_that_is_marked_while_a_delete_waits_for_it_stays(node: No
 def test_replay_lowers_the_floor_to_what_the_key_has(node: Node) -> None:
     deliver(node, "bad", "bad", "other")
     [first, _] = Inbox("shipping").peek(node.connection, "bad")
-    run(node.connection, recording(SCHEMA, "shipping", first, Park("no")))
+    run(node.connection, recording(SCHEMA, "shipping", failed(first, Park("no"))))
     fail(node, "other", after_s=3_600)
     with node.connection.transaction():
         assert run(node.connection, reaping_due(SCHEMA, "shipping")).ended is not None
@@ -264,7 +264,7 @@ def test_replay_lowers_the_floor_to_what_the_key_has(node: Node) -> None:
 def test_floor_stays_where_it_is_while_a_replay_is_under_way(node: Node, connect: Connect) -> None:
     deliver(node, "bad", "other")
     [first] = Inbox("shipping").peek(node.connection, "bad")
-    run(node.connection, recording(SCHEMA, "shipping", first, Park("no")))
+    run(node.connection, recording(SCHEMA, "shipping", failed(first, Park("no"))))
     with node.connection.transaction():
         assert run(node.connection, reaping_due(SCHEMA, "shipping")).ended is not None
     fail(node, "other")
@@ -318,7 +318,7 @@ class Consumer:
         elif way < 0.3:
             bad = self._dice.choice(self.taken)
             error = self._dice.choice([Retry(after_s=0), Retry(after_s=0), Park("no")])
-            run(self._node.connection, recording(SCHEMA, "shipping", bad, error))
+            run(self._node.connection, recording(SCHEMA, "shipping", failed(bad, error)))
         elif way < 0.4:
             keys = {each.key: each.clock for each in self.taken}
             operation = suspecting(SCHEMA, "shipping", list(keys), list(keys.values()), "died")

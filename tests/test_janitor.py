@@ -14,7 +14,7 @@ from dispatcher.leading import KEEPER
 from dispatcher.outstayed import sweeping_outstayed
 from inbox import Inbox, Park, Parked
 from inbox.failure import suspecting
-from inbox.parked import moving_parked
+from inbox.parked_keys import moving_parked
 from mailroom import settings
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run, run_async

@@ -159,7 +159,7 @@ def test_each_migration_locks_nothing_but_what_it_has_locked_before(
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True])
 def test_lock_timeout_is_a_number_of_seconds(node: Node, timeout: Any) -> None:
-    with pytest.raises(ConfigurationError, match="lock_timeout_s is"):
+    with pytest.raises(ConfigurationError, match="lock_timeout_s must be"):
         schema.migrate(node.dsn, lock_timeout_s=timeout)
 
 

@@ -166,10 +166,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "naive expires_at": ({"expires_at": datetime(2026, 1, 1)}, "expires_at needs a datetime with a time zone"),  # noqa: DTZ001
     "deliver_at that is falsy and no datetime": ({"deliver_at": 0}, "deliver_at needs"),
     "two times": ({"deliver_at": NOON, "deliver_after": 1}, "give one of the two"),
-    "deliver_after below 0": ({"deliver_after": -1}, "deliver_after is -1; give a timedelta or seconds"),
-    "deliver_after as text": ({"deliver_after": "1"}, "deliver_after is '1'; give a timedelta or seconds"),
-    "deliver_after of no number": ({"deliver_after": float("nan")}, "deliver_after is nan"),
-    "deliver_after of 11 years": ({"deliver_after": timedelta(days=4_000)}, "deliver_after is .*ten years"),
+    "deliver_after below 0": (
+        {"deliver_after": -1},
+        "deliver_after must be a number of seconds, 0 or more, at most 315,360,000, not -1",
+    ),
+    "deliver_after as text": ({"deliver_after": "1"}, "deliver_after must be .*, not str"),
+    "deliver_after of no number": ({"deliver_after": float("nan")}, "deliver_after must be .*, not nan"),
+    "deliver_after of 11 years": ({"deliver_after": timedelta(days=4_000)}, "deliver_after must be .*, not 345600000"),
     "deliver_at in the year 9999 of UTC": (
         {"deliver_at": datetime(9998, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))},
         "1 to 9998",

@@ -15,9 +15,9 @@ import sqlalchemy
 from dispatcher.deliver import delivering
 from dispatcher.janitor import raising_floor
 from dispatcher.leading import KEEPER
-from inbox import AsyncParked, Inbox, Park, Parked, Retry, Skip, parked
+from inbox import AsyncParked, Inbox, Park, Parked, Retry, Skip
 from inbox.failure import Recorded
-from inbox.parked import Changed, MovedParked, moving_parked
+from inbox.parked_keys import MOVE, Changed, MovedParked, moving_parked
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
@@ -182,7 +182,7 @@ def test_mover_reads_by_indexes_only_even_in_a_plan_of_empty_tables(node: Node, 
     connection = connect()
     for name, value in KEEPER.items():
         connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-    plan = generic_plan(connection, parked.MOVE, {})
+    plan = generic_plan(connection, MOVE, {})
     tables = [each for each in plan if each.get("Relation Name") in ("inbox_shipping", "key_state", "parked")]
     scans = {each["Node Type"] for each in tables}
     assert scans <= {"Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"}
@@ -742,7 +742,7 @@ def test_bad_input_is_refused_before_anything_is_changed(
 
 @pytest.mark.parametrize("per_key", [0, True, "1"])
 def test_discard_of_a_wrong_number_per_key_is_refused(node: Node, per_key: Any) -> None:
-    with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key is"):
+    with node.connection.transaction(), pytest.raises(InvalidMessage, match="per_key must be"):
         discard(node.connection, per_key=per_key)
 
 

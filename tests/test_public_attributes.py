@@ -23,7 +23,6 @@ ATTRIBUTES = {
     "Stamp": "clock is_stale what",
     "TokenExpired": "token",
     "Topic": "name read read_answer typed upcast version write write_answer",
-    "VectorClock": "happened_before receive tick vector",
     "Watched": "fault key_prefix table topic without",
     "carrying": "",
     "ConfigurationError": "",
@@ -48,7 +47,7 @@ ATTRIBUTES = {
         "acked allowed backlog commands id in_doubt keep_s lag_s last link max_rows name seen_at state topics"
     ),
     "Removed": "given_up name side",
-    "LinkReport": "earlier lost name skipped state why",
+    "LinkReport": "earlier lost more_lost name skipped state why",
     "Resumed": "at known skipped unknown was",
     "SourceState": (
         "flows id incarnation link name pending position reader received_at refused service shown since state "
@@ -90,7 +89,7 @@ ATTRIBUTES = {
     "BatchHandler": "",
     "Changed": "freed keys messages",
     "Handlers": "on on_error_reply schema",
-    "Inbox": "backlog inbox peek reap reap_any schema",
+    "Inbox": "backlog create drop inbox peek reap reap_any rename schema subscribe unsubscribe",
     "Message": (
         "clock delivered_at event_type expires_at headers id key kind message_type origin raw sent_at sent_clock "
         "source status topic value"

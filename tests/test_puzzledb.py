@@ -419,7 +419,7 @@ def test_clock_above_what_mailroom_counts_to_is_refused_at_the_send(connection: 
     assert message.clock > 2**32
     with pytest.raises(psycopg.errors.CheckViolation, match="beyond the clock of this node"), connection.transaction():
         arrived(connection, replace(CREATED, clock=MAX_AFTER_CLOCK))
-    with pytest.raises(InvalidMessage, match=r"after_clock .* is not a clock"):
+    with pytest.raises(InvalidMessage, match="after_clock must be an int from 0"):
         arrived(connection, replace(CREATED, clock=MAX_AFTER_CLOCK + 1))
 
 

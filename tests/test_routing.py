@@ -18,7 +18,7 @@ from mailroom.status import status
 from tests.interleavings.sessions import Step, orders, sessions
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
-from tests.support.hot import below, explained
+from tests.support.explain import below, explained
 from tests.support.node import SCHEMA, Node
 from tests.support.waiting import eventually
 

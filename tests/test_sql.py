@@ -25,7 +25,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from inbox import Inbox
-from inbox.failure import recording
+from inbox.failure import failed, recording
 from inbox.peek import finding
 from mailroom import create_inbox, schema
 from mailroom.codec import decode, encode
@@ -212,7 +212,7 @@ def test_pages_reap_gets_everything_when_the_one_before_it_rolls_back(
 
 def test_pages_reap_leaves_a_key_that_waits_and_heals_one_that_waited(shipping: psycopg.Connection[Any]) -> None:
     [head] = Inbox("shipping").peek(shipping, key="order-42", limit=1)
-    run(shipping, recording("mailroom", "shipping", head, ValueError("no stock")))
+    run(shipping, recording("mailroom", "shipping", failed(head, ValueError("no stock"))))
     assert reap(shipping) == []
     shipping.execute("UPDATE mailroom.key_state SET retry_at = now()")
     assert reap(shipping) == [1, 2, 3]
@@ -295,8 +295,8 @@ def test_consumer_role_reaps_and_records_failures_by_python(as_role: Callable[[s
     [second] = inbox.reap_any(consumer, per_key=1)
     [third] = inbox.peek(consumer)
     assert [first.value, second.value, third.value] == [1, 2, 3]
-    assert run(consumer, recording("mailroom", "shipping", third, ValueError("no stock"))).attempt == 1
-    assert run(consumer, recording("mailroom", "shipping", third, ValueError("no stock"))).attempt == 2
+    assert run(consumer, recording("mailroom", "shipping", failed(third, ValueError("no stock")))).attempt == 1
+    assert run(consumer, recording("mailroom", "shipping", failed(third, ValueError("no stock")))).attempt == 2
 
 
 @pytest.mark.parametrize(

@@ -175,12 +175,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "value that is None": ("put", {"value": None}, "put needs value"),
     "amount that is None": ("increment", {"amount": None}, "increment needs amount"),
     "count and bytes that are None": ("account", {"amount": None, "bytes": None}, "account needs amount and bytes"),
-    **{f"{part} of {operation} that {fault}": (operation, {part: number}, f"The {what} is .*; give an int of 64 bits")
-       for operation, part, what in [("increment", "amount", "amount"), ("account", "amount", "amount"),
-       ("account", "bytes", "number of bytes"), ("delete_range", "row_limit", "limit")]
+    **{f"{part} of {operation} that {fault}": (operation, {part: number}, f"{part} must be an int from .*, not ")
+       for operation, part in [("increment", "amount"), ("account", "amount"), ("account", "bytes"),
+       ("delete_range", "row_limit")]
        for fault, number in NUMBERS.items()},
-    "limit of 0": ("delete_range", {"row_limit": 0}, "limit is 0; give an int >= 1"),
-    "negative limit": ("delete_range", {"row_limit": -1}, "limit is -1"),
+    "limit of 0": ("delete_range", {"row_limit": 0}, "row_limit must be an int from 1 to .*, not 0"),
+    "negative limit": ("delete_range", {"row_limit": -1}, "row_limit must be .*, not -1"),
     **{f"arguments {fault}": ("call", {"arguments": {"a": SECRET, "b": value}}, told) for fault, value, told in [
         ("of NaN", float("nan"), "ValueError"), ("of a set", {1}, "TypeError"), ("with NUL", "\\\0", "NUL"),
         ("named by a tuple", {(1, 2): 3}, "TypeError"), ("named with NUL", {"\0": 1}, "NUL"),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from mailroom import codec
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
-from mailroom.values import Values, values_of
+from mailroom.typed.values import Values, values_of
 
 ROOT = Path(__file__).parents[1]
 SECRET = "SECRET"

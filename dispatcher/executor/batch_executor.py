@@ -6,7 +6,8 @@ from collections.abc import Callable
 import psycopg
 
 from dispatcher.deliverer import MAX_BYTES, ROWS
-from dispatcher.executor.execute import BOUND_S, Execution, executing
+from dispatcher.executor.execute import BOUND_S, executing
+from dispatcher.executor.execution import Execution
 from dispatcher.executor.user_code import clearing_session
 from dispatcher.floor import Floor, ScanStart
 from dispatcher.portion import Portion

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import psycopg
 
 from dispatcher.executor.fold import Taken
+from mailroom.columns import MESSAGE_PARTS, listed
 from mailroom.executable import NAMES as PARTS
 from mailroom.executable import wired
 from mailroom.sql.operation import Operation, Sql
@@ -12,14 +13,15 @@ from mailroom.sql.sqlstate import BLAMES, NO_STATEMENT, meaning, sqlstate
 
 DEAD_LETTER = Sql(
     """
-INSERT INTO {schema}.dead_letter (stage, reason, message_id, topic, key, kind, message_type, value, headers,
-                                  after_clock, source, sent_at)
-SELECT 'execute', reason, message_id, topic, key, 'M', 'U', value, headers::jsonb, after_clock, source, sent_at
-FROM unnest(%(reason)s::text[], %(message_id)s::uuid[], %(topic)s::text[], %(key)s::text[], %(value)s::bytea[],
-            %(headers)s::text[], %(after_clock)s::bigint[], %(source)s::text[], %(sent_at)s::timestamptz[])
-     WITH ORDINALITY AS d (reason, message_id, topic, key, value, headers, after_clock, source, sent_at, nth)
+INSERT INTO {schema}.dead_letter (stage, reason, message_id, topic, key, kind, message_type, value, {kept})
+SELECT 'execute', reason, message_id, topic, key, 'M', 'U', value, {taken}
+FROM unnest(%(reason)s::text[], %(message_id)s::uuid[], %(topic)s::text[], %(key)s::text[], %(value)s::bytea[], {given})
+     WITH ORDINALITY AS d (reason, message_id, topic, key, value, {kept}, nth)
 ORDER BY nth
-"""
+""",
+    kept=listed(MESSAGE_PARTS),
+    taken=", ".join(part.taken() for part in MESSAGE_PARTS),
+    given=", ".join(f"%({part.name})s::{part.plain}[]" for part in MESSAGE_PARTS),
 )
 
 
@@ -34,10 +36,7 @@ def dead_lettering_executables(schema: str, dead: Sequence[tuple[Taken, str]]) -
         topic=[f"{each.target}.{each.operation}" for each in taken],
         key=[each.key or str(each.message_id) for each in taken],
         value=[wired({name: getattr(each, name) for name in PARTS}) for each in taken],
-        headers=[each.headers for each in taken],
-        after_clock=[each.after_clock for each in taken],
-        source=[each.source for each in taken],
-        sent_at=[each.sent_at for each in taken],
+        **{part.name: [getattr(each, part.name) for each in taken] for part in MESSAGE_PARTS},
     )
 
 

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+from mailroom.numbers import MAX_INT64, MIN_INT64
+
 Raw: TypeAlias = bytes  # for classes with a field named bytes
-MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 class Taken(NamedTuple):

@@ -13,6 +13,7 @@ from mailroom.audit import auditing, check_actor
 from mailroom.errors import ConfigurationError, InvalidName
 from mailroom.executable import ACCOUNTING, STORE
 from mailroom.names import DEFAULT_SCHEMA, executable_name, schema_name, shown
+from mailroom.numbers import seconds
 from mailroom.schema import checking
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
@@ -187,7 +188,7 @@ class _Operations:
         """
         check_actor(actor, why)
         name, (function_schema, function_name) = _own_name(name), _qualified(function, "function")
-        wanted = (f"{function_schema}.{function_name}", _seconds(timeout_s))
+        wanted = (f"{function_schema}.{function_name}", float(seconds(timeout_s, "timeout_s", MAX_TIMEOUT_S)))
         yield IN_TRANSACTION
         before = yield from self._finding_functions(name)
         yield from checking_function((function_schema, function_name))
@@ -303,9 +304,3 @@ def _column(name: str) -> str:
 
 def _column_or_none(name: str | None) -> str | None:
     return None if name is None else _column(name)
-
-
-def _seconds(timeout_s: float) -> float:
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise ConfigurationError(f"timeout_s is {shown(timeout_s)}; give seconds above 0 and up to {MAX_TIMEOUT_S:g}.")
-    return float(timeout_s)

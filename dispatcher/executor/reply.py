@@ -11,9 +11,8 @@ from dispatcher.executor.fold import KeyContent, Taken
 from mailroom.carry import handling
 from mailroom.errors import DecodeError, InvalidMessage
 from mailroom.message import parsed
-from mailroom.outgoing import EventType, Outgoing, row_of
+from mailroom.outgoing import EventType, Outgoing, row_of, sending_many
 from mailroom.sql.operation import Operation, Row
-from outbox.outbox import sending_many
 
 Event: TypeAlias = EventType | None
 Status: TypeAlias = Literal[200, 409, 500]

@@ -8,6 +8,7 @@ import psycopg
 from dispatcher.executor.fold import Taken
 from dispatcher.executor.rules import FAULT
 from dispatcher.floor import START, ScanStart
+from mailroom.columns import EXECUTABLE_ROW
 from mailroom.sight import seeing
 from mailroom.sql.operation import Operation, Sql
 
@@ -42,15 +43,15 @@ def locking_executables(schema: str) -> Operation[None]:
 
 # Times that Python cannot hold, such as infinity, break a rule anyway; they are read as the nearest it can hold.
 CLAMPED = "least(greatest({0}, '0001-01-01 UTC'::timestamptz), '9998-12-31 23:59:59.999999 UTC'::timestamptz)"
-COLUMNS = (
-    "position, message_id, version::bigint, operation, target, key, end_key, value, amount, bytes, expected, "
-    f"arguments::text, CASE WHEN at IS NOT NULL THEN {CLAMPED.format('at')} END, row_limit, notify, headers::text, "
-    f"after_clock, source, {CLAMPED.format('sent_at')}, {FAULT}"
-)
-TYPES = (
-    *("bigint", "uuid", "bigint", "text", "text", "text", "text", "bytea", "bigint", "bigint", "bytea", "text"),
-    *("timestamptz", "bigint", "text", "text", "bigint", "text", "timestamptz", "text"),
-)
+IN_RANGE = {"at": f"CASE WHEN at IS NOT NULL THEN {CLAMPED.format('at')} END", "sent_at": CLAMPED.format("sent_at")}
+# The fields of `Taken`.
+COLUMNS = {
+    "position": "position",
+    **{column.name: IN_RANGE.get(column.name) or column.given() for column in EXECUTABLE_ROW},
+    "fault": FAULT,
+}
+TYPES = {"position": "bigint", **{column.name: column.plain for column in EXECUTABLE_ROW}, "fault": "text"}
+NAMES = ", ".join(COLUMNS.values())
 # A range that has begun and has keys left to delete.
 UNDER_WAY = """
     SELECT c.position FROM {schema}.executable_cursor AS c JOIN {schema}.outbox_executable AS o USING (position)
@@ -84,10 +85,10 @@ FROM start LEFT JOIN LATERAL (
     SELECT {names} FROM {schema}.outbox_executable
     WHERE position > start.position AND position <= (SELECT position FROM last) ORDER BY position) AS o ON true
 """,
-    columns=(*TYPES, "bigint", "boolean", "bigint", "text[]"),
+    columns=TYPES | {"heads": "bigint", "is_barred": "boolean", "drawn": "bigint", "running": "text[]"},
     start=START,
     under_way=UNDER_WAY,
-    names=COLUMNS,
+    names=NAMES,
 )
 
 
@@ -107,9 +108,10 @@ def reading_oldest_executables(schema: str, *, start: ScanStart, rows: int, max_
     They stay in the outbox until `removing` deletes those that were applied.
     """
     found = yield OLDEST.at(schema=schema)(**start.values(), rows=rows, bytes=max_bytes)
-    *_, heads, is_barred, drawn, running = found[0]
-    taken = [Taken._make(row[:-4]) for row in found if row[0] is not None]
-    return Oldest(taken, bool(taken) and (len(taken) == rows or len(taken) < heads or is_barred), drawn, running)
+    taken = [Taken._make(row[: len(TYPES)]) for row in found if row[0] is not None]
+    first = OLDEST.named(found[:1])[0]
+    more = bool(taken) and (len(taken) == rows or len(taken) < first.heads or first.is_barred)
+    return Oldest(taken, more, first.drawn, first.running)
 
 
 NEXT = Sql(
@@ -119,9 +121,9 @@ SELECT {names} FROM {schema}.outbox_executable WHERE position = coalesce(({under
     SELECT position FROM {schema}.outbox_executable WHERE position > (SELECT position FROM start)
     ORDER BY position LIMIT 1))
 """,
-    columns=TYPES,
+    columns=tuple(TYPES.values()),
     start=START,
-    names=COLUMNS,
+    names=NAMES,
     under_way=UNDER_WAY,
 )
 # By position, not by range: an executable with a lower position may have committed since the read.

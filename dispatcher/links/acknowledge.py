@@ -2,11 +2,8 @@
 
 from uuid import UUID
 
-import psycopg
-
 from mailroom.clock import DURABLE
 from mailroom.sql.operation import Operation, Sql
-from mailroom.sql.runner import run_async, run_in_transaction
 
 # A record of its own, since a commit without one would not wait. Its commit is durable only behind all before it.
 FLUSH = Sql("SELECT pg_catalog.pg_logical_emit_message(true, 'mailroom'::text, ''::text) IS NULL", columns=("boolean",))
@@ -34,14 +31,3 @@ def acknowledging(schema: str, link: int, run: UUID, seq: int) -> Operation[bool
     """Tell the source up to where its rows are durable at the target; return whether the link is still this run's."""
     [(ours,)] = yield ACKNOWLEDGE.at(schema=schema)(link=link, run=run, seq=seq)
     return bool(ours)
-
-
-async def acknowledge(
-    target: psycopg.AsyncConnection, source: psycopg.AsyncConnection, schema: str, link: int, run: UUID, seq: int
-) -> bool:
-    """Make what was received up to `seq` durable, then tell the source; `schema` is the source's.
-
-    Both are autocommit connections. Return whether the link is still this run's: if not, the source was told nothing.
-    """
-    await run_in_transaction(target, making_durable())
-    return await run_async(source, acknowledging(schema, link, run, seq))

@@ -14,11 +14,11 @@ from dispatcher.links.bounds import Position
 from dispatcher.links.fetch import FetchedBatch
 from mailroom import locks
 from mailroom.clock import LOCK
+from mailroom.columns import MESSAGE
 from mailroom.links.wire import FURTHEST, MARK, READ, SPREAD
-from mailroom.message import MESSAGE
 from mailroom.partitions import PARTITIONS
-from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
-from mailroom.sql.operation import Operation, Sql
+from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
+from mailroom.sql.operation import Operation, Sql, filled
 from mailroom.total import LATE, PARTITION_CHANNEL, PARTITION_KEY, TOTAL, raising_stable
 
 # The planner takes an array for ten rows, and would compare each message with each topic.
@@ -47,7 +47,7 @@ REACH = """reach AS MATERIALIZED (
     FROM route GROUP BY topic)"""
 RECEIVERS = """CASE kind WHEN 'C' THEN (
     SELECT count(*) FROM pg_catalog.unnest(each_named) AS e (named) WHERE e.named < sent_clock) END"""
-TOTAL_SINCE = ORIGIN_SINCE.replace("since", "total_since").replace("named", "total_named")
+TOTAL_SINCE = filled(SINCE, since="total_since", named="total_named")
 
 # The ways of a topic to the inboxes, with the clock above which each gets messages, or commands and replies; and how
 # far a total inbox was given out already. What comes too late for that is never put into it.

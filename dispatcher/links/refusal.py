@@ -6,8 +6,8 @@ from datetime import datetime
 from dispatcher.links.fetch import FetchedBatch
 from dispatcher.refusal import reason_of
 from mailroom.clock import LOCK
+from mailroom.columns import MESSAGE, MOVING, listed
 from mailroom.links.wire import COLUMNS, MARK, NAMES, READ
-from mailroom.message import MESSAGE
 from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sqlstate import OF_THE_DATA
@@ -62,7 +62,7 @@ BEGIN
                     CONTINUE WHEN copy.nth = skipped;
                     stamp := stamp + 1;
                     INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
-                    VALUES (copy.inbox, stamp, copy.sent_clock, copy.origin, copy.{copied});
+                    VALUES (copy.inbox, stamp, copy.sent_clock, copy.origin, {copied});
                 END LOOP;
                 EXIT;
             EXCEPTION WHEN {conditions} THEN
@@ -88,7 +88,7 @@ END $sift$
     sent="came",
     gets_since=ORIGIN_SINCE,
     message=MESSAGE,
-    copied=MESSAGE.replace(", ", ", copy."),
+    copied=listed(MOVING, of="copy"),
     conditions=" OR ".join(OF_THE_DATA.values()),
 )
 ANSWER = Sql("SELECT current_setting('mailroom.refused')", columns=("text",))

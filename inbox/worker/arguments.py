@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from mailroom.errors import ConfigurationError
 from mailroom.message import Message
+from mailroom.numbers import whole
 
 # The result is None and not object: a coroutine is an object too, and a type checker should reject an `async def` here.
 Handler: TypeAlias = Callable[[Message, Any], None]
@@ -77,16 +78,7 @@ def async_callback(on_error: C | None) -> C | None:
 
 def count(number: int, what: str) -> int:
     """Return `number` if it is an int from 1 to 10,000, else raise `ConfigurationError`; `what` names it."""
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST:
-        raise ConfigurationError(f"{what} is {number!r}; give an int from 1 to {MOST:,}.")
-    return number
-
-
-def seconds(number: float, what: str) -> float:
-    """Return `number` if it is a number greater than 0, else raise `ConfigurationError`; `what` names it."""
-    if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
-        raise ConfigurationError(f"{what} is {number!r}; give seconds above 0.")
-    return number
+    return whole(number, what, 1, MOST, ConfigurationError)
 
 
 def flag(value: bool, what: str) -> bool:

@@ -17,10 +17,9 @@ from uuid import UUID
 import psycopg
 
 from inbox.claim import Claimed
-from inbox.due import healing
 from inbox.exceptions import Unavailable
-from inbox.failure import Recorded, last_clocks, recording, suspecting
-from inbox.total import healing_total
+from inbox.failure import Recorded, failed, last_clocks
+from inbox.order import Order
 from inbox.worker.hold import ENDED, Hold
 from inbox.worker.overtime import HandlerTurn
 from mailroom import carry
@@ -63,19 +62,20 @@ class Batch:
     """One batch and its progress.
 
     `due` asks for messages of a failing key instead of any keys, `size` is the greatest number of messages. `claimed`
-    is the result of the claim, at the monotonic time `claimed_at`. `message` is the one to blame if the batch fails
-    now, None if that would be unknown. `hold`: the transaction of the claim. `is_transient`: the handler raised an
-    error of the batch's own connection. `open`: handlers have started, so the batch may fail because of them. `begun`:
-    how many messages were given to them, and `handlers_s` how long they took, None while they do. `ends`: all handlers
-    have returned. `forgiven`: whether the failure is not counted, None until decided. `recorded`: the recorded outcome.
-    `place`: the database in which the messages are. `turn`: how long a handler has been at its message, where that is
-    bounded.
+    is the result of the claim, at the monotonic time `claimed_at`, and `order` that of the inbox. `message` is the one
+    to blame if the batch fails now, None if that would be unknown. `hold`: the transaction of the claim.
+    `is_transient`: the handler raised an error of the batch's own connection. `open`: handlers have started, so the
+    batch may fail because of them. `begun`: how many messages were given to them, and `handlers_s` how long they took,
+    None while they do. `ends`: all handlers have returned. `forgiven`: whether the failure is not counted, None until
+    decided. `recorded`: the recorded outcome. `place`: the database in which the messages are. `turn`: how long a
+    handler has been at its message, where that is bounded.
     """
 
     due: bool = False
     size: int = 1
     claimed: Claimed | None = None
     claimed_at: float = 0.0
+    order: Order | None = None
     message: Message | None = None
     hold: Hold | None = None
     is_transient: bool = False
@@ -88,9 +88,9 @@ class Batch:
     place: HomeDatabase | None = None
     turn: HandlerTurn | None = None
 
-    def take(self, claimed: Claimed, connection: object, place: HomeDatabase | None = None) -> None:
+    def take(self, claimed: Claimed, order: Order, connection: object, place: HomeDatabase | None = None) -> None:
         """Take the result of a claim on this connection, which is at this place."""
-        self.place = place
+        self.place, self.order = place, order
         self.claimed, self.claimed_at = claimed, time.monotonic()
         self.hold = Hold(connection) if claimed.messages else None
 
@@ -103,11 +103,6 @@ class Batch:
     def driver(self) -> object:
         """The driver's own connection, on which the messages are held; None before the claim."""
         return None if self.hold is None else self.hold.driver
-
-    @property
-    def is_total(self) -> bool:
-        """Whether the messages are of a total inbox."""
-        return self.claimed is not None and self.claimed.is_total
 
     @property
     def is_alone(self) -> bool:
@@ -195,15 +190,14 @@ class Batch:
             closed = was_invalidated(error)
         return closed or (meaning(error) is Meaning.AGAIN and not is_well(driver))
 
-    def ending(self, schema: str, inbox: str) -> Operation[None]:
+    def ending(self) -> Operation[None]:
         """Run what comes between the last handler and the COMMIT; an error here may be the fault of any message."""
         self.ends = True
         if len(self.messages) > 1:
             self.message = None
-        if self.due:
+        if self.due and self.order is not None:
             yield SETTLE.at()()
-            heal = healing_total if self.is_total else healing
-            yield from heal(schema, inbox, self.messages[-1])
+            yield from self.order.healing(self.messages[-1])
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
@@ -305,19 +299,17 @@ class Patience:
 SUSPECTED = Recorded("alone", 0, 0.0)
 
 
-def blaming(
-    schema: str, inbox: str, batch: Batch, error: Exception, fatal: tuple[type[BaseException], ...]
-) -> Operation[Recorded]:
+def blaming(batch: Batch, error: Exception, fatal: tuple[type[BaseException], ...]) -> Operation[Recorded]:
     """Record a failed batch: the attempt at the message to blame, and which messages are tried one at a time."""
+    if (order := batch.order) is None:
+        return SUSPECTED  # it failed before it had any message
     blamed, suspects = batch.message, batch.messages
-    if blamed is not None and batch.is_total:
-        suspects = []  # the record of the failure has all messages before it tried alone
-    elif blamed is not None:
-        suspects = [each for each in suspects[: suspects.index(blamed)] if each.key != blamed.key]
+    if blamed is not None:
+        suspects = order.suspects(suspects[: suspects.index(blamed)], blamed)
     if suspects:
         keys = last_clocks(suspects)
         reason = f"in a batch that failed: {type(error).__name__}"
-        yield from suspecting(schema, inbox, list(keys), list(keys.values()), reason, is_total=batch.is_total)
+        yield from order.suspecting(list(keys), list(keys.values()), reason)
     if blamed is None:
         return SUSPECTED
-    return (yield from recording(schema, inbox, blamed, error, fatal, is_total=batch.is_total))
+    return (yield from order.recording(failed(blamed, error, fatal)))

@@ -25,7 +25,8 @@ import psycopg
 from psycopg.errors import InsufficientPrivilege
 
 from inbox.claim import PINNED
-from inbox.failure import Recorded, last_clocks, recording_failure, suspecting
+from inbox.failure import Failed, last_clocks
+from inbox.order import reading_order
 from inbox.worker.alive import HOLDS, SESSION, Processes, terminating
 from inbox.worker.batch import Batch
 from inbox.worker.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
@@ -35,7 +36,6 @@ from mailroom.session.home import Home, HomeDatabase
 from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Operation, Sql, T
 from mailroom.sql.runner import run
-from mailroom.total import is_total
 
 log = logging.getLogger("mailroom.worker")
 
@@ -114,22 +114,6 @@ RETURNING host, pid::bigint, claimed_at > pg_postmaster_start_time(), keys, cloc
 """,
     columns=("text", "bigint", "boolean", "text[]", "bigint[]", "bigint", "uuid"),
     old="(SELECT clock_timestamp() - %(age_s)s::float8 * interval '1 s')",
-)
-
-
-# Whether the worker of a batch with this message has died, and no attempt at it was counted since. A total inbox fails
-# under the key '', and is suspected by sent_clock.
-WAS_IN_BATCH = Sql(
-    """
-SELECT EXISTS (
-    SELECT FROM {schema}.inbox_{inbox} AS i, LATERAL (
-        SELECT FROM {schema}.my_key_state AS s
-        WHERE s.inbox = '{inbox}' AND s.key = {failing} AND s.last_error = %(error)s::text AND s.suspect_to >= {upto}
-          AND NOT EXISTS (SELECT FROM {schema}.my_attempt AS a
-                          WHERE a.inbox = '{inbox}' AND a.key = {failing} AND a.clock = i.clock)) AS s
-    WHERE i.key = %(key)s::text AND i.clock = %(clock)s::bigint)
-""",
-    columns=("boolean",),
 )
 
 
@@ -418,28 +402,17 @@ class InFlight:
         return bool(rows)
 
     def _blaming(self, dead: str, keys: list[str], clocks: list[int], messages: int, first: UUID) -> Operation[None]:
-        schema, inbox = self._names["schema"], self._names["inbox"]
-        whole = yield from is_total(schema, inbox)
+        inbox = self._names["inbox"]
+        order = yield from reading_order(**self._names)
         if messages > 1:
-            yield from suspecting(schema, inbox, keys, clocks, DIED_IN_BATCH, is_total=whole)
+            yield from order.suspecting(keys, clocks, DIED_IN_BATCH)
             log.warning("%s: %s died while handling a batch of %d messages", inbox, dead, messages)
         else:
+            key, clock = keys[0], clocks[0]
             # One that kills its worker has killed the last one too, as far as anybody knows: that start counts as well.
-            where = {"failing": "''", "upto": "i.sent_clock"} if whole else {"failing": "i.key", "upto": "i.clock"}
-            [(was_in_batch,)] = yield WAS_IN_BATCH.at(**where, **self._names)(
-                key=keys[0], clock=clocks[0], error=DIED_IN_BATCH
-            )
-            if was_in_batch:
-                yield from self._counting(keys[0], clocks[0], first, DIED_IN_BATCH, is_total=whole)
-            recorded = yield from self._counting(keys[0], clocks[0], first, DIED, is_total=whole)
+            if (yield from order.was_in_batch(key, clock, DIED_IN_BATCH)):
+                yield from order.recording(Failed(key, clock, first, DIED_IN_BATCH, DIED_CLASS))
+            recorded = yield from order.recording(Failed(key, clock, first, DIED, DIED_CLASS))
             log.warning(
                 "%s: %s died while handling %s, attempt %d: %s", inbox, dead, first, recorded.attempt, recorded.outcome
             )
-
-    def _counting(self, key: str, clock: int, id: UUID, error: str, *, is_total: bool) -> Operation[Recorded]:
-        return (
-            yield from recording_failure(
-                self._names["schema"], self._names["inbox"], key, clock, id, error, DIED_CLASS, "fail",
-                is_total=is_total,
-            )
-        )  # fmt: skip

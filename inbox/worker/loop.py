@@ -95,7 +95,6 @@ class Service:
     """
 
     inbox: str
-    schema: str
     batch: int
     batch_s: float | None
     poll_interval_s: float
@@ -225,7 +224,7 @@ class Loop:
                 # Usually recorded before the rollback; not if the COMMIT failed, or if recording failed then.
                 recorded = batch.recorded
                 if recorded is None:
-                    recorded = await service.within(blaming(service.schema, service.inbox, batch, error, service.fatal))
+                    recorded = await service.within(blaming(batch, error, service.fatal))
                 self._size.failed(batch)
                 await self._report(recorded, error)
         except Exception as another:

@@ -45,6 +45,7 @@ from mailroom import schema as node
 from mailroom import settings
 from mailroom.message import Message
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.numbers import seconds
 from mailroom.session import backoff, encoding
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
@@ -70,9 +71,9 @@ class _Worker(ABC):
         self.inbox = self._claims.inbox
         self.schema = self._claims.schema
         self._batch = arguments.count(batch, "batch")
-        self._batch_s = None if batch_s is None else arguments.seconds(batch_s, "batch_s")
-        self._timeout_s = None if timeout_s is None else arguments.seconds(timeout_s, "timeout_s")
-        self._poll_interval_s = arguments.seconds(poll_interval_s, "poll_interval_s")
+        self._batch_s = None if batch_s is None else seconds(batch_s, "batch_s")
+        self._timeout_s = None if timeout_s is None else seconds(timeout_s, "timeout_s")
+        self._poll_interval_s = seconds(poll_interval_s, "poll_interval_s")
         self._fatal: tuple[type[BaseException], ...] = arguments.exceptions(fatal, "fatal")
         self._stopping = asyncio.Event()
         self._patience = Patience()
@@ -192,7 +193,7 @@ class _Worker(ABC):
 
     def _service(self) -> Service:
         return Service(
-            self.inbox, self.schema, self._batch, self._batch_s, self._poll_interval_s, self._fatal, self._stopping,
+            self.inbox, self._batch, self._batch_s, self._poll_interval_s, self._fatal, self._stopping,
             self._patience, self._troubles, self._repeats, self._starting, self._work, self._within, self._report,
         )  # fmt: skip
 
@@ -275,10 +276,11 @@ class _Worker(ABC):
         else:
             share = Share(keys=size, per_key=size, total=size, due_too=False, hold=True, mine=mine)
             claimed = yield from self._claims.claiming(share)
-        batch.take(claimed, connection, (yield from self._home.visiting(driver_of(connection))))
+        order, place = (yield from self._claims.looking_up()), (yield from self._home.visiting(driver_of(connection)))
+        batch.take(claimed, order, connection, place)
 
     def _blaming(self, batch: Batch, error: Exception) -> Operation[Recorded]:
-        return blaming(self.schema, self.inbox, batch, error, self._fatal)
+        return blaming(batch, error, self._fatal)
 
     @abstractmethod
     async def _open(self) -> None:
@@ -458,7 +460,7 @@ class Worker(_Worker):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:  # a message, or all of them
                             self._handler(given, connection)
-                    run(connection, batch.ending(self.schema, self.inbox), prepared=False)
+                    run(connection, batch.ending(), prepared=False)
                     with batch.committing():
                         self._transactions.commit(connection)
                 except (NotAwaited, TimedOut):
@@ -626,7 +628,7 @@ class AsyncWorker(_Worker):
                     with batch.handling(whole=self._whole) as turns:
                         for given in turns:
                             await self._handler(given, connection)
-                    await run_async(connection, batch.ending(self.schema, self.inbox), prepared=False)
+                    await run_async(connection, batch.ending(), prepared=False)
                     with batch.committing():
                         await self._transactions.commit(connection)
                 except TimedOut:

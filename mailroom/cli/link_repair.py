@@ -5,9 +5,10 @@ import click
 from mailroom.cli.acting import acting, answering, counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
-from mailroom.cli.parameters import NODE
+from mailroom.cli.parameters import LIMIT, NODE
 from mailroom.links.links import Links
 from mailroom.links.readers import MAX_ROWS
+from mailroom.links.resume import LOST_AT_MOST
 
 
 @click.command()
@@ -102,11 +103,13 @@ def _ends(rows: range) -> tuple[int, int] | None:
 
 @click.command()
 @click.argument("source", metavar="SOURCE", type=NODE)
+@click.option("--limit", type=LIMIT, default=LOST_AT_MOST, show_default=True, help="How many ids at most.")
 @pass_call
-def report(call: Call, source: str) -> None:
+def report(call: Call, source: str, limit: int) -> None:
     """List what only this node has of SOURCE, which was put back in time, and which of its rows never came.
 
-    The ids are those of messages that SOURCE has lost and that are here.
+    The ids are those of messages that SOURCE has lost and that are here. If there are more than --limit, it says how
+    many more.
 
     \b
     Examples:
@@ -114,7 +117,7 @@ def report(call: Call, source: str) -> None:
       mailroom link report paris --json | jq -r '.lost[]'
     """
     with call.connection("link report") as connection:
-        found = Links(schema=call.schema).report(connection, source)
+        found = Links(schema=call.schema).report(connection, source, limit=limit)
     if call.json:
         document(found)
         return
@@ -123,9 +126,12 @@ def report(call: Call, source: str) -> None:
         say(f"Rows {first:,} to {last:,} never came.")
     if found.earlier:
         say(f"{counted(found.earlier, 'message')} came by an earlier link, and will be left out if they come again.")
-    say(f"{counted(len(found.lost), 'message')} that {source} has lost {'are' if len(found.lost) != 1 else 'is'} here.")
+    lost = len(found.lost) + found.more_lost
+    say(f"{counted(lost, 'message')} that {source} has lost {'are' if lost != 1 else 'is'} here.")
     for each in found.lost:
         say(str(each))
+    if found.more_lost:
+        say(f"{found.more_lost:,} more {'are' if found.more_lost != 1 else 'is'} not listed: give a larger --limit.")
 
 
 @click.command()

@@ -10,13 +10,14 @@ from datetime import datetime
 from uuid import UUID
 
 from mailroom.clock import MAX_CLOCK, ClockOverflow
+from mailroom.links.wire import VERSION
 
 # More clocks than a lost tail of history can have given out: at a million messages per second, those of an hour. And
 # there is room for two billion jumps.
 JUMP = 2**32
 
 # The versions of the columns that cross a link: the lowest and the highest that this program speaks.
-WIRES = (1, 1)
+WIRES = (1, VERSION)
 ENCODING = "UTF8"
 
 

@@ -6,11 +6,12 @@ from typing import Literal, TypeAlias
 from mailroom.audit import auditing, check_actor
 from mailroom.errors import MailroomError, UnknownLink
 from mailroom.links.readers import allowing, removing_reader
-from mailroom.links.resume import LinkMoved, LinkReport, Resumed, cutting, moving, reporting, resuming
+from mailroom.links.resume import LOST_AT_MOST, LinkMoved, LinkReport, Resumed, cutting, moving, reporting, resuming
 from mailroom.links.sources import adding, excluding, including, removing_source
 from mailroom.links.states import LinkStates, reading_states
 from mailroom.links.told import waiting_told
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
+from mailroom.numbers import count_or_all
 from mailroom.schema.checks import checking
 from mailroom.schema.subscriptions import Topics, topic_texts
 from mailroom.sql.methods import on_async_connection, on_connection
@@ -187,11 +188,14 @@ class _Operations:
             yield from auditing(self.schema, "resume order", [(None, None, 0)], actor, why)
         return resumed
 
-    def _report(self, source: str) -> Operation[LinkReport]:
-        """Return what only this node has of a source that was put back in time, by id, and which rows never came."""
-        name = node_name(source)
+    def _report(self, source: str, *, limit: int | None = LOST_AT_MOST) -> Operation[LinkReport]:
+        """Return what only this node has of a source that was put back in time, by id, and which rows never came.
+
+        At most `limit` ids are listed, None for all; the report says how many more there are.
+        """
+        name, limit = node_name(source), count_or_all(limit, "limit")
         yield from checking(self.schema)
-        return (yield from reporting(self.schema, name))
+        return (yield from reporting(self.schema, name, limit))
 
     def _moved(self, name: str, *, actor: str, why: str | None = None) -> Operation[LinkMoved]:
         """Say that the node `name` was moved to another database or server; where it is now is noted at its next hello.

@@ -1,6 +1,5 @@
 """The source's side: who may read messages of this node."""
 
-import math
 from collections.abc import Sequence
 
 from mailroom import clock
@@ -8,11 +7,11 @@ from mailroom.audit import auditing, check_actor
 from mailroom.errors import ConfigurationError, UnknownLink
 from mailroom.links.start import noting_place
 from mailroom.names import node_name
+from mailroom.numbers import TEN_YEARS_S, seconds, whole
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 
 KEEP_S = 172_800.0
-MAX_KEEP_S = 3_650 * 86_400
 MAX_ROWS = 2**62
 
 ALLOW = Sql(
@@ -72,10 +71,10 @@ def allowing(
     """`Links.allow` as an operation."""
     check_actor(actor, why)
     name = node_name(reader)
-    if keep_s is not None and not (math.isfinite(keep_s) and 0 <= keep_s <= MAX_KEEP_S):
-        raise ConfigurationError(f"keep_s is {keep_s!r}; give 0 to {MAX_KEEP_S:,} seconds.")
-    if max_rows is not None and not 0 <= max_rows <= MAX_ROWS:
-        raise ConfigurationError(f"max_rows is {max_rows!r}; give the number of rows, or 0 for no limit.")
+    if keep_s is not None:
+        seconds(keep_s, "keep_s", TEN_YEARS_S, zero=True)
+    if max_rows is not None:
+        whole(max_rows, "max_rows", 0, MAX_ROWS, ConfigurationError)
     if topics is not None and not topics:
         raise ConfigurationError("topics is empty; give topics or patterns, or '#' for all messages and events.")
     yield IN_TRANSACTION

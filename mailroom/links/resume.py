@@ -15,10 +15,12 @@ from mailroom.links.diverged import (
     holding,
     reading_ends,
 )
+from mailroom.links.readers import MAX_ROWS
+from mailroom.numbers import whole
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.total import resuming_order
 
-LOST_AT_MOST = 1_000
+LOST_AT_MOST = 1_000  # ids that a report lists unless it is told otherwise
 
 ORIGIN = Sql(
     "SELECT number, state, why FROM {schema}.origin WHERE name = %(name)s::text", columns=("bigint", "text", "text")
@@ -110,8 +112,7 @@ def _told(resumed: Resumed) -> str:
 
 
 def _placing(schema: str, number: int, at: int, was: str | None, dry_run: bool) -> Operation[Resumed]:
-    if at < 0:
-        raise MailroomError(f"--at is {at}; the rows of a link have numbers from 1 on, and 0 stands for none of them.")
+    at = whole(at, "at", 0, MAX_ROWS, MailroomError)
     held = yield from holding(schema, number)
     if held is None:
         raise UnknownLink("The source was just removed.")
@@ -139,12 +140,13 @@ def _placing(schema: str, number: int, at: int, was: str | None, dry_run: bool) 
 # a link before this one nobody knows whether the source has lost it.
 LOST = Sql(
     """
-SELECT message_id FROM {schema}.known WHERE origin = %(origin)s::bigint AND link IS NULL
-EXCEPT SELECT i.id FROM {schema}.receipt AS r, LATERAL pg_catalog.unnest(r.ids) AS i (id)
-       WHERE r.origin = %(origin)s::bigint
-ORDER BY 1
+SELECT message_id, count(*) OVER () FROM (
+    SELECT message_id FROM {schema}.known WHERE origin = %(origin)s::bigint AND link IS NULL
+    EXCEPT SELECT i.id FROM {schema}.receipt AS r, LATERAL pg_catalog.unnest(r.ids) AS i (id)
+           WHERE r.origin = %(origin)s::bigint) AS lost
+ORDER BY message_id LIMIT %(limit)s::bigint
 """,
-    columns=("uuid",),
+    columns=("uuid", "bigint"),
 )
 EARLIER = Sql(
     "SELECT count(*) FROM {schema}.known WHERE origin = %(origin)s::bigint AND link IS NOT NULL", columns=("bigint",)
@@ -167,8 +169,9 @@ ORDER BY 1
 class LinkReport:
     """What of a source's messages is only here (`lost`, ids), and which seqs never came (`skipped`, first and last).
 
-    `earlier` messages came by a link before this one: whether the source still has them is unknown, and they are left
-    out if they come again. `state` and `why` say whether it is read.
+    `more_lost` messages are only here too, beyond the limit of the report. `earlier` messages came by a link before
+    this one: whether the source still has them is unknown, and they are left out if they come again. `state` and `why`
+    say whether it is read.
     """
 
     name: str
@@ -177,19 +180,26 @@ class LinkReport:
     lost: tuple[UUID, ...]
     skipped: tuple[tuple[int, int], ...]
     earlier: int = 0
+    more_lost: int = 0
 
 
-def reporting(schema: str, name: str) -> Operation[LinkReport]:
+def reporting(schema: str, name: str, limit: int | None = LOST_AT_MOST) -> Operation[LinkReport]:
     """Return what a source has lost of what this node has received, and what never came. Raises `UnknownLink`.
 
-    As far back as receipts are kept; the ids of lost messages stay.
+    As far back as receipts are kept; the ids of lost messages stay. At most `limit` of them are listed, None for all.
     """
     number, state, why = yield from _origin(schema, name)
-    lost = yield LOST.at(schema=schema)(origin=number)
+    lost = yield LOST.at(schema=schema)(origin=number, limit=limit)
     skipped = yield SKIPPED.at(schema=schema)(origin=number, by_hand=BY_HAND)
     [(earlier,)] = yield EARLIER.at(schema=schema)(origin=number)
     return LinkReport(
-        name, state, why, tuple(id for (id,) in lost), tuple((first, last) for first, last in skipped), earlier
+        name,
+        state,
+        why,
+        tuple(id for id, _ in lost),
+        tuple((first, last) for first, last in skipped),
+        earlier,
+        lost[0][1] - len(lost) if lost else 0,
     )
 
 

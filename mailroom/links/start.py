@@ -64,14 +64,6 @@ class NodeHome:
         """Whether it is in another database or server than noted: no reader is let in before somebody says why."""
         return self.noted is not None and not self.found.is_where(self.noted)
 
-    @property
-    def has_started(self) -> bool:
-        """Whether a dispatcher has started since the server did. Before that, `life` may be that of a lost history."""
-        return self.noted is not None and (self.noted.timeline, self.noted.started_at) == (
-            self.found.timeline,
-            self.found.started_at,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Started:

@@ -1,30 +1,24 @@
 """The wire: what crosses a link, as columns of arrays. Frozen per version: neither side needs the other's release.
 
-A new version gets a list of its own beside this one, and both sides use the highest that both have. All types are
+A column that comes later has a later version, and both sides use the highest that both have. All types are
 plain ones of every supported PostgreSQL, so a value has the same binary form on both sides, whatever their settings.
 """
 
+from mailroom.columns import MOVING, Column
+
 # By name: the type on the wire, and how the source makes it and the target reads it. {c} is the column. A "char" and
 # jsonb cross as text: the binary form of both is their text, so it costs nothing, and needs no type of its own.
-COLUMNS: dict[str, tuple[str, str, str]] = {
-    "seq": ("bigint", "{c}", "{c}"),
-    "sent_clock": ("bigint", "{c}", "{c}"),
-    "stamped_at": ("timestamptz", "{c}", "{c}"),
-    "message_id": ("uuid", "{c}", "{c}"),
-    "topic": ("text", "{c}", "{c}"),
-    "key": ("text", "{c}", "{c}"),
-    "kind": ("text", "{c}::text", '{c}::"char"'),
-    "message_type": ("text", "{c}::text", '{c}::"char"'),
-    "event_type": ("text", "{c}::text", '{c}::"char"'),
-    "value": ("bytea", "{c}", "{c}"),
-    "value_json": ("text", "{c}::text", "{c}::jsonb"),
-    "headers": ("text", "{c}::text", "{c}::jsonb"),
-    "expires_at": ("timestamptz", "{c}", "{c}"),
-    "after_clock": ("bigint", "{c}", "{c}"),
-    "source": ("text", "{c}", "{c}"),
-    "sent_at": ("timestamptz", "{c}", "{c}"),
-}
 VERSION = 1
+# What the source says of the row that it carried, beside the message.
+CARRIAGE = (
+    Column("seq", "bigint", by="database"),
+    Column("sent_clock", "bigint", by="database"),
+    Column("stamped_at", "timestamptz", by="database"),
+)
+COLUMNS = {
+    column.name: (column.plain, column.given("{c}"), column.taken("{c}"))
+    for column in (*CARRIAGE, *(column for column in MOVING if column.wire <= VERSION))
+}
 TYPES = tuple(f"{kind}[]" for kind, _, _ in COLUMNS.values())
 
 # At the source, of rows that come by seq.
@@ -37,11 +31,9 @@ READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in CO
 
 # A row of this kind is a mark: no message, it only shows a clock.
 MARK = "H"
-# No larger sent_clock is taken than this and the clocks of the time since 2026, as in `mailroom.links.start`; or so
-# much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
+# No larger sent_clock is taken than 2^61 + 2^60 and the clocks of the time since 2026, as in `mailroom.links.start`; or
+# so much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
 # comes near it unless somebody changes its rows. And who takes such a clock is taken by its own readers all the same:
-# until they read, this has grown by more than any node counts.
-MAX_SENT_CLOCK = 2**61 + 2**60
-# In SQL: {now} is the time, and `advanced` of node.
+# until they read, this has grown by more than any node counts. {now} is the time, and `advanced` of node.
 FURTHEST = f"""greatest({2**61}, advanced) + {2**60} + (greatest(0, least(
            extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24}.0)::bigint"""

@@ -5,20 +5,19 @@ from typing import Literal, TypeAlias
 
 from mailroom import locks
 from mailroom.errors import ConfigurationError, SchemaError
-from mailroom.names import DEFAULT_SCHEMA, OWN, count, inbox_name, origin_name, schema_name
+from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
+from mailroom.numbers import TEN_YEARS_S, count, seconds
 from mailroom.schema.checks import checking
 from mailroom.schema.subscriptions import SUBSCRIBE, Topics, topic_texts
 from mailroom.sql.methods import on_connections
-from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, filled
 from mailroom.sql.sqlstate import NO_ROOM, sqlstate
 from mailroom.total import joining
 
 Order: TypeAlias = Literal["key", "total"]
 
-LONGEST_KEEP_S = 3_650 * 86_400
 
-
-def _creation(
+def creation(
     name: str | Iterable[str],
     subscribe: Topics = (),
     *,
@@ -63,7 +62,7 @@ def _creation(
     if on_failure not in (None, "park", "skip"):
         raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.")
     if keep_s is not None:
-        _check_keep_s(keep_s)
+        seconds(keep_s, "keep_s", TEN_YEARS_S)
     if order not in (None, "key", "total"):
         raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.")
     # A text is a name: taken as an iterable, it would be a name per letter.
@@ -75,12 +74,7 @@ def _creation(
     )  # fmt: skip
 
 
-create_inbox, create_inbox_async = on_connections("create_inbox", _creation)
-
-
-def _check_keep_s(keep_s: float) -> None:
-    if isinstance(keep_s, bool) or not isinstance(keep_s, int | float) or not 0 < keep_s <= LONGEST_KEEP_S:
-        raise ConfigurationError(f"keep_s is {keep_s!r}; give seconds above 0, at most {LONGEST_KEEP_S:,} (ten years).")
+create_inbox, create_inbox_async = on_connections("create_inbox", creation)
 
 
 # The index on this expression finds the oldest messages of an inbox; the primary key (key, clock) finds those of a key.
@@ -219,7 +213,7 @@ def _creating(
 
 
 def _making_partitions(schema: str, names: list[str], order: str | None) -> Operation[None]:
-    by_order = BY_ORDER.replace("{schema}", f'"{schema}"') if order == "total" else ""
+    by_order = filled(BY_ORDER, schema=f'"{schema}"') if order == "total" else ""
     for first in range(0, len(names), AT_ONCE):
         inboxes = ",".join(f'"{name}"' for name in names[first : first + AT_ONCE])
         try:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 
 from mailroom import settings
-from mailroom.errors import ConfigurationError, SchemaError
+from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.numbers import seconds
 from mailroom.schema.checks import reading_revision
 from mailroom.schema.lock_phase import IN_USE, lock_phase, locked_by
 from mailroom.sequences import Numbers, raising_sequences
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mailroom.schema")
 
 LOCK_TIMEOUT_S = 60.0
+LONGEST_LOCK_TIMEOUT_S = 10**9
 
 
 def migrate(
@@ -111,13 +113,8 @@ def migrating(
 
     Returns the sequences that were raised.
     """
-    _check_lock_timeout(lock_timeout_s)
+    seconds(lock_timeout_s, "lock_timeout_s", LONGEST_LOCK_TIMEOUT_S, zero=True)
     return _migrating(schema, revision, discard, lock_timeout_s)
-
-
-def _check_lock_timeout(lock_timeout_s: float) -> None:
-    if isinstance(lock_timeout_s, bool) or not isinstance(lock_timeout_s, int | float) or not 0 <= lock_timeout_s < 1e9:
-        raise ConfigurationError(f"lock_timeout_s is {lock_timeout_s!r}; give seconds, 0 or more.")
 
 
 def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float) -> Operation[list[Numbers]]:
@@ -213,7 +210,7 @@ def _outer_run_kept() -> Iterator[None]:
 def run_migrations(context: "EnvironmentContext", connection: "Connection | None", schema: str) -> None:
     """Run the migrations that `context` asks for; without a connection, print them. Called by alembic's env.py only."""
     lock_timeout_s: float = context.config.attributes.get("lock_timeout_s", LOCK_TIMEOUT_S)
-    _check_lock_timeout(lock_timeout_s)
+    seconds(lock_timeout_s, "lock_timeout_s", LONGEST_LOCK_TIMEOUT_S, zero=True)
     printed = _Printed()
     context.configure(
         connection=connection,

@@ -33,7 +33,7 @@ WHERE inbox = '{inbox}' AND origin = %(origin)s::text AND topic = ANY (%(topics)
 )
 
 
-def _subscription(
+def subscription(
     inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
 ) -> Operation[list[str]]:
     """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
@@ -64,7 +64,7 @@ def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Ope
     return sorted(topic for (topic,) in changed)
 
 
-def _unsubscription(
+def unsubscription(
     inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
 ) -> Operation[list[str]]:
     """End an inbox's subscriptions to these topics and patterns, as they were given; return those that there were.
@@ -90,8 +90,8 @@ def _checked(inbox: str, topics: Topics, schema: str, origin: str) -> tuple[str,
     return schema_name(schema), inbox_name(inbox), topic_texts(topics), origin_name(origin)
 
 
-subscribe, subscribe_async = on_connections("subscribe", _subscription)
-unsubscribe, unsubscribe_async = on_connections("unsubscribe", _unsubscription)
+subscribe, subscribe_async = on_connections("subscribe", subscription)
+unsubscribe, unsubscribe_async = on_connections("unsubscribe", unsubscription)
 
 
 def topic_texts(given: Topics) -> list[str]:

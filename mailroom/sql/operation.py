@@ -5,7 +5,8 @@ SQL stands in `Sql` constants right above the operation that runs them.
 """
 
 import re
-from collections.abc import Generator, Sequence
+from collections import namedtuple
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple, TypeAlias, TypeVar
@@ -22,13 +23,23 @@ PARAMETER = re.compile(r"%\((\w+)\)s(?:::(\w+(?:\[\])?))?")
 UNNUMBERED = re.compile(r"%%|%\((\w+)\)s")
 
 
+def filled(template: str, **parts: str | int) -> str:
+    """Return a piece of SQL with each `{name}` of `parts` replaced; other names stay for whoever uses the piece."""
+    for name, part in parts.items():
+        if f"{{{name}}}" not in template:
+            raise AssertionError(f"a part without a place in the statement: {name}")
+        template = template.replace(f"{{{name}}}", str(part))
+    return template
+
+
 class Sql:
     """One statement with `{names}` for identifiers and `%(name)s::type` for values.
 
-    Every value has a cast, so that the statement means the same to each driver. `columns` are the types of the result.
-    `parts` are pieces of SQL that several statements share; each replaces its `{name}`. Identifiers are checked names
-    (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns, psycopg gives as
-    `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
+    Every value has a cast, so that the statement means the same to each driver. `columns` are the types of the result,
+    by name where it has so many that nobody would count them: `named` then gives its rows by those names. `parts` are
+    pieces of SQL that several statements share; each replaces its `{name}`, as `filled` does. Identifiers are checked
+    names (`mailroom.names`), so rendering needs no quoting rules. What an `undecoded` statement returns, psycopg gives
+    as `Undecoded`, to be passed on as a value of another statement; other drivers decode it all the same.
 
     Call operators and functions with the exact types of one in pg_catalog, or with the prefix `pg_catalog.`. Otherwise
     an overload that another role has put into the caller's search_path could match better, and would run with the
@@ -36,22 +47,33 @@ class Sql:
     """
 
     def __init__(
-        self, template: str, columns: Sequence[str] = (), *, undecoded: bool = False, **parts: str | int
+        self,
+        template: str,
+        columns: Sequence[str] | Mapping[str, str] = (),
+        *,
+        undecoded: bool = False,
+        **parts: str | int,
     ) -> None:
-        for name, part in parts.items():
-            if f"{{{name}}}" not in template:
-                raise AssertionError(f"a part without a place in the statement: {name}")
-            template = template.replace(f"{{{name}}}", str(part))
+        template = filled(template, **parts)
         untyped = [match[1] for match in PARAMETER.finditer(template) if match[2] is None]
         if untyped:
             raise AssertionError(f"parameters without a cast: {untyped}")
         self.template = template
-        self.columns = tuple(columns)
+        self.columns = tuple(columns.values() if isinstance(columns, Mapping) else columns)
+        self.named_columns = tuple(columns) if isinstance(columns, Mapping) else ()
         self.undecoded = undecoded
 
     def at(self, **names: str) -> "Statement":
         """Return the statement with its identifiers filled in; it is rendered once per set of names."""
         return _rendered(self, tuple(names.items()))
+
+    def named(self, rows: Iterable[Row]) -> list[Any]:
+        """Return rows of the result with its columns' names."""
+        return [self._row._make(row) for row in rows]
+
+    @cached_property
+    def _row(self) -> Any:
+        return namedtuple("Named", self.named_columns)
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,6 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 from pyarrow import parquet
 
-from mailroom import message
 from mailroom.sql.operation import Row
 from spark_jobs import message_rows
 from spark_jobs.archive.folder import Folder
@@ -26,7 +25,7 @@ REPEATED = ["inbox", "key", "origin", "topic", "kind", "message_type", "event_ty
 GROUP = 10_000
 GROUP_BYTES = 64 * 2**20
 UNWRITTEN = 2  # row groups that are written or wait for it: with the one that fills, the memory that a file takes
-VALUE, VALUE_JSON = (message.SELECTED.split(", ").index(name) for name in ("value", "value_json::text"))
+VALUE, VALUE_JSON = (message_rows.COLUMNS.get_field_index(name) for name in ("value", "value_json"))
 
 
 @dataclass(frozen=True, slots=True)

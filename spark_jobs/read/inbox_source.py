@@ -10,9 +10,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from inbox.peek import finding_by_key
+from inbox.order import finding_by_key
+from mailroom.clock import MAX_CLOCK
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
+from mailroom.numbers import whole
 from mailroom.sql.runner import run
 from spark_jobs import message_rows
 from spark_jobs.node import Node, demand_known
@@ -27,7 +29,6 @@ OF_STREAM = ("maxMessages", "keepBatches", "continuesCheckpoint")
 MAX_PARTITIONS = 10_000
 MAX_MESSAGES = 100_000
 MAX_KEPT = 10_000
-MAX_CLOCK = 2**63 - 1
 
 NOTHING = Range(0, 0)  # Spark wants a partition at least, or makes up one of its own
 
@@ -85,12 +86,9 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int
     text = options.get(name)
     if text is None:
         return None
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
-    if not least <= number <= most:
-        raise ConfigurationError(
-            f"The option {name} is {shown(text)}; give a whole number from {least:,} to {most:,}, in digits."
-        )
-    return number
+    if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20):
+        raise ConfigurationError(f"The option {name} is {shown(text)}; give a whole number in digits.")
+    return whole(int(text), f"The option {name}", least, most, ConfigurationError)
 
 
 def _demand_ours(schema: StructType) -> None:

@@ -6,7 +6,7 @@ Each operation runs in a transaction of its own.
 from dataclasses import dataclass
 
 from inbox.claim import PIN
-from inbox.peek import finding_by_key
+from inbox.order import finding_by_key
 from inbox.worker.wakeup import PARTITION_KEY
 from mailroom import clock, locks
 from mailroom.errors import ConfigurationError

@@ -6,12 +6,14 @@ fault, and never what a row holds.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
+from mailroom.columns import CHAR, MESSAGE_ROW, written
 from mailroom.errors import InvalidMessage
 from mailroom.headers import as_json, checked
 from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown
@@ -22,14 +24,14 @@ INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of messages: the Spark types it takes, its type in staging, and how its rows are prepared."""
+class SentColumn:
+    """A column of messages: the Spark types it takes, how its rows are prepared, and its type in staging."""
 
     name: str
     takes: tuple[type[spark.DataType], ...]
     wanted: str
-    staged: str
     prepared: Callable[[pa.Array], pa.Array]
+    staged: str
 
 
 def _message_ids(ids: pa.Array) -> pa.Array:
@@ -101,22 +103,33 @@ def _clocks(clocks: pa.Array) -> pa.Array:
 # With spark.sql.preserveCharVarcharTypeInfo, columns of tables are of the other two.
 TEXT = (spark.StringType, spark.VarcharType, spark.CharType)
 TIME = (spark.TimestampType,)
-COLUMNS = {
-    column.name: column
-    for column in (
-        Column("message_id", TEXT, "string", "uuid", _message_ids),
-        Column("topic", TEXT, "string", "text", _topics),
-        Column("key", (*TEXT, *INTEGERS), "string or an integer", "text", _keys),
-        Column("kind", TEXT, "string", "text", _codes("kind", "MECR")),
-        Column("message_type", TEXT, "string", "text", _codes("message_type", "ODCU")),
-        Column("event_type", TEXT, "string", "text", _codes("event_type", "CUD")),
-        Column("value", (spark.DataType,), "anything", "bytea", encoded),
-        Column("headers", (spark.MapType,), "map<string,string>", "jsonb", _headers),
-        Column("deliver_at", TIME, "timestamp_ltz", "timestamptz", _moments("deliver_at")),
-        Column("expires_at", TIME, "timestamp_ltz", "timestamptz", _moments("expires_at")),
-        Column("after_clock", INTEGERS, "an integer", "bigint", _clocks),
-    )
+Prepared: TypeAlias = Callable[[pa.Array], pa.Array]
+# What a column takes, what to say of that, and how it is prepared: by its name, or else by its type.
+BY_NAME: dict[str, tuple[tuple[type[spark.DataType], ...], str, Prepared]] = {
+    "message_id": (TEXT, "string", _message_ids),
+    "topic": (TEXT, "string", _topics),
+    "key": ((*TEXT, *INTEGERS), "string or an integer", _keys),
+    "kind": (TEXT, "string", _codes("kind", "MECR")),
+    "message_type": (TEXT, "string", _codes("message_type", "ODCU")),
+    "event_type": (TEXT, "string", _codes("event_type", "CUD")),
+    "value": ((spark.DataType,), "anything", encoded),
+    "headers": ((spark.MapType,), "map<string,string>", _headers),
+    "after_clock": (INTEGERS, "an integer", _clocks),
 }
+BY_TYPE: dict[str, tuple[tuple[type[spark.DataType], ...], str, Callable[[str], Prepared]]] = {
+    "text": (TEXT, "string", lambda name: lambda texts: _without_nul(texts, name)),
+    "timestamptz": (TIME, "timestamp_ltz", _moments),
+}
+
+
+def _sent(name: str, kind: str) -> SentColumn:
+    if name in BY_NAME:
+        return SentColumn(name, *BY_NAME[name], "text" if kind == CHAR else kind)
+    takes, wanted, prepared = BY_TYPE[kind]
+    return SentColumn(name, takes, wanted, prepared(name), kind)
+
+
+COLUMNS = {name: _sent(name, kind) for name, kind in written(MESSAGE_ROW)}
 
 
 # -- columns that no message has: rows of the user's own, beside the messages for the user's SQL ----------------------

@@ -17,7 +17,7 @@ from spark_jobs.write import binary_copy
 from spark_jobs.write.byte_arrays import of_rows
 from spark_jobs.write.cbor import encoded
 from spark_jobs.write.cbor_types import check_spark_type
-from spark_jobs.write.columns import COLUMNS, TEXT, BusinessColumn, Column
+from spark_jobs.write.columns import COLUMNS, TEXT, BusinessColumn, SentColumn
 from spark_jobs.write.content import BatchContent
 
 
@@ -112,7 +112,7 @@ def _fresh_ids(count: int) -> pa.Array:
     return of_rows(ids)
 
 
-def _check_field(column: Column, kind: spark.DataType) -> None:
+def _check_field(column: SentColumn, kind: spark.DataType) -> None:
     fits = isinstance(kind, column.takes)
     if fits and isinstance(kind, spark.MapType) and column.name == "headers":
         fits = isinstance(kind.keyType, TEXT) and isinstance(kind.valueType, TEXT)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.numbers import MAX_INT64, whole
 from spark_jobs.node import Node
 from spark_jobs.write.commit import SentBatch, commit
 from spark_jobs.write.content import BatchContent
@@ -139,9 +140,7 @@ def _number(frame: "DataFrame", given: int | None) -> int | None:
             "some that were sent before. Nothing was sent. Hand it the second argument of foreachBatch, as "
             "foreachBatch(sink) does: lambda frame, number: sink(frame, number)."
         )
-    if given is not None and given < 0:
-        raise ConfigurationError(f"A micro-batch has a number from 0, not {given}: leave it out for a DataFrame.")
-    return given
+    return None if given is None else whole(given, "the number of a micro-batch", 0, MAX_INT64, ConfigurationError)
 
 
 def _staged(frame: "DataFrame", node: Node, batch: SparkBatch, shape: Shape) -> list[Staged]:

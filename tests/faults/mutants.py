@@ -255,7 +255,7 @@ def _purge_by_age() -> None:
 
 @_mutant("what a claim gives is in no order")
 def _returning_unsorted() -> None:
-    from inbox import claims, inbox
+    from inbox import key_order
     from inbox.claim import reaping_any, reaping_key
 
     def key(*arguments: Any) -> Operation[list[Any]]:
@@ -266,8 +266,8 @@ def _returning_unsorted() -> None:
         claimed, course = yield from reaping_any(*arguments)
         return replace(claimed, messages=_shuffled(claimed.messages)), course
 
-    _put(inbox, "reaping_key", key)
-    _put(claims, "reaping_any", any_)
+    _put(key_order, "reaping_key", key)
+    _put(key_order, "reaping_any", any_)
 
 
 def _shuffled(messages: list[Any]) -> list[Any]:

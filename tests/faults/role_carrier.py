@@ -14,7 +14,7 @@ import psycopg
 from dispatcher.deliverer import Deliverer
 from dispatcher.leading import KEEPER, LANE, open_session
 from dispatcher.links import receive
-from dispatcher.links.acknowledge import acknowledge
+from dispatcher.links.acknowledge import acknowledging, making_durable
 from dispatcher.links.bounds import bounding, reading_position
 from dispatcher.links.fetch import fetching
 from dispatcher.links.receiver import Receiver
@@ -24,7 +24,7 @@ from mailroom.errors import ConnectionFailed
 from mailroom.links.hello import LinkTaken, asking_topics, greeting, matching
 from mailroom.links.target import introducing, opening, pinning, reading_origins
 from mailroom.names import DEFAULT_SCHEMA as SCHEMA
-from mailroom.sql.runner import run_async
+from mailroom.sql.runner import run_async, run_in_transaction
 from tests.faults.role import Control
 from tests.faults.task import Task
 from tests.support.links import wanted_topics
@@ -127,7 +127,8 @@ class _Carrying:
                 position = await run_async(receiving, reading_position(SCHEMA, origin))
             else:
                 position = reception.position
-        if not await acknowledge(self._at.keeping, asking, SCHEMA, link, self._at.run, position.seq):
+        await run_in_transaction(self._at.keeping, making_durable())
+        if not await run_async(asking, acknowledging(SCHEMA, link, self._at.run, position.seq)):
             raise LinkTaken("another carrier has the link now")
         return rows
 

@@ -1,4 +1,4 @@
-"""A small world of nodes that run the total-order protocol, by the functions of `mailroom.links.order` themselves.
+"""A small world of nodes that run the total-order protocol, by the functions of `tests.models.total_order`.
 
 Each node is a database: every method below is one transaction of it, and an asynchronous commit is undone by a crash,
 with all asynchronous ones behind it. A synchronous commit makes all before it durable, too, as one log does.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mailroom.clock import receive, tick
 from mailroom.links.identity import jumped
-from mailroom.links.order import (
+from tests.models.total_order import (
     Route,
     answered,
     bound,

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from mailroom.errors import InvalidMessage
+from mailroom.links import Links
 from tests.links.test_links import audited, do, meet, receive, stamp
 from tests.support.command import done, error_of, json_of, mailroom
 from tests.support.node import Node
@@ -162,7 +164,31 @@ def test_report_lists_what_the_source_has_lost(source: Node, target: Node) -> No
     )
     assert json_of("link", "report", "north", dsn=target.dsn) == {
         "name": "north", "state": "open", "why": None, "lost": [str(lost)], "skipped": [], "earlier": 0,
+        "more_lost": 0,
     }  # fmt: skip
+
+
+def test_report_is_bounded_and_says_how_many_more_were_lost(source: Node, target: Node) -> None:
+    meet(source, target)
+    number = target.value("SELECT number FROM mailroom.origin")
+    target.connection.execute(
+        "INSERT INTO mailroom.known SELECT %s, gen_random_uuid() FROM generate_series(1, %s)", [number, 1_003]
+    )
+    lost = tuple(id for (id,) in target.rows("SELECT message_id FROM mailroom.known ORDER BY message_id"))
+    head, count, *listed, more = done("link", "report", "north", dsn=target.dsn).splitlines()
+    assert (head, count) == ("north is open.", "1,003 messages that north has lost are here.")
+    assert (listed, more) == ([*map(str, lost[:1_000])], "3 more are not listed: give a larger --limit.")
+    assert done("link", "report", "north", "--limit", "1002", dsn=target.dsn).endswith(
+        f"{lost[1_001]}\n1 more is not listed: give a larger --limit.\n"
+    )
+    short = json_of("link", "report", "north", "--limit", "2", dsn=target.dsn)
+    assert (short["lost"], short["more_lost"]) == ([*map(str, lost[:2])], 1_001)
+    for limit, listed_ids in ((1_003, lost), (None, lost), (7, lost[:7])):
+        report = Links().report(target.connection, "north", limit=limit)
+        assert (report.lost, report.more_lost) == (listed_ids, 1_003 - len(listed_ids))
+    assert len(Links().report(target.connection, "north").lost) == 1_000
+    with pytest.raises(InvalidMessage, match="limit"):
+        Links().report(target.connection, "north", limit=0)
 
 
 def test_moved_node_is_let_in_again(source: Node, target: Node) -> None:

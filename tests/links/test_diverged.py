@@ -20,7 +20,7 @@ from dispatcher.deliver import Delivery, releasing
 from dispatcher.janitor import Janitor
 from dispatcher.leading import KEEPER
 from dispatcher.links import reconcile as reconciling
-from dispatcher.links.acknowledge import acknowledge
+from dispatcher.links.acknowledge import acknowledging, making_durable
 from dispatcher.links.bounds import bounding, reading_position
 from dispatcher.links.fetch import fetching
 from dispatcher.links.receive import SESSION
@@ -32,7 +32,6 @@ from mailroom.embedded import Binaries, Server
 from mailroom.errors import LinkRefused, UnknownLink
 from mailroom.links.diverged import BY_HAND, claiming, holding, reading_newest, renewing, rewinding
 from mailroom.links.hello import LinkTaken, asking_topics, greeting, matching
-from mailroom.links.history import Witness, anchor, reconciled
 from mailroom.links.readers import allowing, removing_reader
 from mailroom.links.restored import saying_moved, saying_restored, taking_new_id
 from mailroom.links.resume import LinkReport, moving, reporting, resuming
@@ -40,8 +39,9 @@ from mailroom.links.start import noting_place
 from mailroom.links.target import introducing, opening, pinning, reading_origins
 from mailroom.schema import migrate
 from mailroom.sql.operation import Operation, T
-from mailroom.sql.runner import run, run_async
+from mailroom.sql.runner import run, run_async, run_in_transaction
 from outbox import Outbox
+from tests.models.link_history import Witness, anchor, reconciled
 from tests.support.databases import Databases
 from tests.support.links import wanted_topics
 from tests.support.node import SCHEMA, Node
@@ -132,7 +132,8 @@ class Pair:
             assert reception.position is not None
             position = reception.position
             bounds = await run_async(source, bounding(SCHEMA, greeted.link, position))
-        await acknowledge(target, source, SCHEMA, greeted.link, self.run, position.seq)
+        await run_in_transaction(target, making_durable())
+        await run_async(source, acknowledging(SCHEMA, greeted.link, self.run, position.seq))
         return "read"
 
     async def turns(self) -> list[str]:

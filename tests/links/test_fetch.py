@@ -8,8 +8,8 @@ import pytest
 from dispatcher.links.bounds import START
 from dispatcher.links.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import receiving
+from mailroom.columns import MESSAGE
 from mailroom.links.wire import COLUMNS
-from mailroom.message import MESSAGE
 from mailroom.sql.operation import Undecoded
 from mailroom.sql.runner import run, run_async
 from tests.support.links import Linked, linked

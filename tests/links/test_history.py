@@ -7,32 +7,32 @@ stopped and says why.
 """
 
 import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from mailroom.links.history import (
-    Claim,
+from mailroom.links.history import Claim, Renewal, is_in_doubt, renewed
+from mailroom.links.identity import jumped
+from tests.models import link_history
+from tests.models.link_history import (
     Cut,
     HistoryStep,
-    Renewal,
     Standing,
     Witness,
     anchor,
     cut,
-    is_in_doubt,
     lost,
     missing,
     reconciled,
-    renewed,
     standing,
     step,
     taken,
 )
-from mailroom.links.identity import jumped
 
 BEGIN = datetime(2026, 11, 23, tzinfo=UTC)
 SEEDS = 2_000
@@ -311,11 +311,10 @@ class Model:
             assert set(lost(target.known, come_again)) == set(target.taken) - there
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("part", range(2))
-def test_nothing_comes_twice_and_the_lost_set_is_exact_however_both_sides_are_put_back(part: int) -> None:
+def run_models(seeds: range) -> tuple[int, int, int]:
+    """Return how many models settled, how often one was cut anew, and how many stopped."""
     settled = recut = stopped = 0
-    for seed in range(part, SEEDS, 2):
+    for seed in seeds:
         model = Model(seed)
         try:
             for _ in range(40):
@@ -330,6 +329,40 @@ def test_nothing_comes_twice_and_the_lost_set_is_exact_however_both_sides_are_pu
             error.add_note(f"Model({seed})")
             raise
         recut += model.recut
+    return settled, recut, stopped
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("part", range(2))
+def test_nothing_comes_twice_and_the_lost_set_is_exact_however_both_sides_are_put_back(part: int) -> None:
+    settled, recut, stopped = run_models(range(part, SEEDS, 2))
     assert settled > SEEDS / 4
     assert recut > SEEDS / 8
     assert stopped > 0
+
+
+def standing_by_number(seq: int, mine: Witness | None, oldest: int | None, found: Witness | None) -> Standing:
+    return link_history.standing(seq, found and mine, oldest, found and mine)
+
+
+def reconciled_by_any_agreement(
+    anchored: int, rows: Iterable[tuple[int, UUID]], received: Iterable[tuple[int, UUID]], newest: int
+) -> Cut:
+    mine = dict(received)
+    return cut(max((seq for seq, id in rows if mine.get(seq) == id), default=anchored), mine.items(), newest)
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        pytest.param("standing", standing_by_number, id="position by number alone"),
+        pytest.param("taken", lambda ids, known: list(ids), id="twins not left out"),
+        pytest.param("reconciled", reconciled_by_any_agreement, id="later agreement taken for one history"),
+    ],
+)
+def test_models_notice_each_rule_that_is_broken(
+    monkeypatch: pytest.MonkeyPatch, rule: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setitem(globals(), rule, broken)
+    with pytest.raises(AssertionError, match=r"twice|missing"):
+        run_models(range(SEEDS))

@@ -17,7 +17,7 @@ from mailroom.links.marks import ASK, MARK, NEXT, WANTS
 from mailroom.links.wire import COLUMNS
 from mailroom.sql.operation import Sql
 from mailroom.total import LOWEST, RAISE
-from tests.support.hot import executed, nodes, pages, prepared
+from tests.support.explain import executed, nodes, pages, prepared
 from tests.support.links import Linked, linked
 from tests.support.node import Node
 

@@ -5,27 +5,34 @@ to begin. A failure names its seed: `World(SEED).run(STEPS)` repeats it.
 """
 
 import os
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
-from mailroom.links.order import Mark, Route, answered, is_stopped, routed, shown
-from tests.links.order_world import World
+from tests.links import order_world
+from tests.links.order_world import Violation, World
+from tests.models.total_order import Mark, Route, answered, is_stopped, routed, shown
 
 SEEDS = int(os.environ.get("MAILROOM_ORDER_SEEDS", "20000"))
 FIRST = int(os.environ.get("MAILROOM_ORDER_FIRST", "0"))
 STEPS, PARTS = 120, 4
 
 
-@pytest.mark.slow
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_order_is_one_and_nothing_is_stuck_in_all_worlds(part: int) -> None:
-    for seed in range(FIRST + part, FIRST + SEEDS, PARTS):
+def run_worlds(seeds: range) -> None:
+    for seed in seeds:
         try:
             World(seed).run(STEPS)
         except Exception as error:
             error.add_note(f"World({seed}).run({STEPS})")
             raise
+
+
+@pytest.mark.slow
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_order_is_one_and_nothing_is_stuck_in_all_worlds(part: int) -> None:
+    run_worlds(range(FIRST + part, FIRST + SEEDS, PARTS))
 
 
 @pytest.mark.slow
@@ -46,6 +53,51 @@ def test_worlds_have_all_that_the_protocol_has_to_stand() -> None:
     assert sum(node.has_joined for node in nodes) > 100
     assert sum(node.has_excluded and not node.excluded for node in nodes) > 100
     assert sum(len(node.dead) for node in nodes) > 100
+
+
+def bound_as_maximum(clock: int, shown: Iterable[int]) -> int:
+    return max(shown, default=clock)
+
+
+def shown_whatever_was_joined(received: int, since: Iterable[int]) -> int:
+    return received or 2**62
+
+
+def shown_by_the_latest_join(received: int, since: Iterable[int]) -> int:
+    return max(received, *since)
+
+
+def answered_below_the_clock(clock: int, wanted: int, last: int) -> Mark | None:
+    return Mark(wanted, durable=True) if wanted > last else None
+
+
+def answered_before_it_is_durable(clock: int, wanted: int, last: int) -> Mark | None:
+    return Mark(max(clock, wanted), durable=False) if wanted > last else None
+
+
+def late_into_the_inbox(sent_clock: int, since: int, stable: int) -> Route:
+    return Route.UNWANTED if sent_clock <= since else Route.INBOX
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        pytest.param("bound", bound_as_maximum, id="bound as maximum"),
+        pytest.param("raised", lambda stable, bound: bound, id="stable falls"),
+        pytest.param("shown", shown_whatever_was_joined, id="join without freezing"),
+        pytest.param("shown", shown_by_the_latest_join, id="second join vouches for the first"),
+        pytest.param("answered", answered_below_the_clock, id="mark below the clock"),
+        pytest.param("answered", answered_before_it_is_durable, id="mark before it is durable"),
+        pytest.param("has_joined", lambda received, since: True, id="topic asked for before the clock"),
+        pytest.param("routed", late_into_the_inbox, id="late row into the inbox"),
+    ],
+)
+def test_worlds_notice_each_rule_that_is_broken(
+    monkeypatch: pytest.MonkeyPatch, rule: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(order_world, rule, broken)
+    with pytest.raises(Violation):
+        run_worlds(range(1_000))
 
 
 def test_origin_has_shown_an_inbox_no_more_than_the_least_of_its_subscriptions_leaves_out() -> None:

@@ -1,4 +1,4 @@
-"""Total order's statements decide as the pure rules of `mailroom.links.order` do, whatever the tables hold."""
+"""Total order's statements decide as the pure rules of `tests.models.total_order` do, whatever the tables hold."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mailroom.links import order
 from mailroom.links.marks import asking_mark, marking, wanting_marks
-from mailroom.links.order import Mark, Route
 from mailroom.sql.runner import run
 from mailroom.total import joining, raising_stable, waiting
+from tests.models import total_order as order
+from tests.models.total_order import Mark, Route
 from tests.support.links import Linked, linked, wanted_topics
 from tests.support.node import SCHEMA, Node
 

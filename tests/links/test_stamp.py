@@ -13,12 +13,12 @@ from dispatcher import deliverer
 from dispatcher.deliver import DELIVER_FULL, SESSION, Delivery, delivering
 from dispatcher.deliverer import Deliverer
 from mailroom import Links, locks, testing
+from mailroom.columns import MESSAGE
 from mailroom.links.readers import settling
-from mailroom.message import MESSAGE
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.hot import below, explained
+from tests.support.explain import below, explained
 from tests.support.node import SCHEMA, Node, send
 
 NOW = datetime.now(UTC)

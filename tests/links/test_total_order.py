@@ -15,10 +15,11 @@ from dispatcher.janitor import Janitor
 from dispatcher.total_floor import STEP
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Skip, Worker
 from inbox.claim import PINNED, Share
-from inbox.failure import recording, suspecting
+from inbox.failure import failed
+from inbox.order import finding_by_key
 from inbox.parked import Parked
-from inbox.peek import finding_by_key
 from inbox.total import REAP, reaping_total, reaping_total_due
+from inbox.total_order import TotalOrder
 from inbox.worker.in_flight import Entry, InFlight
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters
@@ -31,13 +32,14 @@ from outbox import Outbox, Outgoing
 from tests.interleavings.sessions import sessions
 from tests.support.command import done
 from tests.support.databases import Connect
-from tests.support.hot import nodes
+from tests.support.explain import nodes
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import LEDGER, working, working_async, write_ledger
 
 INBOX = Inbox("ledger")
+ORDER = TotalOrder(SCHEMA, "ledger")
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def fail_first(node: Node, error: Exception | None = None) -> str:
 
 def failing_total(message: Message, error: Exception) -> Any:
     """Record a failure as a worker does; what has used up its attempts ends at the next claim."""
-    recorded = yield from recording(SCHEMA, "ledger", message, error, is_total=True)
+    recorded = yield from ORDER.recording(failed(message, error))
     if recorded.outcome in ("park", "skip"):
         assert (yield from reaping_total_due(SCHEMA, "ledger")).ended is not None
     return recorded.outcome
@@ -384,7 +386,7 @@ def test_batch_of_which_nobody_knows_what_failed_is_tried_one_by_one(ledger: Nod
     origin = uuid4()
     place(ledger, (1, 30, origin), (2, 20, origin), (3, 10, origin), (4, 40, origin), stable=40)
     with ledger.connection.transaction():
-        run(ledger.connection, suspecting(SCHEMA, "ledger", ["k0", "k2", "k1"], [3, 2, 1], "died", is_total=True))
+        run(ledger.connection, ORDER.suspecting(["k0", "k2", "k1"], [3, 2, 1], "died"))
     assert ledger.rows("SELECT key, clock, suspect_to FROM mailroom.key_state") == [("", 1, 30)]
     tried: list[Any] = []
     with working(Worker(ledger.dsn, "ledger", lambda message, _: tried.append(message.value), poll_interval_s=0.05)):

@@ -15,8 +15,8 @@ from mailroom import settings
 from mailroom.sql.operation import Execute, Step
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
-from tests.support.hot import nodes
-from tests.support.hot import pages as pages_of
+from tests.support.explain import nodes
+from tests.support.explain import pages as pages_of
 from tests.support.links import Linked, linked
 from tests.support.node import SCHEMA, Node
 

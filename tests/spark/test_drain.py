@@ -860,9 +860,9 @@ def test_what_cannot_be_drained_is_told(node: Node, directory: str) -> None:
         drain(where, "ledger", directory)
     with pytest.raises(ConfigurationError, match=r"names no directory\. Give a path, or a URI"):
         drain(where, INBOX, "zz://nowhere")
-    with pytest.raises(ConfigurationError, match="A shard is a number from 0 to 999, not 1000"):
+    with pytest.raises(ConfigurationError, match="shard must be an int from 0 to 999, not 1000"):
         drain(where, INBOX, directory, shard=1_000)
-    with pytest.raises(InvalidMessage, match="max_messages is 0; give an int from 1"):
+    with pytest.raises(InvalidMessage, match="max_messages must be an int from 1 to 1,000,000, not 0"):
         drain(where, INBOX, directory, max_messages=0)
 
 

@@ -159,7 +159,7 @@ def test_a_query_that_goes_on_reaps_behind_itself(stream: Stream, node: Node) ->
 
 
 def test_what_it_raises_is_seen(stream: Stream, node: Node) -> None:
-    with pytest.raises(Exception, match="maxMessages is '0'; give a whole number from 1 to 1,000,000"):
+    with pytest.raises(Exception, match="maxMessages must be an int from 1 to 1,000,000, not 0"):
         stream.writer(maxMessages=0).format("noop").start().awaitTermination()
     with pytest.raises(Exception, match="no option 'key'"):
         stream.writer(key="order-1").format("noop").start().awaitTermination()

@@ -9,7 +9,8 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import TupleRow
 
-from dispatcher.executor.execute import Execution, executing
+from dispatcher.executor.execute import executing
+from dispatcher.executor.execution import Execution
 from mailroom import codec
 from mailroom.sql import runner
 from mailroom.sql.operation import Operation, Step, T

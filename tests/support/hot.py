@@ -1,22 +1,39 @@
-"""The hot statements: `make sql NAME=deliver` prints one for psql, to EXPLAIN it by hand."""
+"""The hot statements: each one in the path of a message, an executable or a link.
 
-from collections.abc import Iterator, Mapping
+Each has a file in `tests/sql` (`tests.golden`), and `make sql NAME=deliver` prints one for psql.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
 
-import click
-import psycopg
-
-from dispatcher.deliver import DELIVER, DELIVER_FULL, LOOK
-from dispatcher.deliver import SESSION as DELIVERY
-from dispatcher.executor.take import NEXT
-from dispatcher.plain import DELIVER_PLAIN
-from inbox.claim import HAS_MORE, PINNED, REAP_ANY, REAP_KEY, REAP_PLAIN, Share
-from inbox.failure import RECORD
-from inbox.worker.in_flight import ADD
-from mailroom.outgoing import INSERT, VALUES
-from mailroom.sql.operation import PARAMETER, Sql
+from dispatcher import (
+    deliver,
+    doorbell,
+    fan_out,
+    healthy_floor,
+    janitor,
+    lease,
+    outstayed,
+    plain,
+    refusal,
+    total_floor,
+    writers,
+)
+from dispatcher.executor import accounting, delete_range, function, guarded, take, target
+from dispatcher.links import acknowledge, asleep, bounds, fetch, receive
+from dispatcher.links import refusal as link_refusal
+from inbox import claim, due, failure, parked, parked_keys, peek, replies, total, total_failure, total_parked
+from inbox.claim import PINNED, Share
+from inbox.worker import alive, batch, in_flight, wakeup
+from mailroom import clock, outgoing
+from mailroom import total as total_order
+from mailroom.links import hello, marks
+from mailroom.sql.operation import BOUND, Sql, Statement
 from mailroom.status import INBOXES
+from outbox import once, outbox, store
+
+DELIVERY = deliver.SESSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,108 +44,199 @@ class Hot:
     names: Mapping[str, str] = field(default_factory=dict)
     session: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan to be explained."""
+        return self.sql.template.split(maxsplit=1)[0] in ("WITH", "SELECT", "INSERT", "UPDATE", "DELETE")
 
+    def at(self, schema: str = "mailroom", inbox: str = "shipping") -> Statement:
+        """Return the statement as it is at a node."""
+        return self.sql.at(**self.names, schema=schema, inbox=inbox)
+
+
+def _of_one_row(values: Mapping[str, str]) -> dict[str, str]:
+    return {"given": ", ".join(values), "values": ", ".join(values.values())}
+
+
+WORKER = Share(100, 100, 100, due_too=False, hold=True)
+DUE = {"but_orphaned": due.BUT_ORPHANED}
+STORE = {name: text for name, text in target.STORE_TARGET.names("mailroom").items() if name != "schema"}
+
+SENDING = {
+    "insert": Hot(outgoing.INSERT, _of_one_row(outgoing.INSERT.values)),
+    "insert-once": Hot(once.SEND),
+    "insert-many": Hot(outgoing.INSERT.unnest),
+    "insert-by-copy": Hot(outgoing.INSERT.copy),
+    "may-copy": Hot(BOUND, {"table": "outbox"}),
+    "insert-executable": Hot(store.INSERT, _of_one_row(store.INSERT.values)),
+    "insert-executables": Hot(store.INSERT.unnest),
+    "insert-executables-by-copy": Hot(store.INSERT.copy),
+}
+DELIVERING = {
+    "take-the-turn": Hot(clock.LOCK, session=DELIVERY),
+    "deliver-plain": Hot(plain.DELIVER_PLAIN, session=DELIVERY),
+    "deliver": Hot(deliver.DELIVER, session=DELIVERY),
+    "deliver-with-links": Hot(deliver.DELIVER_FULL, session=DELIVERY),
+    "raise-stable": Hot(total_order.RAISE, session=DELIVERY),
+    "fan-out": Hot(fan_out.STEP, session=DELIVERY),
+    "fan-out-done": Hot(fan_out.DONE, session=DELIVERY),
+    "fan-out-ask": Hot(fan_out.ASK, session=DELIVERY),
+    "fan-out-sift": Hot(fan_out.TRY, session=DELIVERY),
+    "fan-out-sifted": Hot(fan_out.ANSWER, session=DELIVERY),
+    "ask": Hot(refusal.ASK, session=DELIVERY),
+    "sift": Hot(refusal.TRY, session=DELIVERY),
+    "sifted": Hot(refusal.ANSWER, session=DELIVERY),
+    "dead-letter": Hot(refusal.DEAD_LETTER, session=DELIVERY),
+    "raise-ceiling": Hot(clock.CEILING),
+    "look": Hot(deliver.LOOK, session=DELIVERY),
+    "oldest-of-the-outbox": Hot(deliver.OLDEST),
+    "is-anything-due": Hot(deliver.DUE),
+    "release-what-is-due": Hot(deliver.RELEASE),
+    "take-awake": Hot(doorbell.TAKE, {"outbox": "outbox"}),
+    "release-awake": Hot(doorbell.RELEASE, {"outbox": "outbox"}),
+    "writers": Hot(writers.WRITERS, {"outbox": "outbox"}),
+    "lease-holder": Hot(lease.HOLDER),
+    "lease-take": Hot(lease.TAKE),
+    "lease-give-up": Hot(lease.GIVE_UP),
+    "lease-backend": Hot(lease.BACKEND),
+    "lease-terminate": Hot(lease.TERMINATE[0]),
+    "lease-terminate-as-current": Hot(lease.TERMINATE[1]),
+}
+CLAIMING = {
+    "pin": Hot(claim.PIN),
+    "reap-key": Hot(claim.REAP_KEY, session=PINNED),
+    "reap-key-again": Hot(claim.HAS_MORE, session=PINNED),
+    "reap-plain": Hot(claim.REAP_PLAIN, Share(100, 10, 1_000).names(), PINNED),
+    "reap-plain-of-one": Hot(claim.REAP_PLAIN, Share(1, 1, 1).names(), PINNED),
+    "reap-plain-of-a-worker": Hot(claim.REAP_PLAIN, WORKER.names(), PINNED),
+    "reap-any": Hot(claim.REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
+    "reap-any-of-one": Hot(claim.REAP_ANY, Share(1, 1, 1).names(), PINNED),
+    "reap-any-of-a-worker": Hot(claim.REAP_ANY, WORKER.names(), PINNED),
+    "orphaned-keys": Hot(claim.ORPHANED),
+    "reap-due-head": Hot(due.LOCK_HEAD, DUE, PINNED),
+    "reap-due": Hot(due.TAKE_HEAD, DUE | {"held": due.HELD}, PINNED),
+    "total-order": Hot(total_order.IS_TOTAL),
+    "reap-total-head": Hot(total.LOCK, session=PINNED),
+    "reap-total": Hot(
+        total.REAP, {"but_orphaned": "", "rows": "100", "held": "EXISTS (SELECT FROM gone)", "due": "0"}, PINNED
+    ),
+    "reap-total-due": Hot(total.TAKE, {"but_orphaned": total.BUT_ORPHANED, "held": total.HELD}, PINNED),
+    "reap-replies": Hot(replies.TAKE),
+    "keeps-replies": Hot(replies.KEPT),
+    "peek-key": Hot(peek.PEEK_KEY),
+    "peek-any": Hot(peek.PEEK_ANY),
+    "peek-total": Hot(peek.PEEK_TOTAL),
+    "backlog": Hot(peek.BACKLOG),
+    "backlog-of-a-key": Hot(peek.BACKLOG_KEY),
+}
+ENDING = {
+    "settle": Hot(batch.SETTLE),
+    "heal": Hot(due.HEAL),
+    "heal-total": Hot(total.HEAL),
+    "heal-total-of-nothing": Hot(total.HEAL_GONE),
+    "record-a-failure": Hot(failure.RECORD),
+    "record-a-failure-total": Hot(total_failure.RECORD),
+    "suspect": Hot(failure.SUSPECT),
+    "suspect-total": Hot(total_failure.SUSPECT),
+    "in-flight-entry": Hot(in_flight.ADD, session=PINNED),
+    "in-flight-remove": Hot(in_flight.REMOVE, session=PINNED),
+    "in-flight-holders": Hot(in_flight.HOLDERS, session=PINNED),
+    "in-flight-let-go": Hot(in_flight.LET_GO, session=PINNED),
+    "in-flight-take-over": Hot(in_flight.TAKE_OVER, session=PINNED),
+    "in-flight-was-in-batch": Hot(failure.WAS_IN_BATCH, {"failing": "i.key", "upto": "i.clock"}, PINNED),
+    "in-flight-was-in-batch-total": Hot(failure.WAS_IN_BATCH, {"failing": "''", "upto": "i.sent_clock"}, PINNED),
+    "silent-processes": Hot(alive.UNLOCKED, session=PINNED),
+    "fall-asleep": Hot(wakeup.FALL_ASLEEP),
+    "wake-up": Hot(wakeup.WAKE_UP),
+}
+PARKING = {
+    "park-behind": Hot(parked_keys.MOVE),
+    "parked-keys": Hot(parked_keys.KEYS),
+    "parked-total": Hot(total_parked.KEYS),
+    "parked-messages": Hot(parked_keys.MESSAGES),
+    "parked-messages-total": Hot(total_parked.MESSAGES),
+    "parked-attempts": Hot(parked.ATTEMPTS),
+    "hold-parked": Hot(parked.LOCK),
+    "replay": Hot(parked_keys.REPLAY),
+    "replay-total": Hot(total_parked.REPLAY),
+    "replay-lower": Hot(parked_keys.LOWER),
+    "replay-notify": Hot(parked_keys.NOTIFY),
+    "discard": Hot(parked_keys.DISCARD),
+    "discard-total": Hot(total_parked.DISCARD),
+}
+KEEPING_HOUSE = {
+    "floor-lags": Hot(janitor.FLOOR_STATE),
+    "floor-hold": Hot(janitor.HOLD),
+    "floor-oldest": Hot(janitor.OLDEST),
+    "floor-clock": Hot(janitor.CLOCK),
+    "floor-raise": Hot(janitor.RAISE),
+    "healthy-floor-lags": Hot(healthy_floor.LAGS),
+    "healthy-floor-hold": Hot(healthy_floor.HOLD),
+    "healthy-floor-raise": Hot(healthy_floor.PASS),
+    "total-floor-lags": Hot(total_floor.LAG),
+    "total-floor-raise": Hot(total_floor.RAISE),
+    "total-inboxes": Hot(total_floor.TOTAL),
+    "total-sweep": Hot(total_floor.OLD),
+    "failing-inboxes": Hot(janitor.FAILING),
+    "sweep-key-state": Hot(janitor.IDLE_KEYS),
+    "keeping-inboxes": Hot(outstayed.KEEPING),
+    "drop-what-outstayed": Hot(outstayed.OUTSTAYED),
+    "status-of-inboxes": Hot(INBOXES, {"names": "shipping"}),
+}
+LINKING = {
+    "link-position": Hot(bounds.POSITION),
+    "link-bounds": Hot(bounds.BOUNDS),
+    "link-fetch": Hot(fetch.FETCH),
+    "link-fetch-undecoded": Hot(fetch.FETCH_UNDECODED),
+    "link-receive": Hot(receive.RECEIVE, session=DELIVERY),
+    "link-forms": Hot(link_refusal.FORMS),
+    "link-ask": Hot(link_refusal.ASK),
+    "link-sift": Hot(link_refusal.TRY),
+    "link-sifted": Hot(link_refusal.ANSWER),
+    "link-durable": Hot(clock.DURABLE),
+    "link-flush": Hot(acknowledge.FLUSH),
+    "link-acknowledge": Hot(acknowledge.ACKNOWLEDGE),
+    "link-match": Hot(hello.MATCH),
+    "link-ask-for-topics": Hot(hello.ASK),
+    "link-channel": Hot(asleep.CHANNEL),
+    "link-fall-asleep": Hot(asleep.FALL_ASLEEP),
+    "link-wake-up": Hot(asleep.WAKE_UP),
+    "mark-wants": Hot(marks.WANTS),
+    "mark-highest": Hot(marks.HIGHEST),
+    "mark-ask": Hot(marks.ASK),
+    "mark-next": Hot(marks.NEXT),
+    "mark": Hot(marks.MARK),
+}
+EXECUTING = {
+    "execute-turn": Hot(take.LOCK, session=DELIVERY),
+    "take-executables": Hot(take.OLDEST, session=DELIVERY),
+    "take-one-executable": Hot(take.NEXT, session=DELIVERY),
+    "remove-executables": Hot(take.REMOVE, session=DELIVERY),
+    "execute-targets": Hot(target.TARGETS),
+    "execute-find": Hot(target.FIND, STORE | {"skipping": ""}),
+    "execute-insert": Hot(target.INSERT, STORE),
+    "execute-update": Hot(target.UPDATE, STORE),
+    "execute-delete": Hot(target.DELETE, STORE),
+    "execute-delete-range": Hot(
+        delete_range.DELETE, STORE | {"bounds": " AND t.key >= %(start)s::text::text AND t.key < %(end)s::text::text"}
+    ),
+    "execute-guarded-give": Hot(guarded.GIVE),
+    "execute-guarded": Hot(guarded.APPLY, {name: text.replace("'", "''") for name, text in STORE.items()}),
+    "execute-guarded-answer": Hot(guarded.ANSWER),
+    "execute-function": Hot(function.CALL, {"function": '"pg_catalog"."jsonb_typeof"'}),
+    "execute-function-void": Hot(function.CALL_VOID, {"function": '"pg_catalog"."jsonb_typeof"'}),
+    "account-find": Hot(accounting.FIND),
+    "account": Hot(accounting.WRITE),
+}
 HOT = {
-    "insert": Hot(INSERT, {"given": ", ".join(VALUES), "values": ", ".join(VALUES.values())}),
-    "deliver-plain": Hot(DELIVER_PLAIN, session=DELIVERY),
-    "deliver": Hot(DELIVER, session=DELIVERY),
-    "deliver-with-links": Hot(DELIVER_FULL, session=DELIVERY),
-    "look": Hot(LOOK, session=DELIVERY),
-    "reap-key": Hot(REAP_KEY, session=PINNED),
-    "reap-key-again": Hot(HAS_MORE, session=PINNED),
-    "reap-plain": Hot(REAP_PLAIN, Share(100, 10, 1_000).names(), PINNED),
-    "reap-plain-of-one": Hot(REAP_PLAIN, Share(1, 1, 1).names(), PINNED),
-    "reap-any": Hot(REAP_ANY, Share(100, 10, 1_000).names(), PINNED),
-    "reap-any-of-one": Hot(REAP_ANY, Share(1, 1, 1).names(), PINNED),
-    "in-flight-entry": Hot(ADD, session=PINNED),
-    "record-a-failure": Hot(RECORD),
-    "take-executables": Hot(NEXT, session=DELIVERY),
-    "status-of-inboxes": Hot(INBOXES),
+    name: hot
+    for subject in (SENDING, DELIVERING, CLAIMING, ENDING, PARKING, KEEPING_HOUSE, LINKING, EXECUTING)
+    for name, hot in subject.items()
 }
 
-
-def prepared(
-    sql: Sql, names: Mapping[str, str], schema: str = "mailroom", inbox: str = "shipping"
-) -> tuple[str, list[str]]:
-    """Return the PREPARE of a statement as `hot`, and the names of its parameters in their order."""
-    rendered = sql.at(schema=schema, **({"inbox": inbox} | dict(names))).sql
-    types: dict[str, str] = {}
-    for match in PARAMETER.finditer(rendered):
-        types.setdefault(match[1], match[2])
-    numbers = {name: nth for nth, name in enumerate(types, start=1)}
-    numbered = PARAMETER.sub(lambda match: f"${numbers[match[1]]}::{match[2]}", rendered).replace("%%", "%")
-    arguments = f"({', '.join(types.values())})" if types else ""
-    return f"PREPARE hot{arguments} AS {numbered}", list(types)
-
-
-def executed(values: list[str]) -> str:
-    """Return the EXECUTE of `hot` with these values, written as in SQL."""
-    return f"EXECUTE hot({', '.join(values)})" if values else "EXECUTE hot"
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return all nodes of a plan."""
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from nodes(child)
-
-
-def pages(plan: list[dict[str, Any]], *tables: str) -> int:
-    """Return how many pages a plan's scans of these tables have read.
-
-    Not what the whole statement has: other tests on this server have its sessions read their catalogs anew.
-    """
-    return sum(
-        int(each["Shared Hit Blocks"] + each["Shared Read Blocks"])
-        for each in plan
-        if each.get("Relation Name") in tables and each["Node Type"].endswith("Scan")
-    )
-
-
-def explained(connection: psycopg.Connection[Any], deliver: Sql = DELIVER) -> list[dict[str, Any]]:
-    """Run a delivery as the dispatcher's session does, undo it, and return its plan with what it really did."""
-    prepare, parameters = prepared(deliver, {})
-    values = {"start": "0", "gaps": "'{}'", "writers": "'{}'", "rows": "1000", "bytes": "1000000"}
-    with connection.transaction(force_rollback=True):
-        for name, value in {**DELIVERY, "plan_cache_mode": "force_generic_plan"}.items():
-            connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-        connection.execute(prepare.encode())
-        execute = executed([values.get(each, "NULL") for each in parameters])
-        row = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {execute}".encode()).fetchone()
-        connection.execute("DEALLOCATE hot")
-    assert row is not None
-    return list(nodes(row[0][0]["Plan"]))
-
-
-def below(plan: list[dict[str, Any]], cte: str) -> list[dict[str, Any]]:
-    """Return the nodes of one CTE."""
-    [root] = [node for node in plan if node.get("Subplan Name") == f"CTE {cte}"]
-    return list(nodes(root))
-
-
-@click.command()
-@click.argument("name", type=click.Choice(list(HOT)))
-@click.option("--schema", default="mailroom", show_default=True)
-@click.option("--inbox", default="shipping", show_default=True)
-@click.option("--value", "values", metavar="NAME=SQL", multiple=True, help="A parameter, such as rows=1000; else NULL.")
-@click.option("--analyze", is_flag=True, help="Run it, too, and roll it back.")
-def main(name: str, schema: str, inbox: str, values: tuple[str, ...], analyze: bool) -> None:
-    """Print a hot statement with its settings, for psql, which then shows how it is planned in production."""
-    hot = HOT[name]
-    given = dict(value.split("=", 1) for value in values)
-    prepare, parameters = prepared(hot.sql, hot.names, schema, inbox)
-    if unknown := given.keys() - set(parameters):
-        raise click.UsageError(f"{name} has no {', '.join(sorted(unknown))}; it has {', '.join(parameters)}")
-    settings = {**hot.session, "plan_cache_mode": "force_generic_plan"}
-    click.echo("BEGIN;")
-    for setting, value in settings.items():
-        click.echo(f"SET LOCAL {setting} = '{value}';")
-    click.echo(f"{prepare};")
-    click.echo(f"-- {', '.join(parameters)}")
-    options = "ANALYZE, BUFFERS" if analyze else "VERBOSE"
-    click.echo(f"EXPLAIN ({options}) {executed([given.get(each, 'NULL') for each in parameters])};")
-    click.echo("ROLLBACK;\nDEALLOCATE hot;")
-
-
-if __name__ == "__main__":
-    main()
+# All statements of these modules are hot: a new one gets a name above.
+MODULES: tuple[ModuleType, ...] = (
+    outgoing, once, outbox, deliver, plain, fan_out, refusal, doorbell, writers, lease, claim, due, failure, total,
+    peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor, total_floor,
+    outstayed, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded, accounting,
+)  # fmt: skip

@@ -12,7 +12,7 @@ from dispatcher import Totals, deliver_all
 from dispatcher.deliver import Delivery, delivering
 from dispatcher.floor import FIRST, ScanStart
 from inbox.due import reaping_due
-from inbox.failure import Recorded, recording
+from inbox.failure import Recorded, failed, recording
 from mailroom import create_inbox
 from mailroom.message import Message
 from mailroom.sql.operation import Operation
@@ -105,7 +105,7 @@ def send(connection: Connection[Row], topic: str, value: object = None, *, kind:
 
 def failing(inbox: str, message: Message, error: Exception) -> Operation[Recorded]:
     """Record a failure as a worker does, and end the message, if it was the last one, as the key's next claim does."""
-    recorded = yield from recording(SCHEMA, inbox, message, error)
+    recorded = yield from recording(SCHEMA, inbox, failed(message, error))
     if recorded.outcome in ("park", "skip"):
         assert (yield from reaping_due(SCHEMA, inbox)).ended is not None
     return recorded

@@ -14,7 +14,7 @@ import pytest
 
 from inbox import AsyncWorker, Inbox, Message, Park, Parked, Retry, Skip, Worker, claim, due
 from inbox.due import healing, reaping_due
-from inbox.failure import recording, suspecting
+from inbox.failure import failed, recording, suspecting
 from inbox.worker.in_flight import InFlight
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
@@ -155,7 +155,7 @@ def test_claim_that_began_before_the_record_leaves_the_key_out(
         claimed = thread.submit(Inbox("shipping").reap_any, late)
         wait_until_blocked(observer, late.info.backend_pid)
         with node.connection.transaction():
-            run(node.connection, recording(SCHEMA, "shipping", message, Retry(after_s=3_600)))
+            run(node.connection, recording(SCHEMA, "shipping", failed(message, Retry(after_s=3_600))))
         failing_batch.rollback()
         observer.execute("SELECT pg_advisory_unlock(7)")
         assert [each.key for each in claimed.result(WITHIN_S)] == ["a"]
@@ -175,7 +175,7 @@ def test_due_claim_that_began_before_the_record_skips_the_key(
     with ThreadPoolExecutor(1) as thread:
         claimed = thread.submit(run, late, reaping_due(SCHEMA, "shipping"))
         wait_until_blocked(observer, late.info.backend_pid)
-        run(node.connection, recording(SCHEMA, "shipping", message, Retry(after_s=3_600)))
+        run(node.connection, recording(SCHEMA, "shipping", failed(message, Retry(after_s=3_600))))
         trying.rollback()
         observer.execute("SELECT pg_advisory_unlock(7)")
         assert claimed.result(WITHIN_S).messages == []
@@ -270,8 +270,8 @@ def test_message_that_failed_behind_another_waits_for_its_own_time(node: Node, c
     """Also if one before it has failed since: the key continues when that is handled, and this one when it is due."""
     send_to_one_key(node, "first", "second")
     first, second = Inbox("shipping").peek(node.connection, "k")
-    run(node.connection, recording(SCHEMA, "shipping", second, Retry(after_s=3_600)))
-    run(node.connection, recording(SCHEMA, "shipping", first, Retry(after_s=0)))
+    run(node.connection, recording(SCHEMA, "shipping", failed(second, Retry(after_s=3_600))))
+    run(node.connection, recording(SCHEMA, "shipping", failed(first, Retry(after_s=0))))
     with node.connection.transaction():
         [message] = run(node.connection, reaping_due(SCHEMA, "shipping")).messages
         run(node.connection, healing(SCHEMA, "shipping", message))
@@ -286,7 +286,7 @@ def test_message_whose_end_is_recorded_is_ended_by_the_next_claim(node: Node) ->
     """The worker may die between the record and the move."""
     deliver(node, "bad", "a")
     [bad] = Inbox("shipping").peek(node.connection, "bad")
-    run(node.connection, recording(SCHEMA, "shipping", bad, Park("no")))
+    run(node.connection, recording(SCHEMA, "shipping", failed(bad, Park("no"))))
     with working(Worker(node.dsn, "shipping", write_ledger)):
         eventually(lambda: node.rows("SELECT FROM mailroom.parked"))
         eventually(lambda: ledger_keys(node) == ["a"])
@@ -303,7 +303,7 @@ def test_attempts_count_from_one_after_a_replay(node: Node) -> None:
     with node.connection.transaction():
         Parked("shipping").replay(node.connection, "bad", actor="ada", why="mended")
     [bad] = Inbox("shipping").peek(node.connection, "bad")
-    assert run(node.connection, recording(SCHEMA, "shipping", bad, ValueError("no"))).attempt == 1
+    assert run(node.connection, recording(SCHEMA, "shipping", failed(bad, ValueError("no")))).attempt == 1
     history = "SELECT attempt, outcome, error FROM mailroom.attempt ORDER BY id"
     assert node.rows(history) == [
         (1, "retry", "ValueError: no"), (2, "park", "ValueError: no"), (0, "replay", "mended"),

@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 from inbox import AsyncWorker, Inbox, Message, Skip, Unavailable, Worker
 from inbox.claim import Share
 from inbox.claims import Claims
-from inbox.failure import recording
+from inbox.failure import failed, recording
 from inbox.worker import in_flight, loop
 from inbox.worker.alive import Processes
 from inbox.worker.in_flight import ADD, DIED, DIED_IN_BATCH, REMOVE, Entry, InFlight
@@ -380,7 +380,7 @@ def test_no_worker_takes_a_failing_key_of_a_dead_one_until_its_death_is_counted(
     deliver(node, "killer", "x")
     with node.connection.transaction():
         for message in Inbox("shipping").peek(node.connection):
-            run(node.connection, recording("mailroom", "shipping", message, ValueError()))
+            run(node.connection, recording("mailroom", "shipping", failed(message, ValueError())))
     worker, entry = dying(node, connect(), due=True)
     assert claimed(node, due=True) == ["x"]
     assert claimed(node, entry.id, due=True) == ["killer"]

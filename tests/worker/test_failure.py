@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from inbox import AsyncWorker, Inbox, Message, Park, Retry, Skip, Worker
 from inbox.claims import Claims
-from inbox.failure import recording, suspecting
+from inbox.failure import failed, recording, suspecting
 from inbox.worker.batch import Batch
 from inbox.worker.in_flight import InFlight
 from mailroom.errors import DecodeError
@@ -403,7 +403,7 @@ def test_batch_leaves_out_a_failing_key_also_when_it_is_due(node: Node, connect:
     deliver(node, "bad", "a", "bad")
     with node.connection.transaction():
         [head] = Inbox("shipping").peek(node.connection, "bad", limit=1)
-        run(node.connection, recording("mailroom", "shipping", head, ValueError()))
+        run(node.connection, recording("mailroom", "shipping", failed(head, ValueError())))
     worker = Worker(node.dsn, "shipping", write_ledger)
     worker._in_flight = InFlight(node.dsn, "mailroom", "shipping")
     batch, due = Batch(), Batch(due=True)

@@ -1,4 +1,4 @@
-"""The total order of an inbox that several nodes send to, as pure decisions.
+"""The model of total order: an inbox that several nodes send to gives out one order, the same on every node.
 
 Every node gives out the messages of a total inbox by (sent_clock, origin). So it may give out a message only if no node
 can still send one with a smaller clock: if each of them has *shown* as much. S is the node that a message comes from, T
@@ -14,7 +14,9 @@ the node with the inbox. The rules:
   stands. It asks S for a mark of that clock, and for the topic only when it has it (`has_joined`).
 - What was excluded and included again may come too late, and never goes into the inbox then (`routed`).
 
-The statements of `mailroom.total` and `mailroom.links.marks` decide the same in SQL.
+The statements of `mailroom.total`, `mailroom.links.marks` and `dispatcher.links.receive` decide the same in SQL, which
+`tests/links/test_order_sql.py` compares with these functions. `tests/links/test_order_simulation.py` shows by worlds of
+nodes that the rules keep their promises.
 """
 
 from collections.abc import Collection, Iterable

@@ -9,7 +9,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import to_jsonable_python
 
 from mailroom.errors import EncodeError
-from mailroom.values import NATIVE, lists_and_text_keys, path, type_name
+from mailroom.typed.converter import NATIVE, lists_and_text_keys, path, type_name
 
 
 class Models:

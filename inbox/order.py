@@ -1,0 +1,96 @@
+"""What depends on the order of an inbox, and which order an inbox has.
+
+An inbox is a queue per key (`inbox.key_order`), or one queue in total order (`inbox.total_order`). Which of the two is
+looked up once, and whoever claims, handles, fails or parks goes by what this returns.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from inbox.claim import Claimed, Course, Share
+from inbox.failure import Failed, Recorded
+from inbox.key_order import KeyOrder
+from inbox.parked_keys import Changed, ParkedKey
+from inbox.total_order import TotalOrder
+from mailroom.message import Message
+from mailroom.schema import finding
+from mailroom.sql.operation import Operation, Row
+from mailroom.total import is_total
+
+
+class Order(Protocol):
+    """The order of one inbox."""
+
+    @property
+    def schema(self) -> str:
+        """The node's schema."""
+
+    @property
+    def inbox(self) -> str:
+        """The inbox."""
+
+    def claiming(self, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
+        """Take the next messages that nobody works on; return them, and the course of the next claim."""
+
+    def claiming_due(self, limit: int = 1, *, hold: bool = False, mine: Sequence[UUID] = ()) -> Operation[Claimed]:
+        """Take one message of what fails and is due, or end it; take up to `limit` if none is suspected."""
+
+    def claiming_key(self, key: str, limit: int) -> Operation[list[Message]]:
+        """Take the oldest messages of one key; wait while another transaction works on it."""
+
+    def healing(self, message: Message) -> Operation[None]:
+        """Record that what was failing is handled up to `message`."""
+
+    def recording(self, attempt: Failed) -> Operation[Recorded]:
+        """Record a failed attempt, and its outcome."""
+
+    def suspects(self, before: list[Message], blamed: Message) -> list[Message]:
+        """Return which of the messages `before` the blamed one its record does not have tried one at a time."""
+
+    def suspecting(self, keys: Sequence[str], clocks: Sequence[int], error: str) -> Operation[None]:
+        """Have the messages of a batch tried one at a time, given by the last clock of each of their keys."""
+
+    def was_in_batch(self, key: str, clock: int, error: str) -> Operation[bool]:
+        """Return whether this message was in a batch that ended with this error, and no attempt was counted since."""
+
+    def peeking(self, key: str | None, limit: int) -> Operation[list[Message]]:
+        """Return the oldest messages of one key or of all, without taking or locking them."""
+
+    def check_parks_keys(self) -> None:
+        """Raise `ConfigurationError` unless single keys are parked, which can be chosen."""
+
+    def check_in_parts(self) -> None:
+        """Raise `ConfigurationError` unless the inbox may be read in parts beside each other."""
+
+    def listing_parked(self, chosen: Mapping[str, object]) -> Operation[list[ParkedKey]]:
+        """Return what is parked of what is chosen, and count its messages."""
+
+    def reading_parked(self, key: str | None, limit: int) -> Operation[list[Message]]:
+        """Return the first messages that are parked under this key."""
+
+    def replaying(self, keys: list[str], actor: str, why: str | None) -> Operation[Changed]:
+        """Let go on with all messages what is parked, and locked, under these keys."""
+
+    def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Row]]:
+        """Delete the first messages of what is parked, and locked, under these keys.
+
+        The rows have how many of each key went, and whether it is free; and the commands among them, to be answered.
+        """
+
+
+def reading_order(schema: str, inbox: str) -> Operation[Order]:
+    """Return the order of an inbox that is there."""
+    return TotalOrder(schema, inbox) if (yield from is_total(schema, inbox)) else KeyOrder(schema, inbox)
+
+
+def finding_order(schema: str, inbox: str) -> Operation[Order]:
+    """Return the order of an inbox. Raises `UnknownInbox`."""
+    yield from finding(schema, inbox)
+    return (yield from reading_order(schema, inbox))
+
+
+def finding_by_key(schema: str, inbox: str) -> Operation[None]:
+    """Raise `UnknownInbox` unless there is such an inbox, and `ConfigurationError` if it has total order."""
+    order = yield from finding_order(schema, inbox)
+    order.check_in_parts()

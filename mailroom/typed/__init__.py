@@ -1,0 +1,1 @@
+"""Values of a type: what a typed topic sends and gives to its readers."""

@@ -1,0 +1,2 @@
+-- BACKLOG in inbox/peek.py
+SELECT count(*) FROM "mailroom".inbox_shipping

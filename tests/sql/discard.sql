@@ -1,0 +1,32 @@
+-- DISCARD in inbox/parked_keys.py
+-- $1 keys, $2 limit
+WITH doomed AS MATERIALIZED (
+    SELECT c.key, d.last, d.messages FROM pg_catalog.unnest($1::text[]) AS c (key), LATERAL (
+        SELECT max(clock) AS last, count(*) AS messages
+        FROM (SELECT clock FROM (
+    SELECT clock FROM "mailroom".parked WHERE inbox = 'shipping' AND key = c.key
+    UNION ALL SELECT clock FROM "mailroom".inbox_shipping WHERE key = c.key) AS held ORDER BY clock LIMIT $2::bigint) AS first) AS d),
+parked AS (
+    DELETE FROM "mailroom".parked AS p USING doomed AS d
+    WHERE p.inbox = 'shipping' AND p.key = d.key AND p.clock <= d.last
+    RETURNING p.key, p.clock, p.message_id, p.kind, p.headers),
+waiting AS (
+    DELETE FROM "mailroom".inbox_shipping AS i USING doomed AS d WHERE i.key = d.key AND i.clock <= d.last
+    RETURNING i.key, i.clock, i.message_id, i.kind, i.headers),
+freed AS (
+    DELETE FROM "mailroom".key_state AS s USING doomed AS d
+    WHERE s.inbox = 'shipping' AND s.key = d.key
+      AND NOT EXISTS (SELECT FROM "mailroom".parked AS p
+                      WHERE p.inbox = 'shipping' AND p.key = d.key AND p.clock > d.last)
+      AND NOT EXISTS (SELECT FROM "mailroom".inbox_shipping AS i WHERE i.key = d.key AND i.clock > d.last)
+    RETURNING s.key)
+SELECT key, messages, EXISTS (SELECT FROM freed AS f WHERE f.key = d.key), NULL::bigint AS clock,
+       NULL::uuid, NULL::text, NULL::text
+FROM doomed AS d
+UNION ALL
+SELECT key, NULL, NULL, clock, message_id, headers::text, (
+    SELECT error_class FROM "mailroom".attempt AS a
+    WHERE a.inbox = 'shipping' AND a.key = gone.key AND a.clock = gone.clock ORDER BY id DESC LIMIT 1)
+FROM (SELECT * FROM parked UNION ALL SELECT * FROM waiting) AS gone WHERE (kind = 'C' AND (headers ->> 'reply_to'::text) COLLATE pg_catalog."C" ~ '^[A-Za-z][A-Za-z0-9_.-]*$'::text
+           AND octet_length(headers ->> 'reply_to'::text) <= 200)
+ORDER BY key, clock

@@ -1,0 +1,3 @@
+-- DELETE in dispatcher/executor/target.py
+-- $1 keys
+DELETE FROM "mailroom".store WHERE key = ANY($1::text[]::text[])

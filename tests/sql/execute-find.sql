@@ -1,0 +1,3 @@
+-- FIND in dispatcher/executor/target.py
+-- $1 keys
+SELECT t.key::text, t.value, t.number::bigint FROM "mailroom".store AS t WHERE t.key = ANY($1::text[]::text[]) ORDER BY t.key

@@ -1,0 +1,2 @@
+-- ANSWER in dispatcher/executor/guarded.py
+SELECT current_setting('mailroom.applied')::bigint

@@ -1,0 +1,2 @@
+-- ANSWER in dispatcher/fan_out.py
+SELECT current_setting('mailroom.refused')

@@ -1,0 +1,2 @@
+-- HOLD in dispatcher/janitor.py
+SELECT floor FROM "mailroom".inbox_registry WHERE name = 'shipping' FOR NO KEY UPDATE SKIP LOCKED

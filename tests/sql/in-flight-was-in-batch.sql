@@ -1,0 +1,9 @@
+-- WAS_IN_BATCH in inbox/failure.py
+-- $1 error, $2 key, $3 clock
+SELECT EXISTS (
+    SELECT FROM "mailroom".inbox_shipping AS i, LATERAL (
+        SELECT FROM "mailroom".my_key_state AS s
+        WHERE s.inbox = 'shipping' AND s.key = i.key AND s.last_error = $1::text AND s.suspect_to >= i.clock
+          AND NOT EXISTS (SELECT FROM "mailroom".my_attempt AS a
+                          WHERE a.inbox = 'shipping' AND a.key = i.key AND a.clock = i.clock)) AS s
+    WHERE i.key = $2::text AND i.clock = $3::bigint)

@@ -1,0 +1,3 @@
+-- INSERT in outbox/store.py
+-- $1 message_id, $2 version, $3 operation, $4 target, $5 key, $6 end_key, $7 value, $8 amount, $9 bytes, $10 expected, $11 arguments, $12 at, $13 row_limit, $14 notify, $15 headers, $16 after_clock
+INSERT INTO "mailroom".outbox_executable (message_id, version, operation, target, key, end_key, value, amount, bytes, expected, arguments, at, row_limit, notify, headers, after_clock) VALUES ($1::uuid, $2::bigint::smallint, $3::text, $4::text, $5::text, $6::text, $7::bytea, $8::bigint, $9::bigint, $10::bytea, $11::text::jsonb, $12::timestamptz, $13::bigint, $14::text, $15::text::jsonb, $16::bigint)

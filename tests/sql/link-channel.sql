@@ -1,0 +1,3 @@
+-- CHANNEL in dispatcher/links/asleep.py
+-- $1 link
+SELECT 'mailroom:' || '"mailroom".transit'::regclass::oid::text || ':' || ($1::bigint)::text

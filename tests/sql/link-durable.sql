@@ -1,0 +1,2 @@
+-- DURABLE in mailroom/clock.py
+SELECT set_config('synchronous_commit', 'on', true)

@@ -1,0 +1,2 @@
+-- ANSWER in dispatcher/links/refusal.py
+SELECT current_setting('mailroom.refused')

@@ -1,0 +1,2 @@
+-- OLDEST in dispatcher/deliver.py
+SELECT min(position) FROM "mailroom".outbox

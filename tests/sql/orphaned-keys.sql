@@ -1,0 +1,3 @@
+-- ORPHANED in inbox/claim.py
+-- $1 mine
+SELECT key FROM "mailroom".orphaned_keys('shipping', $1::uuid[]) AS o (key)

@@ -1,0 +1,2 @@
+-- SETTLE in inbox/worker/batch.py
+SET CONSTRAINTS ALL IMMEDIATE

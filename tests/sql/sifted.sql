@@ -1,0 +1,2 @@
+-- ANSWER in dispatcher/refusal.py
+SELECT current_setting('mailroom.refused')

@@ -1,0 +1,2 @@
+-- IS_TOTAL in mailroom/total.py
+SELECT "order" = 'total' FROM "mailroom".inbox_registry WHERE name = 'shipping'

@@ -1,0 +1,53 @@
+"""The order of an inbox: looked up once, and whoever works on the inbox goes by it."""
+
+from typing import Any
+
+import pytest
+
+from inbox.claim import Share
+from inbox.claims import Claims
+from inbox.key_order import KeyOrder
+from inbox.order import finding_order
+from inbox.total_order import TotalOrder
+from mailroom.sql.operation import Execute, Operation
+from mailroom.sql.runner import run
+from mailroom.total import IS_TOTAL
+from tests.support.databases import Connect
+from tests.support.node import SCHEMA, Node
+
+ORDERS = {"key": KeyOrder, "total": TotalOrder}
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    return Node(dsn, connect(autocommit=True))
+
+
+def noted(operation: Operation[Any], texts: list[str]) -> Operation[Any]:
+    """Run the operation, and note the statements."""
+    given = None
+    while True:
+        try:
+            step = operation.send(given)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(step, Execute):
+            texts.append(step.statement.sql)
+        given = yield step
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_order_is_the_one_that_the_inbox_was_made_with(node: Node, order: str) -> None:
+    node.inbox("shipping", order=order)
+    assert run(node.connection, finding_order(SCHEMA, "shipping")) == ORDERS[order](SCHEMA, "shipping")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_order_is_looked_up_once_however_often_is_claimed(node: Node, order: str) -> None:
+    node.inbox("shipping", order=order)
+    claims, texts = Claims(SCHEMA, "shipping"), list[str]()
+    for _ in range(3):
+        with node.connection.transaction():
+            run(node.connection, noted(claims.claiming(Share(1, 1, 1)), texts))
+            run(node.connection, noted(claims.claiming_due(), texts))
+    assert texts.count(IS_TOTAL.at(schema=SCHEMA, inbox="shipping").sql) == 1
