@@ -11,6 +11,7 @@ COPY dispatcher dispatcher
 COPY spark_jobs spark_jobs
 COPY benchmarks benchmarks
 COPY examples/flights examples/flights
+COPY docs/errors docs/errors
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 # Not Spark's own image, whose Python is older than ours. pyspark holds all of Spark, its master and worker too.

@@ -159,7 +159,7 @@ def _chosen(only: Sequence[str]) -> list[Measurement]:
     for name, measurement in MEASUREMENTS.items():
         missing = measurement.missing() if not only or name in only else None
         if missing and only:
-            raise ConfigurationError(f"{name} cannot be measured here. {missing}")
+            raise ConfigurationError(f"{name} cannot be measured here. {missing}", code="MR-bench-unavailable")
         if missing:
             note(f"{name} is left out. {missing}")
         elif not only or name in only:

@@ -56,7 +56,9 @@ class Side:
         self._ask(part)
         answer = cast(IO[str], self._process.stdout).readline()
         if not answer:
-            raise MailroomError(f"Measuring the cost of {part} failed: look at what its process printed above.")
+            raise MailroomError(
+                f"Measuring the cost of {part} failed: look at what its process printed above.", code="MR-bench-failed"
+            )
         found: dict[str, float] = json.loads(answer)
         return found
 
@@ -64,7 +66,9 @@ class Side:
         try:
             print(json.dumps(what), file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise MailroomError("The process that measures ended: look at what it printed above.") from None
+            raise MailroomError(
+                "The process that measures ended: look at what it printed above.", code="MR-bench-failed"
+            ) from None
 
     def stop(self) -> None:
         """Interrupt it."""
@@ -161,7 +165,9 @@ def against(directory: Path) -> Measurement:
     Raises `ConfigurationError` if there is none.
     """
     if not (directory / "mailroom" / "__init__.py").is_file():
-        raise ConfigurationError(f"{directory} is no checkout of Mailroom: it has no package mailroom.")
+        raise ConfigurationError(
+            f"{directory} is no checkout of Mailroom: it has no package mailroom.", code="MR-invalid-argument"
+        )
     beside = (
         each
         for line in MEASUREMENT.lines

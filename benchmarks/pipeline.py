@@ -134,7 +134,8 @@ class Pipeline:
             if now - seen > _STALLED_S or any(process.exitcode not in (None, 0) for process in self._processes):
                 raise MailroomError(
                     f"The measurement stopped after {self.handled:,} messages: a process of it ended or hangs. "
-                    "Look at what it printed above, and try again with --only and fewer --messages."
+                    "Look at what it printed above, and try again with --only and fewer --messages.",
+                    code="MR-bench-failed",
                 )
             time.sleep(_LOOK_S)
         return time.monotonic()

@@ -105,7 +105,9 @@ def _waits_ms(setup: Setup, workers: int, *, hangs: bool) -> tuple[list[float], 
             sent = time.monotonic()
             while not (all(handled) and node.is_drained()):
                 if time.monotonic() - sent > _WITHIN_S:
-                    raise MailroomError(f"Messages were not handled within {_WITHIN_S:.0f} seconds.")
+                    raise MailroomError(
+                        f"Messages were not handled within {_WITHIN_S:.0f} seconds.", code="MR-bench-failed"
+                    )
                 time.sleep(_LOOK_S)
     waits = [(at - since) * 1_000 for since, at in zip(committed, handled, strict=True)]
     return waits[_AFTER:], starts.value

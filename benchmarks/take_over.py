@@ -48,7 +48,7 @@ def _stamp(node: Node) -> None:
 def _seconds(began: float, done: Callable[[], bool]) -> float:
     while not done():
         if time.monotonic() - began > _WITHIN_S:
-            raise MailroomError(f"The link was not read again within {_WITHIN_S:.0f} seconds.")
+            raise MailroomError(f"The link was not read again within {_WITHIN_S:.0f} seconds.", code="MR-bench-failed")
         time.sleep(_LOOK_S)
     return time.monotonic() - began
 

@@ -119,7 +119,8 @@ class Leading(ABC):
                         raise ConfigurationError(
                             "This connection string leads through a pooler, and a dispatcher needs sessions of its "
                             "own. Give one that leads to the server itself: with --dsn, or with listen_dsn for a "
-                            "worker that dispatches."
+                            "worker that dispatches.",
+                            code="MR-pooler-in-the-way",
                         )
                     await run_async(keeper, node.checking(self._schema))
                     connected = True

@@ -474,12 +474,16 @@ def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
 def _hand_over(messages: list[Message], *, as_json: bool) -> None:
     """Print the messages; raise `MailroomError`, before anything is committed, if they could not all be written."""
     if sys.stdout is None:
-        raise MailroomError("Nothing was reaped: stdout is closed, so there is nowhere to print to.")
+        raise MailroomError(
+            "Nothing was reaped: stdout is closed, so there is nowhere to print to.", code="MR-output-failed"
+        )
     try:
         print_messages(messages, json=as_json)
     except OSError as error:
         drop_output()
-        raise MailroomError(f"Nothing was reaped: the output could not be written ({error.strerror}).") from None
+        raise MailroomError(
+            f"Nothing was reaped: the output could not be written ({error.strerror}).", code="MR-output-failed"
+        ) from None
 
 
 @click.group(cls=Group)
@@ -540,7 +544,9 @@ def _loaded(target: str) -> Worker | AsyncWorker:
     if not (colon and module_name and path):
         raise click.UsageError(f"{target!r} is not MODULE:WORKER, such as shipping:worker.")
     if (package := module_name.partition(".")[0]) in NAMES:
-        raise ConfigurationError(f"{package} is a package of Mailroom's own: rename the module of your worker.")
+        raise ConfigurationError(
+            f"{package} is a package of Mailroom's own: rename the module of your worker.", code="MR-worker-not-found"
+        )
     # As `python -m` does, so that a service can be run from its own directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -549,13 +555,15 @@ def _loaded(target: str) -> Worker | AsyncWorker:
     for name in path.split("."):
         if not hasattr(found, name):
             raise ConfigurationError(
-                f"{module_name} has no {path!r}: give MODULE:WORKER with a name that exists in the module."
+                f"{module_name} has no {path!r}: give MODULE:WORKER with a name that exists in the module.",
+                code="MR-worker-not-found",
             )
         found = getattr(found, name)
     if not isinstance(found, Worker | AsyncWorker):
         raise ConfigurationError(
             f"{target} is a {type(found).__name__}: give an inbox.Worker or inbox.AsyncWorker, "
-            "such as worker = Worker(dsn, 'shipping', handler)."
+            "such as worker = Worker(dsn, 'shipping', handler).",
+            code="MR-not-a-worker",
         )
     return found
 
@@ -568,10 +576,12 @@ def _imported(name: str) -> object:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"There is no module {error.name!r}: run this in the directory that holds it, or install it."
+                f"There is no module {error.name!r}: run this in the directory that holds it, or install it.",
+                code="MR-worker-not-found",
             ) from None
         # The author needs the place of the error; a full traceback would be mostly our own frames.
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise MailroomError(
-            f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+            f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})",
+            code="MR-worker-import-failed",
         ) from error

@@ -211,10 +211,14 @@ def _none_chosen(inbox: str, keys: tuple[str, ...], matching: str | None) -> Mai
         return _not_parked(inbox, keys[0])
     among = f" among {', '.join(map(repr, keys))}" if keys else ""
     why = "" if matching is None else f" whose reason contains {matching!r}"
-    return MailroomError(f"Inbox {inbox} has no parked key{among}{why}. See: mailroom parked list {inbox}")
+    return MailroomError(
+        f"Inbox {inbox} has no parked key{among}{why}. See: mailroom parked list {inbox}", code="MR-not-parked"
+    )
 
 
 def _not_parked(inbox: str, key: str | None) -> MailroomError:
     if key is None:
-        return MailroomError(f"Inbox {inbox} is not parked. See: mailroom status")
-    return MailroomError(f"Key {key!r} is not parked in inbox {inbox}. See: mailroom parked list {inbox}")
+        return MailroomError(f"Inbox {inbox} is not parked. See: mailroom status", code="MR-not-parked")
+    return MailroomError(
+        f"Key {key!r} is not parked in inbox {inbox}. See: mailroom parked list {inbox}", code="MR-not-parked"
+    )

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast
 from uuid import UUID
 
 from inbox.exceptions import Park, Retry, Skip
-from mailroom.errors import DecodeError, NoHandler
+from mailroom.errors import DecodeError, NoHandler, coded
 from mailroom.message import Message
 from mailroom.sql.operation import Operation, Sql
 
@@ -100,7 +100,7 @@ def described(error: BaseException) -> str:
     """Return an error as the tables store it: its type and text, truncated."""
     name = type(error).__name__
     try:
-        text = str(error) if isinstance(error, Park | Skip | Retry) else f"{name}: {error}"
+        text = str(error) if isinstance(error, Park | Skip | Retry) else f"{coded(name, error)}: {error}"
     except Exception as raised:  # the `__str__` of a user's exception class may fail
         text = f"{name} (its text raised {type(raised).__name__})"
     return text.replace("\0", "")[:MAX_ERROR_LENGTH].encode(errors="replace").decode()

@@ -248,10 +248,10 @@ def _ending() -> Iterator[None]:
     try:
         yield
     except SavepointGone as error:
-        raise HandlerFailed(hold.ENDED) from error
+        raise HandlerFailed(hold.ENDED, code="MR-transaction-ended") from error
     except Exception as error:
         if sqlstate(error) == ABORTED:
-            raise HandlerFailed(hold.ABORTED) from error
+            raise HandlerFailed(hold.ABORTED, code="MR-transaction-aborted") from error
         raise
 
 
@@ -259,5 +259,6 @@ def check_schema(handler: object, schema: str) -> None:
     """Raise `ConfigurationError` if the handler of a worker of this schema would answer in another one."""
     if isinstance(handler, _Registry) and handler.schema != schema:
         raise ConfigurationError(
-            f"These handlers answer in schema {handler.schema}, and the worker's is {schema}: give both the same."
+            f"These handlers answer in schema {handler.schema}, and the worker's is {schema}: give both the same.",
+            code="MR-other-schema",
         )

@@ -70,7 +70,7 @@ class Order(Protocol):
         """Return the first messages that are parked under this key."""
 
     def replaying(self, keys: list[str], actor: str, why: str | None) -> Operation[Changed]:
-        """Let go on with all messages what is parked, and locked, under these keys."""
+        """Let what is parked, and locked, under these keys go on with all its messages."""
 
     def discarding(self, keys: list[str], per_key: int | None) -> Operation[list[Row]]:
         """Delete the first messages of what is parked, and locked, under these keys.

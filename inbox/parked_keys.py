@@ -155,7 +155,7 @@ def listing(schema: str, inbox: str, chosen: Mapping[str, object], statement: Sq
 def reading(schema: str, inbox: str, key: str | None, limit: int) -> Operation[list[Message]]:
     """Return the first messages of a parked key, by clock. Raises `ConfigurationError` without a key."""
     if key is None:
-        raise ConfigurationError(f"Inbox {inbox!r} parks single keys: say which one (--key K).")
+        raise ConfigurationError(f"Inbox {inbox!r} parks single keys: say which one (--key K).", code="MR-key-needed")
     return messages((yield MESSAGES.at(schema=schema, inbox=inbox)(key=key, limit=limit)))
 
 

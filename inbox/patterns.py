@@ -22,7 +22,9 @@ class Patterns(Generic[T]):
         """Register `item`. Raises `InvalidMessage` if it is no pattern, `ConfigurationError` if it has one already."""
         pattern = pattern_text(topic)
         if pattern in self:
-            raise ConfigurationError(f"There is a handler for {pattern} already: register one only.")
+            raise ConfigurationError(
+                f"There is a handler for {pattern} already: register one only.", code="MR-registered-twice"
+            )
         words = tuple(pattern.split("."))
         if ONE in words or MANY in words:
             added = self._patterns | {words: item}

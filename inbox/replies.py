@@ -73,7 +73,8 @@ def checking_kept(schema: str, inbox: str) -> Operation[None]:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
         raise ConfigurationError(
             f"Inbox {inbox!r} would keep replies that nobody waits for any more. Let it drop them: "
-            f"mailroom inbox create {inbox} --keep-s 600{option}"
+            f"mailroom inbox create {inbox} --keep-s 600{option}",
+            code="MR-replies-kept",
         )
 
 
@@ -107,7 +108,7 @@ class Replies:
         with self._changing:
             loop = self._loop
             if self._is_closed or loop is None:
-                raise ConfigurationError(OUTSIDE)
+                raise ConfigurationError(OUTSIDE, code="MR-requests-closed")
             self._expected[expected.key] = expected
         loop.call_soon_threadsafe(self._wanted.set)
 

@@ -19,7 +19,7 @@ from inbox.worker import arguments
 from inbox.worker.transactions import AsyncSource, AsyncTransactions, Source, Transactions, usable, usable_async
 from mailroom import settings
 from mailroom.answer import DONE
-from mailroom.errors import ConfigurationError
+from mailroom.errors import Coded, ConfigurationError
 from mailroom.headers import given
 from mailroom.message import Message, plain
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name
@@ -38,33 +38,35 @@ POLL_INTERVAL_S = 0.2
 GRACE_S = 0.25  # for the pool to say at its own time-out that nothing was sent
 
 
-class ErrorReply(Exception):
+class ErrorReply(Coded):
     """The answer to a request has another status than 200: 400 rejected, 500 failed for good.
 
     `status` is that number, and `value` the plain value of the answer. The text does not repeat the value.
     """
+
+    code = "MR-error-reply"
 
     def __init__(self, status: int, value: object = None) -> None:
         super().__init__(f"The request was answered with status {status}.")
         self.status = status
         self.value = value
 
-    def __reduce__(self) -> tuple[type["ErrorReply"], tuple[int, object]]:
-        return type(self), (self.status, self.value)
 
-
-class NoReply(TimeoutError):
+class NoReply(Coded, TimeoutError):
     """There was no answer in time. What became of the request is not known, and it may still be done.
 
-    If its text says that the request was not sent, it is not done.
+    If its text says that the request was not sent, it is not done: its `code` is then MR-request-not-sent.
     """
+
+    code = "MR-no-reply"
 
 
 def _unsent(timeout_s: float, connections: int) -> NoReply:
     return NoReply(
         f"The request was not sent: no session was free for it within {timeout_s:g} s. Either all are in use "
         f"(`connections` allows {connections}, and a source of yours what it is set up to), or the server gives none: "
-        "its log and that of the pool say why."
+        "its log and that of the pool say why.",
+        code="MR-request-not-sent",
     )
 
 
@@ -170,11 +172,12 @@ class _Service:
     def _check_process(self) -> None:
         """Raise `ConfigurationError` outside of the `with` block, and in a process that was forked inside of it."""
         if self._process is None:
-            raise ConfigurationError(OUTSIDE)
+            raise ConfigurationError(OUTSIDE, code="MR-requests-closed")
         if self._process != os.getpid():
             raise ConfigurationError(
                 "These requests were made before this process was forked, and their sessions are the other one's: make "
-                "Requests in each process, after the fork."
+                "Requests in each process, after the fork.",
+                code="MR-requests-forked",
             )
 
     def _end(self) -> bool:

@@ -34,7 +34,8 @@ class TotalOrder:
         """Keys have no queues here."""
         raise ConfigurationError(
             f"Inbox {self.inbox!r} has total order, so no key can be reaped by itself: take the next messages, "
-            "whatever their keys, with reap_any (mailroom inbox reap --any)."
+            "whatever their keys, with reap_any (mailroom inbox reap --any).",
+            code="MR-total-order-has-no-keys",
         )
 
     def healing(self, message: Message) -> Operation[None]:
@@ -64,14 +65,16 @@ class TotalOrder:
     def check_parks_keys(self) -> None:
         """The inbox is parked as a whole."""
         raise ConfigurationError(
-            f"Inbox {self.inbox!r} has total order and is parked as a whole: leave the key out (--all)."
+            f"Inbox {self.inbox!r} has total order and is parked as a whole: leave the key out (--all).",
+            code="MR-total-order-has-no-keys",
         )
 
     def check_in_parts(self) -> None:
         """Parts beside each other would lose the order."""
         raise ConfigurationError(
             f"Inbox {self.inbox!r} has total order. Spark reads and drains inboxes in parts, and their order would be "
-            "lost: use a Worker, or subscribe another inbox to the same topics for Spark."
+            "lost: use a Worker, or subscribe another inbox to the same topics for Spark.",
+            code="MR-total-order-not-in-parts",
         )
 
     def listing_parked(self, chosen: Mapping[str, object]) -> Operation[list[ParkedKey]]:

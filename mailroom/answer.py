@@ -69,7 +69,10 @@ def answer(request: Request, value: object, status: int, fields: Fields | None =
     """Return the row of the answer to a message, to be sent. Raises `InvalidMessage` if it asks for none."""
     topic = reply_topic(request)
     if topic is None:
-        raise InvalidMessage(f"Message {request.id} asks for no reply: it has no header reply_to that names a topic.")
+        raise InvalidMessage(
+            f"Message {request.id} asks for no reply: it has no header reply_to that names a topic.",
+            code="MR-no-reply-wanted",
+        )
     fields = fields or {}
     headers = given(fields.get("headers")) | {"correlation": str(request.id), "status": str(status)}
     sent: Fields = {"key": _key(request), **fields, "headers": headers}
@@ -102,7 +105,8 @@ def refuse_second(request: Request) -> None:
     if request.id in _answered_by_return.get():
         raise InvalidMessage(
             f"Command {request.id} is answered by what its handler returns: return the value, or register the handler "
-            "with reply=False."
+            "with reply=False.",
+            code="MR-answered-twice",
         )
 
 

@@ -37,8 +37,13 @@ def because(why: str | None) -> str:
 def check_actor(actor: str, why: str | None) -> None:
     """Raise `InvalidMessage` unless `actor` names who acts and `why`, if given, is storable text."""
     if not isinstance(actor, str) or not actor.strip():
-        raise InvalidMessage(f"actor is {actor!r}; say who acts, such as 'ada@example.org'. It goes into the audit.")
+        raise InvalidMessage(
+            f"actor is {actor!r}; say who acts, such as 'ada@example.org'. It goes into the audit.",
+            code="MR-invalid-argument",
+        )
     for text, what, longest in ((actor, "actor", MAX_ACTOR_LENGTH), (why or "", "reason given", MAX_WHY_LENGTH)):
         utf8(text, what)
         if len(text) > longest:
-            raise InvalidMessage(f"The {what} has {len(text)} characters; {longest} are allowed.")
+            raise InvalidMessage(
+                f"The {what} has {len(text)} characters; {longest} are allowed.", code="MR-invalid-argument"
+            )

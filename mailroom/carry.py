@@ -110,7 +110,8 @@ class _Carrier:
         if (found := size(explicit)) > MAX_CARRIED_BYTES:
             raise InvalidMessage(
                 f"The carried headers have {found} bytes as JSON; {MAX_CARRIED_BYTES} are allowed. "
-                "Put large data into a value."
+                "Put large data into a value.",
+                code="MR-headers-too-large",
             )
         return _Carrier(explicit, self.in_hand, block, self)
 
@@ -216,7 +217,8 @@ class carrying:  # noqa: N801
         if unknown := sorted(set(headers) - set(NAMES)):
             raise InvalidMessage(
                 f"Header {shown(unknown[0])} is not carried; these are: {', '.join(NAMES)}. "
-                "Give it to each send, as one of its headers."
+                "Give it to each send, as one of its headers.",
+                code="MR-header-not-carried",
             )
         self._headers = checked(headers)  # type: ignore[arg-type]  # a TypedDict of texts is a mapping of texts
 

@@ -21,6 +21,8 @@ WARN_CLOCK = 2**62
 class ClockOverflow(MailroomError):
     """The next clock would exceed `MAX_CLOCK`. Nothing was stamped."""
 
+    code = "MR-clock-overflow"
+
 
 def tick(clock: int, step: int = 1) -> int:
     """Rule 1: return the clock of the next send or internal event of a node whose clock is `clock`.

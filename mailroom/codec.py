@@ -55,16 +55,18 @@ def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:
         raw = dumps(value, default=_encode_subclass)
     except Exception as error:
         # Not chained: a UnicodeEncodeError, or an exception raised by the value's own code, may quote the payload.
-        raise EncodeError(_refusal(value, error)) from None
+        raise EncodeError(_refusal(value, error), code="MR-value-unsupported") from None
     if len(raw) > max_bytes:
         raise EncodeError(
             f"The value takes {len(raw):,} bytes as CBOR; the limit is {max_bytes:,}. "
-            "Store it elsewhere and send a reference to it."
+            "Store it elsewhere and send a reference to it.",
+            code="MR-value-too-large",
         )
     if _has_too_many_items(raw):
         raise EncodeError(
             f"The value has more than {MAX_ITEMS:,} items: lists, maps, keys, numbers, texts and so on. "
-            "Send it in parts, or pack numbers that belong together into bytes."
+            "Send it in parts, or pack numbers that belong together into bytes.",
+            code="MR-value-too-large",
         )
     return raw
 

@@ -114,7 +114,8 @@ class CommitAttempt:
             raise
         if self._phase is not Phase.COMMITTING:
             raise NotAtomic(
-                "The work raised psycopg.Rollback: nothing was committed, and there is no result to return."
+                "The work raised psycopg.Rollback: nothing was committed, and there is no result to return.",
+                code="MR-rollback-raised",
             )
         self._phase = Phase.COMMITTED
 
@@ -143,7 +144,8 @@ class CommitAttempt:
         if not still:
             raise NotAtomic(
                 "The work ended its transaction itself, so its changes are not one transaction. It must neither commit "
-                "nor roll back; `atomically` does that. Check what it has committed."
+                "nor roll back; `atomically` does that. Check what it has committed.",
+                code="MR-transaction-ended",
             )
         self._phase = Phase.COMMITTING
 
@@ -152,7 +154,8 @@ class CommitAttempt:
         if self._phase is Phase.CHECKING and sqlstate(error) == ABORTED:
             raise NotAtomic(
                 "The work returned, but a statement had failed in its transaction, so that can only be rolled back. "
-                "Let such an error pass, or run the statement in a savepoint. Nothing was committed."
+                "Let such an error pass, or run the statement in a savepoint. Nothing was committed.",
+                code="MR-transaction-aborted",
             ) from error
         code = sqlstate(error) if self._code is None else self._code
         found = following(self._phase, code, lost=self._lost or is_lost(error))
@@ -178,7 +181,8 @@ def _refuse_to_join(connection: object) -> None:
     ):
         raise NotAtomic(
             "`connect` returned a connection that is already in a transaction, which `atomically` must not end. "
-            "Return a connection without a transaction."
+            "Return a connection without a transaction.",
+            code="MR-connection-in-transaction",
         )
 
 

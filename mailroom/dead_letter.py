@@ -393,7 +393,8 @@ class _Operations:
             except DecodeError as error:
                 raise DecodeError(
                     f"Dead letter {id} cannot be requeued, and none was: {error} Upgrade, leave it out (ids), or "
-                    "discard it."
+                    "discard it.",
+                    code="MR-executable-unknown",
                 ) from None
         return found
 
@@ -401,12 +402,14 @@ class _Operations:
         if gone := (yield GONE.at(schema=self.schema)(inboxes=inboxes)):
             raise UnknownInbox(
                 f"Inbox {gone[0][0]!r}, which skipped some of these messages, is gone. Leave them out (--inbox, ids), "
-                "or discard them."
+                "or discard them.",
+                code="MR-dead-letter-inbox-gone",
             )
         if total := (yield TOTAL.at(schema=self.schema)(inboxes=inboxes)):
             raise ConfigurationError(
                 f"Inbox {total[0][0]!r} is in total order, and gets no dead letter again. Leave its messages out "
-                "(--inbox, ids), and send anew what it needs."
+                "(--inbox, ids), and send anew what it needs.",
+                code="MR-dead-letter-total-order",
             )
         base = yield from self._making_room(len(ids))
         yield PLACE.at(schema=self.schema)(ids=ids, base=base)
@@ -419,7 +422,8 @@ class _Operations:
         if waits:
             raise MailroomError(
                 "Messages are being delivered to many inboxes, and what is requeued must come after them. Try again "
-                "in a moment, while a dispatcher runs (mailroom dispatcher run)."
+                "in a moment, while a dispatcher runs (mailroom dispatcher run).",
+                code="MR-delivery-unfinished",
             )
         (base,) = the_one((yield BASE.at(schema=self.schema)()), NODE_ROW, self.schema)
         yield from raising_ceiling(self.schema, base + clocks)
@@ -463,7 +467,9 @@ def _chosen(
     if matching is not None:
         utf8(matching, "matching")
     if stage is not None and stage not in get_args(Stage):
-        raise InvalidMessage(f"stage is {stage!r}; give one of {', '.join(map(repr, get_args(Stage)))}.")
+        raise InvalidMessage(
+            f"stage is {stage!r}; give one of {', '.join(map(repr, get_args(Stage)))}.", code="MR-invalid-argument"
+        )
     return {
         "ids": None if ids is None else [_id(each) for each in (ids if isinstance(ids, Collection) else [ids])],
         "matching": matching,

@@ -43,5 +43,8 @@ def unwired(raw: bytes) -> dict[str, Any]:
         or not {"version", "operation"} <= found.keys() <= set(NAMES)
         or any(type(found[part.name]) is not DECODED[part.type] for part in PARTS if part.name in found)
     ):
-        raise DecodeError("It is not an executable that this release knows; a newer one may have written it.")
+        raise DecodeError(
+            "It is not an executable that this release knows; a newer one may have written it.",
+            code="MR-executable-unknown",
+        )
     return {name: found.get(name) for name in NAMES}

@@ -12,10 +12,15 @@ TEXT = json.JSONEncoder(ensure_ascii=False).encode  # made once: `dumps` would m
 def checked(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers, whatever their size. Raises `InvalidMessage` if they are not text to text."""
     if not isinstance(headers, Mapping):
-        raise InvalidMessage(f"headers are a mapping of text to text, not {type(headers).__name__}.")
+        raise InvalidMessage(
+            f"headers are a mapping of text to text, not {type(headers).__name__}.", code="MR-invalid-headers"
+        )
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"Header {shown(name)} is not text to text: put structured data into the value.")
+            raise InvalidMessage(
+                f"Header {shown(name)} is not text to text: put structured data into the value.",
+                code="MR-invalid-headers",
+            )
         utf8(name, "name of a header")
         utf8(value, f"header {shown(name)}")
     return dict(headers)
@@ -41,6 +46,7 @@ def as_json(headers: Mapping[str, str]) -> str | None:
     text = TEXT(dict(headers))
     if (found := len(text.encode())) > MAX_HEADERS_BYTES:
         raise InvalidMessage(
-            f"The headers have {found} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put large data into the value."
+            f"The headers have {found} bytes as JSON; {MAX_HEADERS_BYTES} are allowed. Put large data into the value.",
+            code="MR-headers-too-large",
         )
     return text if text.isascii() else json.dumps(dict(headers))  # in ASCII, which every client encoding has

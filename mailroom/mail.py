@@ -73,13 +73,18 @@ class _Mail(Generic[C]):
         """
         passed = by if isinstance(by, timedelta) else timedelta(seconds=by)
         if passed < timedelta():
-            raise ConfigurationError("Time only goes on: give `travel` a time that is not negative.")
+            raise ConfigurationError(
+                "Time only goes on: give `travel` a time that is not negative.", code="MR-invalid-argument"
+            )
         self._ahead += passed
 
     def _inboxes(self, handlers: Mapping[str, Any]) -> dict[str, Claims]:
         for name, handler in handlers.items():
             if not callable(handler):
-                raise ConfigurationError(f"The handler of inbox {name} cannot be called: give a function or Handlers.")
+                raise ConfigurationError(
+                    f"The handler of inbox {name} cannot be called: give a function or Handlers.",
+                    code="MR-invalid-handler",
+                )
             check_schema(handler, self.schema)
         return {name: Claims(self.schema, name) for name in handlers}
 

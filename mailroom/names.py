@@ -67,7 +67,8 @@ def topic_name(topic: str) -> str:
     if not isinstance(topic, str) or not TOPIC.match(topic):
         raise InvalidMessage(
             f"Topic {shown(topic)} is not valid: use a letter, then up to {MAX_TOPIC_LENGTH - 1} letters, "
-            "digits, dots, hyphens or underscores."
+            "digits, dots, hyphens or underscores.",
+            code="MR-invalid-topic",
         )
     return str.__str__(topic)
 
@@ -80,7 +81,8 @@ def topic_pattern(pattern: str) -> str:
     if not isinstance(pattern, str) or len(pattern) > MAX_TOPIC_LENGTH or not PATTERN.match(pattern):
         raise InvalidMessage(
             f"Topic pattern {shown(pattern)} is not valid: use a topic, in which * may stand for a whole word, as in "
-            f"order.*, or # for the last words, as in order.#, but not both; at most {MAX_TOPIC_LENGTH} characters."
+            f"order.*, or # for the last words, as in order.#, but not both; at most {MAX_TOPIC_LENGTH} characters.",
+            code="MR-invalid-topic",
         )
     return str.__str__(pattern)
 
@@ -115,27 +117,36 @@ def key_text(key: Key) -> str:
     elif isinstance(key, int) and not isinstance(key, bool):
         text = _digits(key)
     else:
-        raise InvalidMessage(f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.")
+        raise InvalidMessage(
+            f"A key is text, an int or a UUID, not {type(key).__name__}: pass str(...) of it.", code="MR-invalid-key"
+        )
     size = len(utf8(text, "key"))
     if not 1 <= size <= MAX_KEY_BYTES:
         raise InvalidMessage(
             f"Key {shown(text)} has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed. "
-            "Use a digest of it, or key=None for a message without order."
+            "Use a digest of it, or key=None for a message without order.",
+            code="MR-invalid-key",
         )
     return text
 
 
 def _digits(key: int) -> str:
     if abs(key) >= 10**MAX_KEY_BYTES:
-        raise InvalidMessage(f"The key is an int of more than {MAX_KEY_BYTES} digits: use a digest of it.")
+        raise InvalidMessage(
+            f"The key is an int of more than {MAX_KEY_BYTES} digits: use a digest of it.", code="MR-invalid-key"
+        )
     return str(int(key))
 
 
 def utf8(text: str, what: str) -> bytes:
     """Return the text in UTF-8. Raises `InvalidMessage` if PostgreSQL cannot store it; `what` names the text."""
     if "\0" in text:
-        raise InvalidMessage(f"The {what} contains a NUL character, which PostgreSQL's text cannot store.")
+        raise InvalidMessage(
+            f"The {what} contains a NUL character, which PostgreSQL's text cannot store.", code="MR-invalid-text"
+        )
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidMessage(f"The {what} is not valid Unicode text (a lone surrogate).") from None
+        raise InvalidMessage(
+            f"The {what} is not valid Unicode text (a lone surrogate).", code="MR-invalid-text"
+        ) from None

@@ -5,7 +5,7 @@ A bool is no number here. What is no number at all is named by its type, since i
 
 import math
 
-from mailroom.errors import ConfigurationError, InvalidMessage
+from mailroom.errors import ConfigurationError, InvalidMessage, MailroomError
 from mailroom.names import MAX_COUNT, shown
 
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
@@ -15,7 +15,11 @@ TEN_YEARS_S = 3_650 * 86_400
 def whole(number: int, what: str, least: int, most: int, error: type[Exception] = InvalidMessage) -> int:
     """Return `number` if it is an int from `least` to `most`, else raise `error`; `what` names it."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-        raise error(f"{what} must be an int from {least:,} to {most:,}, not {_named(number)}.")
+        raise _refused(
+            error,
+            f"{what} must be an int from {least:,} to {most:,}, not {_named(number)}.",
+            code="MR-invalid-argument",
+        )
     return int(number)
 
 
@@ -41,8 +45,14 @@ def seconds(
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 0 <= number <= most or (number == 0 and not zero):
         bounds = f"{'0 or more' if zero else 'above 0'}{'' if most == math.inf else f', at most {most:,.0f}'}"
-        raise error(f"{what} must be a number of seconds, {bounds}, not {_named(number)}.")
+        raise _refused(
+            error, f"{what} must be a number of seconds, {bounds}, not {_named(number)}.", code="MR-invalid-argument"
+        )
     return number
+
+
+def _refused(error: type[Exception], text: str) -> Exception:
+    return error(text, code="MR-invalid-argument") if issubclass(error, MailroomError) else error(text)
 
 
 def _named(given: object) -> str:

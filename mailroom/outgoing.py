@@ -130,22 +130,29 @@ def _text(message_id: UUID | bytes) -> str:
 def given_id(given: UUID) -> UUID:
     """Return the given id. Raises `InvalidMessage` if it is not a UUID."""
     if not isinstance(given, UUID):
-        raise InvalidMessage(f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.")
+        raise InvalidMessage(
+            f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.",
+            code="MR-invalid-argument",
+        )
     return given
 
 
 def _one_of(code: str, allowed: str, what: str) -> str:
     if isinstance(code, str) and len(code) == 1 and code in allowed:
         return code
-    raise InvalidMessage(f"{what} {shown(code)} is none of {', '.join(allowed)}.")
+    raise InvalidMessage(f"{what} {shown(code)} is none of {', '.join(allowed)}.", code="MR-invalid-argument")
 
 
 def aware(moment: datetime, what: str) -> datetime:
     """Return a time that PostgreSQL can store. Raises `InvalidMessage` without a time zone, or out of range."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
-        raise InvalidMessage(f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).")
+        raise InvalidMessage(
+            f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).", code="MR-invalid-time"
+        )
     if not EARLIEST <= moment < LATEST:
-        raise InvalidMessage(f"{what} is outside the years 1 to 9998 in UTC: {moment.isoformat()}.")
+        raise InvalidMessage(
+            f"{what} is outside the years 1 to 9998 in UTC: {moment.isoformat()}.", code="MR-invalid-time"
+        )
     return moment
 
 
@@ -154,7 +161,9 @@ def not_before(at: datetime | None, after: timedelta | float | None) -> datetime
     if after is None:
         return None if at is None else aware(at, "deliver_at")
     if at is not None:
-        raise InvalidMessage("deliver_at and deliver_after say when a message is due: give one of the two.")
+        raise InvalidMessage(
+            "deliver_at and deliver_after say when a message is due: give one of the two.", code="MR-arguments-conflict"
+        )
     after_s = after.total_seconds() if isinstance(after, timedelta) else after
     after_s = seconds(after_s, "deliver_after", TEN_YEARS_S, zero=True, error=InvalidMessage)
     return datetime.now(UTC) + timedelta(seconds=after_s)

@@ -53,7 +53,7 @@ def is_hidden(found: EntryPoint) -> bool:
 
 def _check(module: str) -> None:
     if (file := _hiding(module)) is not None:
-        raise ConfigurationError(_hidden(module.partition(".")[0], file))
+        raise ConfigurationError(_hidden(module.partition(".")[0], file), code="MR-package-hidden")
 
 
 def _hiding(module: str) -> str | None:

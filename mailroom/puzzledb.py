@@ -56,7 +56,7 @@ class MessageObject:
     def __post_init__(self) -> None:
         """Refuse what could not be written, or would be read as something else."""
         if fault := _fault(self):
-            raise InvalidMessage(_no_object(fault))
+            raise InvalidMessage(_no_object(fault), code="MR-puzzledb-object-invalid")
         utf8(self.from_cluster, "from_cluster of a message object")
         utf8(self.from_host, "from_host of a message object")
 
@@ -183,9 +183,9 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except DecodeError as fault:
-        raise DecodeError(_no_object(fault)) from None
+        raise DecodeError(_no_object(fault), code="MR-puzzledb-object-invalid") from None
     except InvalidMessage as error:
-        raise DecodeError(str(error)) from None
+        raise DecodeError(str(error), code="MR-puzzledb-object-invalid") from None
 
 
 def _arguments(found: object) -> dict[str, Any]:
@@ -260,7 +260,8 @@ def _item(value: Any) -> bytes:
         case dict():
             if not all(isinstance(key, str) for key in value):
                 raise EncodeError(
-                    "An object has a key that is bytes, which go-cbor does not survive: send text as keys."
+                    "An object has a key that is bytes, which go-cbor does not survive: send text as keys.",
+                    code="MR-value-unsupported",
                 )
             return _head(_MAP, len(value)) + b"".join(_text(key) + _item(each) for key, each in value.items())
         case datetime():
@@ -271,7 +272,10 @@ def _item(value: Any) -> bytes:
 
 def _integer_of_eight_bytes(number: int) -> bytes:
     if number < -(2**63):
-        raise EncodeError("An object has an integer below -2^63, which go-cbor misreads: send it as text.")
+        raise EncodeError(
+            "An object has an integer below -2^63, which go-cbor misreads: send it as text.",
+            code="MR-value-unsupported",
+        )
     return _uint64(number) if number >= 0 else b"\x3b" + (-1 - number).to_bytes(8)
 
 

@@ -37,7 +37,8 @@ def mail_connection(_mail_connections: list[Any]) -> Iterator[Any]:
             dsn = settings.dsn()
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"{error} Or override the fixture mail_connection in conftest.py to give a connection of yours."
+                f"{error} Or override the fixture mail_connection in conftest.py to give a connection of yours.",
+                code=error.code,
             ) from None
         _mail_connections.append(psycopg.connect(dsn))
     connection = _mail_connections[-1]

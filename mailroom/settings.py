@@ -76,10 +76,13 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
             return ""
         raise ConfigurationError(
             f"No database is named. Give --dsn, or set {DSN_VARIABLE}, or PGHOST and PGDATABASE; "
-            f"or try it without a server of your own: export {DSN_VARIABLE}=$(mailroom embedded dsn)"
+            f"or try it without a server of your own: export {DSN_VARIABLE}=$(mailroom embedded dsn)",
+            code="MR-no-database-named",
         )
     if not isinstance(text, str):
-        raise ConfigurationError(f"A connection string is text, not {type(text).__name__}.")
+        raise ConfigurationError(
+            f"A connection string is text, not {type(text).__name__}.", code="MR-connection-string-invalid"
+        )
     text = SQLALCHEMY_SCHEME.sub(r"\1://", text)
     login = USER_AND_PASSWORD.match(text)
     if login is None or not ENDS_IT_EARLY.search(login[1]):
@@ -89,7 +92,8 @@ def dsn(given: str | None = None, environment: Mapping[str, str] = os.environ) -
     raise ConfigurationError(
         "The connection string cannot be read. It looks like postgresql://user@host:5432/database or "
         "host=... dbname=...; in the first form, special characters of a password are percent-encoded "
-        "(@ as %40, / as %2F, ? as %3F)."
+        "(@ as %40, / as %2F, ? as %3F).",
+        code="MR-connection-string-invalid",
     )
 
 
@@ -224,7 +228,7 @@ def connection_failed(error: psycopg.OperationalError) -> ConnectionFailed:
     One that the server raised in a session that goes on, such as for want of memory, says that instead.
     """
     if (refused := refusal(error)) is not None:
-        return ConnectionFailed(refused)
+        return ConnectionFailed(refused, code="MR-row-security" if is_of_row_security(error) else "MR-server-refused")
     reason = " ".join(str(error).split()).rstrip(".?") or type(error).__name__
     if "session is read-only" in reason:
         check = "It is a standby or read-only: name the primary. To read only, add target_session_attrs=any."

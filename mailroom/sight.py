@@ -42,7 +42,10 @@ def seeing(schema: str, *tables: str) -> Operation[None]:
 def refuse_hidden(schema: str, role: str, hidden: str | None) -> None:
     """Raise `SchemaError` if there are tables in `hidden`, the answer of `HIDDEN`."""
     if hidden:
-        raise SchemaError(f"Row security hides rows of schema {schema!r} from role {role!r}: {hidden}. {ADVICE}")
+        raise SchemaError(
+            f"Row security hides rows of schema {schema!r} from role {role!r}: {hidden}. {ADVICE}",
+            code="MR-row-security",
+        )
 
 
 def the_one(rows: Sequence[Row], what: str, schema: str) -> Row:
@@ -56,5 +59,6 @@ def unseen(what: str, schema: str) -> SchemaError:
     """Return the error of a row that must exist and is not seen."""
     return SchemaError(
         f"In schema {schema!r} this role sees no {what}. There always is one: either it was deleted, or it is hidden, "
-        "such as by row security. Put it back from a backup, or show it to the role."
+        "such as by row security. Put it back from a backup, or show it to the role.",
+        code="MR-row-missing",
     )

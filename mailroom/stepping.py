@@ -198,6 +198,8 @@ def _failure(message: Message, error: Exception, recorded: Recorded) -> Failure:
 class WrongHandler(ConfigurationError):
     """A sync handler was given instead of an async one, or vice versa: an error of the test, not of a message."""
 
+    code = "MR-async-mismatch"
+
 
 def refuse_async(handler: Callable[..., object], instead: str) -> None:
     """Raise `WrongHandler` for an async handler."""

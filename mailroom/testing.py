@@ -332,7 +332,8 @@ def _reading(schema: str, source: _Known) -> Operation[_Reader]:
     if not rows:
         raise ConfigurationError(
             f"The target does not read the node {source.name}. Link them first: mailroom link allow at the source, "
-            "mailroom link add at the target."
+            "mailroom link add at the target.",
+            code="MR-test-link-missing",
         )
     return _Reader(*rows[0])
 
@@ -340,7 +341,9 @@ def _reading(schema: str, source: _Known) -> Operation[_Reader]:
 def _next_batch(schema: str, link: int, position: Position) -> Operation[FetchedBatch | None]:
     bounds = yield from bounding(schema, link, position, rows=1_000, max_bytes=2**24)
     if bounds.verdict != "agrees":
-        raise ConfigurationError(f"The nodes do not agree on what has been received ({bounds.verdict}).")
+        raise ConfigurationError(
+            f"The nodes do not agree on what has been received ({bounds.verdict}).", code="MR-test-link-stuck"
+        )
     if bounds.last is None:
         return None
     # Decoded, since the two connections may be of two drivers.
@@ -354,7 +357,8 @@ def _receiving(
         yield from raising_ceiling(schema, reception.ceiling)
     if reception.outcome != "taken":
         raise ConfigurationError(
-            f"The target could not receive row {position.seq + 1} of the link: {reception.outcome}."
+            f"The target could not receive row {position.seq + 1} of the link: {reception.outcome}.",
+            code="MR-test-link-stuck",
         )
     return reception.rows - reception.marks
 

@@ -80,10 +80,13 @@ class Topic(Generic[T, A]):
         """
         if _version(version) >= self.version:
             raise ConfigurationError(
-                f"upcast({version!r}) of {self.name}: give a version below the topic's, which is {self.version}."
+                f"upcast({version!r}) of {self.name}: give a version below the topic's, which is {self.version}.",
+                code="MR-invalid-argument",
             )
         if version in self._upcasters:
-            raise ConfigurationError(f"Topic {self.name} has an upcaster from version {version} already.")
+            raise ConfigurationError(
+                f"Topic {self.name} has an upcaster from version {version} already.", code="MR-registered-twice"
+            )
 
         def register(upcaster: Upcaster) -> Upcaster:
             self._upcasters[version] = upcaster
@@ -127,7 +130,8 @@ class Topic(Generic[T, A]):
             if upcaster is None:
                 raise DecodeError(
                     f"The value is of version {version} of {self.name}, which has no upcaster from there: register one "
-                    f"by upcast({version}), then replay."
+                    f"by upcast({version}), then replay.",
+                    code="MR-upcaster-missing",
                 )
             try:
                 value = upcaster(value)
@@ -135,7 +139,8 @@ class Topic(Generic[T, A]):
                 # Not chained: it may quote the payload.
                 raise DecodeError(
                     f"The upcaster of {self.name} from version {version} raised {type(error).__name__}: mend it, then "
-                    "replay. Message.raw still holds the value's bytes."
+                    "replay. Message.raw still holds the value's bytes.",
+                    code="MR-upcaster-failed",
                 ) from None
             version += 1
         return value
@@ -145,12 +150,16 @@ class Topic(Generic[T, A]):
         if sent is None:
             return 1
         if not VERSION.match(sent):
-            raise DecodeError(f"The header {SCHEMA} is no version: it is the text of an int from 1 to {MAX_VERSION:,}.")
+            raise DecodeError(
+                f"The header {SCHEMA} is no version: it is the text of an int from 1 to {MAX_VERSION:,}.",
+                code="MR-value-version-invalid",
+            )
         version = int(sent)
         if version > self.version:
             raise DecodeError(
                 f"The value is of version {version} of {self.name}, and this program reads up to {self.version}: "
-                "deploy one that reads it, then replay."
+                "deploy one that reads it, then replay.",
+                code="MR-value-version-too-new",
             )
         return version
 
@@ -181,7 +190,9 @@ def _version(version: int) -> int:
 def _values(value_type: Any, read: Callable[[Any], T] | None, write: Callable[[T], object] | None) -> Values[T]:
     for given, what in ((read, "read"), (write, "write")):
         if given is not None and not callable(given):
-            raise ConfigurationError(f"{what} is {shown(given)}; give a function of one value.")
+            raise ConfigurationError(
+                f"{what} is {shown(given)}; give a function of one value.", code="MR-invalid-argument"
+            )
     if read is not None and write is not None:
         return Values(_reading(read), write)
     by_type = values_of(value_type, "give read= and write=")
@@ -198,7 +209,8 @@ def _reading(read: Callable[[Any], T]) -> Callable[[Any], T]:
             # Not chained: it may quote the payload.
             raise DecodeError(
                 f"The value does not fit: its topic's read raised {type(error).__name__}. Message.raw still holds its "
-                "bytes."
+                "bytes.",
+                code="MR-received-value-does-not-fit",
             ) from None
 
     return guarded

@@ -70,20 +70,28 @@ def _finding(table: str, without: tuple[str, ...]) -> Operation[_Table]:
     found = yield TABLE.at()(table=table)
     if not found:
         raise ConfigurationError(
-            f"There is no table {of}. Give schema.table; names are case-sensitive and without quotes."
+            f"There is no table {of}. Give schema.table; names are case-sensitive and without quotes.",
+            code="MR-table-cannot-be-watched",
         )
     if len(found) > 1:
         raise ConfigurationError(
-            f"Several tables are called {of}, since names of schemas and tables may have dots: rename one."
+            f"Several tables are called {of}, since names of schemas and tables may have dots: rename one.",
+            code="MR-table-cannot-be-watched",
         )
     [(oid, kind, by_row, *facts, columns_json, key_json)] = found
     if reason := _refusal(table, kind, *facts, has_key=key_json is not None):
-        raise ConfigurationError(f"{of} {reason}")
+        raise ConfigurationError(f"{of} {reason}", code="MR-table-cannot-be-watched")
     columns = json.loads(columns_json)
     if missing := sorted(set(without) - set(columns)):
-        raise ConfigurationError(f"{of} has no column {shown(missing[0])} to leave out. Names are case-sensitive.")
+        raise ConfigurationError(
+            f"{of} has no column {shown(missing[0])} to leave out. Names are case-sensitive.",
+            code="MR-table-cannot-be-watched",
+        )
     if keys := sorted(set(without) & set(json.loads(key_json))):
-        raise ConfigurationError(f"Column {shown(keys[0])} of {of} is in the primary key, which every message has.")
+        raise ConfigurationError(
+            f"Column {shown(keys[0])} of {of} is in the primary key, which every message has.",
+            code="MR-table-cannot-be-watched",
+        )
     return _Table(oid, by_row, f"{oid}:{','.join(map(str, sorted(columns[name] for name in without)))}")
 
 
@@ -173,7 +181,9 @@ def _watching(
     schema = schema_name(schema)
     topic_name(f"{topic_name(topic)}.{LONGEST_WORD}")
     if (size := len(_text(key_prefix, "key_prefix"))) > MAX_PREFIX_BYTES:
-        raise InvalidMessage(f"The key_prefix has {size} bytes; {MAX_PREFIX_BYTES} are allowed.")
+        raise InvalidMessage(
+            f"The key_prefix has {size} bytes; {MAX_PREFIX_BYTES} are allowed.", code="MR-invalid-argument"
+        )
     columns = tuple(dict.fromkeys([without] if isinstance(without, str) else without))
     _text(table, "table")
     for column in columns:
@@ -195,7 +205,7 @@ def _watching(
 
 def _text(text: str, what: str) -> bytes:
     if not isinstance(text, str):
-        raise InvalidMessage(f"The {what} is text, not {type(text).__name__}.")
+        raise InvalidMessage(f"The {what} is text, not {type(text).__name__}.", code="MR-invalid-argument")
     return utf8(text, what)
 
 

@@ -37,6 +37,8 @@ EXPRESSIONS = {
 class BulkLost(MailroomError):
     """A table has lost rows, or is not a plain table of messages. The transaction moves nothing of it."""
 
+    code = "MR-bulk-lost"
+
 
 def table(token: UUID) -> str:
     """Return the name of the staging table with this token."""

@@ -18,7 +18,7 @@ from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
 from mailroom.cli.parameters import KEY, TOPIC, seconds
-from mailroom.errors import InvalidMessage
+from mailroom.errors import InvalidMessage, coded
 from mailroom.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
 from mailroom.sql.runner import run
 from outbox.csv_source import CsvSource
@@ -189,7 +189,7 @@ def _wrong_usage() -> Iterator[None]:
     try:
         yield
     except InvalidMessage as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(coded(str(error), error)) from None
 
 
 def _parsed(text: str) -> object:

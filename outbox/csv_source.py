@@ -36,7 +36,8 @@ class CsvSource:
         for name in (*columns, *([] if key_column is None else [key_column])):
             if name not in heading:
                 raise ConfigurationError(
-                    f"The file has no column {shown(name)}; it has {', '.join(map(shown, heading))}."
+                    f"The file has no column {shown(name)}; it has {', '.join(map(shown, heading))}.",
+                    code="MR-invalid-csv",
                 )
         self._key_at = None if key_column is None else heading.index(key_column)
         self._columns = [(name, heading.index(name)) for name in columns or heading]
@@ -54,15 +55,17 @@ class CsvSource:
                     number += 1
                     yield row_of(self._message(cells))
         except InvalidMessage as error:
-            raise type(error)(f"Row {number} (line {self._reader.line_num}): {error} Nothing was sent.") from None
+            text = f"Row {number} (line {self._reader.line_num}): {error} Nothing was sent."
+            raise type(error)(text, code=error.code) from None
         except csv.Error as error:
             raise InvalidMessage(
-                f"Row {number + 1} (line {self._reader.line_num}): {error}. Nothing was sent: correct it first."
+                f"Row {number + 1} (line {self._reader.line_num}): {error}. Nothing was sent: correct it first.",
+                code="MR-invalid-csv",
             ) from None
 
     def _message(self, cells: list[str]) -> Outgoing:
         if len(cells) != self._width:
-            raise InvalidMessage(f"it has {len(cells)} cells, the heading has {self._width}.")
+            raise InvalidMessage(f"it has {len(cells)} cells, the heading has {self._width}.", code="MR-invalid-csv")
         _check_text(cells)
         key = None if self._key_at is None else cells[self._key_at] or None
         return Outgoing(self._topic, {name: cells[at] for name, at in self._columns}, key, **self._fields)
@@ -71,13 +74,15 @@ class CsvSource:
         try:
             heading = next(self._reader, [])
         except csv.Error as error:
-            raise InvalidMessage(f"The heading cannot be read: {error}.") from None
+            raise InvalidMessage(f"The heading cannot be read: {error}.", code="MR-invalid-csv") from None
         if not heading:
-            raise InvalidMessage("The file is empty: its first line must name the columns.")
+            raise InvalidMessage("The file is empty: its first line must name the columns.", code="MR-invalid-csv")
         _check_text(heading)
         twice = {name for name in heading if heading.count(name) > 1}
         if twice:
-            raise InvalidMessage(f"The heading names {', '.join(map(shown, sorted(twice)))} more than once.")
+            raise InvalidMessage(
+                f"The heading names {', '.join(map(shown, sorted(twice)))} more than once.", code="MR-invalid-csv"
+            )
         return heading
 
 
@@ -86,4 +91,6 @@ def _check_text(cells: list[str]) -> None:
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:
-        raise InvalidMessage("it is not UTF-8: convert the file, for instance by iconv.") from None
+        raise InvalidMessage(
+            "it is not UTF-8: convert the file, for instance by iconv.", code="MR-invalid-csv"
+        ) from None

@@ -93,25 +93,37 @@ def row_of(executable: Executable) -> tuple[Any, ...]:
 
 def _check_parts(executable: Executable) -> None:
     if not isinstance(executable.operation, str) or executable.operation not in NEEDS:
-        raise InvalidMessage(f"{shown(executable.operation)} is not an operation; there are {', '.join(NEEDS)}.")
+        raise InvalidMessage(
+            f"{shown(executable.operation)} is not an operation; there are {', '.join(NEEDS)}.",
+            code="MR-invalid-executable",
+        )
     given = {name for name in SPECIFIC if getattr(executable, name) is not None}
     if executable.key == "" and executable.operation != "delete_range":
         given.discard("key")
     needed = NEEDS[executable.operation]
     if missing := sorted(needed - given):
-        raise InvalidMessage(f"{executable.operation} needs {' and '.join(missing)}.")
+        raise InvalidMessage(f"{executable.operation} needs {' and '.join(missing)}.", code="MR-invalid-executable")
     if executable.target is None and executable.operation not in OWN:
-        raise InvalidMessage(f"{executable.operation} needs a target: the name of a registered function.")
+        raise InvalidMessage(
+            f"{executable.operation} needs a target: the name of a registered function.", code="MR-invalid-executable"
+        )
     if executable.operation == "account" and executable.target not in (None, ACCOUNTING):
-        raise InvalidMessage(f"account writes the node's books: give no target, or {ACCOUNTING}.")
+        raise InvalidMessage(
+            f"account writes the node's books: give no target, or {ACCOUNTING}.", code="MR-invalid-executable"
+        )
     if surplus := sorted(given - needed - MAY_HAVE.get(executable.operation, frozenset())):
-        raise InvalidMessage(f"{executable.operation} takes no {' and no '.join(surplus)}.")
+        raise InvalidMessage(
+            f"{executable.operation} takes no {' and no '.join(surplus)}.", code="MR-invalid-executable"
+        )
 
 
 def _key(executable: Executable, key: Key) -> str:
     text = key_text(key)
     if executable.operation == "account" and text.count("/") >= MAX_LEVELS:
-        raise InvalidMessage(f"Key {shown(text)} has {text.count('/') + 1} levels; {MAX_LEVELS} can be accounted for.")
+        raise InvalidMessage(
+            f"Key {shown(text)} has {text.count('/') + 1} levels; {MAX_LEVELS} can be accounted for.",
+            code="MR-invalid-executable",
+        )
     return text
 
 
@@ -119,11 +131,14 @@ def _part(value: bytes, what: str) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise InvalidMessage(
             f"{what} is bytes, not {type(value).__name__}: encode it, for example with mailroom.codec.encode. "
-            "For a number use increment."
+            "For a number use increment.",
+            code="MR-invalid-executable",
         )
     part = bytes(value)
     if len(part) > MAX_PART_BYTES:
-        raise InvalidMessage(f"{what} has {len(part):,} bytes; {MAX_PART_BYTES:,} are allowed.")
+        raise InvalidMessage(
+            f"{what} has {len(part):,} bytes; {MAX_PART_BYTES:,} are allowed.", code="MR-executable-too-large"
+        )
     return part
 
 
@@ -134,11 +149,18 @@ def _json(arguments: object) -> str:
         size = len(json.dumps(arguments, ensure_ascii=False).encode()) + _digits_more(text)
     except (TypeError, ValueError, RecursionError) as error:
         # Not chained: the cause may quote the payload.
-        raise InvalidMessage(f"The arguments cannot be encoded as JSON: {type(error).__name__}.") from None
+        raise InvalidMessage(
+            f"The arguments cannot be encoded as JSON: {type(error).__name__}.", code="MR-invalid-executable"
+        ) from None
     if NUL.search(text):
-        raise InvalidMessage("The arguments contain a NUL character, which PostgreSQL's jsonb cannot store.")
+        raise InvalidMessage(
+            "The arguments contain a NUL character, which PostgreSQL's jsonb cannot store.", code="MR-invalid-text"
+        )
     if size > MAX_PART_BYTES:
-        raise InvalidMessage(f"The arguments have {size:,} bytes as JSON; {MAX_PART_BYTES:,} are allowed.")
+        raise InvalidMessage(
+            f"The arguments have {size:,} bytes as JSON; {MAX_PART_BYTES:,} are allowed.",
+            code="MR-executable-too-large",
+        )
     return text
 
 

@@ -19,11 +19,15 @@ NAMESPACE = UUID("4962d28c-5274-4fb8-91db-ec61c171a097")
 def identified(message: Outgoing, once: str) -> Outgoing:
     """Return the message with the id that its topic and the text of `once` give. Raises `InvalidMessage`."""
     if message.id is not None:
-        raise InvalidMessage("Give id or once, not both: with once the id is computed from the topic and its text.")
+        raise InvalidMessage(
+            "Give id or once, not both: with once the id is computed from the topic and its text.",
+            code="MR-arguments-conflict",
+        )
     if not isinstance(once, str) or not once:
         raise InvalidMessage(
             f"once is {'empty' if once == '' else type(once).__name__}: give the text that is the same whenever this "
-            "message is sent again, such as the id of a webhook's event."
+            "message is sent again, such as the id of a webhook's event.",
+            code="MR-invalid-argument",
         )
     utf8(once, "text of once")
     return replace(message, id=uuid5(NAMESPACE, f"{topic_name(message.topic)}:{once}"))  # no topic has a colon

@@ -41,7 +41,7 @@ class _Node:
             try:
                 rows.append(row_of(message, fresh))
             except InvalidMessage as error:
-                raise type(error)(f"Message {nth}: {error} None of this call was sent.") from None
+                raise type(error)(f"Message {nth}: {error} None of this call was sent.", code=error.code) from None
         return sending_many(self.schema, rows)
 
     def _reply(self, request: Request, value: object, status: int, fields: Fields) -> tuple[Operation[None], UUID]:

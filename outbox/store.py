@@ -78,7 +78,7 @@ WHERE key = %(key)s::text AND minute >= coalesce(%(since)s::timestamptz, '-infin
 
 def _executable(given: Executable) -> Executable:
     if not isinstance(given, Executable):
-        raise InvalidMessage(f"It is a {type(given).__name__}: give an Executable.")
+        raise InvalidMessage(f"It is a {type(given).__name__}: give an Executable.", code="MR-invalid-executable")
     return given
 
 
@@ -103,12 +103,15 @@ class _Target:
             try:
                 rows.append(row_of(_executable(executable)))
             except (InvalidMessage, InvalidName) as error:
-                raise type(error)(f"Executable {nth}: {error} None of this call was sent.") from None
+                text = f"Executable {nth}: {error} None of this call was sent."
+                raise type(error)(text, code=error.code) from None
         return writing_many(self.schema, rows)
 
     def _get(self, key: Key) -> Operation[Raw | int | None]:
         if self.target != STORE:
-            raise ConfigurationError(f"{self.target} is a table of your own: read it with SQL.")
+            raise ConfigurationError(
+                f"{self.target} is a table of your own: read it with SQL.", code="MR-store-not-kept"
+            )
         text = key_text(key)
         [(value, number, may_be_hidden)] = yield GET.at(schema=self.schema)(key=text)
         if value is None and number is None and may_be_hidden:

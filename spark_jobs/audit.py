@@ -111,7 +111,8 @@ def _files(spark: SparkSession, directories: Sequence[str], names: str) -> DataF
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise ConfigurationError(
-            f"One of these directories is missing: {', '.join(map(shown, directories))}."
+            f"One of these directories is missing: {', '.join(map(shown, directories))}.",
+            code="MR-invalid-directory",
         ) from None
 
 

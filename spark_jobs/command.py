@@ -15,6 +15,7 @@ from mailroom.cli.call import Call
 from mailroom.cli.failures import Interrupted, tell
 from mailroom.cli.options import share
 from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.errors.codes import CODES
 from spark_jobs.node import Node
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 OURS = re.compile(r"^\s*(?:\w+: )?(?:mailroom|spark_jobs)\.[\w.]+: (.*)$", re.MULTILINE)
+CODE = re.compile(r"(MR-[a-z-]+): see `mailroom explain")  # the note of such an error
 # Spark's own names of errors, and the Java exceptions that caused one another.
 NAMED = re.compile(r"(?<=\[)[A-Z_]{4,}(?:\.[A-Z_]+)*(?=\])|(?<=Caused by: )[\w.]+")
 
@@ -55,7 +57,9 @@ dsn_variable = click.option(
 def node_of(call: Call, variable: str | None, *, travels: bool = True) -> Node:
     """Return the node that a job's options name; one that `travels` to tasks is named without a password."""
     if variable is not None and call.names_database:
-        raise ConfigurationError("--dsn-variable and --dsn name two databases: give one of them.")
+        raise ConfigurationError(
+            "--dsn-variable and --dsn name two databases: give one of them.", code="MR-two-databases-named"
+        )
     if variable is None and not travels:
         return Node(call.schema, call.dsn())
     options = {"schema": call.schema, "dsn": call.dsn() if call.names_database else None, "dsnVariable": variable}
@@ -78,24 +82,27 @@ def session(name: str) -> "Iterator[SparkSession]":
     try:
         yield spark
     except (PySparkException, Py4JJavaError) as error:
-        raise MailroomError(_reason(str(error), is_of_plan=isinstance(error, AnalysisException))) from error
+        raise _failure(str(error), is_of_plan=isinstance(error, AnalysisException)) from error
     finally:
         if is_ours:
             spark.stop()
 
 
-def _reason(text: str, *, is_of_plan: bool) -> str:
-    """Say in a line why a job failed: our own error out of the traceback of one of Spark's processes, else Spark's.
+def _failure(text: str, *, is_of_plan: bool) -> MailroomError:
+    """Return an error that says in a line why a job failed: our own, out of a traceback of Spark's, or Spark's.
 
     Spark's text about a plan is shown. Its text about a query that ran may repeat a row: only the errors are named.
     """
     ours = OURS.search(text)
+    code = CODE.search(text, ours.end()) if ours else None
     if ours:
-        return ours[1].strip()
-    if is_of_plan:
-        return f"Spark refused: {text.strip().splitlines()[0]}"
-    names = dict.fromkeys(NAMED.findall(text))
-    return f"Spark failed: {', '.join(names) or 'it did not say why'}. Its log has more."
+        reason = ours[1].strip()
+    elif is_of_plan:
+        reason = f"Spark refused: {text.strip().splitlines()[0]}"
+    else:
+        names = dict.fromkeys(NAMED.findall(text))
+        reason = f"Spark failed: {', '.join(names) or 'it did not say why'}. Its log has more."
+    return MailroomError(reason, code=code[1] if code and code[1] in CODES else "MR-spark-failed")
 
 
 def main(command: click.Command) -> NoReturn:

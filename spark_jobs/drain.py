@@ -140,9 +140,9 @@ def drain_on(
     node = node.pinned()
     before = _totals(node, inbox, shards)
     task = partial(_drain_shards, node=node, inbox=inbox, directory=directory, max_messages=max_messages)
-    refused = spark.range(0, shards, 1, shards).mapInArrow(task, "shard bigint, error string").collect()
+    refused = spark.range(0, shards, 1, shards).mapInArrow(task, "shard bigint, error string, code string").collect()
     if refused:
-        raise MailroomError(f"Shard {refused[0].shard}: {refused[0].error}")
+        raise MailroomError(f"Shard {refused[0].shard}: {refused[0].error}", code=refused[0].code)
     after = _totals(node, inbox, shards)
     return Drained(after.messages - before.messages, after.segments - before.segments)
 
@@ -161,7 +161,7 @@ def _drain_shards(
             try:
                 drain(node, inbox, directory, shard=shard, max_messages=max_messages)
             except MailroomError as error:
-                yield pa.RecordBatch.from_pydict({"shard": [shard], "error": [str(error)]})
+                yield pa.RecordBatch.from_pydict({"shard": [shard], "error": [str(error)], "code": [error.code]})
 
 
 def drained(spark: "SparkSession", directory: str) -> "DataFrame":

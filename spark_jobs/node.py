@@ -60,7 +60,9 @@ class Node:
         """
         dsn, variable, staging = options.get("dsn"), options.get("dsnVariable"), options.get("stagingSchema")
         if dsn is not None and variable is not None:
-            raise ConfigurationError("The options dsn and dsnVariable name two databases: give one of them.")
+            raise ConfigurationError(
+                "The options dsn and dsnVariable name two databases: give one of them.", code="MR-two-databases-named"
+            )
         return cls(
             schema_name(options.get("schema", DEFAULT_SCHEMA)),
             None if dsn is None else without_password(dsn),
@@ -83,7 +85,8 @@ class Node:
             raise ConfigurationError(
                 f"The environment variable {self.variable} is not set here. Set it for the driver and for the "
                 f"executors (spark.executorEnv.{self.variable}; Spark hides its value only if the name holds SECRET or "
-                "PASSWORD)."
+                "PASSWORD).",
+                code="MR-spark-variable-not-set",
             )
         return settings.dsn(text)
 
@@ -129,7 +132,8 @@ class Node:
             if self.staging is not None and not run(connection, _may_stage(self.staging)):
                 raise ConfigurationError(
                     f"The role cannot stage in the schema {self.staging}: GRANT USAGE, CREATE ON SCHEMA {self.staging} "
-                    "TO it, after CREATE SCHEMA where there is none."
+                    "TO it, after CREATE SCHEMA where there is none.",
+                    code="MR-spark-staging-rights",
                 )
             return self.pinned(connection)
 
@@ -152,7 +156,8 @@ def without_password(dsn: str) -> str:
         raise ConfigurationError(
             "The option dsn holds a password, or other credentials, which Spark would show in plans and logs. Leave it "
             "out and let PGPASSWORD, a passfile or a service file of libpq have it, or name an environment variable "
-            "that holds the whole connection string: option dsnVariable."
+            "that holds the whole connection string: option dsnVariable.",
+            code="MR-password-shown",
         )
     return text
 
@@ -163,4 +168,6 @@ def demand_known(options: Mapping[str, str], known: Iterable[str]) -> None:
     lowered = {name.lower() for name in names}
     for name in options:
         if name.lower() not in lowered:
-            raise ConfigurationError(f"There is no option {shown(name)}; there are {', '.join(names)}.")
+            raise ConfigurationError(
+                f"There is no option {shown(name)}; there are {', '.join(names)}.", code="MR-spark-option"
+            )

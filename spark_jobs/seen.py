@@ -71,7 +71,8 @@ def demand_the_same(
             raise ConfigurationError(
                 f"This process reaches another {differ[0]} than the driver: {_named(found)}, and the driver "
                 f"{_named(seen)}. Let the same variable or service name the same database on all machines, and run the "
-                "job again."
+                "job again.",
+                code="MR-spark-other-database",
             )
         if found.visible >= (seen.visible if is_standby else seen.durable):
             return
@@ -79,7 +80,8 @@ def demand_the_same(
             raise ConfigurationError(
                 f"This process reaches {'a standby that lags behind' if is_standby else 'an older state of the server'}"
                 " and does not see what the driver saw. Name the primary on all machines, with several hosts by "
-                "target_session_attrs=read-write, and run the job again."
+                "target_session_attrs=read-write, and run the job again.",
+                code="MR-spark-older-state",
             )
         pause(POLL_INTERVAL_S)
 

@@ -99,7 +99,9 @@ def _format(paths: tuple[str, ...]) -> str:
     suffixes = {PurePosixPath(path.removesuffix(".gz")).suffix.lstrip(".") for path in paths}
     if len(suffixes) == 1 and suffixes <= set(FORMATS):
         return suffixes.pop()
-    raise ConfigurationError(f"The names do not say what the files are: give --format, one of {', '.join(FORMATS)}.")
+    raise ConfigurationError(
+        f"The names do not say what the files are: give --format, one of {', '.join(FORMATS)}.", code="MR-spark-option"
+    )
 
 
 def _reading(file_format: str, given: tuple[str, ...], *, inferred: bool) -> dict[str, str]:
@@ -112,7 +114,7 @@ def _reading(file_format: str, given: tuple[str, ...], *, inferred: bool) -> dic
     for option in given:
         name, equals, value = option.partition("=")
         if not equals:
-            raise ConfigurationError(f"--option {option} is not NAME=VALUE.")
+            raise ConfigurationError(f"--option {option} is not NAME=VALUE.", code="MR-spark-option")
         options[name] = value
     return options
 

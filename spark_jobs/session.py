@@ -51,15 +51,20 @@ def java_version(environment: Mapping[str, str] = os.environ) -> int:
     home = environment.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH"))
     if java is None:
-        raise ConfigurationError(f"Spark needs Java, and none was found. {HOW_TO_GET_JAVA}")
+        raise ConfigurationError(f"Spark needs Java, and none was found. {HOW_TO_GET_JAVA}", code="MR-spark-needs-java")
     try:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - the Java that Spark runs
     except (OSError, subprocess.SubprocessError):
-        raise ConfigurationError(f"Spark needs Java, and {java} does not run. {HOW_TO_GET_JAVA}") from None
+        raise ConfigurationError(
+            f"Spark needs Java, and {java} does not run. {HOW_TO_GET_JAVA}", code="MR-spark-needs-java"
+        ) from None
     found = re.search(r'version "(?:1\.)?(\d+)', output.stderr + output.stdout)
     version = int(found[1]) if found else 0
     if version < JAVA_AT_LEAST:
-        raise ConfigurationError(f"Spark needs Java {JAVA_AT_LEAST}, and {java} is Java {version}. {HOW_TO_GET_JAVA}")
+        raise ConfigurationError(
+            f"Spark needs Java {JAVA_AT_LEAST}, and {java} is Java {version}. {HOW_TO_GET_JAVA}",
+            code="MR-spark-needs-java",
+        )
     return version
 
 
@@ -71,7 +76,7 @@ def jdbc_jar(environment: Mapping[str, str] = os.environ) -> Path | None:
     named = environment.get(JAR_VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which is no file.")
+            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which is no file.", code="MR-spark-jar-missing")
         return Path(named)
     return DEBIANS_JAR if DEBIANS_JAR.is_file() else None
 

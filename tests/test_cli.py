@@ -253,8 +253,8 @@ def test_missing_grant_is_told_with_who_lacks_it(
 
 
 def test_error_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tell(MailroomError("It broke:\n  here\x1b[31m")) == 1
-    assert capsys.readouterr().err == "mailroom: error: It broke: here\\x1b[31m\n"
+    assert tell(MailroomError("It broke:\n  here\x1b[31m", code="MR-inbox-in-use")) == 1
+    assert capsys.readouterr().err == "mailroom: error: It broke: here\\x1b[31m [MR-inbox-in-use]\n"
 
 
 def test_unexpected_error_keeps_its_traceback() -> None:

@@ -529,7 +529,7 @@ async def test_daemon_both_of_whose_lanes_fail_raises_the_error_and_logs_none(
 ) -> None:
     class Failing(Dispatcher):
         async def run(self) -> None:
-            raise SchemaError("There is no schema.")
+            raise SchemaError("There is no schema.", code="MR-no-schema")
 
     with pytest.raises(SchemaError):
         await run_until_signalled([Failing(node.dsn), Failing(node.dsn)])

@@ -50,7 +50,7 @@ from tests.support.waiting import WITHIN_S, eventually
 pytestmark = pytest.mark.one_version
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"(?:^<!-- test: (?P<marker>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 INLINE = re.compile(r"`(?P<command>mailroom [a-z][^`]*)`")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")

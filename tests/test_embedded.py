@@ -198,7 +198,7 @@ def test_users_own_server_is_durable_and_leaves_other_versions_alone(
 
 
 def without_binaries(major: int | None = None) -> Binaries:
-    raise EmbeddedServerError(f"No PostgreSQL {major} found to run.")
+    raise EmbeddedServerError(f"No PostgreSQL {major} found to run.", code="MR-embedded-no-binaries")
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.explain import nodes
 from tests.support.node import Node
+from tests.support.noted import END
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger
 from tests.test_codec import supported
@@ -300,7 +301,7 @@ TAKE_A_TOPIC: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", HOSTILE_NAMES | NOT_TEXT)
 def test_hostile_schema_name_is_refused_wherever_it_enters(name: str) -> None:
     for call in TAKE_A_SCHEMA.values():
-        with pytest.raises(InvalidName, match=r"\ASchema name .* is not valid: [ -~]*\Z"):
+        with pytest.raises(InvalidName, match=r"\ASchema name .* is not valid: [ -~]*" + END):
             call((HOSTILE_NAMES | NOT_TEXT)[name])
 
 
@@ -309,14 +310,14 @@ def test_hostile_inbox_name_is_refused_wherever_it_enters(name: str) -> None:
     for where, call in TAKE_AN_INBOX.items():
         # `deliver_all` delivers first, and `create_inbox` takes a list of names.
         if where != "testing.handle_all" and (where, name) != ("create_inbox", "list"):
-            with pytest.raises(InvalidName, match=r"\AInbox name .* is not valid: [ -~]*\Z"):
+            with pytest.raises(InvalidName, match=r"\AInbox name .* is not valid: [ -~]*" + END):
                 call((HOSTILE_NAMES | NOT_TEXT)[name])
 
 
 @pytest.mark.parametrize("name", HOSTILE_TOPICS | NOT_TEXT)
 def test_hostile_topic_is_refused_wherever_it_enters(name: str) -> None:
     for call in TAKE_A_TOPIC.values():
-        with pytest.raises(InvalidMessage, match=r"Topic [ -~]* is not valid: [ -~]*\Z"):
+        with pytest.raises(InvalidMessage, match=r"Topic [ -~]* is not valid: [ -~]*" + END):
             call((HOSTILE_TOPICS | NOT_TEXT)[name])
 
 

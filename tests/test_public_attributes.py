@@ -33,7 +33,7 @@ ATTRIBUTES = {
     "InvalidMessage": "",
     "InvalidName": "",
     "LinkRefused": "at command reason",
-    "MailroomError": "exit_code",
+    "MailroomError": "code exit_code",
     "NoHandler": "",
     "NotInTransaction": "",
     "NotSubscribed": "",
@@ -94,12 +94,12 @@ ATTRIBUTES = {
         "clock delivered_at event_type expires_at headers id key kind message_type origin raw sent_at sent_clock "
         "source status topic value"
     ),
-    "NoReply": "",
+    "NoReply": "code",
     "Park": "",
     "Parked": "attempts discard inbox keys messages replay schema",
     "ParkedKey": "attempts clock key messages parked_at reason",
     "Pending": "id wait",
-    "ErrorReply": "status value",
+    "ErrorReply": "code status value",
     "Reject": "value",
     "Requests": "ask inbox schema send",
     "Retry": "after_s",

@@ -22,6 +22,7 @@ from outbox.store import INSERT, Books
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.executing import LARGEST, SMALLEST, STORE, dead_of, execute_all, store_of
+from tests.support.noted import END
 
 pytestmark = pytest.mark.sample(5)
 
@@ -212,7 +213,9 @@ def test_refused_executable_sends_nothing_and_leaves_the_transaction_usable(conn
     before = STORE.put(connection, "k", b"before")
     with pytest.raises(InvalidMessage, match=told) as alone:
         send(connection, operation, **parts)
-    with pytest.raises(InvalidMessage, match=rf"\AExecutable 2: .*{told}.* None of this call was sent\.\Z") as of_many:
+    with pytest.raises(
+        InvalidMessage, match=rf"\AExecutable 2: .*{told}.* None of this call was sent\." + END
+    ) as of_many:
         STORE.send_many(connection, [good, bad, good])
     assert ids(connection) == [before]
     assert SECRET not in f"{bad!r} {alone.value} {of_many.value}"
@@ -261,7 +264,7 @@ def test_target_that_is_no_name_is_refused(connect: Connect, name: Any) -> None:
     if name is not None:
         with pytest.raises(InvalidName, match="is not valid"):
             STORE.call(connection, name)
-        with pytest.raises(InvalidName, match=r"\AExecutable 2: .* is not valid.* None of this call was sent\.\Z"):
+        with pytest.raises(InvalidName, match=r"\AExecutable 2: .* is not valid.* None of this call was sent\." + END):
             STORE.send_many(connection, [Executable("delete", "k"), Executable("delete", "k", name)])
     assert rows(connection) == []
 
@@ -276,7 +279,7 @@ def test_without_a_target_it_is_the_nodes_own(connect: Connect) -> None:
         (Executable("account", "k", "things", amount=1, bytes=2), "account writes the node's books"),
         (nothing, "NoneType: give an Executable"),
     ):
-        with pytest.raises(InvalidMessage, match=rf"\AExecutable 1: .*{told}.* None of this call was sent\.\Z"):
+        with pytest.raises(InvalidMessage, match=rf"\AExecutable 1: .*{told}.* None of this call was sent\." + END):
             STORE.send_many(connection, [bad])
 
 

@@ -21,6 +21,7 @@ from outbox import AsyncOutbox, AsyncStore, Outbox, Store
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, opened, opened_async
 from tests.support.node import Node
+from tests.support.noted import END
 
 pytestmark = pytest.mark.sample(3)
 
@@ -174,7 +175,9 @@ def test_async_handler_is_refused_before_anything_is_taken(
     connection: psycopg.Connection[Any], call: Callable[..., object], handler: Any
 ) -> None:
     OUTBOX.send(connection, "shipping", 1)
-    with pytest.raises(ConfigurationError, match=r"async: use (handle_all|work)_async, with an async connection\.$"):
+    with pytest.raises(
+        ConfigurationError, match=r"async: use (handle_all|work)_async, with an async connection\." + END
+    ):
         call(connection, "shipping", handler)
     assert testing.deliver(connection) == 1
 

@@ -324,7 +324,9 @@ def test_a_value_that_does_not_fit_fails_at_once_and_alone(dsn: str, connect: Co
         eventually(lambda: node.rows("SELECT item FROM ledger ORDER BY item") == [("a",), ("c",)])
         eventually(lambda: node.rows("SELECT key FROM mailroom.parked") == [("b",)])
     error = node.value("SELECT last_error FROM mailroom.key_state")
-    assert error.startswith("DecodeError: The value is no Reserve: value.amount is missing.")
+    assert error.startswith(
+        "DecodeError [MR-received-value-does-not-fit]: The value is no Reserve: value.amount is missing."
+    )
     assert SECRET not in error
 
 

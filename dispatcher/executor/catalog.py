@@ -43,45 +43,56 @@ def checking_table(table: tuple[str, str], key: str, value: str | None, number: 
     """Raise `ConfigurationError` unless executables may write these columns of the table, given as schema and name."""
     columns = [column for column in (key, value, number) if column is not None]
     if len(columns) == 1:
-        raise ConfigurationError("Give a column for values, one for numbers, or both.")
+        raise ConfigurationError("Give a column for values, one for numbers, or both.", code="MR-target-unfit")
     if len(set(columns)) < len(columns):
-        raise ConfigurationError("Key, value and number must be three different columns.")
+        raise ConfigurationError("Key, value and number must be three different columns.", code="MR-target-unfit")
     of = shown(".".join(table))
     found = yield TABLE.at()(table_schema=table[0], table_name=table[1])
     if not found:
-        raise ConfigurationError(f"There is no table {of}. Names are case-sensitive.")
+        raise ConfigurationError(f"There is no table {of}. Names are case-sensitive.", code="MR-target-unfit")
     [(oid, is_table, has_children, is_ours)] = found
     if is_ours or table[0].startswith("pg_") or table[0] == "information_schema":
         raise ConfigurationError(
-            f"Table {of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own."
+            f"Table {of} is in a schema of {'Mailroom' if is_ours else 'PostgreSQL'}: give a table of your own.",
+            code="MR-target-unfit",
         )
     if not is_table:
-        raise ConfigurationError(f"{of} is not an ordinary or partitioned table.")
+        raise ConfigurationError(f"{of} is not an ordinary or partitioned table.", code="MR-target-unfit")
     if has_children:
-        raise ConfigurationError(f"Other tables inherit from {of}, so no key is unique in it.")
+        raise ConfigurationError(f"Other tables inherit from {of}, so no key is unique in it.", code="MR-target-unfit")
     described = {row[0]: row[1:] for row in (yield COLUMNS.at()(table=oid, columns=columns))}
     if missing := [column for column in columns if column not in described]:
-        raise ConfigurationError(f"Table {of} has no column {shown(missing[0])}. Names are case-sensitive.")
+        raise ConfigurationError(
+            f"Table {of} has no column {shown(missing[0])}. Names are case-sensitive.", code="MR-target-unfit"
+        )
     for column, what, types in ((key, "key", KEY_TYPES), (value, "value", VALUE_TYPES), (number, "number", INTS)):
         if column is None:
             continue
         kind, type_name, _, is_generated, _, _ = described[column]
         if kind not in types:
             allowed = ", ".join(types.values())
-            raise ConfigurationError(f"Column {shown(column)} of {of} is {type_name}; the {what} may be {allowed}.")
+            raise ConfigurationError(
+                f"Column {shown(column)} of {of} is {type_name}; the {what} may be {allowed}.", code="MR-target-unfit"
+            )
         if is_generated:
-            raise ConfigurationError(f"Column {shown(column)} of {of} is generated and cannot be written.")
+            raise ConfigurationError(
+                f"Column {shown(column)} of {of} is generated and cannot be written.", code="MR-target-unfit"
+            )
     _, _, is_not_null, _, is_deterministic, is_unique = described[key]
     if not is_not_null:
-        raise ConfigurationError(f"Column {shown(key)} of {of} may be null; a key must be NOT NULL.")
+        raise ConfigurationError(
+            f"Column {shown(key)} of {of} may be null; a key must be NOT NULL.", code="MR-target-unfit"
+        )
     if not is_unique:
         raise ConfigurationError(
             f"Column {shown(key)} of {of} is not unique by itself: it needs a unique index that is neither "
-            "partial nor deferrable."
+            "partial nor deferrable.",
+            code="MR-target-unfit",
         )
     if not is_deterministic:
         raise ConfigurationError(
-            f"Column {shown(key)} of {of} has a nondeterministic collation, under which two keys can be equal."
+            f"Column {shown(key)} of {of} has a nondeterministic collation, under which two keys can be equal.",
+            code="MR-target-unfit",
         )
 
 
@@ -102,10 +113,16 @@ def checking_function(function: tuple[str, str]) -> Operation[None]:
     found = yield FUNCTION.at()(function_schema=function[0], function_name=function[1])
     if not found:
         raise ConfigurationError(
-            f"There is no function {of} with exactly one argument, of type jsonb. Names are case-sensitive."
+            f"There is no function {of} with exactly one argument, of type jsonb. Names are case-sensitive.",
+            code="MR-function-unfit",
         )
     [(is_function, is_set)] = found
     if not is_function:
-        raise ConfigurationError(f"{of} is a procedure, an aggregate or a window function: register a plain function.")
+        raise ConfigurationError(
+            f"{of} is a procedure, an aggregate or a window function: register a plain function.",
+            code="MR-function-unfit",
+        )
     if is_set:
-        raise ConfigurationError(f"Function {of} returns a set: register one that returns one value, or void.")
+        raise ConfigurationError(
+            f"Function {of} returns a set: register one that returns one value, or void.", code="MR-function-unfit"
+        )

@@ -265,7 +265,9 @@ def _tell_removed(
     call: Call, what: str, name: str, removed: RegisteredTarget | RegisteredFunction | None, *, dry_run: bool
 ) -> None:
     if removed is None:
-        raise MailroomError(f"There is no such {what} {name}. See: mailroom executor {what} list")
+        raise MailroomError(
+            f"There is no such {what} {name}. See: mailroom executor {what} list", code="MR-not-registered"
+        )
     if call.json:
         document({"name": name, "before": removed, "dry_run": dry_run})
     else:

@@ -15,7 +15,7 @@ from dispatcher.lease import LEASE_S
 from dispatcher.links.receiver import LinkStopped
 from dispatcher.links.source import SourceFailed, open_source
 from dispatcher.links.visit import Notes, Stopped, Visit, VisitTarget
-from mailroom.errors import ConfigurationError, LinkRefused
+from mailroom.errors import ConfigurationError, LinkRefused, coded
 from mailroom.links.hello import LinkTaken, Rivals
 from mailroom.links.service import source_dsn
 from mailroom.links.target import Origin, Trouble, failing, opening, reading_origins, stopping
@@ -142,7 +142,9 @@ class Reading:
     async def _lost(self, error: Exception) -> float:
         """The source is not reached, or its server has refused a step."""
         if act := REFUSED.get(sqlstate(error)):
-            return await self._refused(LinkRefused(f"{self._name}: {primary_message(error)}", self._name, act))
+            return await self._refused(
+                LinkRefused(f"{self._name}: {primary_message(error)}", self._name, act, code="MR-link-database-refused")
+            )
         # What `settings` adds names the variable of this node's own database.
         reason = " ".join(str(error).split()).partition(". Check ")[0][:300] or type(error).__name__
         self.state = f"unreachable: {reason}"
@@ -168,7 +170,7 @@ class Reading:
         return LEASE_S  # meanwhile the keeper finds out whether this daemon still leads
 
     async def _refused(self, error: Exception) -> float:
-        why, failures = str(error), self._fails()
+        why, failures = coded(str(error), error), self._fails()
         for_s = time.monotonic() - self._failed_at
         is_passing = isinstance(error, LinkRefused) and for_s < PATIENCE_S
         self.state = f"refused: {why}" if is_passing else f"stopped: {why}"

@@ -81,7 +81,7 @@ class Receiver:
                 )
             except _Barred as barred:
                 if barred.nth == 1:
-                    raise LinkStopped(_barred(position.seq + 1, reasons[0])) from None
+                    raise LinkStopped(_barred(position.seq + 1, reasons[0]), code="MR-link-row-refused") from None
                 most = barred.nth - 1
             except psycopg.Error as error:
                 if meaning(error) is not Meaning.DATA:
@@ -104,9 +104,11 @@ class Receiver:
                     await self._transaction(raising_ceiling(self._schema, reception.ceiling))
                     continue
                 if reception.outcome == "hole":
-                    raise LinkStopped(f"Rows behind {position.seq} are missing at the source.")
+                    raise LinkStopped(
+                        f"Rows behind {position.seq} are missing at the source.", code="MR-link-rows-missing"
+                    )
                 if reception.outcome == "clock":
-                    raise LinkStopped(_too_high(position.seq + 1, reception.clock or 0))
+                    raise LinkStopped(_too_high(position.seq + 1, reception.clock or 0), code="MR-link-clock-too-high")
                 if reception.outcome == "waits":
                     await fan_out(self._connection, self._schema, self._partitions)
                     continue

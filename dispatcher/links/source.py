@@ -120,6 +120,7 @@ async def open_source(dsn: str, schema: str) -> AsyncIterator[Source]:
         if is_pooled(connection):
             raise ConfigurationError(
                 "the connection string leads through a pooler, and a link needs a session of its own: give one that "
-                "leads to the server itself"
+                "leads to the server itself",
+                code="MR-pooler-in-the-way",
             )
         yield Source(connection, schema)

@@ -24,6 +24,7 @@ from dispatcher.links.reconcile import reconcile
 from dispatcher.links.source import Source, SourceFailed
 from dispatcher.portion import Portion
 from mailroom import settings
+from mailroom.errors import Coded
 from mailroom.links.diverged import checking_claim, claiming
 from mailroom.links.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
 from mailroom.links.marks import asking_mark
@@ -41,7 +42,7 @@ CLAIM_PAUSE_S = 1.0  # until the source's dispatcher has looked at a claim
 AGAIN_PAUSE_S = 0.5  # after something that another session's doing explains
 
 
-class Stopped(Exception):
+class Stopped(Coded):
     """Nothing can be read before somebody has acted. The text says why, and what to do."""
 
 
@@ -239,7 +240,7 @@ class Visit:
                 checking_sight(self._source.schema, self._origin.name, self._link, position.seq, is_odd=is_odd)
             )
         if bounds.verdict == "gap":
-            raise Stopped(_gap(self._origin.name, position.seq, bounds.missing))
+            raise Stopped(_gap(self._origin.name, position.seq, bounds.missing), code="MR-link-rows-missing")
         if bounds.verdict == "agrees" and is_due:
             await self._source.ask(matching(self._source.schema, self._link, self._notes.run))
             if self._origin.state == "stopped":
@@ -323,7 +324,7 @@ class Visit:
         claim = claiming(self._source.schema, self._link, self._notes.run, position.seq, position.sent_clock)
         await self._source.ask(claim)
         if not greeted.in_doubt:
-            raise Stopped(_not_in_doubt(self._origin.name, position.seq))
+            raise Stopped(_not_in_doubt(self._origin.name, position.seq), code="MR-link-source-unaware")
         await self._notes.pause(CLAIM_PAUSE_S)
 
     async def _reconcile(self, greeted: Greeting) -> None:
@@ -338,7 +339,7 @@ class Visit:
         if found is None:
             await self._notes.pause(AGAIN_PAUSE_S)
         elif found.why is not None:
-            raise Stopped(found.why)
+            raise Stopped(found.why, code="MR-link-history-unknown")
         else:
             log.warning(
                 "links: %s has lost history: reading on behind row %d; %d messages are here only: "

@@ -31,6 +31,8 @@ STATEMENT_LIMIT_S = 60
 class RunFailed(MailroomError):
     """The flights did not arrive in time, or a process ended that should not have."""
 
+    code = "MR-demo-failed"
+
 
 class Screen(Protocol):
     """Where a run shows itself."""

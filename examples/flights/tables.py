@@ -28,7 +28,9 @@ def remake(dsn: str, node: str = NODE) -> None:
     """
     schemas = [schema_name(node), business(node)]
     if node == DEFAULT_SCHEMA:
-        raise ConfigurationError(f"The demo drops its schema, so it leaves {node!r} alone: choose another --schema.")
+        raise ConfigurationError(
+            f"The demo drops its schema, so it leaves {node!r} alone: choose another --schema.", code="MR-demo-schema"
+        )
     with settings.engine(dsn).begin() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)  # noqa: S101 - what settings.engine opens
@@ -39,7 +41,9 @@ def remake(dsn: str, node: str = NODE) -> None:
             [schemas, _MARK],
         ).fetchone()
         if foreign:
-            raise ConfigurationError(f"Schema {foreign[0]!r} was not made by the demo: choose another --schema.")
+            raise ConfigurationError(
+                f"Schema {foreign[0]!r} was not made by the demo: choose another --schema.", code="MR-demo-schema"
+            )
         for schema in schemas:
             driver.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
             driver.execute(f'CREATE SCHEMA "{schema}"')

@@ -26,6 +26,8 @@ MOST = 10_000
 class NotAwaited(ConfigurationError):
     """A handler of a `Worker` returned an awaitable, so it has not done its work. No message is to blame."""
 
+    code = "MR-async-mismatch"
+
 
 def synchronous(
     handler: Callable[[G, Any], object], instead: str = "AsyncWorker", call: str = CALL
@@ -36,7 +38,7 @@ def synchronous(
     """
     _check_call(handler, call)
     if _is(inspect.iscoroutinefunction, handler):
-        raise ConfigurationError(f"This handler is async: use {instead} for it.")
+        raise ConfigurationError(f"This handler is async: use {instead} for it.", code="MR-async-mismatch")
 
     def handle(given: G, connection: Any) -> object:
         result = handler(given, connection)
@@ -57,7 +59,8 @@ def asynchronous(
     if not _is(inspect.iscoroutinefunction, handler):
         raise ConfigurationError(
             f"This handler is not async: define it with `async def`, or use {instead}. If it returns an awaitable, as "
-            "a lambda may, wrap it: async def handle(message, connection): await ..."
+            "a lambda may, wrap it: async def handle(message, connection): await ...",
+            code="MR-async-mismatch",
         )
     return handler
 
@@ -65,7 +68,7 @@ def asynchronous(
 def callback(on_error: OnError | None) -> OnError | None:
     """Return `on_error` if a `Worker` can use it, else raise `ConfigurationError`."""
     if on_error is not None and _is(inspect.iscoroutinefunction, on_error):
-        raise ConfigurationError("This on_error is async: use AsyncWorker for it.")
+        raise ConfigurationError("This on_error is async: use AsyncWorker for it.", code="MR-async-mismatch")
     return async_callback(on_error)
 
 
@@ -84,7 +87,7 @@ def count(number: int, what: str) -> int:
 def flag(value: bool, what: str) -> bool:
     """Return `value` if it is a bool, else raise `ConfigurationError`; `what` names it."""
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what} is {value!r}; give True or False.")
+        raise ConfigurationError(f"{what} is {value!r}; give True or False.", code="MR-invalid-argument")
     return value
 
 
@@ -93,17 +96,20 @@ def exceptions(classes: tuple[type[Exception], ...], what: str) -> tuple[type[Ex
     if not isinstance(classes, tuple) or not all(
         inspect.isclass(each) and issubclass(each, Exception) for each in classes
     ):
-        raise ConfigurationError(f"{what} is {classes!r}; give a tuple of exception classes.")
+        raise ConfigurationError(
+            f"{what} is {classes!r}; give a tuple of exception classes.", code="MR-invalid-argument"
+        )
     return classes
 
 
 def _check_call(given: Callable[..., object], call: str) -> None:
     what = call.partition("(")[0]
     if not callable(given) or inspect.isclass(given):
-        raise ConfigurationError(f"{what} is {given!r}; give a function: {call}.")
+        raise ConfigurationError(f"{what} is {given!r}; give a function: {call}.", code="MR-invalid-handler")
     if _is(inspect.isgeneratorfunction, given) or _is(inspect.isasyncgenfunction, given):
         raise ConfigurationError(
-            f"This {what} is a generator function, whose body would never run: remove its `yield`."
+            f"This {what} is a generator function, whose body would never run: remove its `yield`.",
+            code="MR-invalid-handler",
         )
     try:
         signature = inspect.signature(given)
@@ -112,7 +118,9 @@ def _check_call(given: Callable[..., object], call: str) -> None:
     try:
         signature.bind(None, None)
     except TypeError as error:
-        raise ConfigurationError(f"This {what} cannot be called as {call}: {error}.") from None
+        raise ConfigurationError(
+            f"This {what} cannot be called as {call}: {error}.", code="MR-invalid-handler"
+        ) from None
 
 
 def _is(kind: Callable[[object], bool], handler: Callable[..., object]) -> bool:

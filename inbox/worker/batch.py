@@ -23,6 +23,7 @@ from inbox.order import Order
 from inbox.worker.hold import ENDED, Hold
 from inbox.worker.overtime import HandlerTurn
 from mailroom import carry
+from mailroom.errors import Coded
 from mailroom.message import Message
 from mailroom.session.home import HomeDatabase
 from mailroom.sql.apart import WritesApart, in_hand
@@ -46,7 +47,7 @@ class Ended(BaseException):
         self.error = error
 
 
-class HandlerFailed(Exception):
+class HandlerFailed(Coded):
     """A handler broke its transaction, or raised an exception that would have another meaning in the worker.
 
     The text is logged, so it contains no values.
@@ -126,18 +127,18 @@ class Batch:
             with carry.handling() as turn_to, self._in_hand():
                 yield self._all() if whole else self._turns(turn_to)
         except WritesApart as error:
-            raise HandlerFailed(str(error)) from error
+            raise HandlerFailed(str(error), code=error.code) from error
         except psycopg.Rollback as error:
             # psycopg's transaction context would roll back silently, and the batch would look successful.
-            raise HandlerFailed("the handler raised psycopg.Rollback") from error
+            raise HandlerFailed("the handler raised psycopg.Rollback", code="MR-rollback-raised") from error
         except asyncio.CancelledError as error:
             if cancellations():
                 raise
             # Something that the handler awaited was cancelled, and not the worker.
-            raise HandlerFailed("the handler was cancelled") from error
+            raise HandlerFailed("the handler was cancelled", code="MR-handler-cancelled") from error
         except Exception as error:
             if sqlstate(error) == NOT_YOURS:
-                raise HandlerFailed(ENDED) from error
+                raise HandlerFailed(ENDED, code="MR-transaction-ended") from error
             # Checked here, since SQLAlchemy closes the connection after any error that leaves its context.
             self.is_transient = self._is_of_this_session(error)
             if sqlstate(error) == ABORTED:
@@ -177,7 +178,7 @@ class Batch:
 
     def _check_held(self) -> None:
         if self.hold is not None and (why := self.hold.why_over()):
-            raise HandlerFailed(why)
+            raise HandlerFailed(why, code="MR-transaction-ended" if why == ENDED else "MR-transaction-aborted")
 
     def _is_of_this_session(self, error: Exception) -> bool:
         """Return whether the batch's own connection was lost or its transaction must be retried.
@@ -206,7 +207,7 @@ class Batch:
             yield
         except Exception as error:
             if sqlstate(error) == NO_CURSOR:  # `Hold` missed it, for example behind a pooler
-                raise HandlerFailed(ENDED) from error
+                raise HandlerFailed(ENDED, code="MR-transaction-ended") from error
             raise
 
     def committed(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psycopg
 
 from inbox.worker.frames import frames
-from mailroom.errors import ConnectionFailed, MailroomError
+from mailroom.errors import ConnectionFailed, MailroomError, coded
 from mailroom.sql.sqlstate import Meaning, meaning
 
 
@@ -36,7 +36,7 @@ def connecting() -> Iterator[None]:
 def reason(error: BaseException) -> str:
     """Return what the log says of an error that no message caused: no password, and no text of the user's code."""
     if isinstance(error, MailroomError):
-        return str(error)
+        return coded(str(error), error)
     name = type(error).__name__
     if isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] == "42":  # it names a table, or a missing right
         return f"{name}: {error.diag.message_primary}"

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from inbox.worker.tasks import first_error
 from mailroom import settings
-from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.errors import ConfigurationError, ConnectionFailed, coded
 from mailroom.packages import load
 from mailroom.session import backoff
 from mailroom.session.home import Home
@@ -171,6 +171,6 @@ class Dispatching:
                 failures += 1
                 pause_s = backoff.pause_s(failures, LONGEST_PAUSE_S)
                 if (again := self._repeats.struck(str(error))) is not None:
-                    log.warning("%s: cannot dispatch, trying again: %s%s", self._name, error, again)
+                    log.warning("%s: cannot dispatch, trying again: %s%s", self._name, coded(str(error), error), again)
                 if await heard(self._stopping, pause_s):
                     return None

@@ -38,12 +38,14 @@ class DjangoTransactions:
         except Exception as error:
             raise ConfigurationError(
                 f"The source django:{alias} needs Django, set up before the worker runs: django.setup() "
-                f"({type(error).__name__})."
+                f"({type(error).__name__}).",
+                code="MR-django-database",
             ) from error
         if not known:
             raise ConfigurationError(
                 f"Django has no database {alias!r}: DATABASES of its settings names "
-                f"{', '.join(sorted(self._connections))}."
+                f"{', '.join(sorted(self._connections))}.",
+                code="MR-django-database",
             )
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ from inbox.worker.in_flight import Entry, InFlight
 from inbox.worker.overtime import TimedOut
 from inbox.worker.pace import Pace
 from inbox.worker.wakeup import InboxListener
-from mailroom.errors import MailroomError
+from mailroom.errors import MailroomError, coded
 from mailroom.message import Message
 from mailroom.session import backoff
 from mailroom.session.listener import heard
@@ -251,7 +251,7 @@ class Loop:
         service, batch = self._service, self._batch
         self._due.recorded(recorded.due_in_s)
         # The text of any other error may contain values of the message.
-        what = str(error) if isinstance(error, HandlerFailed | TimedOut) else type(error).__name__
+        what = coded(str(error) if isinstance(error, HandlerFailed | TimedOut) else type(error).__name__, error)
         if batch.message is None:
             text = f"a batch of {len(batch.messages)} failed ({what}), trying its messages one at a time"
         else:

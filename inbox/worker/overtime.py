@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from traceback import StackSummary
 
 from inbox.worker.frames import stack_of_task, stack_of_thread
+from mailroom.errors import Coded
 
 
-class TimedOut(TimeoutError):
+class TimedOut(Coded, TimeoutError):
     """A handler took longer than `timeout_s` with a message. `fatal=(TimeoutError,)` ends the message at once.
 
     `stack` is where the handler stood then.
     """
 
+    code = "MR-handler-timed-out"
     stack: StackSummary | None = None
 
 

@@ -97,7 +97,9 @@ async def in_thread(threads: Executor, work: Callable[..., T], *arguments: objec
         try:
             return work(*arguments)
         except MISTAKEN as error:
-            raise HandlerFailed(f"the handler raised {type(error).__name__}") from error
+            raise HandlerFailed(
+                f"the handler raised {type(error).__name__}", code="MR-handler-raised-signal"
+            ) from error
         except Exception:
             raise
         except BaseException as error:

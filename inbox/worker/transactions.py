@@ -108,7 +108,9 @@ def usable(source: object, who: str = "A Worker") -> Source:
         "a connection string, a psycopg ConnectionPool, a SQLAlchemy Engine, a sessionmaker, or for a connection of "
         "Django its alias, such as django:default"
     )
-    raise ConfigurationError(f"{who} cannot use a {_kind(source)} as its source: give {wanted}.")
+    raise ConfigurationError(
+        f"{who} cannot use a {_kind(source)} as its source: give {wanted}.", code="MR-unsupported-source"
+    )
 
 
 def usable_async(
@@ -119,11 +121,15 @@ def usable_async(
     `sync` is what takes a connection of Django in its place.
     """
     if is_django(source) or (isinstance(source, str) and django_alias(source) is not None):
-        raise ConfigurationError(f"Django has no async connections: give this source to {sync}.")
+        raise ConfigurationError(
+            f"Django has no async connections: give this source to {sync}.", code="MR-async-mismatch"
+        )
     if isinstance(source, (str, AsyncConnectionPool, _of_async_sqlalchemy())):
         return source
     wanted = "a connection string, a psycopg AsyncConnectionPool, a SQLAlchemy AsyncEngine or an async_sessionmaker"
-    raise ConfigurationError(f"{who} cannot use a {_kind(source)} as its source: give {wanted}.")
+    raise ConfigurationError(
+        f"{who} cannot use a {_kind(source)} as its source: give {wanted}.", code="MR-unsupported-source"
+    )
 
 
 def _of_async_sqlalchemy() -> "tuple[type[AsyncEngine], type[async_sessionmaker[Any]]] | tuple[()]":

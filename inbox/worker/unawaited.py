@@ -18,7 +18,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus, Format
 from psycopg.rows import TupleRow
 
-from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.errors import ConfigurationError, ConnectionFailed, coded
 from mailroom.session.home import PLACE, Elsewhere, Home, HomeDatabase
 from mailroom.session.pooler import is_pooled
 from mailroom.sql.operation import Execute
@@ -36,7 +36,7 @@ class NoSession(psycopg.OperationalError):
     """There is no session now, and nothing was sent. Its text says why; `elsewhere` if it leads to another database."""
 
     def __init__(self, error: ConnectionFailed | ConfigurationError) -> None:
-        super().__init__(str(error))
+        super().__init__(coded(str(error), error))
         self.elsewhere = error if isinstance(error, Elsewhere) else None
 
 

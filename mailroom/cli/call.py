@@ -43,7 +43,9 @@ class Call:
         `embedded_by_default` a command, such as the demo, uses that server also if nothing names a database.
         """
         if self.embedded and self.given_dsn is not None:
-            raise ConfigurationError("--dsn and --embedded name two databases: give one of them.")
+            raise ConfigurationError(
+                "--dsn and --embedded name two databases: give one of them.", code="MR-two-databases-named"
+            )
         if self._dsn is None:
             embedded = self.embedded or (embedded_by_default and not self._is_named())
             self._dsn = self._started() if embedded else settings.dsn(self.given_dsn)

@@ -201,4 +201,4 @@ def _tell(
 
 
 def _none(narrowed: str) -> MailroomError:
-    return MailroomError(f"There is no dead letter{narrowed}. See: mailroom dead-letter list")
+    return MailroomError(f"There is no dead letter{narrowed}. See: mailroom dead-letter list", code="MR-no-dead-letter")

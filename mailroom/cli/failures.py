@@ -10,7 +10,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from mailroom.cli.call import Call
 from mailroom.cli.output import one_line
-from mailroom.errors import MailroomError
+from mailroom.errors import MailroomError, coded
 from mailroom.settings import connection_failed
 from mailroom.sight import ADVICE
 from mailroom.sql.sqlstate import is_of_row_security
@@ -62,7 +62,7 @@ def _text(error: Exception, call: Call) -> tuple[str, int]:
         case click.ClickException():
             return error.format_message(), error.exit_code
         case MailroomError():
-            return str(error), error.exit_code
+            return coded(str(error), error), error.exit_code
         case psycopg.Error():
             return _text_of_database_error(error, call), 1
         case OSError():
@@ -72,7 +72,8 @@ def _text(error: Exception, call: Call) -> tuple[str, int]:
 
 def _text_of_database_error(error: psycopg.Error, call: Call) -> str:
     if error.sqlstate is None:
-        return str(connection_failed(error)) if isinstance(error, psycopg.OperationalError) else str(error)
+        failed = connection_failed(error) if isinstance(error, psycopg.OperationalError) else error
+        return coded(str(failed), failed)
     # Not str(error): its DETAIL repeats the row.
     hint = f" {error.diag.message_hint}" if error.diag.message_hint else ""
     if is_of_row_security(error):

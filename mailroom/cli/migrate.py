@@ -51,7 +51,8 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
         if before is not None and before not in known:
             raise SchemaError(
                 f"Schema {call.schema!r} is at revision {before}, which this release does not know. "
-                "Run: pip install -U pg-mailroom"
+                "Run: pip install -U pg-mailroom",
+                code="MR-schema-too-new",
             )
         raised = run(connection, migrating(call.schema, revision, discard, lock_timeout_s))
         after = node.current_revision(connection, schema=call.schema)

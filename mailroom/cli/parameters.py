@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import click
 
-from mailroom.errors import MailroomError
+from mailroom.errors import MailroomError, coded
 from mailroom.names import MAX_COUNT, inbox_name, key_text, node_name, origin_name, topic_name, topic_pattern, utf8
 
 LIMIT = click.IntRange(1, MAX_COUNT)
@@ -18,7 +18,7 @@ def checked(check: Callable[[str], object]) -> Callable[[str], str]:
         try:
             check(given)
         except MailroomError as error:
-            raise click.BadParameter(str(error)) from None
+            raise click.BadParameter(coded(str(error), error)) from None
         return given
 
     return text

@@ -24,6 +24,7 @@ ABOUT = {
     "dispatcher": "Deliver committed messages into inboxes.",
     "embedded": "Keep a PostgreSQL of your own running, to try things out without a server.",
     "executor": "Run executables, and register what they may reach.",
+    "explain": "Print what an error's CODE means, why it is an error, and what to do.",
     "inbox": "Create inboxes and subscribe them, show their messages, and reap from a shell.",
     "link": "Read messages of nodes in other databases, and let them read those of this one.",
     "migrate": "Create the schema of a node, or bring it up to date.",
@@ -97,7 +98,9 @@ def _missing(name: str, found: EntryPoint, error: Exception) -> click.Command:
     def fail(**_: object) -> None:
         if isinstance(error, MailroomError):
             raise error
-        raise MailroomError(f"`mailroom {name}` is not available here: {_reason(found, error)}")
+        raise MailroomError(
+            f"`mailroom {name}` is not available here: {_reason(found, error)}", code="MR-command-unavailable"
+        )
 
     return click.Command(
         name,

@@ -49,7 +49,8 @@ def trace(call: Call, message_id: UUID) -> None:
     if not places:
         raise MailroomError(
             f"{message_id} is nowhere in schema {call.schema}: it was reaped or executed, it expired, it was an event "
-            "without subscribers, the nodes that it went to have received it, or its transaction has not committed."
+            "without subscribers, the nodes that it went to have received it, or its transaction has not committed.",
+            code="MR-message-nowhere",
         )
 
 

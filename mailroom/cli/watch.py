@@ -76,7 +76,9 @@ def unwatch(call: Call, table_name: str) -> None:
     """
     with call.connection("unwatch") as connection:
         if not watching.unwatch(connection, table_name, schema=call.schema):
-            raise MailroomError(f"Table {table_name} is not watched. See: mailroom watch --list")
+            raise MailroomError(
+                f"Table {table_name} is not watched. See: mailroom watch --list", code="MR-table-not-watched"
+            )
     if call.json:
         document({"table": table_name})
     else:

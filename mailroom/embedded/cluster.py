@@ -89,7 +89,8 @@ class Cluster:
         if not self._password.exists():
             raise EmbeddedServerError(
                 f"{self._password} is missing, so nobody can log in to the data beside it: "
-                "bring the file back, or move the folder away to begin anew."
+                "bring the file back, or move the folder away to begin anew.",
+                code="MR-embedded-password-missing",
             )
         try:
             port = self._run_server(binaries, account, configuration)
@@ -122,7 +123,8 @@ class Cluster:
     def _wait(self, deadline: float, failed: str, timeout_s: int) -> None:
         if time.monotonic() > deadline:
             raise EmbeddedServerError(
-                f"The embedded server in {self._directory} {failed} in {timeout_s} s.{self._log_tail()}"
+                f"The embedded server in {self._directory} {failed} in {timeout_s} s.{self._log_tail()}",
+                code="MR-embedded-failed",
             )
         time.sleep(0.02)
 
@@ -139,7 +141,9 @@ class Cluster:
             command.append("--no-sync")
         code, output = _run(command, account)
         if code:
-            raise EmbeddedServerError(f"initdb failed in {self._directory}:\n{output.strip()}")
+            raise EmbeddedServerError(
+                f"initdb failed in {self._directory}:\n{output.strip()}", code="MR-embedded-failed"
+            )
         with (new / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '../{self._conf.name}'\n")
             conf.flush()
@@ -166,7 +170,8 @@ class Cluster:
             log = self._log.read_bytes()[size:].decode(errors="replace") if self._log.exists() else ""
             if not _PASSING.search(log) or time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"The embedded server in {self._directory} did not start: {output.strip()}{self._log_tail()}"
+                    f"The embedded server in {self._directory} did not start: {output.strip()}{self._log_tail()}",
+                    code="MR-embedded-failed",
                 )
             time.sleep(0.1)
 
@@ -183,7 +188,8 @@ class Cluster:
                     connection.execute(f"CREATE DATABASE {DATABASE}")
         except psycopg.Error as error:
             raise EmbeddedServerError(
-                f"The embedded server in {self._directory} runs but could not be used: {error}{self._log_tail()}"
+                f"The embedded server in {self._directory} runs but could not be used: {error}{self._log_tail()}",
+                code="MR-embedded-failed",
             ) from error
 
     def _write(self, path: Path, text: str, account: Account) -> None:
@@ -209,7 +215,9 @@ def _configuration(settings: Mapping[str, str]) -> str:
     lines = []
     for name, value in settings.items():
         if not re.fullmatch(r"[a-z][a-z0-9_.]*", name) or "\n" in value:
-            raise EmbeddedServerError(f"{name!a} with the value {value!a} is not a setting of PostgreSQL.")
+            raise EmbeddedServerError(
+                f"{name!a} with the value {value!a} is not a setting of PostgreSQL.", code="MR-embedded-setting"
+            )
         escaped = value.replace("\\", r"\\").replace("'", "''")
         lines.append(f"{name} = '{escaped}'\n")
     return "".join(lines)
@@ -263,6 +271,8 @@ def _run(command: list[object], account: Account) -> tuple[int, str]:
                 check=False,
             )
         except OSError as error:
-            raise EmbeddedServerError(f"Cannot run {command[0]} as the user {account.name}: {error}.") from error
+            raise EmbeddedServerError(
+                f"Cannot run {command[0]} as the user {account.name}: {error}.", code="MR-embedded-failed"
+            ) from error
         output.seek(0)
         return done.returncode, output.read().decode(errors="replace")

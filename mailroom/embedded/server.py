@@ -158,7 +158,10 @@ class Server:
     def dsn(self, database: str = DATABASE) -> str:
         """Return the URL of a database of the started server, password included. `mailroom` exists from the start."""
         if self._port is None:
-            raise EmbeddedServerError(f"The embedded server in {self.directory} is not started: call start() first.")
+            raise EmbeddedServerError(
+                f"The embedded server in {self.directory} is not started: call start() first.",
+                code="MR-embedded-not-started",
+            )
         return self._cluster.dsn(self._port, database)
 
     def _stop(self, *, keep: bool) -> bool:
@@ -183,12 +186,14 @@ class Server:
                 raise
             raise EmbeddedServerError(
                 f"{self.directory} holds data of PostgreSQL {major}. {error} To begin anew, name another directory by "
-                "MAILROOM_HOME."
+                "MAILROOM_HOME.",
+                code="MR-embedded-other-version",
             ) from None
         if major not in (None, binaries.major):
             raise EmbeddedServerError(
                 f"{self.directory} holds data of PostgreSQL {major}, which PostgreSQL {binaries.major} cannot read: "
-                f"use another directory, or set MAILROOM_PG_BIN to a PostgreSQL {major}."
+                f"use another directory, or set MAILROOM_PG_BIN to a PostgreSQL {major}.",
+                code="MR-embedded-other-version",
             )
         return binaries
 
@@ -196,7 +201,8 @@ class Server:
         if not account.can_reach(self.directory):
             raise EmbeddedServerError(
                 f"{self.directory} lies in a folder closed to the user {account.name}, as whom the server has to run: "
-                "use another directory, for instance by MAILROOM_HOME."
+                "use another directory, for instance by MAILROOM_HOME.",
+                code="MR-embedded-folder-closed",
             )
         missing = [folder for folder in (self.directory, *self.directory.parents) if not folder.exists()]
         for folder in reversed(missing):
@@ -209,13 +215,15 @@ class Server:
                 os.chown(self.directory, account.uid, account.gid)
         elif not (self.directory / _START_LOCK).exists():
             raise EmbeddedServerError(
-                f"{self.directory} is not empty and holds no embedded server: use another directory."
+                f"{self.directory} is not empty and holds no embedded server: use another directory.",
+                code="MR-embedded-directory",
             )
         owner = self.directory.stat().st_uid
         if owner != account.uid:
             raise EmbeddedServerError(
                 f"{self.directory} belongs to user id {owner}, and the server would run as {account.name} "
-                f"({account.uid}): use another directory, or start it as its owner."
+                f"({account.uid}): use another directory, or start it as its owner.",
+                code="MR-embedded-directory",
             )
 
     @contextmanager
@@ -264,5 +272,6 @@ def _os_errors_explained(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise EmbeddedServerError(
             f"The embedded server's directory {directory} cannot be used: {error}. "
-            "Use another one, for instance by MAILROOM_HOME."
+            "Use another one, for instance by MAILROOM_HOME.",
+            code="MR-embedded-directory",
         ) from error

@@ -41,6 +41,7 @@ def checking_claim(schema: str, source: str, clock: int) -> Operation[None]:
             f"clock so far. If it is to go on behind that",
             source,
             f"mailroom node advance {clock}",
+            code="MR-link-clock-lost",
         )
 
 

@@ -22,6 +22,8 @@ RIVAL_WITHIN_S = 300.0
 class LinkTaken(MailroomError):
     """Another daemon has said hello since, and has the link now."""
 
+    code = "MR-link-taken"
+
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
@@ -125,13 +127,14 @@ def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: boo
                 f"{source} has lost rows of the link, or its policies hide them from role {role}, which may not ask",
                 source,
                 f"GRANT EXECUTE ON FUNCTION {schema}.link_next(bigint, bigint) TO {role}",
+                code="MR-link-rows-lost-or-hidden",
             )
         return
     # Of a place where nothing was read yet, there is no row to be seen.
     for behind in {max(0, seq - 1), seq}:
         [(is_hidden,)] = yield HIDDEN.at(schema=schema)(link=link, behind=behind)
         if is_hidden:
-            raise LinkRefused(_hides(source, role, "rows of transit"), source, POLICIES)
+            raise LinkRefused(_hides(source, role, "rows of transit"), source, POLICIES, code="MR-link-rows-hidden")
 
 
 def _hides(source: str, role: str, what: str) -> str:
@@ -148,12 +151,27 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
     [(has_links,)] = yield HAS_LINKS.at(schema=schema)()
     if not has_links:
         option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
-        raise LinkRefused(f"{source} has no schema {schema!r} with links", source, f"mailroom migrate{option}")
+        raise LinkRefused(
+            f"{source} has no schema {schema!r} with links",
+            source,
+            f"mailroom migrate{option}",
+            code="MR-link-no-schema",
+        )
     rows = yield LINK.at(schema=schema)(name=reader.name)
     if not rows:
         if role := (yield from hidden_from(schema, "link")):
-            raise LinkRefused(_hides(source, role, f"its link {reader.name}, to see or to change"), source, POLICIES)
-        raise LinkRefused(f"{source} allows no reader {reader.name}", source, f"mailroom link allow {reader.name}")
+            raise LinkRefused(
+                _hides(source, role, f"its link {reader.name}, to see or to change"),
+                source,
+                POLICIES,
+                code="MR-link-rows-hidden",
+            )
+        raise LinkRefused(
+            f"{source} allows no reader {reader.name}",
+            source,
+            f"mailroom link allow {reader.name}",
+            code="MR-link-not-allowed",
+        )
     [
         (
             link,
@@ -174,31 +192,36 @@ def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID)
     nodes = yield NODE.at(schema=schema)()
     if not nodes:
         role = (yield from hidden_from(schema, "node")) or "its role"
-        raise LinkRefused(_hides(source, role, "the row of node"), source, POLICIES)
+        raise LinkRefused(_hides(source, role, "the row of node"), source, POLICIES, code="MR-link-rows-hidden")
     [(id, incarnation, system_id, oid, timeline, started_at, life, wire, encoding)] = nodes
     place = yield from reading_place()
     party = Party(source, id, place, (wire, wire), encoding)
     noted_place = None if system_id is None else Place(system_id, oid, timeline, started_at)
     noted = Noted(noted_place, incarnation, reader_id, reader_system, reader_oid, link, reader_origin)
     if refused := refusal(party, reader, noted, pinned):
-        raise LinkRefused(refused.reason, refused.at, refused.command)
+        raise LinkRefused(refused.reason, refused.at, refused.command, code=refused.code)
     if twins := (yield TWIN.at(schema=schema)(id=reader.id, link=link)):
         [(twin,)] = twins
         raise LinkRefused(
             f"{reader.name} reads {source} by its link {twin} too, and by two links all would come twice",
             source,
             f"mailroom link remove {twin}, or mailroom link remove {reader.name}",
+            code="MR-link-read-twice",
         )
     # What was lost with the server is only known then: whether the link is in doubt, and the clock.
     if noted_place != place:
         raise LinkRefused(
-            f"no dispatcher of {source} has started since its server did", source, "mailroom dispatcher run"
+            f"no dispatcher of {source} has started since its server did",
+            source,
+            "mailroom dispatcher run",
+            code="MR-link-source-not-started",
         )
     if state == "cut":
         raise LinkRefused(
             f"{source} has cut its link {reader.name}: it keeps nothing more for it, and what it had kept is gone",
             source,
             f"mailroom link remove {reader.name}, then mailroom link allow {reader.name}",
+            code="MR-link-cut",
         )
     yield NOTE.at(schema=schema)(
         link=link, id=reader.id, system_id=reader.place.system_id, oid=reader.place.database_oid,

@@ -125,11 +125,12 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a hello is refused, and the command that helps, with the side at which it is run."""
+    """Why a hello is refused, and the command that helps, with the side at which it is run; `code` is the error's."""
 
     reason: str
     at: str
     command: str
+    code: str
 
     def __str__(self) -> str:
         """Return it as one line."""
@@ -164,6 +165,7 @@ def _unreadable(source: Party, reader: Party) -> Refusal | None:
                 f"the database of {party.name} has the encoding {party.encoding}, and links need {ENCODING}",
                 party.name,
                 f"createdb --template=template0 --encoding={ENCODING} ..., and move the node there with pg_dump",
+                code="MR-link-encoding",
             )
     if common_wire(source.wires, reader.wires) is None:
         older, newer = sorted((source, reader), key=lambda party: party.wires)
@@ -172,6 +174,7 @@ def _unreadable(source: Party, reader: Party) -> Refusal | None:
             f"{newer.wires[0]} on",
             older.name,
             "pip install --upgrade pg-mailroom, then mailroom migrate",
+            code="MR-link-versions",
         )
     return None
 
@@ -183,6 +186,7 @@ def _other_node(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             "one database",
             "the copy",
             "mailroom node new-id",
+            code="MR-link-one-node-id",
         )
     if pinned.id not in (None, source.id):
         return Refusal(
@@ -190,6 +194,7 @@ def _other_node(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             "another node is meant",
             reader.name,
             f"mailroom link remove {source.name}, then mailroom link add {source.name}",
+            code="MR-link-another-source",
         )
     if noted.reader_id not in (None, reader.id):
         return Refusal(
@@ -197,6 +202,7 @@ def _other_node(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             f"{noted.reader_id}. If it takes the place of that one",
             source.name,
             f"mailroom link moved {reader.name}",
+            code="MR-link-another-reader",
         )
     return None
 
@@ -208,6 +214,7 @@ def _elsewhere(source: Party, reader: Party, noted: Noted) -> Refusal | None:
             "lives on",
             source.name,
             "mailroom node moved, or for a copy mailroom node new-id",
+            code="MR-link-source-moved",
         )
     before = (noted.reader_system_id, noted.reader_database_oid)
     if before != (None, None) and before != (reader.place.system_id, reader.place.database_oid):
@@ -216,6 +223,7 @@ def _elsewhere(source: Party, reader: Party, noted: Noted) -> Refusal | None:
             "node that lives on",
             source.name,
             f"mailroom link moved {reader.name}",
+            code="MR-link-reader-moved",
         )
     return None
 
@@ -228,6 +236,7 @@ def _older(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> Refusa
             "was seen: this is an old primary. If it is to be the source again",
             reader.name,
             f"mailroom link moved {source.name}",
+            code="MR-link-old-primary",
         )
     if pinned.incarnation is not None and noted.incarnation < pinned.incarnation:
         return Refusal(
@@ -235,6 +244,7 @@ def _older(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> Refusa
             "it was put back to a time before that",
             source.name,
             f"mailroom node restored --above {pinned.incarnation}",
+            code="MR-link-source-put-back",
         )
     return None
 
@@ -248,11 +258,13 @@ def _other_link(source: Party, reader: Party, noted: Noted, pinned: Pinned) -> R
             "back to a time before that",
             source.name,
             anew,
+            code="MR-link-put-back",
         )
     if noted.reader_origin is not None and pinned.origin > noted.reader_origin:
         return Refusal(
             f"{reader.name} has removed {source.name} and added it again, and so has forgotten what it received",
             source.name,
             anew,
+            code="MR-link-forgotten",
         )
     return None

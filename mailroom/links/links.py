@@ -138,7 +138,8 @@ class _Operations:
         if reads and is_read:
             raise MailroomError(
                 f"{name} reads this node and is read by it. Say which link is meant: mailroom link remove {name} "
-                f"--reader, or --source"
+                f"--reader, or --source",
+                code="MR-link-both-ways",
             )
         if not reads and not is_read:
             raise UnknownLink(f"No node {name} reads this one or is read by it. See: mailroom link status")

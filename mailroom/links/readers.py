@@ -76,7 +76,9 @@ def allowing(
     if max_rows is not None:
         whole(max_rows, "max_rows", 0, MAX_ROWS, ConfigurationError)
     if topics is not None and not topics:
-        raise ConfigurationError("topics is empty; give topics or patterns, or '#' for all messages and events.")
+        raise ConfigurationError(
+            "topics is empty; give topics or patterns, or '#' for all messages and events.", code="MR-invalid-argument"
+        )
     yield IN_TRANSACTION
     yield from checking(schema)
     yield from noting_place(schema)

@@ -108,7 +108,8 @@ def saying_restored(
     if home.is_elsewhere:
         raise MailroomError(
             "This node is in another database or server than before. Say so first: mailroom node moved, or for a copy "
-            "of a node that lives on: mailroom node new-id"
+            "of a node that lives on: mailroom node new-id",
+            code="MR-node-moved",
         )
     if dry_run:  # a clock that jumps would not come back with the transaction
         return max((yield from reading_incarnation(schema)), above) + 1

@@ -88,7 +88,9 @@ def resuming(
     yield IN_TRANSACTION
     number, state, was = yield from _origin(schema, name)
     if state == "excluded":
-        raise MailroomError(f"{name} was excluded by hand. Read it again with: mailroom link include {name}")
+        raise MailroomError(
+            f"{name} was excluded by hand. Read it again with: mailroom link include {name}", code="MR-link-excluded"
+        )
     resumed = Resumed(was)
     if at is not None:
         resumed = yield from _placing(schema, number, at, was, dry_run)

@@ -27,11 +27,15 @@ def service_name(service: str) -> str:
     A connection string is refused: it may have a password, and this name is stored and shown.
     """
     if not isinstance(service, str) or not SERVICE.match(service) or service != service.strip():
-        raise ConfigurationError("A service is the name of an entry in libpq's service file, such as 'head_office'.")
+        raise ConfigurationError(
+            "A service is the name of an entry in libpq's service file, such as 'head_office'.",
+            code="MR-invalid-service",
+        )
     if "=" in service or "://" in service:
         raise ConfigurationError(
             "A service is the name of an entry in libpq's service file (PGSERVICEFILE, or ~/.pg_service.conf), not a "
-            "connection string: that may have a password, and this name is stored and shown."
+            "connection string: that may have a password, and this name is stored and shown.",
+            code="MR-invalid-service",
         )
     return service
 
@@ -47,9 +51,10 @@ def source_dsn(source: str, service: str | None, environment: Mapping[str, str] 
     if not environment.get(name):
         raise ConfigurationError(
             f"Nothing leads to {source}: set {name} where the dispatcher runs, or name an entry of libpq's service "
-            f"file: mailroom link add {source} --service ENTRY"
+            f"file: mailroom link add {source} --service ENTRY",
+            code="MR-link-no-way",
         )
     try:
         return settings.dsn(environment[name])
     except ConfigurationError as error:
-        raise ConfigurationError(f"{name}: {error}") from None
+        raise ConfigurationError(f"{name}: {error}", code=error.code) from None

@@ -49,7 +49,8 @@ def adding(
     if link is not None and (known_as, there) != (was, was_there):
         raise ConfigurationError(
             f"{name} knows this node as {was}, in its schema {was_there}, and what came is noted by that link. To read "
-            f"another one: mailroom link remove {name} --source, then mailroom link add {name}"
+            f"another one: mailroom link remove {name} --source, then mailroom link add {name}",
+            code="MR-link-added-otherwise",
         )
     yield from guarding_order(schema)
     [(is_new,)] = yield ADD.at(schema=schema)(name=name, service=service, there=there, reader=known_as)

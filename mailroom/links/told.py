@@ -69,13 +69,15 @@ def waiting_told(
             first = pending[0]
             raise NotSubscribed(
                 f"Inbox {inbox} subscribes to {first.topic} of {first.source}, which does not know it yet: "
-                f"{first.reason}. What is sent there until it knows does not come."
+                f"{first.reason}. What is sent there until it knows does not come.",
+                code="MR-subscription-not-told",
             )
         [(began, has_one_snapshot)] = yield PAUSE.at()()
         if has_one_snapshot and began == began_before:
             raise ConfigurationError(
                 "This transaction sees nothing that happens after its first statement, so it would wait in vain. Wait "
-                "outside of it, or in READ COMMITTED."
+                "outside of it, or in READ COMMITTED.",
+                code="MR-wrong-isolation",
             )
         began_before = began
 
@@ -87,7 +89,11 @@ def _check(inbox: str, each: _Untold) -> None:
     if each.is_own:
         raise NotSubscribed(
             f"This transaction has subscribed inbox {inbox} to {each.topic}. Commit it before you wait: nobody else "
-            "sees it before."
+            "sees it before.",
+            code="MR-subscription-not-committed",
         )
     if each.is_refused:
-        raise NotSubscribed(f"{each.source} does not allow {each.topic} to this node. See: mailroom link status")
+        raise NotSubscribed(
+            f"{each.source} does not allow {each.topic} to this node. See: mailroom link status",
+            code="MR-subscription-not-allowed",
+        )

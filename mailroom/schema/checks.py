@@ -16,15 +16,20 @@ def checking(schema: str) -> Operation[None]:
     found = yield from reading_revision(schema)
     option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
     if found is None:
-        raise SchemaError(f"There is no Mailroom schema {schema!r} in this database. Run: mailroom migrate{option}")
+        raise SchemaError(
+            f"There is no Mailroom schema {schema!r} in this database. Run: mailroom migrate{option}",
+            code="MR-no-schema",
+        )
     if found < HEAD:
         raise SchemaError(
-            f"Schema {schema!r} is at revision {found}, this release needs {HEAD}. Run: mailroom migrate{option}"
+            f"Schema {schema!r} is at revision {found}, this release needs {HEAD}. Run: mailroom migrate{option}",
+            code="MR-schema-too-old",
         )
     if int(found) // 100 > RELEASE + 1:
         raise SchemaError(
             f"Schema {schema!r} is at revision {found}, which is too new for this program. "
-            "Run: pip install -U pg-mailroom"
+            "Run: pip install -U pg-mailroom",
+            code="MR-schema-too-new",
         )
 
 

@@ -57,7 +57,8 @@ def _dropping(schema: str, inbox: str, actor: str, discard: bool, why: str | Non
     if waiting + parked and not discard:
         raise SchemaError(
             f"Inbox {inbox!r} holds {waiting + parked:,} messages, {parked:,} of them parked. Have them handled first, "
-            "or delete them for good: discard=True (--discard)."
+            "or delete them for good: discard=True (--discard).",
+            code="MR-inbox-holds-messages",
         )
     yield from answering_undone(schema, [Undone.of(*row) for row in (yield COMMANDS.at(**names)())])
     # Its dead letters stay, and so does `spark_drain`: the files of its drains are still there, and an inbox of that

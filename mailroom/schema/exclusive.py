@@ -57,7 +57,8 @@ def having_alone(schema: str, inbox: str) -> Operation[None]:
     if isolation != "read committed":
         raise ConfigurationError(
             f"This transaction is {isolation}, and may not see what was delivered last. Drop and rename inboxes in a "
-            "transaction of READ COMMITTED."
+            "transaction of READ COMMITTED.",
+            code="MR-wrong-isolation",
         )
     yield LOCK.at(lock=str(locks.DDL), node=schema)()
     yield from finding(schema, inbox)
@@ -69,12 +70,14 @@ def having_alone(schema: str, inbox: str) -> Operation[None]:
             raise
         raise MailroomError(
             f"Inbox {inbox!r} is in use. Roll back, stop its workers and whoever else reads it, and try again. "
-            "pg_locks shows who has a lock on its table."
+            "pg_locks shows who has a lock on its table.",
+            code="MR-inbox-in-use",
         ) from error
     [(is_awaited,)] = yield IS_AWAITED.at(schema=schema, inbox=inbox)()
     if is_awaited:
         raise MailroomError(
             f"Messages are being delivered to many inboxes, and {inbox!r} has yet to get them. Try again in a moment, "
-            "while a dispatcher runs (mailroom dispatcher run)."
+            "while a dispatcher runs (mailroom dispatcher run).",
+            code="MR-delivery-unfinished",
         )
     yield NOTIFY.at(schema=schema, inbox=inbox)()

@@ -60,11 +60,11 @@ def creation(
     if max_attempts is not None:
         count(max_attempts, "max_attempts")
     if on_failure not in (None, "park", "skip"):
-        raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.")
+        raise ConfigurationError(f"on_failure is {on_failure!r}; give 'park' or 'skip'.", code="MR-invalid-argument")
     if keep_s is not None:
         seconds(keep_s, "keep_s", TEN_YEARS_S)
     if order not in (None, "key", "total"):
-        raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.")
+        raise ConfigurationError(f"order is {order!r}; give 'key' or 'total'.", code="MR-invalid-argument")
     # A text is a name: taken as an iterable, it would be a name per letter.
     several = [name] if isinstance(name, str) or not isinstance(name, Iterable) else name
     names = [inbox_name(each) for each in several]
@@ -178,7 +178,8 @@ def _creating(
         if not is_inbox:
             raise SchemaError(
                 f"Inbox {name!r} cannot be created: its table would be {schema}.inbox_{name}, and something else has "
-                "that name. Choose another name for the inbox, or rename what is there."
+                "that name. Choose another name for the inbox, or rename what is there.",
+                code="MR-inbox-table-taken",
             )
         found[name] = order
     if found:
@@ -186,7 +187,8 @@ def _creating(
             if order not in (None, existing):
                 raise ConfigurationError(
                     f"Inbox {name!r} exists, and its order is {existing}. An inbox has the order it was created with: "
-                    "create another one, and have consumers empty this one first."
+                    "create another one, and have consumers empty this one first.",
+                    code="MR-inbox-order-fixed",
                 )
             found[name] = existing
     if keep_s is not None:
@@ -194,7 +196,8 @@ def _creating(
             if found.get(name, order) == "total":
                 raise ConfigurationError(
                     f"Inbox {name!r} has total order, and keep_s would drop messages that other nodes give out. "
-                    "Leave it out."
+                    "Leave it out.",
+                    code="MR-total-order-keeps-all",
                 )
     yield from _making_partitions(schema, [name for name in names if name not in found], order)
     yield REGISTER.at(schema=schema)(
@@ -223,5 +226,6 @@ def _making_partitions(schema: str, names: list[str], order: str | None) -> Oper
                 raise
             raise SchemaError(
                 f"The server has no room for the locks of {len(names)} new inboxes in one transaction. Roll back, and "
-                "create fewer per transaction, or raise max_locks_per_transaction."
+                "create fewer per transaction, or raise max_locks_per_transaction.",
+                code="MR-too-many-locks",
             ) from error

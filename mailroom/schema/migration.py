@@ -129,8 +129,8 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
             yield Statement(each.replace("%", "%%"), ())()
     except Exception as error:
         yield ROLL_BACK.at()()
-        if sqlstate(error) in (HOLDS_MESSAGES, UNKNOWN_ENCODING, IN_USE):
-            raise SchemaError(primary_message(error)) from error
+        if code := REFUSALS.get(sqlstate(error)):
+            raise SchemaError(primary_message(error), code=code) from error
         raise
     yield FORGET.at()()
     raised = (yield from raising_sequences(schema)) if revision == "head" else []
@@ -277,6 +277,11 @@ END $$"""
 # SQLSTATEs of our own.
 HOLDS_MESSAGES = "MR001"
 UNKNOWN_ENCODING = "MR002"
+REFUSALS = {
+    HOLDS_MESSAGES: "MR-schema-holds-messages",
+    UNKNOWN_ENCODING: "MR-encoding-unknown",
+    IN_USE: "MR-schema-in-use",
+}
 
 
 def refuse_to_drop_messages(context: "MigrationContext", tables: Collection[str]) -> None:

@@ -77,17 +77,22 @@ def _renaming(schema: str, inbox: str, new: str, actor: str, why: str | None) ->
     names = {"schema": schema, "inbox": inbox, "new": new}
     yield from having_alone(schema, inbox)
     if (yield FIND.at(schema=schema)(names=[new])):
-        raise SchemaError(f"There is something of the name {schema}.inbox_{new}. Choose another name for the inbox.")
+        raise SchemaError(
+            f"There is something of the name {schema}.inbox_{new}. Choose another name for the inbox.",
+            code="MR-inbox-table-taken",
+        )
     if left := [table for (table,) in (yield LEFT.at(schema=schema, inbox=new)())]:
         raise SchemaError(
             f"Something is left of another inbox {new!r}, in {', '.join(left)}. Choose another name, or create that "
-            "inbox and drop it (mailroom inbox create, mailroom inbox drop)."
+            "inbox and drop it (mailroom inbox create, mailroom inbox drop).",
+            code="MR-inbox-left-behind",
         )
     [(is_of_spark,)] = yield OF_SPARK.at(schema=schema, inbox=inbox)()
     if is_of_spark:
         raise SchemaError(
             f"Spark has read inbox {inbox!r}, and its files or checkpoints name it. Create another inbox with the same "
-            "subscriptions, and drop this one once it is empty (mailroom inbox create, mailroom inbox drop)."
+            "subscriptions, and drop this one once it is empty (mailroom inbox create, mailroom inbox drop).",
+            code="MR-inbox-read-by-spark",
         )
     [(waiting, parked)] = yield COUNT.at(schema=schema, inbox=inbox)()
     yield PARTITION.at(**names)()

@@ -35,7 +35,8 @@ def checking() -> Operation[None]:
     if client not in (UTF8, server):
         raise ConfigurationError(
             f"These connections have the client_encoding {client}, which cannot carry every message. "
-            "Have it UTF8: create_engine(..., client_encoding='utf8')."
+            "Have it UTF8: create_engine(..., client_encoding='utf8').",
+            code="MR-client-encoding",
         )
 
 

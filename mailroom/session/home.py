@@ -38,6 +38,8 @@ ROOM_S = 30.0
 class Elsewhere(ConfigurationError, ConnectionFailed):
     """A session of ours leads to another database than the batches. Nothing was written there."""
 
+    code = "MR-other-database"
+
 
 @dataclass(frozen=True, slots=True)
 class HomeDatabase:
@@ -157,7 +159,8 @@ class Home:
         if self._monotonic() < self._room_until:
             raise ConnectionFailed(
                 "The server gives too few sessions, and the batches have none: those beside them are given up for "
-                f"{ROOM_S:g} s. Raise the CONNECTION LIMIT of the role or database, or max_connections."
+                f"{ROOM_S:g} s. Raise the CONNECTION LIMIT of the role or database, or max_connections.",
+                code="MR-too-few-sessions",
             )
 
     def connect(self, role: str, session: Mapping[str, str]) -> psycopg.Connection:

@@ -47,7 +47,8 @@ def unknown(why: str) -> ConfigurationError:
     """Return the error that says what to do if sessions like those of a source cannot be opened."""
     return ConfigurationError(
         f"{why}, so Mailroom's own sessions cannot follow: give listen_dsn, a connection string that leads to the "
-        "same database, past any pooler."
+        "same database, past any pooler.",
+        code="MR-listen-dsn-needed",
     )
 
 

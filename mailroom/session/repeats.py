@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from mailroom.errors import MailroomError
+from mailroom.errors import MailroomError, coded
 from mailroom.settings import refusal
 
 EVERY_S = 60.0
@@ -36,4 +36,4 @@ class Repeats:
 
 def cause(error: BaseException) -> str:
     """Return what a log may say of an error: ours and `refusal` have no values in them; of all others the class."""
-    return str(error) if isinstance(error, MailroomError) else refusal(error) or type(error).__name__
+    return coded(str(error), error) if isinstance(error, MailroomError) else refusal(error) or type(error).__name__

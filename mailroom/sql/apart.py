@@ -36,6 +36,8 @@ LOCKS = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b", re.I)
 class WritesApart(MailroomError):
     """A handler writes on a connection of Django that is not the one of its message. Nothing was written."""
 
+    code = "MR-writes-apart"
+
 
 @dataclass(frozen=True, slots=True)
 class _CurrentHandler:

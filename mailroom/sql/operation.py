@@ -59,8 +59,7 @@ class Sql:
         if untyped:
             raise AssertionError(f"parameters without a cast: {untyped}")
         self.template = template
-        self.columns = tuple(columns.values() if isinstance(columns, Mapping) else columns)
-        self.named_columns = tuple(columns) if isinstance(columns, Mapping) else ()
+        self.columns = columns
         self.undecoded = undecoded
 
     def at(self, **names: str) -> "Statement":
@@ -73,7 +72,7 @@ class Sql:
 
     @cached_property
     def _row(self) -> Any:
-        return namedtuple("Named", self.named_columns)
+        return namedtuple("Named", self.columns)
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +81,8 @@ def _rendered(sql: Sql, names: tuple[tuple[str, str], ...]) -> "Statement":
     for name, value in names:
         # The schema is quoted, since its name may be a keyword. Other names are parts of longer ones.
         text = text.replace("{" + name + "}", f'"{value}"' if name == "schema" else value)
-    return Statement(text.strip(), sql.columns, sql.undecoded)
+    types = sql.columns.values() if isinstance(sql.columns, Mapping) else sql.columns
+    return Statement(text.strip(), tuple(types), sql.undecoded)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types import array
 
-from mailroom.errors import NotInTransaction, UnsupportedConnection
+from mailroom.errors import Coded, NotInTransaction, UnsupportedConnection
 from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.session.pooler import beginning
 from mailroom.sql.apart import refusing
@@ -91,8 +91,10 @@ def django_over(connection: "psycopg.Connection[Any]") -> DjangoConnection | Non
     return None
 
 
-class StatementsGone(psycopg.OperationalError):
+class StatementsGone(Coded, psycopg.OperationalError):
     """Other code has deallocated what psycopg had prepared in the session; a rollback has psycopg forget it, too."""
+
+    code = "MR-statements-gone"
 
 
 def _gone(error: psycopg.Error, *, prepared: bool) -> psycopg.Error:

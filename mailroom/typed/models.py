@@ -57,6 +57,7 @@ def _plain(item: Any) -> Any:
     if hasattr(item, "get_secret_value"):
         raise EncodeError(
             f"Cannot send this value: it holds a {type_name(type(item))}, of which pydantic writes asterisks. Give its "
-            "field a serializer."
+            "field a serializer.",
+            code="MR-value-masked",
         )
     return to_jsonable_python(item)

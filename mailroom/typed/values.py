@@ -43,7 +43,9 @@ def values_of(value_type: Any, instead: str) -> Values[Any]:
     try:
         converter = _converter(value_type)
     except Exception as error:  # of any class: annotations are evaluated now
-        raise ConfigurationError(f"Values of the type {name} cannot be sent: {error}. So {instead}.") from None
+        raise ConfigurationError(
+            f"Values of the type {name} cannot be sent: {error}. So {instead}.", code="MR-type-unsupported"
+        ) from None
 
     def read(plain: Any) -> Any:
         try:
@@ -51,7 +53,8 @@ def values_of(value_type: Any, instead: str) -> Values[Any]:
         except Exception as error:
             # Not chained, here and below: the causes quote the payload.
             raise DecodeError(
-                f"The value is no {name}: {converter.fault(error)}. Message.raw still holds its bytes."
+                f"The value is no {name}: {converter.fault(error)}. Message.raw still holds its bytes.",
+                code="MR-received-value-does-not-fit",
             ) from None
 
     def write(value: Any) -> object:
@@ -61,13 +64,16 @@ def values_of(value_type: Any, instead: str) -> Values[Any]:
             raise
         except Exception as error:
             raise EncodeError(
-                f"Cannot send this value: it cannot be written as {name}, {type(error).__name__} came out of it."
+                f"Cannot send this value: it cannot be written as {name}, {type(error).__name__} came out of it.",
+                code="MR-sent-value-does-not-fit",
             ) from None
         try:
             # Python checks no types. What no receiver could read is refused while its sender can do something about it.
             converter.read(plain)
         except Exception as error:
-            raise EncodeError(f"Cannot send this value: it is no {name}, {converter.fault(error)}.") from None
+            raise EncodeError(
+                f"Cannot send this value: it is no {name}, {converter.fault(error)}.", code="MR-sent-value-does-not-fit"
+            ) from None
         return plain
 
     return Values(read, write)

@@ -218,7 +218,8 @@ class Drainer:
         return MailroomError(
             f"{name} is in {shown(self._directory)} already, and its segment has yet to be drained: the database was "
             "restored to a time before it, or is a copy of the one that drained it, or its table spark_drain was "
-            "emptied. Drain into another directory; messages of that time may then be in both."
+            "emptied. Drain into another directory; messages of that time may then be in both.",
+            code="MR-drain-other-history",
         )
 
     def _demand_file(self, hidden: str) -> None:
@@ -227,7 +228,8 @@ class Drainer:
             raise MailroomError(
                 f"{hidden} was deleted from {shown(self._directory)} while it was written; its messages stay in the "
                 "inbox. Let nothing clean the directory of hidden files, see that no other database drains into it, "
-                "and drain again."
+                "and drain again.",
+                code="MR-drain-file-deleted",
             )
 
 
@@ -239,7 +241,8 @@ def _show(there: Folder, position: ShardPosition, final: str) -> None:
             raise MailroomError(
                 f"{directory} has a file {final} that is not the one which this database has committed as {hidden}: "
                 "another database drains into the directory, such as the one that this is a copy of. Move the file "
-                "out of the way, then drain again."
+                "out of the way, then drain again.",
+                code="MR-drain-directory-shared",
             )
         # It was renamed, or copied by a store; and who renamed it may have died before that was durable.
         there.delete(hidden)
@@ -251,5 +254,6 @@ def _show(there: Folder, position: ShardPosition, final: str) -> None:
             f"A file with messages that have left the inbox is missing: {directory} has neither {hidden} "
             f"nor {final}. If this machine does not see the directory of the drain before, drain on one that "
             "does. If the file is lost, restore it from a backup; to go on without it, set finished = true in its "
-            "row of spark_drain."
+            "row of spark_drain.",
+            code="MR-drain-file-missing",
         ) from None

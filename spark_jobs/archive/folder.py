@@ -105,14 +105,17 @@ def full_name(directory: str) -> str:
     Raises `ConfigurationError` for one that is empty, or holds a password or key: it is kept in the database.
     """
     if not directory:
-        raise ConfigurationError("The directory is empty. Give a path, or a URI of file, s3, gs, abfs or hdfs.")
+        raise ConfigurationError(
+            "The directory is empty. Give a path, or a URI of file, s3, gs, abfs or hdfs.", code="MR-invalid-directory"
+        )
     uri = _uri(directory)
     if uri is None:
         return str(Path(directory).resolve())
     if _holds_secret(uri):
         raise ConfigurationError(
             "The directory's URI holds a password or a key. Leave it out and let the environment have it, such as "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+            code="MR-password-shown",
         )
     if uri.scheme == "file":
         return str(Path(_opened(directory)[1]).resolve())
@@ -163,4 +166,6 @@ def _opened(directory: str) -> tuple[fs.FileSystem, str]:
 
 
 def _no_directory(name: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} names no directory. Give a path, or a URI of file, s3, gs, abfs or hdfs.")
+    return ConfigurationError(
+        f"{name} names no directory. Give a path, or a URI of file, s3, gs, abfs or hdfs.", code="MR-invalid-directory"
+    )

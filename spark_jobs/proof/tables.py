@@ -115,7 +115,10 @@ def snapshot(connection: psycopg.Connection, node: Node, sent: str | None) -> st
         cursor.execute(f"SELECT * FROM {rows} LIMIT 0".encode())
         columns = {column.name for column in cursor.description or ()}
     if "message_id" not in columns:
-        raise ConfigurationError("What --sent names has no column message_id. Give a SELECT that names it so.")
+        raise ConfigurationError(
+            "What --sent names has no column message_id. Give a SELECT that names it so.",
+            code="MR-audit-column-missing",
+        )
     key = "key::text" if "key" in columns else "NULL::text"
     return f"{statement}\n{SENT.format(key=key, none=NONE_OF_SENT, rows=rows)}"
 
@@ -172,7 +175,8 @@ def await_files(node: Node, directories: Sequence[str], *, within_s: float = VIS
             if monotonic() >= end:
                 raise MailroomError(
                     f"{name} is committed and not to be seen in {shown(directory)}: its drain was interrupted. Drain "
-                    "this inbox once more, which finishes it, and audit again."
+                    "this inbox once more, which finishes it, and audit again.",
+                    code="MR-drain-unfinished",
                 )
             sleep(POLL_INTERVAL_S)
     return files_of(rows[0][0])

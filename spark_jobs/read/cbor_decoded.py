@@ -50,7 +50,7 @@ def from_cbor(
     Raises `EncodeError` for a schema that CBOR has no form for, `ConfigurationError` for another `on_error`.
     """
     if on_error not in ON_ERROR:
-        raise ConfigurationError(f"on_error is {shown(on_error)}: it is {', '.join(ON_ERROR)}.")
+        raise ConfigurationError(f"on_error is {shown(on_error)}: it is {', '.join(ON_ERROR)}.", code="MR-spark-option")
     wanted = DataType.fromDDL(schema) if isinstance(schema, str) else schema
     if isinstance(schema, str) and "ntz" not in schema.lower():
         wanted = _with_instants(wanted)

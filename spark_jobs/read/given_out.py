@@ -123,7 +123,8 @@ def giving_out(
         raise ConfigurationError(
             f"Batch {end.batch} of the stream of inbox {inbox!r} had {end.messages} messages when it was planned, and "
             "they are not all there any more: another consumer took messages, or they were deleted after an earlier "
-            f"run of it, and the checkpoint was set back. {_way_on(checkpoint)}"
+            f"run of it, and the checkpoint was set back. {_way_on(checkpoint)}",
+            code="MR-spark-messages-gone",
         )
     if known is None:
         yield REPLACE.at(schema=schema)(inbox=inbox, checkpoint=checkpoint)
@@ -193,12 +194,14 @@ def set_back(inbox: str, checkpoint: str, number: int, last: int) -> Configurati
     return ConfigurationError(
         f"The checkpoint was set back: it goes on with batch {number}, and has given out other messages of inbox "
         f"{inbox!r} up to batch {last}. A sink that has seen these numbers would pass over what they are now. "
-        f"{_way_on(checkpoint)}"
+        f"{_way_on(checkpoint)}",
+        code="MR-spark-checkpoint-set-back",
     )
 
 
 def _read_by_another(inbox: str, owner: str, last: int, checkpoint: str) -> ConfigurationError:
     return ConfigurationError(
         f"Inbox {inbox!r} was read up to batch {last} under checkpoint {owner}, and this is checkpoint {checkpoint}, "
-        f"whose numbers stand for other messages. {_way_on(owner)}"
+        f"whose numbers stand for other messages. {_way_on(owner)}",
+        code="MR-spark-checkpoint-other",
     )

@@ -171,7 +171,8 @@ def _demand_all(inbox: str, planned: Planned, messages: int, digest: int) -> Non
             f"A task of batch {planned.batch} of the stream of inbox {inbox!r} read {messages} messages, and "
             f"{planned.messages} were planned: another consumer took messages meanwhile, or this process reaches "
             "another state of the database. Nothing is deleted. See that the stream has its inbox alone, and start it "
-            "again."
+            "again.",
+            code="MR-spark-messages-gone",
         )
 
 
@@ -193,5 +194,6 @@ def reporting(schema: str, inbox: str, read: Range, planned: Planned) -> Operati
     if not reported:
         raise ConfigurationError(
             f"Batch {planned.batch} of the stream of inbox {inbox!r} is not under way any more: it was committed, or "
-            "another checkpoint reads the inbox now."
+            "another checkpoint reads the inbox now.",
+            code="MR-spark-batch-over",
         )

@@ -78,7 +78,7 @@ class InboxSource(DataSource):
 def _inbox(options: Mapping[str, str]) -> str:
     name = options.get("inbox")
     if name is None:
-        raise ConfigurationError('Say which inbox to read: .option("inbox", "shipping").')
+        raise ConfigurationError('Say which inbox to read: .option("inbox", "shipping").', code="MR-spark-option")
     return inbox_name(name)
 
 
@@ -87,14 +87,18 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int) -> int
     if text is None:
         return None
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 20):
-        raise ConfigurationError(f"The option {name} is {shown(text)}; give a whole number in digits.")
+        raise ConfigurationError(
+            f"The option {name} is {shown(text)}; give a whole number in digits.", code="MR-spark-option"
+        )
     return whole(int(text), f"The option {name}", least, most, ConfigurationError)
 
 
 def _demand_ours(schema: StructType) -> None:
     ours = SCHEMA.replace("timestamp_ltz", "timestamp").split(", ")  # as its type calls itself, whatever is the default
     if [f"{field.name} {field.dataType.simpleString()}" for field in schema] != ours:
-        raise ConfigurationError('The columns of format("inbox") are given: leave out .schema() and use select().')
+        raise ConfigurationError(
+            'The columns of format("inbox") are given: leave out .schema() and use select().', code="MR-spark-option"
+        )
 
 
 # Without pushFilters: up to 4.3 Spark keeps the filters that it has pushed with the DataFrame and applies them to its

@@ -240,12 +240,14 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offset["inbox"] != self._identity:
             raise ConfigurationError(
                 f"The checkpoint is of {offset['inbox']}, and this is {self._identity}: their clocks do not compare. "
-                "Name another checkpointLocation."
+                "Name another checkpointLocation.",
+                code="MR-spark-checkpoint-of-another",
             )
         if "checkpoint" not in offset:
             raise ConfigurationError(
                 "The checkpoint is of a version that did not number its batches. Name another checkpointLocation; the "
-                "stream then reads all that is in the inbox, also what it may have read before."
+                "stream then reads all that is in the inbox, also what it may have read before.",
+                code="MR-spark-checkpoint-too-old",
             )
         self._checkpoint = offset["checkpoint"]
         place = BatchEnd(**{field.name: offset[field.name] for field in fields(BatchEnd)})
@@ -273,7 +275,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(connection, PooledConnection):
             raise ConfigurationError(
                 "A stream holds a lock for as long as it runs, which a pooler in transaction mode does not keep: give "
-                "it a connection string that names the server itself."
+                "it a connection string that names the server itself.",
+                code="MR-pooler-in-the-way",
             )
         try:
             with connection.transaction():
@@ -281,7 +284,8 @@ class InboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except psycopg.errors.LockNotAvailable:
             raise ConfigurationError(
                 f"Another stream reads inbox {self._inbox!r}, and each would have a part of the messages. Stop it, or "
-                "make an inbox of its own for each (mailroom inbox create)."
+                "make an inbox of its own for each (mailroom inbox create).",
+                code="MR-spark-inbox-shared",
             ) from None
 
     # -- in the executors ---------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def entering(schema: str, inbox: str, above: int, first: int | None) -> Operatio
         raise ConfigurationError(
             f"Another consumer took messages of inbox {inbox!r} while the stream's connection was lost, and the batch "
             "under way may lack them. Stop it; then name another checkpointLocation, which has the stream read all "
-            "that is in the inbox, also what it may have read before."
+            "that is in the inbox, also what it may have read before.",
+            code="MR-spark-messages-gone",
         )
     [(history,)] = yield HISTORY.at(schema=schema)()
     return f"{inbox}@{history}"
@@ -148,17 +149,20 @@ def planning(schema: str, inbox: str, start: int, number: int | None) -> Operati
         raise ConfigurationError(
             f"Messages of inbox {inbox!r} are parked which the stream has passed, and it may not have read them. Stop "
             f"it, and discard them (mailroom parked list {inbox}); or replay them, and start it with another "
-            "checkpointLocation, which has it read again all that is in the inbox."
+            "checkpointLocation, which has it read again all that is in the inbox.",
+            code="MR-spark-keys-parked",
         )
     if parked:
         raise ConfigurationError(
             f"Keys of inbox {inbox!r} are parked, and a stream would pass them by for ever. Stop it, replay or discard "
-            f"them (mailroom parked list {inbox}), and start it again."
+            f"them (mailroom parked list {inbox}), and start it again.",
+            code="MR-spark-keys-parked",
         )
     if workers:
         raise ConfigurationError(
             f"A worker reads inbox {inbox!r}, and a stream must have it alone. Stop the worker, or make an inbox for "
-            "the stream that subscribes to the same topics (mailroom inbox create)."
+            "the stream that subscribes to the same topics (mailroom inbox create).",
+            code="MR-spark-inbox-shared",
         )
     if end is None:
         return None
@@ -202,7 +206,8 @@ def comparing(schema: str, inbox: str, place: BatchEnd) -> Operation[None]:
             f"The checkpoint is at a message with clock {place.clock}, and inbox {inbox!r} has not what it had up to "
             "there: the database was restored to an earlier time, or another consumer took messages of the stream. "
             "Name another checkpointLocation; the stream then reads all that is in the inbox, also what it may have "
-            "read before."
+            "read before.",
+            code="MR-spark-checkpoint-ahead",
         )
 
 

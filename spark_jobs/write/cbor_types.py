@@ -74,7 +74,7 @@ def arrow_type(spark_type: DataType, path: str = "value") -> pa.DataType:
 
 def refused(path: str, fault: str) -> EncodeError:
     """Return the error that says what is wrong with the part at `path`, and what to send instead."""
-    return EncodeError(f"Cannot send this value: {path} {fault}.")
+    return EncodeError(f"Cannot send this value: {path} {fault}.", code="MR-value-unsupported")
 
 
 def _check(arrow: pa.DataType, path: str, depth: int) -> None:

@@ -39,7 +39,9 @@ def _message_ids(ids: pa.Array) -> pa.Array:
     try:
         return pa.array([None if text is None else UUID(text).bytes for text in ids.to_pylist()], pa.large_binary())
     except ValueError:
-        raise InvalidMessage("Column message_id has a row that is no UUID: make one with Spark's uuid().") from None
+        raise InvalidMessage(
+            "Column message_id has a row that is no UUID: make one with Spark's uuid().", code="MR-spark-row-invalid"
+        ) from None
 
 
 def _topics(topics: pa.Array) -> pa.Array:
@@ -77,7 +79,9 @@ def _headers(headers: pa.Array) -> pa.Array:
     try:
         rows = headers.to_pylist()
     except UnicodeDecodeError:
-        raise InvalidMessage("Column headers has a row with text that is not UTF-8.") from None
+        raise InvalidMessage(
+            "Column headers has a row with text that is not UTF-8.", code="MR-spark-row-invalid"
+        ) from None
     return pa.array([None if row is None else as_json(checked(dict(row))) for row in rows], pa.large_string())
 
 
@@ -166,13 +170,17 @@ class BusinessColumn:
         """Check a field that no message has. Raises `InvalidMessage`."""
         name = field.name
         if name.lower() in OURS:
-            raise InvalidMessage(f"Mailroom keeps the name {name}: rename the column.")
+            raise InvalidMessage(f"Mailroom keeps the name {name}: rename the column.", code="MR-spark-column-invalid")
         if name.lower() in SYSTEM_COLUMNS:
-            raise InvalidMessage(f"PostgreSQL keeps the name {name.lower()} in every table: rename the column.")
+            raise InvalidMessage(
+                f"PostgreSQL keeps the name {name.lower()} in every table: rename the column.",
+                code="MR-spark-column-invalid",
+            )
         if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or set(name) & set('"%{}.`\0'):
             raise InvalidMessage(
                 f"Column {shown(name)} cannot be staged: rename it to 1 to {MAX_NAME_BYTES} bytes without dots, quotes "
-                '" and `, %, { and }.'
+                '" and `, %, { and }.',
+                code="MR-spark-column-invalid",
             )
         return cls(name, *_types(name, field.dataType))
 
@@ -205,7 +213,8 @@ def _types(name: str, kind: spark.DataType) -> tuple[str, str]:
         if isinstance(kind, spark_type):
             return staged, staged
     raise InvalidMessage(
-        f"Column {shown(name)} is {kind.simpleString()}, which no column of a table is: use to_json(column)."
+        f"Column {shown(name)} is {kind.simpleString()}, which no column of a table is: use to_json(column).",
+        code="MR-spark-column-invalid",
     )
 
 
@@ -215,7 +224,9 @@ def _types(name: str, kind: spark.DataType) -> tuple[str, str]:
 def _demand(holds: pa.Array, name: str, fault: str) -> None:
     """Raise `InvalidMessage`, with the fault, unless it holds for every row."""
     if not pc.all(pc.fill_null(holds, False), min_count=0).as_py():
-        raise InvalidMessage(f"Column {name} has a row that {fault}. Nothing of this batch was sent.")
+        raise InvalidMessage(
+            f"Column {name} has a row that {fault}. Nothing of this batch was sent.", code="MR-spark-row-invalid"
+        )
 
 
 def _without_nul(text: pa.Array, name: str) -> pa.Array:
@@ -224,7 +235,8 @@ def _without_nul(text: pa.Array, name: str) -> pa.Array:
         text.validate(full=True)
     except pa.ArrowInvalid:
         raise InvalidMessage(
-            f"Column {name} has a row that is not UTF-8: send it as binary, or in the value."
+            f"Column {name} has a row that is not UTF-8: send it as binary, or in the value.",
+            code="MR-spark-row-invalid",
         ) from None
     clean = pc.equal(pc.count_substring(pc.cast(text, pa.large_binary()), b"\0"), 0)
     _demand(pc.fill_null(clean, True), name, "holds a NUL character, which PostgreSQL's text cannot")

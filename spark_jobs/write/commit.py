@@ -33,9 +33,13 @@ log = logging.getLogger("mailroom.spark")
 class StagingLost(MailroomError):
     """What a task had staged is not all there any more. Nothing was sent."""
 
+    code = "MR-spark-staging-lost"
+
 
 class SendFailed(MailroomError):
     """The database refused the batch. Nothing of it was sent."""
+
+    code = "MR-spark-send-failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ LONGEST_PAUSE_S = 5.0
 class BulkUnfinished(MailroomError):
     """A large batch was decided and will be sent, but not all of it is in the outbox yet. Run it again."""
 
+    code = "MR-spark-bulk-unfinished"
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkPace:

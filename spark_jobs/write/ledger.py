@@ -19,6 +19,8 @@ class BatchDiffers(MailroomError):
 class StreamTaken(MailroomError):
     """The stream's name belongs to another query. Nothing was sent."""
 
+    code = "MR-spark-stream-taken"
+
 
 @dataclass(frozen=True, slots=True)
 class SparkBatch:
@@ -37,7 +39,8 @@ class SparkBatch:
     def __post_init__(self) -> None:
         if not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES or "\0" in self.name:
             raise InvalidMessage(
-                f"{shown(self.name)} cannot name a batch in the ledger: use 1 to {MAX_NAME_BYTES} bytes of text."
+                f"{shown(self.name)} cannot name a batch in the ledger: use 1 to {MAX_NAME_BYTES} bytes of text.",
+                code="MR-spark-option",
             )
 
     @property
@@ -94,7 +97,8 @@ def entering(schema: str, batch: SparkBatch, content: BatchContent) -> Operation
             raise BatchDiffers(
                 f"The stream {shown(batch.name)} has gone past batch {batch.number}: the ledger has batch {last}. "
                 "Nothing was sent. A new checkpoint has to cut its batches as the old one did; to send all of it as "
-                "new, give the stream a new name."
+                "new, give the stream a new name.",
+                code="MR-spark-batch-gone-past",
             )
         return True
     yield from comparing(schema, batch, content)
@@ -130,7 +134,8 @@ def comparing(schema: str, batch: SparkBatch, content: BatchContent) -> Operatio
                 f"The batch {batch} was sent at {at} with {before} messages, and now it has {now}. Nothing was sent. "
                 "If these are other data, give them another idempotency key or stream name. If they are the same, and "
                 "only come out otherwise (by a random value, the time of day, or a change of the job), say so: "
-                "onKnownBatch=pass (OutboxSink: on_known_batch)."
+                "onKnownBatch=pass (OutboxSink: on_known_batch).",
+                code="MR-spark-batch-differs",
             )
 
 

@@ -38,7 +38,8 @@ class WriteOptions:
             SparkBatch(stream)
         elif continues:
             raise ConfigurationError(
-                "Give streamName too (OutboxSink: stream): continuesQuery says whose stream of that name goes on."
+                "Give streamName too (OutboxSink: stream): continuesQuery says whose stream of that name goes on.",
+                code="MR-spark-option",
             )
         return cls(
             Node.of(options),
@@ -62,5 +63,5 @@ class WriteOptions:
 def _is_first(options: Mapping[str, str], name: str, first: str, second: str) -> bool:
     text = options.get(name, first)
     if text not in (first, second):
-        raise ConfigurationError(f"{name} is {shown(text)}: it is {first}, or {second}.")
+        raise ConfigurationError(f"{name} is {shown(text)}: it is {first}, or {second}.", code="MR-spark-option")
     return text == first

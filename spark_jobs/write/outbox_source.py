@@ -46,7 +46,8 @@ class OutboxSource(DataSource):
         if not key:
             raise ConfigurationError(
                 "Give the option idempotencyKey: a name for these rows, such as 'flights-2026-11-21'. Run again with "
-                "the same one, the job sends nothing twice."
+                "the same one, the job sends nothing twice.",
+                code="MR-spark-key-missing",
             )
         options.batch(key)
         return JobWriter(*_checked(options, schema), key)
@@ -60,7 +61,9 @@ class OutboxSource(DataSource):
 def _options(given: Mapping[str, str], overwrite: bool, *others: str) -> WriteOptions:
     demand_known(given, (*OPTIONS, *others))
     if overwrite:
-        raise ConfigurationError("An outbox cannot be overwritten: messages are sent for good. Use mode 'append'.")
+        raise ConfigurationError(
+            "An outbox cannot be overwritten: messages are sent for good. Use mode 'append'.", code="MR-spark-option"
+        )
     return WriteOptions.of(given, given.get("commitSql", ()))
 
 
@@ -114,7 +117,10 @@ def _property(name: str) -> str:
     context = TaskContext.get()
     found = context and context.getLocalProperty(name)
     if not found:
-        raise ConfigurationError(f"Spark gave this task no {name}: write a stream with writeStream, by its own engine.")
+        raise ConfigurationError(
+            f"Spark gave this task no {name}: write a stream with writeStream, by its own engine.",
+            code="MR-spark-not-by-stream-engine",
+        )
     return found
 
 

@@ -44,20 +44,30 @@ class Shape:
         if unknown and not business:
             raise InvalidMessage(
                 f"A message has no column {unknown[0].name!r}; the columns are {', '.join(COLUMNS)}. "
-                f"Put data into the value: df.select(..., struct({unknown[0].name!r}, ...).alias('value'))."
+                f"Put data into the value: df.select(..., struct({unknown[0].name!r}, ...).alias('value')).",
+                code="MR-spark-column-invalid",
             )
         if "value" not in names:
-            raise InvalidMessage("There is no column value: df.select(..., struct('a', 'b').alias('value')).")
+            raise InvalidMessage(
+                "There is no column value: df.select(..., struct('a', 'b').alias('value')).",
+                code="MR-spark-column-invalid",
+            )
         twice = [name for name in constants if name in names]
         if twice:
-            raise InvalidMessage(f"{twice[0]} is given twice: as a column, or for all rows, but not both.")
+            raise InvalidMessage(
+                f"{twice[0]} is given twice: as a column, or for all rows, but not both.",
+                code="MR-spark-column-invalid",
+            )
         twice = [name for name in schema.fieldNames() if names.count(name.lower()) > 1]
         if twice:
             raise InvalidMessage(
-                f"Columns {', '.join(map(shown, twice))} are one (case is no difference): rename them."
+                f"Columns {', '.join(map(shown, twice))} are one (case is no difference): rename them.",
+                code="MR-spark-column-invalid",
             )
         if "topic" not in (*names, *constants):
-            raise InvalidMessage("There is no topic: give one for all rows, or a column topic.")
+            raise InvalidMessage(
+                "There is no topic: give one for all rows, or a column topic.", code="MR-spark-column-invalid"
+            )
         for field in schema.fields:
             if field.name.lower() in COLUMNS:
                 _check_field(COLUMNS[field.name.lower()], field.dataType)
@@ -117,7 +127,10 @@ def _check_field(column: SentColumn, kind: spark.DataType) -> None:
     if fits and isinstance(kind, spark.MapType) and column.name == "headers":
         fits = isinstance(kind.keyType, TEXT) and isinstance(kind.valueType, TEXT)
     if not fits:
-        raise InvalidMessage(f"Column {column.name} is {kind.simpleString()}; it has to be {column.wanted}: cast it.")
+        raise InvalidMessage(
+            f"Column {column.name} is {kind.simpleString()}; it has to be {column.wanted}: cast it.",
+            code="MR-spark-column-invalid",
+        )
     if column.name == "value":
         check_spark_type(kind, "value")
 

@@ -111,7 +111,8 @@ class OutboxSink:
             raise ConfigurationError(
                 "No streaming query runs this in this thread: give it to writeStream.foreachBatch, whose thread alone "
                 "knows the query (threads of your own inherit it as pyspark.InheritableThread), or name a stream, with "
-                'on_known_batch="compare".'
+                'on_known_batch="compare".',
+                code="MR-spark-no-query",
             )
         batch, shape = self._options.batch(name, batch_id, query), self._options.shape(frame.schema)
         node = self._options.node.pinned()
@@ -138,7 +139,8 @@ def _number(frame: "DataFrame", given: int | None) -> int | None:
             f"The sink was called {'without a number' if given is None else f'with the number {given}'} for "
             f"micro-batch {batch or 'of a stream'}, and it knows batches by their numbers: it would take the rows for "
             "some that were sent before. Nothing was sent. Hand it the second argument of foreachBatch, as "
-            "foreachBatch(sink) does: lambda frame, number: sink(frame, number)."
+            "foreachBatch(sink) does: lambda frame, number: sink(frame, number).",
+            code="MR-spark-batch-number",
         )
     return None if given is None else whole(given, "the number of a micro-batch", 0, MAX_INT64, ConfigurationError)
 

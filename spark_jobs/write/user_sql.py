@@ -43,13 +43,18 @@ class UserSql:
         """Return what a sink was given, None if nothing. Raises `ConfigurationError`."""
         statements = (commit_sql,) if isinstance(commit_sql, str) else tuple(commit_sql)
         if statements and transact:
-            raise ConfigurationError("Give commit_sql or transact: a transact can run SQL by itself.")
+            raise ConfigurationError(
+                "Give commit_sql or transact: a transact can run SQL by itself.", code="MR-arguments-conflict"
+            )
         for statement in statements:
             if not statement.strip():
-                raise ConfigurationError("A statement of commit_sql is empty: leave it out, or write one.")
+                raise ConfigurationError(
+                    "A statement of commit_sql is empty: leave it out, or write one.", code="MR-spark-option"
+                )
             if ENDS_TRANSACTION.match(statement):
                 raise ConfigurationError(
-                    "A statement of commit_sql ends the transaction, which Mailroom does: leave it out."
+                    "A statement of commit_sql ends the transaction, which Mailroom does: leave it out.",
+                    code="MR-transaction-ended",
                 )
         if statements:
             return cls(partial(_execute, statements), "; ".join(statements))

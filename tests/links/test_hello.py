@@ -340,7 +340,7 @@ def test_other_encoding_of_the_source_is_refused(meeting: Meeting, databases: An
 
 
 def test_error_keeps_its_parts_when_it_is_pickled(meeting: Meeting) -> None:
-    error = LinkRefused("reason", "north", "mailroom link allow south")
+    error = LinkRefused("reason", "north", "mailroom link allow south", code="MR-link-not-allowed")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 

@@ -415,7 +415,10 @@ async def test_reader_that_is_refused_says_what_to_do_and_goes_on_when_it_was_do
     pair.source.connection.execute("UPDATE mailroom.link SET name = 'east'")
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
-        assert state(pair.target) == ("stopped", "north allows no reader south; at north: mailroom link allow south")
+        assert state(pair.target) == (
+            "stopped",
+            "north allows no reader south; at north: mailroom link allow south [MR-link-not-allowed]",
+        )
         pair.source.connection.execute("UPDATE mailroom.link SET name = 'south'")
         await asks(pair.source, TOPIC)
         await eventually_async(lambda: state(pair.target) == ("open", None))
@@ -465,7 +468,7 @@ async def test_history_that_has_parted_without_a_restart_stops_the_link(pair: Li
     pair.put({"key": "other"})
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
-        assert str(state(pair.target)[1]).endswith("; at north: mailroom node restored")
+        assert str(state(pair.target)[1]).endswith("; at north: mailroom node restored [MR-link-source-unaware]")
         assert pair.source.rows("SELECT claim_seq, claim_clock FROM mailroom.link") == [(2, 2)]
     assert keys(pair.target) == ["a", "b"]
 
@@ -522,7 +525,7 @@ async def test_gap_stops_the_link_and_names_the_row_to_go_on_at(pair: Linked) ->
     pair.trim(4)
     async with running(LinksLane(pair.target.dsn, poll_interval_s=NEVER_S)):
         await eventually_async(lambda: state(pair.target)[0] == "stopped")
-        assert str(state(pair.target)[1]).endswith("mailroom link resume north --at 3")
+        assert str(state(pair.target)[1]).endswith("mailroom link resume north --at 3 [MR-link-rows-missing]")
 
 
 async def test_row_that_stops_a_link_is_tried_again_until_it_can_be_received(pair: Linked) -> None:

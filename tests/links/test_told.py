@@ -197,7 +197,8 @@ def test_without_a_dispatcher_the_command_says_so_and_the_subscription_stays(rea
     assert note == "No dispatcher of this node runs, which has to tell the source: mailroom dispatcher run"
     assert error == (
         "mailroom: error: Inbox audit subscribes to paid of paris, which does not know it yet: no dispatcher of this "
-        "node runs: mailroom dispatcher run. What is sent there until it knows does not come."
+        "node runs: mailroom dispatcher run. What is sent there until it knows does not come. "
+        "[MR-subscription-not-told]"
     )
     assert (said.exit_code, said.stdout) == (1, "")
     assert reader.rows("SELECT topic, inbox FROM mailroom.subscription") == [("paid", "audit")]

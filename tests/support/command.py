@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from mailroom.cli.root import root
 from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
+
+CODE = re.compile(r" \[MR-[a-z-]+\]")
 
 
 def mailroom(*arguments: str, dsn: str | None = None, stdin: bytes | None = None, **environment: str) -> Result:
@@ -31,11 +34,14 @@ def json_of(*arguments: str, dsn: str, exit_code: int = 0) -> Any:
 
 
 def error_of(result: Result) -> str:
-    """Return the error of a call that failed as it should: on one line, nothing else on stderr, no traceback."""
+    """Return the error of a call that failed as it should: on one line, nothing else on stderr, no traceback.
+
+    Without its code: tests of an error's text leave that to `tests.test_errors`.
+    """
     assert result.exit_code in (1, 2), result.output
     [line] = result.stderr.splitlines()
     assert line.startswith("mailroom: error: ")
-    return line.removeprefix("mailroom: error: ")
+    return CODE.sub("", line.removeprefix("mailroom: error: "))
 
 
 def process(*arguments: str, dsn: str, **options: Any) -> subprocess.Popen[str]:

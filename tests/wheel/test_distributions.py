@@ -66,6 +66,7 @@ def test_the_wheel_holds_all_of_the_packages_and_says_that_they_are_typed(in_whe
     for directory, name in (
         ("alembic", "_migrations"),
         ("benchmarks", "_benchmarks"),
+        ("docs/errors", "_errors"),
         ("examples/flights", "_flights"),
     ):
         files = (path for path in (ROOT / directory).rglob("*") if path.is_file() and path.suffix != ".pyc")

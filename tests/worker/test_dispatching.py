@@ -89,7 +89,7 @@ class Broken:
     """A lane that cannot run, as behind a pooler."""
 
     async def run(self) -> None:
-        raise ConfigurationError("This connection string leads through a pooler.")
+        raise ConfigurationError("This connection string leads through a pooler.", code="MR-pooler-in-the-way")
 
     def stop(self) -> None:
         pass

@@ -25,7 +25,7 @@ from tests.support.working import (
     write_ledger_async,
 )
 
-TIMED_OUT = [("hung", 1, "TimedOut: timed out after 1 s")]
+TIMED_OUT = [("hung", 1, "TimedOut [MR-handler-timed-out]: timed out after 1 s")]
 
 
 class Clock:

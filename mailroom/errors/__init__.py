@@ -1,9 +1,14 @@
 """The errors that Mailroom raises itself. Each says what to do next and never contains a password or payload.
 
-Errors of psycopg and SQLAlchemy in the caller's transaction pass through unchanged.
+Each has a `code`, which stays the same when its text is worded anew: one of `mailroom.errors.codes`, with a page of its
+own in docs/errors. Errors of psycopg and SQLAlchemy in the caller's transaction pass through unchanged.
 """
 
+from copyreg import __newobj__  # type: ignore[attr-defined]  # pickle's own way to make an object without __init__
+from typing import Any
 from uuid import UUID
+
+from mailroom.errors.codes import CODES
 
 __all__ = [
     "CommitUnknown",
@@ -28,7 +33,33 @@ __all__ = [
 ]
 
 
-class MailroomError(Exception):
+class Coded(Exception):
+    """An exception with a `code`, which names the situation. One of a class with several situations is given its own.
+
+    A traceback ends with the code (as a note), and the command and the logs show it (`coded`). The text lacks it.
+    """
+
+    code = ""
+
+    def __init__(self, *args: object, code: str | None = None) -> None:
+        """`code` is one of `CODES`, by default that of the class."""
+        super().__init__(*args)
+        self.code = self.code if code is None else code
+        if self.code not in CODES:
+            raise TypeError(f"a {type(self).__name__} needs a code of mailroom.errors.codes, not {self.code!r}")
+        self.add_note(f"{self.code}: see `mailroom explain {self.code}`")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have it unpickled as it is: without a constructor, whose arguments differ from class to class."""
+        return __newobj__, (type(self),), {**self.__dict__, "args": self.args}
+
+
+def coded(text: str, error: BaseException) -> str:
+    """Return `text`, which tells of an error, with the error's code behind it; the text alone if it has none."""
+    return f"{text} [{error.code}]" if isinstance(error, Coded) else text
+
+
+class MailroomError(Coded):
     """Base class of all errors of Mailroom. `exit_code` is the exit code of the command."""
 
     exit_code = 1
@@ -43,6 +74,7 @@ class ConfigurationError(MailroomError):
 class InvalidName(MailroomError, ValueError):
     """A schema, inbox or topic name outside its alphabet or length."""
 
+    code = "MR-invalid-name"
     exit_code = 2
 
 
@@ -57,13 +89,19 @@ class EncodeError(InvalidMessage):
 class DecodeError(MailroomError, ValueError):
     """Bytes are not a valid value. Only this message fails; `Message.raw` still returns them."""
 
+    code = "MR-value-unreadable"
+
 
 class NoHandler(MailroomError):
     """None of the handlers is for a message of this topic. Only this message fails, and is not tried again."""
 
+    code = "MR-no-handler"
+
 
 class NotInTransaction(MailroomError):
     """A call that must share the caller's transaction was made on an autocommit connection outside of one."""
+
+    code = "MR-not-in-transaction"
 
 
 class NotAtomic(MailroomError):
@@ -76,8 +114,10 @@ class CommitUnknown(MailroomError):
     `token` names the transaction: `mailroom.resolve(connect, token)` returns its outcome, from any process.
     """
 
+    code = "MR-commit-unknown"
+
     def __init__(self, token: UUID, reason: str) -> None:
-        super().__init__(token, reason)  # so that it can be unpickled in another process
+        super().__init__(token, reason)
         self.token = token
         self._reason = reason
 
@@ -91,6 +131,8 @@ class CommitUnknown(MailroomError):
 
 class TokenExpired(MailroomError):
     """The token is too old: the outcome of its transaction is no longer recorded."""
+
+    code = "MR-token-expired"
 
     def __init__(self, token: UUID, kept_days: int) -> None:
         super().__init__(token, kept_days)
@@ -107,6 +149,8 @@ class TokenExpired(MailroomError):
 class UnsupportedConnection(MailroomError, TypeError):
     """An object is not a connection of psycopg 3 or SQLAlchemy 2, nor one of Django on psycopg 3."""
 
+    code = "MR-unsupported-connection"
+
 
 class SchemaError(MailroomError):
     """The schema is missing, too old or too new for this release, or still holds messages."""
@@ -115,6 +159,8 @@ class SchemaError(MailroomError):
 class UnknownInbox(MailroomError):
     """There is no inbox of that name in this schema."""
 
+    code = "MR-unknown-inbox"
+
 
 class LinkRefused(MailroomError):
     """Two nodes refuse each other, since going on could lose messages or take them twice. Nothing was read.
@@ -122,8 +168,8 @@ class LinkRefused(MailroomError):
     `reason` says why, and `command` what to run to end it; `at` names the node on which.
     """
 
-    def __init__(self, reason: str, at: str, command: str) -> None:
-        super().__init__(reason, at, command)  # so that it can be unpickled in another process
+    def __init__(self, reason: str, at: str, command: str, *, code: str) -> None:
+        super().__init__(reason, at, command, code=code)
         self.reason = reason
         self.at = at
         self.command = command
@@ -135,6 +181,8 @@ class LinkRefused(MailroomError):
 class UnknownLink(MailroomError):
     """There is no link to a reader, or from a source, of that name in this schema."""
 
+    code = "MR-unknown-link"
+
 
 class NotSubscribed(MailroomError):
     """A subscription is here, and its source does not have it: in the given time it was not told, or it refuses it."""
@@ -142,6 +190,8 @@ class NotSubscribed(MailroomError):
 
 class ConnectionFailed(MailroomError):
     """The database could not be reached or refused the login."""
+
+    code = "MR-connection-failed"
 
 
 class EmbeddedServerError(MailroomError):

@@ -1,0 +1,34 @@
+"""`mailroom explain`: the page of an error's code."""
+
+import difflib
+from pathlib import Path
+
+import click
+
+from mailroom.cli.output import say
+from mailroom.errors.codes import CODES
+
+_PACKAGE = Path(__file__).parents[1]
+_INSTALLED = _PACKAGE / "_errors"
+PAGES = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "docs" / "errors"
+
+
+@click.command()
+@click.argument("code", required=False)
+def explain(code: str | None) -> None:
+    """Print what an error's CODE means, why it is an error, and what to do. Without CODE, list all.
+
+    \b
+    Example:
+      mailroom explain MR-inbox-in-use
+    """
+    if code is None:
+        width = max(map(len, CODES))
+        for each, summary in CODES.items():
+            say(f"{each:{width}}  {summary}")
+    elif code in CODES:
+        say((PAGES / f"{code}.md").read_text(encoding="utf-8").rstrip())
+    else:
+        near = difflib.get_close_matches(code, CODES)
+        meant = f" Did you mean {', '.join(near)}?" if near else ""
+        raise click.UsageError(f"There is no code {code}.{meant}")

@@ -1,0 +1,51 @@
+"""docs/errors.md, made from the list of codes: `python -m tests.error_index` writes it."""
+
+from pathlib import Path
+
+from mailroom.errors.codes import CODES
+
+INDEX = Path(__file__).parent.parent / "docs" / "errors.md"
+INTRODUCTION = """\
+# Errors and their codes
+
+Every error that Mailroom raises has a code. The code stays the same when the text is worded anew, so search for the
+code, and compare it in programs:
+
+```python
+import os
+
+import psycopg
+
+from mailroom.errors import SchemaError
+from mailroom.schema import check
+
+with psycopg.connect(os.environ["MAILROOM_DSN"]) as conn:
+    try:
+        check(conn, schema="nowhere")
+    except SchemaError as error:
+        assert error.code == "MR-no-schema"
+```
+
+A code stands for one situation, and its page says what to do. One class of errors may have several: catch the class
+for all of them, and compare `error.code` for one. The code is no part of `str(error)`. It is shown
+
+- by the command, behind the text: `mailroom: error: ... [MR-no-schema]`;
+- by a traceback, in its last line;
+- in the logs of workers and dispatchers, in the reason of parked keys and dead letters that failed by such an error,
+  and in `mailroom link status`.
+
+`mailroom explain MR-no-schema` prints the page of a code, and `mailroom explain` lists all. Errors of the database in
+your transaction come to you as your driver raises them, with an [SQLSTATE](https://www.postgresql.org/docs/current/errcodes-appendix.html).
+
+| code | what it means |
+|---|---|
+"""
+
+
+def index() -> str:
+    """Return the page."""
+    return INTRODUCTION + "".join(f"| [{code}](errors/{code}.md) | {summary} |\n" for code, summary in CODES.items())
+
+
+if __name__ == "__main__":
+    INDEX.write_text(index())
