@@ -1,8 +1,4 @@
-"""${message}
-
-Revision ID: ${up_revision}
-Revises: ${down_revision | comma,n}
-"""
+"""${message}."""
 
 from alembic import op
 
@@ -13,8 +9,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    ${upgrades if upgrades else "raise AssertionError('write the upgrade')"}
+    op.execute("...")
 
 
 def downgrade() -> None:
-    ${downgrades if downgrades else "raise AssertionError('write the downgrade')"}
+    op.execute("...")

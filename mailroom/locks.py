@@ -6,8 +6,6 @@ a lock. DDL, LEDGER and ALIVE belong to no table. The channel of a table is `mai
 """
 
 AWAKE = 1835100524  # on an outbox: held by a dispatcher's session while it is awake. Its trigger repeats the number.
-# On an outbox: what programs of before 0124 hold while they deliver. The functions `take_..._turn` repeat the number.
-DISPATCH = 1835100525
 DDL = 1835100526  # on a schema's name: held while an inbox is created or a migration runs
 # On an inbox's partition: shared by the sessions of the workers that sleep. On `transit`: by those of the readers of
 # links that sleep.

@@ -15,11 +15,7 @@ TEN_YEARS_S = 3_650 * 86_400
 def whole(number: int, what: str, least: int, most: int, error: type[Exception] = InvalidMessage) -> int:
     """Return `number` if it is an int from `least` to `most`, else raise `error`; `what` names it."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-        raise _refused(
-            error,
-            f"{what} must be an int from {least:,} to {most:,}, not {_named(number)}.",
-            code="MR-invalid-argument",
-        )
+        raise _refused(error, f"{what} must be an int from {least:,} to {most:,}, not {_named(number)}.")
     return int(number)
 
 
@@ -45,9 +41,7 @@ def seconds(
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not 0 <= number <= most or (number == 0 and not zero):
         bounds = f"{'0 or more' if zero else 'above 0'}{'' if most == math.inf else f', at most {most:,.0f}'}"
-        raise _refused(
-            error, f"{what} must be a number of seconds, {bounds}, not {_named(number)}.", code="MR-invalid-argument"
-        )
+        raise _refused(error, f"{what} must be a number of seconds, {bounds}, not {_named(number)}.")
     return number
 
 

@@ -3,7 +3,7 @@
 Nothing that copies rows from one database to another has to bring their sequences along: neither logical replication
 nor a dump of some tables does. They then begin anew, below the rows, and what is sent overtakes what waits, until a
 number is there twice. So each sequence that is behind its rows is raised past them: by whoever leads, before it works,
-and by `mailroom migrate`. The triggers of revision 0133 do it for each row that is copied, before the first send.
+and by `mailroom migrate`. Triggers do it for each row that is copied, before the first send.
 
 The clock is no sequence in this sense: it is recovered, or jumps, under the dispatch lock (`mailroom.links.start`).
 """

@@ -1,7 +1,7 @@
 """Watched tables: triggers that send what happens to the rows, in the transaction of whoever changes them.
 
 The triggers are the only record of a watch: they go where the table goes, through renames, dumps and restores. What
-they do stands in the migrations 0117 and 0146.
+they do stands in `alembic/base/13_watch.sql`.
 """
 
 import json

@@ -14,6 +14,7 @@ import click
 import psycopg
 import pytest
 
+from mailroom import schema
 from mailroom.cli import root as cli_root
 from mailroom.cli.failures import tell
 from mailroom.cli.root import root
@@ -130,7 +131,7 @@ def test_migrate_makes_brings_up_and_removes_a_schema(empty_dsn: str) -> None:
 @pytest.mark.parametrize("revision", ["9999", "9zzz", "01", "+1", ""])
 def test_unknown_revision_is_told_which_there_are(revision: str, dsn: str) -> None:
     result = mailroom("migrate", "--revision", revision, dsn=dsn)
-    assert f"There is no revision {revision!r}; there are base, head, 0101, 0102" in error_of(result)
+    assert f"There is no revision {revision!r}; there are base, head, {schema.HEAD}." in error_of(result)
     assert result.exit_code == 2
 
 

@@ -12,7 +12,6 @@ from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execution import Execution
 from dispatcher.executor.take import OLDEST
 from dispatcher.floor import FIRST
-from mailroom import locks
 from mailroom.sql.operation import Operation, Sql
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable
@@ -93,7 +92,7 @@ LEFT = {
     "locks": (
         (
             "PERFORM pg_advisory_lock(n), pg_advisory_lock(n), pg_advisory_lock_shared(-7, 2147483647), "
-            f"pg_advisory_lock({locks.DISPATCH}, 5) FROM (SELECT -7) AS l (n)"
+            "pg_advisory_lock(7, 5) FROM (SELECT -7) AS l (n)"
         ),
         "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())::text",
     ),

@@ -263,12 +263,12 @@ def test_waiting_is_told_and_given_up_by_the_command_and_alembic(node: Node, con
     writing = connect(application_name="import.py")
     Outbox().send(writing, "shipping", None)
     who = rf"in use by pid {writing.info.backend_pid} \(import.py, role "
-    down = ["migrate", "--dsn", node.dsn, "--revision", "0118", "--lock-timeout", "3.5"]
+    down = ["migrate", "--dsn", node.dsn, "--revision", "base", "--lock-timeout", "3.5"]
     done = CliRunner().invoke(root, down)
     assert done.exit_code == 1
     assert re.search(f"(?m)^The migration waits for outbox, {who}", done.stderr)
     assert re.search(f"Nothing was changed: after 3.5 s outbox is still {who}", done.stderr)
-    alembic = ["-x", f"dsn={node.dsn}", "-x", "lock_timeout=0", "downgrade", "0118"]
+    alembic = ["-x", f"dsn={node.dsn}", "-x", "lock_timeout=0", "downgrade", "base"]
     ended = subprocess.run([sys.executable, "-m", "alembic.config", *alembic], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode != 0
     assert re.search(f"Nothing was changed: after 0 s outbox is still {who}", ended.stderr)

@@ -394,18 +394,3 @@ async def test_old_ids_are_swept_in_steps_one_soon_after_the_other(
         soon = await sweeper.run_once(keeper)
         left.append((soon, session.execute("SELECT count(*) FROM mailroom.outbox_jdbc_id").fetchall()[0][0]))
     assert left == [(1, 6), (1, 2), (0, 0), (0, 0)]
-
-
-def test_migration_0105_brings_the_view_and_takes_it_away(session: Session, dsn: str) -> None:
-    engine = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:", 1))
-    try:
-        for revision, expected in (("0104", []), ("0105", ALL)):
-            with engine.begin() as connection:
-                schema.migrate(connection, revision=revision)
-            found = session.execute(
-                "SELECT relname FROM pg_class WHERE relname ^@ 'outbox_jdbc' AND relkind IN ('r', 'v') "
-                "UNION ALL SELECT proname FROM pg_proc WHERE proname ^@ 'outbox_jdbc' ORDER BY 1"
-            )
-            assert [name for (name,) in found] == expected
-    finally:
-        engine.dispose()

@@ -1,7 +1,6 @@
 """Rights: what a consumer with the documented grants can do to the inboxes of others. Nothing."""
 
 from collections.abc import Iterator
-from secrets import token_hex
 from typing import Any
 from uuid import uuid4
 
@@ -12,9 +11,8 @@ from psycopg.errors import InsufficientPrivilege, WithCheckOptionViolation
 
 from inbox import Inbox, Message, Park, Worker
 from inbox.worker import in_flight
+from inbox.worker.alive import DEAD_S, PAUSED_S
 from inbox.worker.in_flight import InFlight
-from inbox.worker.life import DEAD_S, PAUSED_S
-from mailroom.schema import migrate
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.roles import grants_of_a_consumer, role
@@ -70,7 +68,7 @@ def check_for(checking: InFlight, clock: Clock, seconds: float) -> None:
 # -- In-flight entries ------------------------------------------------------------------------------------------------
 
 ENTRY = """
-INSERT INTO mailroom.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
+INSERT INTO mailroom.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number, xact)
 VALUES (%s, %s, 'h', 1, now() - interval '1 h', 1, ARRAY['k'], ARRAY[%s::bigint], 42, %s)
 """
 
@@ -230,7 +228,7 @@ def test_worker_needs_no_more_than_its_grants(node: Node, worker_dsn: str, monke
     messages = deliver(node, "mine", "k", "fails", "parks", "killed")
     node.connection.execute(ENTRY.replace("'k'", "'killed'"), [uuid4(), "mine", messages[3].clock, None])
     # Not earlier: an entry from before the server's start blames nobody, and the tests' server may just have started.
-    node.connection.execute("UPDATE mailroom.worker SET life = NULL, claimed_at = clock_timestamp()")
+    node.connection.execute("UPDATE mailroom.worker SET process_number = NULL, claimed_at = clock_timestamp()")
     handled: list[str] = []
     entries: list[int] = []
 
@@ -250,41 +248,3 @@ def test_worker_needs_no_more_than_its_grants(node: Node, worker_dsn: str, monke
     assert max(entries) >= 1
     assert node.rows("SELECT FROM mailroom.worker") == []
     assert node.rows("SELECT error FROM mailroom.attempt WHERE key = 'killed'") == [(in_flight.DIED,)]
-
-
-def test_migration_moves_the_grants_of_consumers_and_leaves_those_of_dispatchers_and_readers(
-    node: Node, connect: Connect
-) -> None:
-    connection = connect()
-    roles = {name: f"mailroom_test_{token_hex(8)}" for name in ("consumer", "dispatcher", "reader")}
-    migrate(connection, revision="0131")
-    for named in roles.values():
-        connection.execute(f"CREATE ROLE {named}".encode())
-    for rights, holder in (
-        ("SELECT, INSERT, UPDATE, DELETE ON mailroom.worker, mailroom.key_state", "consumer"),
-        ("SELECT ON mailroom.worker, mailroom.key_state", "reader"),
-        ("ALL ON ALL TABLES IN SCHEMA mailroom", "dispatcher"),
-    ):
-        connection.execute(f"GRANT {rights} TO {roles[holder]}".encode())
-
-    def may(table: str) -> set[tuple[str, str]]:
-        names = {named: name for name, named in roles.items()}
-        return {
-            (names[named], right)
-            for named, right in connection.execute(
-                "SELECT grantee::regrole::text, privilege_type FROM pg_class, aclexplode(relacl) "
-                "WHERE oid = %s::regclass AND grantee <> relowner",
-                [f"mailroom.{table}"],
-            )
-            if right in ("SELECT", "DELETE")
-        }
-
-    kept = {("dispatcher", "SELECT"), ("dispatcher", "DELETE"), ("reader", "SELECT")}
-    moved = {("consumer", "SELECT"), ("consumer", "DELETE")}
-    tables = ("worker", "key_state")
-    assert [may(table) for table in tables] == [kept | moved] * 2
-    migrate(connection)
-    assert [(may(table), may(f"my_{table}")) for table in tables] == [(kept, moved)] * 2
-    migrate(connection, revision="0131")
-    assert [may(table) for table in tables] == [kept | moved] * 2
-    connection.rollback()

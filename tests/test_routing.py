@@ -13,7 +13,6 @@ from dispatcher.deliverer import Deliverer
 from mailroom import Topic, create_inbox, subscribe, subscribe_async, unsubscribe, unsubscribe_async
 from mailroom.errors import InvalidMessage, InvalidName, UnknownInbox
 from mailroom.names import MAX_TOPIC_LENGTH, topic_pattern
-from mailroom.schema import migrate
 from mailroom.sql.runner import run
 from mailroom.status import status
 from tests.interleavings.sessions import Step, orders, sessions
@@ -424,19 +423,6 @@ def test_table_takes_what_the_library_takes(node: Node, pattern: str) -> None:
     assert taken == valid
     counted = len(pattern.split(".")) if "*" in pattern else None
     assert stored == [("*" in pattern or "#" in pattern, counted)] * valid
-
-
-def test_going_down_keeps_the_exact_subscriptions_only(node: Node) -> None:
-    node.inbox("audit", "order.paid", "order.*", "#")
-    with node.connection.transaction():
-        migrate(node.connection, revision="0113")
-        assert node.rows("SELECT * FROM mailroom.subscription") == [("order.paid", "audit")]
-        with pytest.raises(psycopg.errors.CheckViolation), node.connection.transaction():
-            node.connection.execute("INSERT INTO mailroom.subscription VALUES ('order.*', 'audit')")
-        migrate(node.connection)
-        assert subscribe(node.connection, "audit", ["order.paid", "order.*"]) == ["order.*"]
-    node.send("order.sent", kind="E")
-    assert node.deliver_all().delivered == 1
 
 
 def test_pattern_that_is_inserted_by_hand_counts_as_any_other(node: Node) -> None:

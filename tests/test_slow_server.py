@@ -21,7 +21,7 @@ from dispatcher.lease import Lease, reading_backend
 from dispatcher.portion import Portion
 from inbox import AsyncWorker, Worker
 from inbox.worker import transactions
-from inbox.worker.life import Lives
+from inbox.worker.alive import Processes
 from inbox.worker.unawaited import Unanswered, Unawaited
 from mailroom import settings
 from mailroom.clock import LOCK
@@ -302,7 +302,7 @@ async def test_note_that_the_server_is_too_slow_to_take_away_keeps_no_worker_fro
         raise Unanswered("the server does not answer")
 
     monkeypatch.setattr(Unawaited, "send", too_slow)
-    monkeypatch.setattr(Lives, "mine", None)  # then it is taken away after each batch
+    monkeypatch.setattr(Processes, "mine", None)  # then it is taken away after each batch
     monkeypatch.setattr(backoff, "pause_s", lambda failures, longest_s: NEVER_S)
     node.connection.execute(LEDGER)
     deliver(node, *"abc")

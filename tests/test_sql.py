@@ -19,7 +19,6 @@ from uuid import UUID
 import cbor2
 import psycopg
 import pytest
-import sqlalchemy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import errors
@@ -521,15 +520,3 @@ def test_large_values_are_shown_in_time_that_grows_with_their_size(reader: psyco
     reader.execute("SET statement_timeout = '30s'")
     query = "SELECT jsonb_array_length(mailroom.cbor_to_jsonb(value)) FROM kept"
     assert reader.execute(query).fetchone() == (200_000,)
-
-
-def test_migration_0102_brings_the_function_and_takes_it_away(dsn: str) -> None:
-    engine = sqlalchemy.create_engine(dsn.replace("postgresql:", "postgresql+psycopg:", 1))
-    exists = sqlalchemy.text("SELECT to_regprocedure('mailroom.cbor_to_jsonb(bytea)') IS NOT NULL")
-    try:
-        for revision, expected in (("0101", False), ("0102", True)):
-            with engine.begin() as connection:
-                schema.migrate(connection, revision=revision)
-                assert connection.scalar(exists) is expected
-    finally:
-        engine.dispose()

@@ -14,7 +14,6 @@ from dispatcher import Dispatcher
 from dispatcher.daemon import Executor
 from inbox import Inbox, Message, Worker
 from mailroom import locks
-from mailroom.clock import LOCK
 from outbox import Store
 from tests.interleavings.sessions import sessions
 from tests.support.databases import Connect
@@ -23,8 +22,6 @@ from tests.support.node import SCHEMA, Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
 from tests.support.working import working
 
-OUTBOX = "'mailroom.outbox'::regclass"
-DISPATCH = f"{locks.DISPATCH}, {locks.key(OUTBOX)}"
 TURNS = ("dispatch_turn", "execute_turn")
 
 
@@ -154,46 +151,3 @@ def test_one_delivers_at_a_time_beside_a_stranger(node: Node, stranger: psycopg.
         assert not opened["second"].start(lambda connection: connection.execute(taking))
         opened["first"].start(lambda connection: connection.commit())
         eventually(opened["second"].settled)
-
-
-# -- Beside programs of before ----------------------------------------------------------------------------------------
-
-
-def test_delivery_of_an_older_program_is_waited_for(node: Node) -> None:
-    node.send("shipping", key="a")
-    with sessions(node.dsn, node.connection, "older", "newer") as opened:
-        opened["older"].start(
-            lambda connection: connection.execute(f"SELECT pg_advisory_xact_lock({DISPATCH})".encode())
-        )
-        opened["newer"].start(lambda connection: connection.execute(LOCK.at(schema=SCHEMA).sql.encode()))
-        assert not opened["newer"].settled()
-        opened["older"].start(lambda connection: connection.commit())
-        eventually(opened["newer"].settled)
-
-
-def test_older_program_waits_for_a_delivery(node: Node, connect: Connect) -> None:
-    newer, older = connect(), connect()
-    newer.execute(LOCK.at(schema=SCHEMA).sql.encode())
-    tried = f"SELECT pg_try_advisory_xact_lock({DISPATCH})".encode()
-    assert older.execute(tried).fetchone() == (False,)
-    newer.commit()
-    assert older.execute(tried).fetchone() == (True,)
-
-
-def test_older_program_in_the_queue_behind_a_stranger_is_waited_for(
-    node: Node, stranger: psycopg.Connection[Any]
-) -> None:
-    """It is next when the stranger lets go, so nobody else may have begun by then."""
-    stranger.execute(f"SELECT pg_advisory_lock({locks.DISPATCH}, {key_of(node, 'outbox')})".encode())
-    with sessions(node.dsn, node.connection, "older", "newer") as opened:
-        opened["older"].start(
-            lambda connection: connection.execute(f"SELECT pg_advisory_xact_lock({DISPATCH})".encode())
-        )
-        assert not opened["older"].settled()
-        opened["newer"].start(lambda connection: connection.execute(LOCK.at(schema=SCHEMA).sql.encode()))
-        assert not opened["newer"].settled()
-        stranger.execute("SELECT pg_advisory_unlock_all()")
-        eventually(opened["older"].settled)
-        assert not opened["newer"].settled()
-        opened["older"].start(lambda connection: connection.commit())
-        eventually(opened["newer"].settled)

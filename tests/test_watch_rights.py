@@ -9,7 +9,6 @@ import pytest
 from psycopg.rows import TupleRow
 
 from mailroom import watch
-from mailroom.schema import migrate
 from tests.support.databases import Connect
 from tests.support.watched import told
 
@@ -111,12 +110,3 @@ def test_cast_of_the_owner_is_run(connection: psycopg.Connection[Any]) -> None:
     connection.execute(CAST)
     assert values(connection, "app.pair", "ROW('paid', 1, NULL)") == PAIR | {"state": "cast"}
     assert ran_as(connection) is not None
-
-
-def test_going_down_tells_values_as_before(connection: psycopg.Connection[Any]) -> None:
-    connection.execute(CAST)
-    connection.execute("CREATE TABLE app.things (id int PRIMARY KEY, v app.state)")
-    watch(connection, "app.things", topic="thing")
-    migrate(connection, revision="0145")
-    connection.execute("INSERT INTO app.things VALUES (1, 'paid')")
-    assert [message.value["new"] for message in told(connection)] == [{"id": 1, "v": "cast"}]

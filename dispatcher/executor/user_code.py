@@ -63,14 +63,13 @@ HELD = f"""
 LEFTOVERS = Sql(
     """
 SELECT set_config('lock_timeout', %(lock_timeout)s::text, true), {own},
-       EXISTS ({held} AND NOT (objsubid = 2 AND classid::bigint = {dispatch_lock}))
+       EXISTS ({held})
        OR pg_catalog.cardinality(%(next)s::bigint[])
            > (SELECT count(*) FROM {schema}.outbox_executable WHERE position = ANY(%(next)s::bigint[]))
 """,
     columns=(*("text",) * 4, "boolean"),
     own=OWN,
     held=HELD,
-    dispatch_lock=locks.DISPATCH,
 )
 
 

@@ -2,8 +2,8 @@
 
 A loop adds an entry for its batch on another session before the handlers run, and removes it afterwards. An open batch
 locks its messages. So an entry whose messages exist and are not locked belongs to a batch that ended without its loop.
-If, in addition, its process no longer holds its lock (`inbox.worker.life`), that process died during the batch. Process
-ids are not compared.
+If, in addition, its process no longer holds its lock (`inbox.worker.alive`), that process died during the batch.
+Process ids are not compared.
 
 The entry also names the transaction of its batch. From the moment when that has been rolled back, no claim of another
 worker takes a key of the entry, until the death is counted: so nobody tries a message more often than it may be tried.
@@ -27,8 +27,8 @@ from psycopg.errors import InsufficientPrivilege
 from inbox.claim import PINNED
 from inbox.failure import Failed, last_clocks
 from inbox.order import reading_order
+from inbox.worker.alive import HOLDS, SESSION, Processes, terminating
 from inbox.worker.batch import Batch
-from inbox.worker.life import HOLDS, SESSION, Lives, terminating
 from inbox.worker.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
 from mailroom import settings
 from mailroom.message import Message
@@ -53,14 +53,14 @@ WITHOUT_S = 10.0
 
 ADD = Sql(
     """
-INSERT INTO {schema}.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, life, xact)
+INSERT INTO {schema}.my_worker (id, inbox, host, pid, claimed_at, messages, keys, clocks, process_number, xact)
 VALUES (%(id)s::uuid, '{inbox}', %(host)s::text, %(pid)s::bigint, clock_timestamp(), %(messages)s::bigint,
-        %(keys)s::text[], %(clocks)s::bigint[], %(life)s::integer,
+        %(keys)s::text[], %(clocks)s::bigint[], %(number)s::integer,
         (SELECT nullif(greatest(0, {full_xact}), 0) FROM (
             SELECT xmax::text::bigint AS x, pg_current_xact_id()::text::bigint AS n FROM {schema}.inbox_{inbox}
             WHERE key = (%(keys)s::text[])[1] AND clock = (%(clocks)s::bigint[])[1] AND xmax <> '0') AS h))
 ON CONFLICT (id) DO UPDATE SET claimed_at = excluded.claimed_at, messages = excluded.messages, keys = excluded.keys,
-                               clocks = excluded.clocks, life = excluded.life, xact = excluded.xact
+                               clocks = excluded.clocks, process_number = excluded.process_number, xact = excluded.xact
 """,
     full_xact="n - ((n - x) & 4294967295)",  # the newest one before this transaction whose lower half is xmax
 )
@@ -87,7 +87,7 @@ WHERE id = ANY (%(mine)s::uuid[])
 # whole. If that message is gone, either the batch was committed, or another worker has consumed the message since, and
 # the one that killed the worker may still be there. Entries are locked last, so those of live workers never are.
 # (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a full scan.
-# A server crash ends all batches, so entries from before its start blame no message. An entry without a life (from
+# A server crash ends all batches, so entries from before its start blame no message. An entry without a number (from
 # behind a pooler) says nothing of its process, so it counts as soon as its batch has ended. So does one of several
 # messages whose process is silent: it blames none of them, so that waiting for certainty would only hold them up.
 # The time is a subselect, since a volatile condition on a view would be looked at only after the row was locked.
@@ -97,9 +97,9 @@ WITH ended AS MATERIALIZED (
     SELECT w.id, w.claimed_at, m.message_id
     FROM (SELECT id, claimed_at, keys[1] AS key, clocks[1] AS clock FROM {schema}.my_worker
           WHERE inbox = '{inbox}' AND id <> ALL (%(mine)s::uuid[])
-          AND CASE WHEN life IS NULL THEN claimed_at < {old}
-                   WHEN messages > 1 THEN life = ANY (%(silent)s::integer[])
-                   ELSE life = ANY (%(dead)s::integer[]) END) AS w
+          AND CASE WHEN process_number IS NULL THEN claimed_at < {old}
+                   WHEN messages > 1 THEN process_number = ANY (%(silent)s::integer[])
+                   ELSE process_number = ANY (%(dead)s::integer[]) END) AS w
     LEFT JOIN LATERAL (
         SELECT message_id FROM {schema}.inbox_{inbox} AS i WHERE i.key = w.key AND i.clock = w.clock
         FOR UPDATE SKIP LOCKED) AS m ON true
@@ -146,7 +146,7 @@ class InFlight:
         self._removed: set[UUID] = set()  # nobody waits for that, so they may still be there
         self._left: set[UUID] = set()  # of batches that have ended
         self._without_until = 0.0
-        self._lives = Lives(schema, inbox, monotonic)
+        self._processes = Processes(schema, inbox, monotonic)
         self._closing = threading.Event()
         self._checking = threading.RLock()
         self._repeats, self._left_out = Repeats(), Repeats()
@@ -181,7 +181,7 @@ class InFlight:
         self._left.discard(entry.id)
         adding = ADD.at(**self._names)(
             id=entry.id, host=platform.node(), pid=os.getpid(), messages=len(messages), keys=list(keys),
-            clocks=list(keys.values()), life=self._lives.mine,
+            clocks=list(keys.values()), number=self._processes.mine,
         )  # fmt: skip
         try:
             with (sender := self._sender).at(entry.place):
@@ -189,7 +189,7 @@ class InFlight:
                 # A death has to be on record before others can take its messages, where each is counted exactly. To
                 # wait for that costs nothing beside a batch. The first try of a single message does not wait: if it was
                 # not on record in time, both tries are counted.
-                if (due or len(messages) > 1) and self._lives.mine is not None:
+                if (due or len(messages) > 1) and self._processes.mine is not None:
                     sender.settle(WITHIN_S)
         except (Unanswered, NoSession, psycopg.errors.LockNotAvailable) as error:
             self._without_until = time.monotonic() + WITHOUT_S
@@ -223,9 +223,9 @@ class InFlight:
         """Leave the entry of a committed batch for the next one of its loop to overwrite, or for `close` to remove.
 
         If the process dies before that, it blames nothing: its messages are gone. Return false if the entry has no
-        life: it could be found while the process goes on.
+        number: it could be found while the process goes on.
         """
-        if self._lives.mine is None:
+        if self._processes.mine is None:
             return False
         self._left.add(entry.id)
         return True
@@ -330,10 +330,10 @@ class InFlight:
 
     def _take_over(self) -> bool:
         with self._watcher.session() as connection:
-            self._lives.hold_lock(connection)
+            self._processes.hold_lock(connection)
             with connection.transaction():
                 found = run(connection, self._taking_over())
-            self._lives.end_paused(connection)
+            self._processes.end_paused(connection)
             self._repeats.over()
             return found
 
@@ -376,7 +376,7 @@ class InFlight:
                 self._checking.release()
 
     def _watch(self, found: Callable[[], object]) -> None:
-        while not self._closing.wait(UNDECIDED_S if self._lives.undecided else WATCH_INTERVAL_S):
+        while not self._closing.wait(UNDECIDED_S if self._processes.undecided else WATCH_INTERVAL_S):
             if self._check():
                 found()
 
@@ -390,10 +390,12 @@ class InFlight:
     def _taking_over(self) -> Operation[bool]:
         if self._mine:
             yield LET_GO.at(**self._names)(mine=list(self._mine))
-        if not (yield from self._lives.checking()):
+        if not (yield from self._processes.checking()):
             return False
-        lives = self._lives
-        rows = yield TAKE_OVER.at(**self._names)(age_s=AGE_S, mine=self.mine, dead=lives.dead(), silent=lives.silent)
+        processes = self._processes
+        rows = yield TAKE_OVER.at(**self._names)(
+            age_s=AGE_S, mine=self.mine, dead=processes.dead(), silent=processes.silent
+        )
         for host, pid, is_their_own, keys, clocks, messages, message_id in rows:
             if is_their_own and (messages > 1 or message_id is not None):
                 yield from self._blaming(f"worker {pid} on {host}", keys, clocks, messages, message_id)

@@ -8,7 +8,6 @@ from mailroom import schema as node
 from mailroom import settings
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, say
-from mailroom.errors import SchemaError
 from mailroom.schema.migration import LOCK_TIMEOUT_S, migrating, telling
 from mailroom.sql.runner import driver_of, run
 
@@ -48,12 +47,6 @@ def migrate(call: Call, revision: str, discard: bool, lock_timeout_s: float) -> 
         driver: Any = driver_of(connection)
         driver.add_notice_handler(telling(note))
         before = node.current_revision(connection, schema=call.schema)
-        if before is not None and before not in known:
-            raise SchemaError(
-                f"Schema {call.schema!r} is at revision {before}, which this release does not know. "
-                "Run: pip install -U pg-mailroom",
-                code="MR-schema-too-new",
-            )
         raised = run(connection, migrating(call.schema, revision, discard, lock_timeout_s))
         after = node.current_revision(connection, schema=call.schema)
     if call.json:

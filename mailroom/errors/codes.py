@@ -146,6 +146,7 @@ CODES: Mapping[str, str] = {
     "MR-schema-in-use": "The migration could not lock the tables, since somebody uses them.",
     "MR-schema-too-new": "The schema is newer than this program.",
     "MR-schema-too-old": "The schema is older than this release needs.",
+    "MR-schema-unreleased": "The schema was made by a program of before the first release, by migrations that are gone.",
     "MR-sent-value-does-not-fit": "The value that is sent does not fit the type of its topic.",
     "MR-server-refused": "The server refused a statement for want of resources, or by an error of its own.",
     "MR-spark-batch-differs": "The ledger has a batch of this name and number with other content.",

@@ -8,7 +8,7 @@ from mailroom.sql.operation import Operation, Sql
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1
-HEAD = "0150"
+HEAD = "0152"
 
 
 def checking(schema: str) -> Operation[None]:

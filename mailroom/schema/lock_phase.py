@@ -33,7 +33,7 @@ VIEWS = {
 }  # fmt: skip
 WRITERS_LAST = ("outbox_jdbc", "outbox_jdbc_id", "outbox", "outbox_executable")
 
-NAMES = r"((?:IF EXISTS |ONLY )*[\w.\"]+(?:, [\w.\"]+)*)"
+NAMES = r"((?:IF EXISTS |ONLY )*[\w.\"]+(?:,\s+[\w.\"]+)*)"
 # What locks or changes a table that is there, in migrations' own SQL. The test of the phase holds it against the locks
 # that each migration has.
 LOCKING = re.compile(
@@ -55,7 +55,7 @@ def locked_by(statements: Iterable[str]) -> list[str]:
         if not ELSEWHERE.match(statement):
             for names in LOCKING.findall(statement):
                 bare = re.sub(r"IF EXISTS |ONLY ", "", names)
-                found.update(name.strip('"').rpartition(".")[2].strip('"') for name in bare.split(", "))
+                found.update(name.strip('"').rpartition(".")[2].strip('"') for name in re.split(r",\s+", bare))
     found -= IGNORED
     if not found:
         return []

@@ -125,6 +125,7 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
         for each in _alone(schema, lock_timeout_s):
             yield Statement(each, ())()
         current = yield from reading_revision(schema)
+        _refuse_unknown(schema, current)
         for each in _script(schema, current, revision, discard, lock_timeout_s):
             yield Statement(each.replace("%", "%%"), ())()
     except Exception as error:
@@ -136,6 +137,25 @@ def _migrating(schema: str, revision: str, discard: bool, lock_timeout_s: float)
     raised = (yield from raising_sequences(schema)) if revision == "head" else []
     yield SET_BACK.at()(path=path, lock=lock, statement=statement, strings=strings)
     return raised
+
+
+def _refuse_unknown(schema: str, revision: str | None) -> None:
+    """Raise `SchemaError` for a node at a revision that this release does not know."""
+    known = revisions()
+    if revision is None or revision in known:
+        return
+    if revision < known[0]:
+        raise SchemaError(
+            f"Schema {schema!r} is at revision {revision}, from before the first release, which begins at {known[0]}. "
+            f"Make a new database; or check out the last commit that has migrations before {known[0]}, and run its "
+            "mailroom migrate.",
+            code="MR-schema-unreleased",
+        )
+    raise SchemaError(
+        f"Schema {schema!r} is at revision {revision}, which this release does not know. "
+        "Run: pip install -U pg-mailroom",
+        code="MR-schema-too-new",
+    )
 
 
 class _Printed(StringIO):
@@ -227,6 +247,7 @@ def _changed(context: "EnvironmentContext", schema: str) -> list[str]:
     except KeyError:  # a command that goes nowhere, such as `alembic current`
         return []
     current = context.get_context().get_current_revision()
+    _refuse_unknown(schema, current)
     target = str(target or "base")
     if target.startswith("+"):  # which offline mode does not know
         known = revisions()
@@ -305,30 +326,24 @@ BEGIN
 END $$""")
 
 
-def grants_moved(table: str, view: str) -> str:
-    """Return the statement that gives the rights of roles that write `table` to `view`, and takes them from `table`.
-
-    Roles that may deliver or keep others from it, as the dispatcher's and an operator's, keep theirs, and so do roles
-    that only read.
-    """
-    return f"""
+def refuse_to_drop_watches(context: "MigrationContext") -> None:
+    """Fail if tables are watched, unless the run discards them."""
+    if context.config is not None and context.config.attributes.get("discard"):
+        return
+    # Without this, the error would name functions and triggers, but no command.
+    context.execute(f"""
 DO $$
 DECLARE
-    given record;
+    watched text;
 BEGIN
-    FOR given IN
-        SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role,
-               string_agg(a.privilege_type, ', ') AS rights
-        FROM pg_class AS c, aclexplode(c.relacl) AS a
-        WHERE c.oid = '{table}'::regclass AND a.grantee <> c.relowner
-          AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
-          AND (a.grantee = 0 OR NOT has_table_privilege(a.grantee, 'dispatch_turn', 'UPDATE'))
-        GROUP BY a.grantee HAVING bool_or(a.privilege_type <> 'SELECT')
-    LOOP
-        EXECUTE format('GRANT %s ON {view} TO %s', given.rights, given.role);
-        EXECUTE format('REVOKE %s ON {table} FROM %s', given.rights, given.role);
-    END LOOP;
-END $$"""
+    SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ') INTO watched FROM pg_trigger AS t
+    WHERE t.tgfoid = 'watch()'::regprocedure AND t.tgparentid = 0;
+    IF watched IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '{HOLDS_MESSAGES}', MESSAGE = concat('Not removed: watched are ', watched,
+            '. End that first (mailroom unwatch TABLE), or have it ended: mailroom migrate --revision base --discard '
+            '(alembic -x discard=yes downgrade base).');
+    END IF;
+END $$""")
 
 
 def revisions() -> list[str]:

@@ -126,7 +126,7 @@ def owning(schema: str, batch: SparkBatch) -> Operation[None]:
 def comparing(schema: str, batch: SparkBatch, content: BatchContent) -> Operation[None]:
     """Raise `BatchDiffers` if the ledger has the batch with other content."""
     for before, digest, at in (yield KNOWN.at(schema=schema)(name=batch.name, number=batch.number)):
-        # A batch that was entered before revision 0112 has no digest.
+        # Without a digest, only the numbers are compared.
         same = before == content.messages and digest in (None, content.digest)
         if batch.compared and not same:
             now = str(content.messages) if before != content.messages else "as many, but others"

@@ -705,4 +705,4 @@ async def test_ledger_keeps_a_batch_that_is_not_finished(dsn: str, connect: Conn
 def test_schema_is_not_taken_back_beside_a_batch_that_is_not_finished(dsn: str, connect: Connect) -> None:
     decided_and_left(Node(dsn=dsn), chunks=0)
     with connect() as connection, pytest.raises(SchemaError, match="Not removed: spark_bulk still hold messages"):
-        migrate(connection, revision="0112")
+        migrate(connection, revision="base")

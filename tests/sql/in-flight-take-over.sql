@@ -4,9 +4,9 @@ WITH ended AS MATERIALIZED (
     SELECT w.id, w.claimed_at, m.message_id
     FROM (SELECT id, claimed_at, keys[1] AS key, clocks[1] AS clock FROM "mailroom".my_worker
           WHERE inbox = 'shipping' AND id <> ALL ($1::uuid[])
-          AND CASE WHEN life IS NULL THEN claimed_at < (SELECT clock_timestamp() - $2::float8 * interval '1 s')
-                   WHEN messages > 1 THEN life = ANY ($3::integer[])
-                   ELSE life = ANY ($4::integer[]) END) AS w
+          AND CASE WHEN process_number IS NULL THEN claimed_at < (SELECT clock_timestamp() - $2::float8 * interval '1 s')
+                   WHEN messages > 1 THEN process_number = ANY ($3::integer[])
+                   ELSE process_number = ANY ($4::integer[]) END) AS w
     LEFT JOIN LATERAL (
         SELECT message_id FROM "mailroom".inbox_shipping AS i WHERE i.key = w.key AND i.clock = w.clock
         FOR UPDATE SKIP LOCKED) AS m ON true

@@ -1,6 +1,7 @@
--- UNLOCKED in inbox/worker/life.py
+-- UNLOCKED in inbox/worker/alive.py
 -- $1 mine
-WITH lives AS MATERIALIZED (
-    SELECT DISTINCT life FROM "mailroom".my_worker
-    WHERE inbox = 'shipping' AND life IS DISTINCT FROM $1::integer)
-SELECT life FROM lives WHERE life IS NULL OR pg_try_advisory_xact_lock_shared(1835100530, life)
+WITH numbers AS MATERIALIZED (
+    SELECT DISTINCT process_number FROM "mailroom".my_worker
+    WHERE inbox = 'shipping' AND process_number IS DISTINCT FROM $1::integer)
+SELECT process_number FROM numbers
+WHERE process_number IS NULL OR pg_try_advisory_xact_lock_shared(1835100530, process_number)

@@ -25,7 +25,7 @@ from dispatcher.links import acknowledge, asleep, bounds, fetch, receive
 from dispatcher.links import refusal as link_refusal
 from inbox import claim, due, failure, parked, parked_keys, peek, replies, total, total_failure, total_parked
 from inbox.claim import PINNED, Share
-from inbox.worker import batch, in_flight, life, wakeup
+from inbox.worker import alive, batch, in_flight, wakeup
 from mailroom import clock, outgoing
 from mailroom import total as total_order
 from mailroom.links import hello, marks
@@ -144,7 +144,7 @@ ENDING = {
     "in-flight-take-over": Hot(in_flight.TAKE_OVER, session=PINNED),
     "in-flight-was-in-batch": Hot(failure.WAS_IN_BATCH, {"failing": "i.key", "upto": "i.clock"}, PINNED),
     "in-flight-was-in-batch-total": Hot(failure.WAS_IN_BATCH, {"failing": "''", "upto": "i.sent_clock"}, PINNED),
-    "silent-processes": Hot(life.UNLOCKED, session=PINNED),
+    "silent-processes": Hot(alive.UNLOCKED, session=PINNED),
     "fall-asleep": Hot(wakeup.FALL_ASLEEP),
     "wake-up": Hot(wakeup.WAKE_UP),
 }

@@ -21,8 +21,8 @@ from inbox.claim import Share
 from inbox.claims import Claims
 from inbox.failure import failed, recording
 from inbox.worker import in_flight, loop
+from inbox.worker.alive import Processes
 from inbox.worker.in_flight import ADD, DIED, DIED_IN_BATCH, REMOVE, Entry, InFlight
-from inbox.worker.life import Lives
 from inbox.worker.unawaited import Unawaited
 from mailroom.session import backoff, listener
 from mailroom.sql.operation import Execute, Operation
@@ -46,9 +46,9 @@ KILLER = """
 import os, sys
 import psycopg
 from inbox import Worker
-from inbox.worker import life
+from inbox.worker import alive
 
-life.DEAD_S = 0.3  # until the last one is considered dead
+alive.DEAD_S = 0.3  # until the last one is considered dead
 starts = psycopg.connect(sys.argv[1], autocommit=True)
 
 def handle(message, connection):
@@ -198,11 +198,11 @@ def test_worker_that_stops_amid_a_backlog_leaves_no_entry(node: Node, sent: list
     assert sent == ["INSERT", "INSERT", "DELETE"]
 
 
-def test_entry_without_a_life_is_removed_after_each_batch(
+def test_entry_without_a_number_is_removed_after_each_batch(
     node: Node, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a pooler nobody knows whether its process goes on."""
-    monkeypatch.setattr(Lives, "mine", None)
+    monkeypatch.setattr(Processes, "mine", None)
     reap(node, *"abcdef")
     assert sent == ["INSERT", "DELETE"] * 3
 
@@ -245,8 +245,8 @@ async def test_entry_of_an_open_batch_is_not_taken_over(
 
     async with working_async(AsyncWorker(node.dsn, "shipping", handle)):
         await asyncio.wait_for(handling.wait(), WITHIN_S)
-        # Without a life, as behind a pooler: then only its locks tell.
-        await eventually_async(lambda: node.rows("UPDATE mailroom.worker SET life = NULL RETURNING id"))
+        # Without a number, as behind a pooler: then only its locks tell.
+        await eventually_async(lambda: node.rows("UPDATE mailroom.worker SET process_number = NULL RETURNING id"))
         others = InFlight(node.dsn, "mailroom", "shipping")
         await asyncio.to_thread(others.take_over)
         assert len(node.rows("SELECT FROM mailroom.worker")) == 1
@@ -347,7 +347,7 @@ def claimed(node: Node, *mine: UUID, due: bool = False, most: int = 9) -> list[s
 def dying(node: Node, connection: psycopg.Connection[Any], *, due: bool = False) -> tuple[InFlight, Entry]:
     """Claim what there is, and end the batch as if its worker had died: by a rollback that nobody records."""
     worker, entry, shipping = InFlight(node.dsn, "mailroom", "shipping"), Entry(), Claims("mailroom", "shipping")
-    worker._lives.hold_lock(connection)
+    worker._processes.hold_lock(connection)
     claiming = shipping.claiming_due() if due else shipping.claiming(Share(9, 9, 9, due_too=False))
     worker.add(entry, run(connection, claiming).messages, due=due)
     worker._sender.settle()
@@ -558,16 +558,16 @@ def test_worker_that_stops_amid_a_check_for_dead_workers_says_nothing(
     node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight, "WATCH_INTERVAL_S", 0.05)
-    amid, checked = threading.Event(), Lives.checking
+    amid, checked = threading.Event(), Processes.checking
 
-    def checking(lives: Lives) -> Operation[bool]:
+    def checking(processes: Processes) -> Operation[bool]:
         if node.rows("TABLE ledger"):  # not the check before the first batch
             amid.set()
             with contextlib.suppress(AssertionError):  # as it must not come, this costs the time
-                eventually(lambda: lives.mine is None, timeout_s=0.5)
-        return (yield from checked(lives))
+                eventually(lambda: processes.mine is None, timeout_s=0.5)
+        return (yield from checked(processes))
 
-    monkeypatch.setattr(Lives, "checking", checking)
+    monkeypatch.setattr(Processes, "checking", checking)
     with working(Worker(node.dsn, "shipping", write_ledger, poll_interval_s=NEVER_S)):
         eventually(lambda: is_asleep(node))
         deliver(node, "k")

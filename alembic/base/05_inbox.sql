@@ -1,0 +1,33 @@
+-- Where a message waits for its consumer. `mailroom.schema.inboxes` makes the partitions, with their keys and indexes.
+
+CREATE TABLE inbox (  -- Delivered messages, one partition per inbox; a key is reaped in clock order.
+    inbox        text        COLLATE "C" NOT NULL,  -- The inbox's name.
+    clock        bigint      NOT NULL,              -- Lamport clock of this node's stamp: unique and rising.
+    sent_clock   bigint      NOT NULL,              -- Lamport clock of the origin's send event.
+    origin       uuid        NOT NULL,              -- The node that sent it.
+    delivered_at timestamptz NOT NULL DEFAULT clock_timestamp(),  -- Physical time of the delivery.
+    {message}
+) PARTITION BY LIST (inbox);
+
+CREATE TABLE inbox_registry (  -- The inboxes and their settings.
+    name          text             COLLATE "C" PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,40}$'),  -- The inbox's name; its partition is inbox_<name>.
+    backoff_s     double precision NOT NULL DEFAULT 1 CHECK (backoff_s >= 0),  -- Wait after a key's first failure, in seconds; each further failure doubles it.
+    backoff_max_s double precision NOT NULL DEFAULT 3600 CHECK (backoff_max_s >= backoff_s),  -- The longest wait, in seconds.
+    floor         bigint           NOT NULL DEFAULT 0,      -- No message has a clock at or below it, so claims start their scans here. It only saves time.
+    created_at    timestamptz      NOT NULL DEFAULT now(),  -- When it was created.
+    on_failure    text             COLLATE "C" NOT NULL DEFAULT 'park' CHECK (on_failure IN ('park', 'skip')),  -- When no attempt is left: park the key, or skip the message into dead_letter.
+    max_attempts  integer          NOT NULL DEFAULT 16 CHECK (max_attempts >= 1),  -- How often a message is tried.
+    healthy_floor bigint           NOT NULL DEFAULT 0,      -- All messages up to this clock are of failing keys, which stay failing up to it.
+    keep_s        double precision CHECK (keep_s > 0),      -- How many seconds a delivered message may wait before the janitor drops it; null for ever.
+    dropped       bigint           NOT NULL DEFAULT 0,      -- How many messages the janitor has dropped here.
+    "order"       text             COLLATE "C" NOT NULL DEFAULT 'key' CHECK ("order" IN ('key', 'total')),  -- The order in which messages are reaped: key, or total, by sent_clock and origin.
+    sent_floor    bigint           NOT NULL DEFAULT 0       -- Of a total inbox: no message has a sent_clock at or below it, nor will have one. It saves time.
+) WITH ({busy});
+-- Most nodes have no total inbox, and each delivery asks.
+CREATE INDEX registry_total ON inbox_registry (name) WHERE "order" = 'total';
+
+CREATE TABLE stable (  -- How far a total inbox may be given out; the newest row counts.
+    inbox text   COLLATE "C" NOT NULL,  -- The inbox.
+    clock bigint NOT NULL,              -- Every message with a sent_clock up to this one has been received.
+    PRIMARY KEY (inbox, clock)
+) WITH ({hot});

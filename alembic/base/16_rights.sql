@@ -1,0 +1,55 @@
+-- Rights: a role reads and writes what is recorded of its own inboxes, through views.
+
+-- Whoever may take messages out of an inbox may write what is recorded of them. A view's condition sees the role of the
+-- statement, also after SET ROLE; a function with its owner's rights would not. With a bound body: its names mean what
+-- they mean here, and its text becomes part of the queries that call it.
+CREATE FUNCTION is_mine(inbox text)  -- Whether the current role may take messages out of this inbox.
+RETURNS boolean LANGUAGE sql STABLE
+RETURN coalesce(has_table_privilege(to_regclass('{schema}.' || quote_ident('inbox_' || inbox))::oid, 'DELETE'), false);
+
+-- A security barrier: no function of a user's sees a row before the condition has let it through. The check costs half
+-- as much as a trigger, for each batch of a worker. It comes after ON CONFLICT has locked the row that is in the way:
+-- that one has the same id, which is random, and which nobody else sees.
+CREATE VIEW my_worker WITH (security_barrier) AS SELECT * FROM worker WHERE is_mine(inbox) WITH CHECK OPTION;
+COMMENT ON VIEW my_worker IS 'The rows of worker about inboxes that the current role may take messages out of.';
+
+-- A security barrier hands no order out of an index, however a query asks for one: so some views have the order of an
+-- index, and a query for the first rows reads no more than those.
+CREATE VIEW my_key_state WITH (security_barrier) AS SELECT * FROM key_state WHERE is_mine(inbox);
+COMMENT ON VIEW my_key_state IS 'The rows of key_state about inboxes that the current role may take messages out of.';
+CREATE VIEW my_due WITH (security_barrier) AS SELECT * FROM key_state WHERE is_mine(inbox) ORDER BY inbox, retry_at, key;
+COMMENT ON VIEW my_due IS
+    'The rows of key_state about inboxes that the current role may take messages out of, in the order of retry_at.';
+GRANT SELECT ON my_due TO PUBLIC;  -- it shows nobody more than what is theirs
+CREATE VIEW my_attempt WITH (security_barrier) AS
+SELECT * FROM attempt WHERE is_mine(inbox) ORDER BY inbox, key, clock, id DESC;
+COMMENT ON VIEW my_attempt IS 'The rows of attempt about inboxes that the current role may take messages out of.';
+CREATE VIEW my_parked WITH (security_barrier) AS SELECT * FROM parked WHERE is_mine(inbox);
+COMMENT ON VIEW my_parked IS 'The rows of parked about inboxes that the current role may take messages out of.';
+CREATE VIEW my_spark_stream WITH (security_barrier) AS SELECT * FROM spark_stream WHERE is_mine(inbox);
+COMMENT ON VIEW my_spark_stream IS
+    'The rows of spark_stream about inboxes that the current role may take messages out of.';
+
+-- What a view checks of a new row it checks after ON CONFLICT has locked the row that is in the way, and a unique index
+-- has told that there is one. A trigger comes before. Roles with rights to the whole table, as the dispatcher's, write
+-- for any inbox, or for none. Of dead letters a consumer writes those that an inbox has skipped: one of another stage
+-- would be sent or executed when it is requeued. Without SET search_path, which costs as much as the rest; so it names
+-- the schema of everything.
+CREATE FUNCTION refuse_others()  -- Refuses rows about an inbox that the current role may not take messages out of.
+RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE may boolean := {schema}.is_mine(NEW.inbox);
+BEGIN
+    IF may AND TG_RELID OPERATOR(pg_catalog.=) '{schema}.dead_letter'::pg_catalog.regclass THEN
+        may := NEW.stage OPERATOR(pg_catalog.=) 'reap';
+    END IF;
+    IF may OR pg_catalog.has_table_privilege(TG_RELID, 'DELETE') THEN RETURN NEW; END IF;
+    RAISE insufficient_privilege USING
+        MESSAGE = pg_catalog.format('role %I may not write into %I for the inbox %L', current_user, TG_TABLE_NAME,
+                                    NEW.inbox),
+        HINT = 'That takes DELETE on the table of the inbox.';
+END $$;
+CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON key_state FOR EACH ROW EXECUTE FUNCTION refuse_others();
+CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON attempt FOR EACH ROW EXECUTE FUNCTION refuse_others();
+CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON parked FOR EACH ROW EXECUTE FUNCTION refuse_others();
+CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON dead_letter FOR EACH ROW EXECUTE FUNCTION refuse_others();
+CREATE TRIGGER refuse_others BEFORE INSERT OR UPDATE OF inbox ON spark_stream FOR EACH ROW EXECUTE FUNCTION refuse_others();
