@@ -123,7 +123,7 @@ def test_dry_runs_change_nothing(node: Node) -> None:
         ((*STATS[:5], "--number", "hits"), 2, "--key"),
         (("executor", "target", "remove", "stats"), 1, "no such target stats. See: mailroom executor target list"),
         (("executor", "function", "add", "note", "public.nowhere"), 2, "no function 'public.nowhere'"),
-        (("executor", "function", "add", "note", "public.note", "--timeout-s", "301"), 2, "up to 300"),
+        (("executor", "function", "add", "note", "public.note", "--timeout-s", "301"), 2, "at most 300"),
         (("executor", "function", "remove", "note"), 1, "no such function note. See: mailroom executor function list"),
     ],
     ids=str,
