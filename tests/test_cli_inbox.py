@@ -181,7 +181,8 @@ def test_reap_that_nobody_reads_takes_nothing(node: Node) -> None:
     os.close(writer)
     _, error = call.communicate(timeout=WITHIN_S)
     assert call.returncode == 1
-    assert error.splitlines() == ["mailroom: error: Nothing was reaped: the output could not be written (Broken pipe)."]
+    [told] = error.splitlines()
+    assert told.startswith("mailroom: error: Nothing was reaped: the output could not be written (Broken pipe).")
     assert len(node.delivered()) == 1
 
 

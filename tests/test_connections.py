@@ -237,7 +237,8 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
     with proxied(node.dsn) as (network, dsn):
         async with ringing(InboxListener(dsn, SCHEMA, "shipping")):
-            await eventually_async(lambda: listens(node))
+            # A beat is bounded; the LISTEN before it is only by what TCP notices, which a proxy hides.
+            await eventually_async(lambda: node.sessions("mailroom worker listener", "query ~ 'listening_channels'"))
             [first] = node.sessions("mailroom worker listener shipping")
             network.black_hole()
             await eventually_async(lambda: network.swallowed)

@@ -39,14 +39,12 @@ from mailroom import node as identity
 from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
-from mailroom.outgoing import INSERT as SENDS
 from mailroom.sql.insert import Insert
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.bulk import EXPRESSIONS as BULK
-from outbox.store import INSERT as EXECUTES
 from tests.support.command import error_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
@@ -715,8 +713,6 @@ OF_STATEMENT = {
     },
     "outbox.bulk.CHUNK": {"table": "mailroom.dead_letter"},
     "outbox.bulk.COUNT": {"table": "mailroom.dead_letter"},
-    "mailroom.outgoing.INSERT": {"given": ", ".join(SENDS.values), "values": ", ".join(SENDS.values.values())},
-    "outbox.store.INSERT": {"given": ", ".join(EXECUTES.values), "values": ", ".join(EXECUTES.values.values())},
 }
 
 
@@ -730,6 +726,8 @@ def test_no_statement_calls_what_another_role_has_put_into_the_search_path(
     checked = 0
     for name, statement in found.items():
         names = dict.fromkeys(re.findall(r"{(\w+)}", statement.template), "1") | FILLED | OF_STATEMENT.get(name, {})
+        if isinstance(statement, Insert):
+            names |= {"given": ", ".join(statement.values), "values": ", ".join(statement.values.values())}
         rendered = statement.at(**names).sql
         if re.match("WITH|SELECT|INSERT|UPDATE|DELETE", rendered):
             checked += 1

@@ -9,7 +9,6 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 from mailroom.sql.operation import Operation, Sql
@@ -324,14 +323,15 @@ def _forgiven_for_ever() -> None:
 
 @_mutant("an executable is to blame when its statement is cancelled", "F40")
 def _cancelled_is_dead() -> None:
+    from dispatcher.executor import apply, ranging
     from dispatcher.executor.dead import described, reason_of
     from mailroom.sql.sqlstate import CANCELLED, sqlstate
 
     def blaming(error: Exception) -> str | None:
         return described(error) if sqlstate(error) == CANCELLED else reason_of(error)
 
-    for module in ("apply", "execute"):  # by name, since the package has a function `execute`
-        _put(import_module(f"dispatcher.executor.{module}"), "reason_of", blaming)
+    for module in (apply, ranging):
+        _put(module, "reason_of", blaming)
 
 
 @_mutant("housekeeping passes over nothing, and its errors end the daemon's session", "F41")
