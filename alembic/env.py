@@ -7,7 +7,8 @@ asks no database.
 """
 
 from alembic import context
-from mailroom import schema, settings
+from mailroom import schema
+from mailroom.session import settings
 
 arguments = context.get_x_argument(as_dictionary=True)
 attributes = context.config.attributes

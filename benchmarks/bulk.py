@@ -63,7 +63,7 @@ def _write(node: Node, sent: Count, stop: Count, committed: "Any") -> None:
 
 def _staged(node: Node, messages: int) -> "list[Staged]":
     from outbox.bulk import table
-    from spark_jobs.write.content import BatchContent
+    from spark_jobs.arrow.content import BatchContent
     from spark_jobs.write.ledger import SparkBatch
     from spark_jobs.write.staging import Staged, creating
 

@@ -9,10 +9,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from mailroom import settings
 from mailroom.cli import Call, pass_call
 from mailroom.cli.output import document, note
 from mailroom.errors import ConfigurationError
+from mailroom.session import settings
 
 from . import (
     bulk,

@@ -19,11 +19,11 @@ import psycopg
 
 import mailroom
 from dispatcher.daemon import DRAIN
-from dispatcher.deliverer import Deliverer
+from dispatcher.delivery.deliverer import Deliverer
 from inbox import Inbox
-from mailroom import settings
-from mailroom.message import SELECTED
-from mailroom.outgoing import row_of
+from mailroom.message.message import SELECTED
+from mailroom.message.outgoing import row_of
+from mailroom.session import settings
 from outbox import Outbox, Outgoing
 
 from . import floors

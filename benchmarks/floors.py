@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dispatcher.deliver import SESSION
-from mailroom.message import SELECTED
-from mailroom.outgoing import COLUMNS, row_of
+from dispatcher.delivery.deliver import SESSION
+from mailroom.message.message import SELECTED
+from mailroom.message.outgoing import COLUMNS, row_of
 
 from .clients import rate, rate_of
 from .measure import Line, Measurement, Setup, Values

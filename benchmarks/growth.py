@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 
 from dispatcher.daemon import DRAIN
-from dispatcher.deliverer import Deliverer
-from mailroom import settings
+from dispatcher.delivery.deliverer import Deliverer
+from mailroom.session import settings
 
 from . import processor
 from .measure import Bar, Line, Measurement, Setup, Values

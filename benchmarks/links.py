@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 import psycopg
 
-from dispatcher.deliver import SESSION, delivering
-from dispatcher.deliverer import MAX_BYTES, ROWS
-from dispatcher.links.bounds import START, Position, bounding
-from dispatcher.links.fetch import fetching
+from dispatcher.delivery.deliver import SESSION, delivering
+from dispatcher.delivery.deliverer import MAX_BYTES, ROWS
+from dispatcher.links.at_source.bounds import START, Position, bounding
+from dispatcher.links.at_source.fetch import fetching
 from dispatcher.links.receive import SESSION as RECEIVING
 from dispatcher.links.receive import receiving
 from mailroom import subscribe

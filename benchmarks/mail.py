@@ -12,7 +12,7 @@ import psycopg
 
 from inbox import Handlers, Message
 from mailroom import create_inbox
-from mailroom.mail import Mail, mailing
+from mailroom.testing.mail import Mail, mailing
 from outbox import Outbox
 
 from .measure import Bar, Line, Measurement, Setup, Values

@@ -10,9 +10,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import dispatcher
-from mailroom import create_inbox, locks, settings
+from mailroom import create_inbox, locks
 from mailroom import schema as node_schema
-from mailroom.schema.inboxes import Order
+from mailroom.registry.inboxes import Order
+from mailroom.session import settings
 
 from .workload import INBOX, KEY, KEYS, VALUE
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 import psycopg
 
-from mailroom import settings
+from mailroom.session import settings
 
 from .floors import BATCH
 from .node import Node

@@ -7,7 +7,7 @@ what the other two can no longer precede.
 import time
 from contextlib import ExitStack
 
-from mailroom.schema.inboxes import Order
+from mailroom.registry.inboxes import Order
 
 from .linked import FAR, link, wait_asked
 from .measure import Bar, Line, Measurement, Setup, Values

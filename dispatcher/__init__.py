@@ -6,7 +6,12 @@ from mailroom.lazy import imported
 
 if TYPE_CHECKING:
     from dispatcher.daemon import Dispatcher, Executed, Executor, Totals, deliver_all, execute_all
-    from dispatcher.executor.registration import AsyncRegistrations, RegisteredFunction, RegisteredTarget, Registrations
+    from dispatcher.executor.targets.registration import (
+        AsyncRegistrations,
+        RegisteredFunction,
+        RegisteredTarget,
+        Registrations,
+    )
 
 __all__ = [
     "AsyncRegistrations",
@@ -24,7 +29,7 @@ __all__ = [
 # Imported on demand: who registers a function, in a migration of his own, need not load the daemon.
 _HOMES = {
     "dispatcher.daemon": ("Dispatcher", "Executed", "Executor", "Totals", "deliver_all", "execute_all"),
-    "dispatcher.executor.registration": (
+    "dispatcher.executor.targets.registration": (
         *("AsyncRegistrations", "RegisteredFunction", "RegisteredTarget", "Registrations"),
     ),
 }

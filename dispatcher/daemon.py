@@ -13,20 +13,20 @@ from typing import Any
 
 import psycopg
 
-from dispatcher.deliver import SESSION, Delivery, releasing
-from dispatcher.deliverer import MAX_BYTES, ROWS, Deliverer
+from dispatcher.delivery.deliver import SESSION, Delivery, releasing
+from dispatcher.delivery.deliverer import MAX_BYTES, ROWS, Deliverer
+from dispatcher.delivery.portion import Portion
 from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execution import Execution
-from dispatcher.housekeeping import Housekeeping
-from dispatcher.janitor import Janitor, moving_all_parked
-from dispatcher.lane import POLL_INTERVAL_S, Lane, Work
-from dispatcher.leading import LANE, Leading, open_session
+from dispatcher.housekeeping.housekeeping import Housekeeping
+from dispatcher.housekeeping.janitor import Janitor, moving_all_parked
+from dispatcher.lanes.lane import POLL_INTERVAL_S, Lane, Work
+from dispatcher.lanes.leading import LANE, Leading, open_session
+from dispatcher.lanes.waits import told
 from dispatcher.links.lane import LinksLane
-from dispatcher.portion import Portion
-from dispatcher.waits import told
 from mailroom import schema as node
-from mailroom import settings
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.session import settings
 from mailroom.session.home import Home
 from mailroom.sql.runner import run_async
 from mailroom.sql.sqlstate import is_held_up

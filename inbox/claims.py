@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from inbox.claim import Claimed, Course, Share
+from inbox.by_key.claim import Claimed, Course, Share
+from inbox.by_key.peek import finding
 from inbox.order import Order, reading_order
-from inbox.peek import finding
 from mailroom.names import inbox_name, schema_name
 from mailroom.sql.operation import Operation
 

@@ -1,9 +1,9 @@
 """`Inbox` and `AsyncInbox`: reap messages in clock order, in the caller's transaction."""
 
-from inbox.claim import Share
+from inbox.by_key.claim import Share
+from inbox.by_key.peek import counting
 from inbox.named import Named
-from inbox.peek import counting
-from mailroom.message import Message
+from mailroom.message.message import Message
 from mailroom.names import Key, key_text
 from mailroom.numbers import count
 from mailroom.sql.methods import on_async_connection, on_connection

@@ -4,10 +4,10 @@ from typing import Literal
 
 from inbox.claims import Claims
 from mailroom.names import DEFAULT_SCHEMA, OWN
-from mailroom.schema.drop import dropping
-from mailroom.schema.inboxes import Order, creation
-from mailroom.schema.rename import renaming
-from mailroom.schema.subscriptions import Topics, subscription, unsubscription
+from mailroom.registry.drop import dropping
+from mailroom.registry.inboxes import Order, creation
+from mailroom.registry.rename import renaming
+from mailroom.registry.subscriptions import Topics, subscription, unsubscription
 from mailroom.sql.operation import Operation
 
 

@@ -1,22 +1,22 @@
 """What depends on the order of an inbox, and which order an inbox has.
 
-An inbox is a queue per key (`inbox.key_order`), or one queue in total order (`inbox.total_order`). Which of the two is
-looked up once, and whoever claims, handles, fails or parks goes by what this returns.
+An inbox is a queue per key (`inbox.by_key.key_order`), or one queue in total order (`inbox.total_order.total_order`).
+Which of the two is looked up once, and whoever claims, handles, fails or parks goes by what this returns.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
-from inbox.claim import Claimed, Course, Share
-from inbox.failure import Failed, Recorded
-from inbox.key_order import KeyOrder
-from inbox.parked_keys import Changed, ParkedKey
-from inbox.total_order import TotalOrder
-from mailroom.message import Message
+from inbox.by_key.claim import Claimed, Course, Share
+from inbox.by_key.failure import Failed, Recorded
+from inbox.by_key.key_order import KeyOrder
+from inbox.by_key.parked_keys import Changed, ParkedKey
+from inbox.total_order.total_order import TotalOrder
+from mailroom.message.message import Message
+from mailroom.order.total import is_total
 from mailroom.schema import finding
 from mailroom.sql.operation import Operation, Row
-from mailroom.total import is_total
 
 
 class Order(Protocol):

@@ -1,6 +1,7 @@
 """`Parked` and `AsyncParked`: an operator looks at what is parked, and replays or discards it.
 
-What that means for an inbox is its order's (`inbox.order`); see `inbox.parked_keys` and `inbox.total_parked`.
+What that means for an inbox is its order's (`inbox.order`); see `inbox.by_key.parked_keys` and
+`inbox.total_order.total_parked`.
 """
 
 import logging
@@ -9,14 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from inbox.by_key.parked_keys import CHOSEN, Changed, ParkedKey
+from inbox.by_key.peek import finding
 from inbox.order import Order, finding_order
-from inbox.parked_keys import CHOSEN, Changed, ParkedKey
-from inbox.peek import finding
-from mailroom.answer import Undone, answering_undone
-from mailroom.audit import auditing, check_actor
-from mailroom.message import Message
+from mailroom.message.answer import Undone, answering_undone
+from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA, Key, inbox_name, key_text, schema_name, utf8
 from mailroom.numbers import count, count_or_all
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 

@@ -2,22 +2,22 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mailroom.carry import carrying
 from mailroom.errors import CommitUnknown, NotAtomic, TokenExpired
 from mailroom.lazy import imported
+from mailroom.message.carry import carrying
 from mailroom.packages import warn_of_hidden
 
 if TYPE_CHECKING:
-    from mailroom.commit import Outcome, atomically, atomically_async, resolve, resolve_async
-    from mailroom.lamport import LamportClock, Stamp
     from mailroom.links.links import AsyncLinks, Links
-    from mailroom.schema.drop import drop_inbox, drop_inbox_async
-    from mailroom.schema.inboxes import create_inbox, create_inbox_async
-    from mailroom.schema.rename import rename_inbox, rename_inbox_async
-    from mailroom.schema.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
-    from mailroom.settings import dsn
-    from mailroom.topic import Topic
-    from mailroom.watching import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
+    from mailroom.message.topic import Topic
+    from mailroom.order.lamport import LamportClock, Stamp
+    from mailroom.registry.drop import drop_inbox, drop_inbox_async
+    from mailroom.registry.inboxes import create_inbox, create_inbox_async
+    from mailroom.registry.rename import rename_inbox, rename_inbox_async
+    from mailroom.registry.subscriptions import subscribe, subscribe_async, unsubscribe, unsubscribe_async
+    from mailroom.schema.watching import Watched, unwatch, unwatch_async, watch, watch_async, watched, watched_async
+    from mailroom.session.commit import Outcome, atomically, atomically_async, resolve, resolve_async
+    from mailroom.session.settings import dsn
 
 __version__ = "0.1.0"
 
@@ -58,16 +58,16 @@ __all__ = [
 
 # Imported on demand: whoever imports any module of the package imports this one, and should not load a driver.
 _HOMES = {
-    "mailroom.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
-    "mailroom.lamport": ("LamportClock", "Stamp"),
+    "mailroom.session.commit": ("Outcome", "atomically", "atomically_async", "resolve", "resolve_async"),
+    "mailroom.order.lamport": ("LamportClock", "Stamp"),
     "mailroom.links.links": ("AsyncLinks", "Links"),
-    "mailroom.schema.drop": ("drop_inbox", "drop_inbox_async"),
-    "mailroom.schema.inboxes": ("create_inbox", "create_inbox_async"),
-    "mailroom.schema.rename": ("rename_inbox", "rename_inbox_async"),
-    "mailroom.schema.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
-    "mailroom.settings": ("dsn",),
-    "mailroom.topic": ("Topic",),
-    "mailroom.watching": (
+    "mailroom.registry.drop": ("drop_inbox", "drop_inbox_async"),
+    "mailroom.registry.inboxes": ("create_inbox", "create_inbox_async"),
+    "mailroom.registry.rename": ("rename_inbox", "rename_inbox_async"),
+    "mailroom.registry.subscriptions": ("subscribe", "subscribe_async", "unsubscribe", "unsubscribe_async"),
+    "mailroom.session.settings": ("dsn",),
+    "mailroom.message.topic": ("Topic",),
+    "mailroom.schema.watching": (
         *("Watched", "unwatch", "unwatch_async", "watch", "watch_async", "watched", "watched_async"),
     ),
 }

@@ -13,19 +13,19 @@ from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
 from mailroom import codec, locks
-from mailroom.answer import ASKS, Undone, answering_undone
-from mailroom.audit import auditing, check_actor
-from mailroom.clock import LOCK, raising_ceiling
-from mailroom.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
 from mailroom.errors import ConfigurationError, DecodeError, InvalidMessage, MailroomError, UnknownInbox
-from mailroom.executable import NAMES, unwired
-from mailroom.message import parsed
+from mailroom.message.answer import ASKS, Undone, answering_undone
+from mailroom.message.columns import MESSAGE, MESSAGE_PARTS, PARTS, listed
+from mailroom.message.executable import NAMES, unwired
+from mailroom.message.message import parsed
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, schema_name, utf8
 from mailroom.numbers import MAX_INT64, count_or_all, whole
-from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
-from mailroom.sight import NODE_ROW, seeing, the_one
+from mailroom.order.clock import LOCK, raising_ceiling
+from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
+from mailroom.sql.sight import NODE_ROW, seeing, the_one
 
 __all__ = [
     "AsyncDeadLetters",

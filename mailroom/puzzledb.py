@@ -14,9 +14,9 @@ from uuid import UUID
 
 from mailroom import codec
 from mailroom.errors import DecodeError, EncodeError, InvalidMessage
-from mailroom.message import Message, plain
+from mailroom.message.message import Message, plain
+from mailroom.message.outgoing import EventType, Kind, MessageType, Outgoing
 from mailroom.names import Key, utf8
-from mailroom.outgoing import EventType, Kind, MessageType, Outgoing
 
 __all__ = ["MessageObject", "encode"]
 

@@ -6,16 +6,16 @@ from typing import Any, Literal, TypeAlias
 
 from mailroom.links.states import SourceState, reading_sources
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.partitions import PARTITIONS
-from mailroom.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
+from mailroom.order.sequences import Numbers, finding_behind
+from mailroom.order.total import Waiting
+from mailroom.order.total import waiting as waiting_totals
+from mailroom.registry.routing import CARRIES, GETS, LINK_ROUTE, ROUTE
 from mailroom.schema import checking
-from mailroom.sequences import Numbers, finding_behind
-from mailroom.sight import NODE_ROW, seeing, the_one
+from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
-from mailroom.total import Waiting
-from mailroom.total import waiting as waiting_totals
-from mailroom.waits import Wait, reading_waits
+from mailroom.sql.sight import NODE_ROW, seeing, the_one
+from mailroom.sql.waits import Wait, reading_waits
 
 __all__ = [
     "DispatcherStatus",

@@ -1,6 +1,6 @@
 """The writer's side of Mailroom: commit messages in the transaction that changes your data."""
 
-from mailroom.outgoing import Outgoing
+from mailroom.message.outgoing import Outgoing
 from outbox.executable import Executable
 from outbox.outbox import AsyncOutbox, Outbox
 from outbox.store import AsyncStore, Books, Store

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from mailroom.columns import CHAR, MESSAGE_ROW, written
 from mailroom.errors import MailroomError
+from mailroom.message.columns import CHAR, MESSAGE_ROW, written
 from mailroom.names import shown
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 

@@ -13,13 +13,13 @@ from typing import Any, BinaryIO, NoReturn, get_args
 
 import click
 
-from mailroom import settings
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.group import Group
 from mailroom.cli.output import document, progress_bar, say
 from mailroom.cli.parameters import KEY, TOPIC, seconds
 from mailroom.errors import InvalidMessage, coded
-from mailroom.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
+from mailroom.message.outgoing import EventType, MessageType, Outgoing, row_of, sending, sending_many
+from mailroom.session import settings
 from mailroom.sql.runner import run
 from outbox.csv_source import CsvSource
 from outbox.once import identified, sending_once

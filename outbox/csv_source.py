@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from mailroom.errors import ConfigurationError, InvalidMessage
+from mailroom.message.outgoing import Outgoing, row_of
 from mailroom.names import MAX_VALUE_BYTES, shown
-from mailroom.outgoing import Outgoing, row_of
 from mailroom.sql.operation import Row
 
 

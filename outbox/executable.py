@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
-from mailroom.carry import headers_json
 from mailroom.errors import InvalidMessage
-from mailroom.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
+from mailroom.message.carry import headers_json
+from mailroom.message.executable import ACCOUNTING, MAX_LEVELS, MAX_PART_BYTES, STORE, VERSION
+from mailroom.message.outgoing import aware, clock, given_id
 from mailroom.names import Key, executable_name, key_text, shown, topic_name
 from mailroom.numbers import MAX_INT64, MIN_INT64, whole
-from mailroom.outgoing import aware, clock, given_id
 
 Raw: TypeAlias = bytes  # in the class, `bytes` is a field
 Act: TypeAlias = Literal["put", "increment", "delete", "delete_range", "account", "call"]

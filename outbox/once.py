@@ -8,8 +8,8 @@ from dataclasses import replace
 from uuid import UUID, uuid5
 
 from mailroom.errors import InvalidMessage
+from mailroom.message.outgoing import INSERT, Outgoing
 from mailroom.names import topic_name, utf8
-from mailroom.outgoing import INSERT, Outgoing
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 
 # For ever this one: with another, what was sent once would be sent once more.

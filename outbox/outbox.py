@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack
 from uuid import UUID
 
-from mailroom.answer import Request, answer, refuse_second
 from mailroom.errors import InvalidMessage
-from mailroom.headers import given
+from mailroom.message.answer import Request, answer, refuse_second
+from mailroom.message.headers import given
+from mailroom.message.outgoing import EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending, sending_many
+from mailroom.message.topic import Topic, topic_text
 from mailroom.names import DEFAULT_SCHEMA, Key, schema_name
-from mailroom.outgoing import EventType, Fields, MessageType, Outgoing, fresh_ids, row_of, sending, sending_many
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
-from mailroom.topic import Topic, topic_text
 from outbox.once import identified, sending_once
 
 # Of a `Topic`: a checker finds a value of another type, and a topic for replies whose values are of another type.

@@ -6,15 +6,15 @@ from datetime import datetime
 from typing import TypedDict, Unpack
 from uuid import UUID
 
-from mailroom.columns import EXECUTABLE_ROW
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName
-from mailroom.executable import ACCOUNTING, STORE
+from mailroom.message.columns import EXECUTABLE_ROW
+from mailroom.message.executable import ACCOUNTING, STORE
+from mailroom.message.insert import Insert
+from mailroom.message.outgoing import aware
 from mailroom.names import DEFAULT_SCHEMA, Key, executable_name, key_text, schema_name
-from mailroom.outgoing import aware
-from mailroom.sight import seeing
-from mailroom.sql.insert import Insert
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Row, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async
+from mailroom.sql.sight import seeing
 from outbox.executable import Executable, Raw, row_of
 
 

@@ -14,11 +14,11 @@ from inbox.order import finding_by_key
 from mailroom.cli.acting import counted
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, say
-from mailroom.commit import atomically
 from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.names import inbox_name
 from mailroom.numbers import count, whole
 from mailroom.schema import checking
+from mailroom.session.commit import atomically
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from spark_jobs.archive.drainer import Drainer

@@ -10,11 +10,12 @@ from uuid import UUID
 import psycopg
 from psycopg import conninfo
 
-from mailroom import schema, settings
+from mailroom import schema
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name, shown
-from mailroom.session.pooler import PooledConnection
+from mailroom.session import settings
 from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.pooler import PooledConnection
 from mailroom.sql.runner import run
 from outbox.bulk import table_in
 from spark_jobs.seen import Seen, demand_the_same, seeing

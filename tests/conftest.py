@@ -16,8 +16,8 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
+from inbox.handling.arguments import MOST
 from inbox.worker import pace
-from inbox.worker.arguments import MOST
 from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
 from tests.support.databases import Connect, Databases

@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from mailroom.sql.insert import Insert
+from mailroom.message.insert import Insert
 from mailroom.sql.operation import Sql
 from tests.support.hot import HOT, Hot
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from inbox import Inbox, Message, Park, Parked, Skip, Worker
-from inbox.due import reaping_due
-from inbox.failure import Failed, failed, recording
-from mailroom.answer import ASKS, Undone, reply_topic
+from inbox.by_key.due import reaping_due
+from inbox.by_key.failure import Failed, failed, recording
 from mailroom.dead_letter import DeadLetters
+from mailroom.message.answer import ASKS, Undone, reply_topic
 from mailroom.sql.runner import run
 from mailroom.testing import handle_all, sent, work
 from outbox import Outbox

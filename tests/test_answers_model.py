@@ -15,10 +15,10 @@ import psycopg
 import pytest
 
 from inbox import Handlers, Message, Park, Parked, Reject, Skip
-from inbox.claim import Share
+from inbox.by_key.claim import Share
 from inbox.claims import Claims
-from inbox.worker.batch import Batch, blaming
-from inbox.worker.hold import COMMIT
+from inbox.handling.batch import Batch, blaming
+from inbox.sessions.hold import COMMIT
 from mailroom.dead_letter import DeadLetters
 from mailroom.sql.runner import PlainCursor, run
 from mailroom.testing import deliver

@@ -14,7 +14,7 @@ from examples import django_shop, fastapi_shop
 from inbox import Handlers, Inbox, Message, Reject
 from mailroom import testing
 from mailroom.errors import UnknownInbox
-from mailroom.mail import Mail, mailing
+from mailroom.testing.mail import Mail, mailing
 from tests.support.databases import Connect
 from tests.support.django import connected
 from tests.support.node import Node

@@ -36,8 +36,9 @@ from inbox import (
     Unavailable,
     Worker,
 )
-from mailroom import Topic, settings
+from mailroom import Topic
 from mailroom.errors import ConfigurationError, ConnectionFailed, MailroomError
+from mailroom.session import settings
 from mailroom.testing import deliver as deliver_here
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.command import done, mailroom

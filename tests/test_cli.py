@@ -19,7 +19,7 @@ from mailroom.cli import root as cli_root
 from mailroom.cli.failures import tell
 from mailroom.cli.root import root
 from mailroom.errors import MailroomError
-from mailroom.settings import DSN_VARIABLE
+from mailroom.session.settings import DSN_VARIABLE
 from tests.support.command import done, error_of, json_of, mailroom, process
 from tests.support.databases import Connect
 from tests.support.node import Node
@@ -270,7 +270,7 @@ def test_what_steers_a_terminal_is_escaped(dsn: str) -> None:
 def test_command_that_cannot_be_imported_leaves_the_others_usable(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     known = {
         "ghost": EntryPoint("ghost", "no_such_package.cli:ghost", cli_root.GROUP),
-        "status": EntryPoint("status", "mailroom.cli.status:status", cli_root.GROUP),
+        "status": EntryPoint("status", "mailroom.cli.commands.status:status", cli_root.GROUP),
     }
     monkeypatch.setattr(root, "_entry_points", lambda: known)
     assert "(not available here)" in done("--help", dsn=dsn)

@@ -41,7 +41,7 @@ def test_create_may_be_repeated_and_adds_subscriptions(node: Node) -> None:
 
 
 def test_create_takes_several_names(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inbox.cli.AT_ONCE", 2)
+    monkeypatch.setattr("inbox.cli.inbox.AT_ONCE", 2)
     done("inbox", "create", "ledger", "--order", "total", dsn=node.dsn)
     said = done("inbox", "create", "a", "b", "a", "ledger", "--subscribe", "paid", dsn=node.dsn).splitlines()
     assert said[:3] == [f"Inbox {name} exists, subscribed to paid." for name in ("a", "b", "ledger")]

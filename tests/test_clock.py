@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mailroom.clock import MAX_CLOCK, WARN_CLOCK, ClockOverflow, receive, tick
+from mailroom.order.clock import MAX_CLOCK, WARN_CLOCK, ClockOverflow, receive, tick
 from tests.models.clock import receive_all, stamp
 
 clocks = st.integers(0, WARN_CLOCK)

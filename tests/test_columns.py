@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from mailroom.columns import CHAR, DELIVERED, EXECUTABLE_ROW, MESSAGE, MESSAGE_ROW, MOVING, PLAIN
-from mailroom.links.wire import COLUMNS, VERSION
+from mailroom.links.handshake.wire import COLUMNS, VERSION
+from mailroom.message.columns import CHAR, DELIVERED, EXECUTABLE_ROW, MESSAGE, MESSAGE_ROW, MOVING, PLAIN
 from tests.support.databases import Connect
 
 ROOT = Path(__file__).parents[1]
 # What a maintainer writes for a column that writers set and consumers see, beside the argument of `Outbox.send` and the
 # migration.
 EDITS = {
-    "mailroom/columns.py": [
+    "mailroom/message/columns.py": [
         ('    Column("after_clock", "bigint"),\n', '    Column("note", "text"),\n'),
     ],
-    "mailroom/outgoing.py": [
+    "mailroom/message/outgoing.py": [
         ("    after_clock: int | None = None\n", "    note: str | None = None\n"),
         ("        None if message.after_clock is None else clock(message.after_clock),\n", "        message.note,\n"),
     ],
-    "mailroom/message.py": [
+    "mailroom/message/message.py": [
         ('"_sent_at", "_expires_at", "_delivered_at",', ' "note",'),
         ("expires_at: datetime | None, delivered_at: datetime,", " note: str | None,"),
         ("        self._delivered_at = delivered_at\n", "        self.note = note\n"),

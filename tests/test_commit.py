@@ -23,9 +23,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import mailroom
 from inbox import AsyncInbox, Inbox
-from mailroom import CommitUnknown, NotAtomic, TokenExpired, atomically, atomically_async, commit, resolve
-from mailroom.commit import CommitAttempt, Next, Phase, following, sweeping_tokens
+from mailroom import CommitUnknown, NotAtomic, TokenExpired, atomically, atomically_async, resolve
 from mailroom.errors import NotInTransaction, UnsupportedConnection
+from mailroom.session import commit
+from mailroom.session.commit import CommitAttempt, Next, Phase, following, sweeping_tokens
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from outbox import AsyncOutbox, Outbox

@@ -17,15 +17,16 @@ import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool
 
-from dispatcher import Dispatcher, daemon, leading
+from dispatcher import Dispatcher, daemon
+from dispatcher.lanes import leading
 from inbox import AsyncInbox, Inbox, Worker
-from inbox.worker.unawaited import Unawaited
-from inbox.worker.wakeup import InboxListener
-from mailroom import create_inbox, locks, settings
+from inbox.sessions.unawaited import Unawaited
+from inbox.sessions.wakeup import InboxListener
+from mailroom import create_inbox, locks
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConnectionFailed
 from mailroom.schema import migrate
-from mailroom.session import backoff
+from mailroom.session import backoff, settings
 from mailroom.session import listener as listening
 from mailroom.session.listener import Listener
 from mailroom.session.repeats import Repeats
@@ -234,7 +235,7 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "ANSWER_S", 1.0)
-    monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("inbox.sessions.wakeup.HEARTBEAT_S", 0.1)
     with proxied(node.dsn) as (network, dsn):
         async with ringing(InboxListener(dsn, SCHEMA, "shipping")):
             # A beat is bounded; the LISTEN before it is only by what TCP notices, which a proxy hides.
@@ -249,7 +250,7 @@ async def test_worker_s_bell_finds_a_black_hole_also_while_all_lanes_work(
 async def test_worker_s_bell_takes_what_rings_for_others_while_all_lanes_work(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("inbox.sessions.wakeup.HEARTBEAT_S", 0.05)
     listener = InboxListener(node.dsn, SCHEMA, "shipping")
     async with ringing(listener):
         await eventually_async(lambda: listens(node))

@@ -12,14 +12,14 @@ import pytest
 import sqlalchemy
 
 from dispatcher import Registrations
-from dispatcher.janitor import raising_floor
+from dispatcher.housekeeping.janitor import raising_floor
 from inbox import Inbox, Skip
 from mailroom import codec, locks
-from mailroom.clock import CEILING_STEP, LOCK, MAX_CLOCK, ClockOverflow
-from mailroom.columns import PARTS, listed
 from mailroom.dead_letter import AsyncDeadLetters, DeadLetters
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName, NotInTransaction, UnknownInbox
-from mailroom.executable import unwired
+from mailroom.message.columns import PARTS, listed
+from mailroom.message.executable import unwired
+from mailroom.order.clock import CEILING_STEP, LOCK, MAX_CLOCK, ClockOverflow
 from mailroom.sql.runner import run
 from mailroom.testing import execute
 from outbox import Executable, Store

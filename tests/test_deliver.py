@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher import deliverer
-from dispatcher.deliver import SESSION, Delivery, delivering
-from dispatcher.deliverer import Deliverer
-from dispatcher.floor import ScanStart
-from dispatcher.leading import LANE
-from mailroom.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling
-from mailroom.settings import connect_async
+from dispatcher.delivery import deliverer
+from dispatcher.delivery.deliver import SESSION, Delivery, delivering
+from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.delivery.floor import ScanStart
+from dispatcher.lanes.leading import LANE
+from mailroom.order.clock import CEILING_STEP, MAX_CLOCK, ClockOverflow, raising_ceiling
+from mailroom.session.settings import connect_async
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox import Outbox

@@ -16,8 +16,8 @@ from psycopg.types.json import Jsonb
 
 from dispatcher import Dispatcher, Executor, deliver_all
 from dispatcher.daemon import run_until_signalled
-from dispatcher.janitor import Janitor
-from dispatcher.lease import Lease, reading_backend
+from dispatcher.housekeeping.janitor import Janitor
+from dispatcher.lanes.lease import Lease, reading_backend
 from mailroom.errors import ConnectionFailed, SchemaError
 from mailroom.session import listener as listening
 from mailroom.sql.runner import run

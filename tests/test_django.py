@@ -13,11 +13,11 @@ from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 from inbox import AsyncWorker, Handlers, Inbox, Message, Parked, Reject, Requests, Worker
 from mailroom import create_inbox, testing
 from mailroom.errors import ConfigurationError, NotInTransaction, UnsupportedConnection
-from mailroom.mail import Mail, mailing
 from mailroom.schema import current_revision, migrate
 from mailroom.sql import apart
 from mailroom.sql.apart import WritesApart
 from mailroom.sql.savepoint import savepoint
+from mailroom.testing.mail import Mail, mailing
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
 from tests.support.databases import Connect
 from tests.support.django import connected, found_in

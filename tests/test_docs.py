@@ -34,12 +34,12 @@ import sqlalchemy
 from click.testing import CliRunner
 
 from inbox import AsyncWorker, Inbox, Worker
-from inbox.failure import failed, recording
+from inbox.by_key.failure import failed, recording
 from mailroom import create_inbox
 from mailroom.cli.root import root as mailroom_command
 from mailroom.embedded import Binaries
 from mailroom.schema import check
-from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
+from mailroom.session.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 from mailroom.sql.runner import run
 from mailroom.testing import deliver
 from outbox import Outbox

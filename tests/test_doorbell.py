@@ -10,10 +10,10 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from dispatcher import doorbell as doorbells
-from dispatcher.deliver import releasing
-from dispatcher.deliverer import Deliverer
-from dispatcher.doorbell import UNSURE_POLL_S, Doorbell
+from dispatcher.delivery.deliver import releasing
+from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.lanes import doorbell as doorbells
+from dispatcher.lanes.doorbell import UNSURE_POLL_S, Doorbell
 from mailroom import locks
 from mailroom.session.listener import Listener, heard
 from mailroom.sql.operation import Operation, T

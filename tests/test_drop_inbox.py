@@ -10,7 +10,7 @@ import pytest
 from inbox import Inbox, Message, Park, Worker
 from mailroom import drop_inbox, drop_inbox_async
 from mailroom.errors import ConfigurationError, InvalidMessage, MailroomError, SchemaError, UnknownInbox
-from mailroom.schema.exclusive import HAVE_ROWS
+from mailroom.registry.exclusive import HAVE_ROWS
 from mailroom.testing import work
 from outbox import Outbox
 from tests.support.command import done, error_of, json_of, mailroom

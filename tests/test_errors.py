@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from inbox.failure import described
+from inbox.by_key.failure import described
 from inbox.worker.connecting import reason
 from mailroom import errors
-from mailroom.cli.explain import PAGES
+from mailroom.cli.commands.explain import PAGES
 from mailroom.errors import Coded, ConfigurationError, DecodeError, InvalidName, LinkRefused, MailroomError, coded
 from mailroom.errors.codes import CODES
 from mailroom.session.repeats import cause
@@ -156,7 +156,7 @@ def subclasses(of: type[Coded]) -> Iterator[type[Coded]]:
 
 
 def test_every_class_is_pickled_with_its_code() -> None:
-    for package in ("inbox", "outbox", "dispatcher", "mailroom.sql.runner", "mailroom.stepping"):
+    for package in ("inbox", "outbox", "dispatcher", "mailroom.sql.runner", "mailroom.testing.stepping"):
         import_module(package)
     checked = 0
     for kind in subclasses(Coded):

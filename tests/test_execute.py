@@ -10,12 +10,12 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from dispatcher.executor import delete_range as ranges
+from dispatcher.delivery.floor import FULL_SCAN_S
+from dispatcher.executor.applying import delete_range as ranges
+from dispatcher.executor.batch.reply import TOO_LARGE
 from dispatcher.executor.batch_executor import BatchExecutor
-from dispatcher.executor.reply import TOO_LARGE
-from dispatcher.floor import FULL_SCAN_S
 from inbox import Inbox
-from mailroom import executable
+from mailroom.message import executable
 from outbox import Executable, Outbox, Store
 from tests.support.databases import Connect
 from tests.support.executing import (
@@ -596,7 +596,7 @@ async def test_floor_does_not_pass_what_commits_late_before_a_range(
     node: Node, dsn: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranges, "ROWS", 1)
-    monkeypatch.setattr("dispatcher.floor.STEP", 1)
+    monkeypatch.setattr("dispatcher.delivery.floor.STEP", 1)
     _fill(node, "abc")
     late = connect()
     STORE.put(late, "late", b"v")
@@ -616,7 +616,7 @@ async def test_floor_does_not_pass_what_commits_late_before_a_range(
 async def test_row_written_below_the_floor_is_found_by_the_scan_of_every_minute(
     node: Node, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dispatcher.floor.STEP", 1)
+    monkeypatch.setattr("dispatcher.delivery.floor.STEP", 1)
     seconds = 0.0
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         executor = BatchExecutor(connection, SCHEMA, monotonic=lambda: seconds)

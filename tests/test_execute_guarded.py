@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from psycopg.errors import LockNotAvailable, SerializationFailure
 
-from dispatcher.executor import apply as applies
-from dispatcher.executor import guarded
+from dispatcher.delivery.floor import FIRST, ScanStart
+from dispatcher.executor.applying import apply as applies
+from dispatcher.executor.applying import guarded
+from dispatcher.executor.batch.take import reading_oldest_executables
 from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execution import Execution
-from dispatcher.executor.take import reading_oldest_executables
-from dispatcher.executor.target import reading_targets
-from dispatcher.floor import FIRST, ScanStart
+from dispatcher.executor.targets.target import reading_targets
 from mailroom.sql import runner
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable, Store

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from dispatcher.deliver import SESSION
-from dispatcher.executor import delete_range as ranges
+from dispatcher.delivery.deliver import SESSION
+from dispatcher.executor.applying import delete_range as ranges
 from outbox import Executable
 from tests.support.databases import Connect
 from tests.support.executing import (

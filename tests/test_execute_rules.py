@@ -8,11 +8,11 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from dispatcher.executor.fold import STORE_RULES, OperationRefused, applied
-from dispatcher.executor.rules import RULES
-from mailroom import executable
+from dispatcher.executor.batch.fold import STORE_RULES, OperationRefused, applied
+from dispatcher.executor.batch.rules import RULES
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import DecodeError
+from mailroom.message import executable
 from outbox import Store
 from tests.support.databases import Connect
 from tests.support.executing import (

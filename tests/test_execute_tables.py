@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.executor import apply as applies
-from dispatcher.executor import target as targets
-from dispatcher.executor.apply import HIDDEN, ApplyState
-from dispatcher.executor.fold import Taken
+from dispatcher.executor.applying import apply as applies
+from dispatcher.executor.applying.apply import HIDDEN, ApplyState
+from dispatcher.executor.batch.fold import Taken
+from dispatcher.executor.targets import target as targets
 from mailroom import codec
 from mailroom.sql import runner
 from outbox import Executable, Store

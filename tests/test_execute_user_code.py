@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from dispatcher.daemon import Executor
+from dispatcher.delivery.floor import FIRST
+from dispatcher.executor.batch.take import OLDEST
 from dispatcher.executor.batch_executor import BatchExecutor
 from dispatcher.executor.execution import Execution
-from dispatcher.executor.take import OLDEST
-from dispatcher.floor import FIRST
 from mailroom.sql.operation import Operation, Sql
 from mailroom.testing import execute as execute_in_test
 from outbox import Executable

@@ -13,7 +13,7 @@ import pytest
 from dispatcher import execute_all
 from dispatcher.daemon import Dispatcher, Executor
 from dispatcher.executor.execution import Execution
-from dispatcher.lane import Lane
+from dispatcher.lanes.lane import Lane
 from mailroom.errors import ConnectionFailed
 from outbox import Executable, Store
 from tests.support.databases import Connect

@@ -11,20 +11,20 @@ import psycopg
 import pytest
 
 from dispatcher import deliver_all
-from dispatcher.deliver import delivering
-from dispatcher.deliverer import Deliverer
-from dispatcher.fan_out import fanning_out, finding_refused_copies
-from dispatcher.janitor import raising_floor
+from dispatcher.delivery.deliver import delivering
+from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.delivery.fan_out import fanning_out, finding_refused_copies
+from dispatcher.housekeeping.janitor import raising_floor
 from inbox import Inbox
 from mailroom import create_inbox
 from mailroom.dead_letter import DeadLetters
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import MailroomError
+from mailroom.order.total import raising_stable
 from mailroom.schema import migrate
 from mailroom.sql.runner import run
 from mailroom.status import status
 from mailroom.testing import deliver
-from mailroom.total import raising_stable
 from mailroom.trace import trace
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node

@@ -7,12 +7,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher import floor as floors
-from dispatcher.deliver import OLDEST_FITTING, SESSION, Delivery
-from dispatcher.deliverer import Deliverer
+from dispatcher.delivery import floor as floors
+from dispatcher.delivery.deliver import OLDEST_FITTING, SESSION, Delivery
+from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.delivery.floor import FULL_SCAN_S, START, Floor, ScanStart
+from dispatcher.delivery.writers import reading_writers, remaining
 from dispatcher.executor import batch_executor as batch_executors
-from dispatcher.floor import FULL_SCAN_S, START, Floor, ScanStart
-from dispatcher.writers import reading_writers, remaining
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run
 from outbox import Store

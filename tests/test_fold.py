@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.executor.fold import (
+from dispatcher.executor.batch.fold import (
     STORE_RULES,
     Book,
     Books,

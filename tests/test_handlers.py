@@ -30,8 +30,8 @@ from inbox import (
     Unavailable,
     Worker,
 )
-from inbox.worker.arguments import NotAwaited
-from inbox.worker.batch import HandlerFailed
+from inbox.handling.arguments import NotAwaited
+from inbox.handling.batch import HandlerFailed
 from mailroom import Topic
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction

@@ -15,9 +15,7 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 import dispatcher
-import inbox.claim
-import inbox.due
-import inbox.total
+import inbox
 import mailroom as library
 import outbox
 from dispatcher import AsyncRegistrations, Dispatcher, Registrations, deliver_all
@@ -33,13 +31,16 @@ from inbox import (
     Requests,
     Worker,
 )
-from inbox.failure import failed, recording
+from inbox.by_key import claim as claims
+from inbox.by_key import due
+from inbox.by_key.failure import failed, recording
+from inbox.total_order import total_claim
 from mailroom import create_inbox, schema, status, subscribe, testing, unsubscribe
 from mailroom import node as identity
 from mailroom import trace as tracing
 from mailroom.errors import InvalidMessage, InvalidName
+from mailroom.message.insert import Insert
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, inbox_name, schema_name
-from mailroom.sql.insert import Insert
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
@@ -394,10 +395,10 @@ def node(dsn: str, connect: Connect) -> Node:
 def small_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound claims to 10,000 bytes for the test."""
     for name in ("REAP_KEY", "REAP_PLAIN", "REAP_ANY"):
-        claim: Sql = getattr(inbox.claim, name)
-        bounded = claim.template.replace(str(inbox.claim.MAX_BYTES), "10000")
+        claim: Sql = getattr(claims, name)
+        bounded = claim.template.replace(str(claims.MAX_BYTES), "10000")
         assert bounded != claim.template
-        monkeypatch.setattr(inbox.claim, name, Sql(bounded, claim.columns))
+        monkeypatch.setattr(claims, name, Sql(bounded, claim.columns))
 
 
 def fill(node: Node, *sizes_of_keys: tuple[str, int]) -> None:
@@ -471,8 +472,8 @@ def test_claim_measures_no_more_than_the_first_message_that_does_not_fit(node: N
         )
     node.deliver_all()
     connection = connect()
-    connection.execute(inbox.claim.PIN.at().sql)
-    claim = inbox.claim.REAP_ANY.at(schema="mailroom", inbox="shipping", **inbox.claim.Share(100, 10, 100).names()).sql
+    connection.execute(claims.PIN.at().sql)
+    claim = claims.REAP_ANY.at(schema="mailroom", inbox="shipping", **claims.Share(100, 10, 100).names()).sql
     [(plan,)] = connection.execute(
         f"EXPLAIN (ANALYZE, FORMAT json) {claim}".encode(), {"cursor": "", "depth": 1.0, "mine": [], "but": []}
     ).fetchall()
@@ -698,14 +699,14 @@ FILLED |= {"failing": "i.key", "upto": "i.clock"}
 
 OF_WORKER = {
     module: {"but_orphaned": module.BUT_ORPHANED.format(schema="mailroom", inbox="shipping")}
-    for module in (inbox.due, inbox.total)
+    for module in (due, total_claim)
 }
 OF_STATEMENT = {
-    "inbox.due.LOCK_HEAD": OF_WORKER[inbox.due],
-    "inbox.due.TAKE_HEAD": OF_WORKER[inbox.due],
-    "inbox.total.REAP": OF_WORKER[inbox.total],
-    "inbox.total.TAKE": OF_WORKER[inbox.total],
-    "dispatcher.executor.target.INSERT": {"given": "g.value"},
+    "inbox.by_key.due.LOCK_HEAD": OF_WORKER[due],
+    "inbox.by_key.due.TAKE_HEAD": OF_WORKER[due],
+    "inbox.total_order.total_claim.REAP": OF_WORKER[total_claim],
+    "inbox.total_order.total_claim.TAKE": OF_WORKER[total_claim],
+    "dispatcher.executor.targets.target.INSERT": {"given": "g.value"},
     "outbox.bulk.MOVE": {
         "table": "mailroom.dead_letter",
         "names": ", ".join(BULK),

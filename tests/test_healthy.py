@@ -8,15 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher import healthy_floor as healthy
-from dispatcher.janitor import Janitor, sweeping_key_state
-from inbox import Inbox, Parked, claim, due
-from inbox.claim import Share
+from dispatcher.housekeeping import healthy_floor as healthy
+from dispatcher.housekeeping.janitor import Janitor, sweeping_key_state
+from inbox import Inbox, Parked
+from inbox.by_key import claim, due
+from inbox.by_key.claim import Share
+from inbox.by_key.due import healing, reaping_due
+from inbox.by_key.failure import failed, recording, suspecting
 from inbox.claims import Claims
-from inbox.due import healing, reaping_due
 from inbox.exceptions import Park, Retry
-from inbox.failure import failed, recording, suspecting
-from mailroom.message import Message
+from mailroom.message.message import Message
 from mailroom.sql.runner import run
 from tests.support.databases import Connect
 from tests.support.explain import nodes

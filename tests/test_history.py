@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher import floor as floors
-from dispatcher.floor import Floor
+from dispatcher.delivery import floor as floors
+from dispatcher.delivery.floor import Floor
 from inbox import Inbox
 from mailroom.sql.runner import run
 from outbox import Outbox

@@ -10,8 +10,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from inbox import Inbox, Message, claim
-from inbox.claim import Share
+from inbox import Inbox, Message
+from inbox.by_key import claim
+from inbox.by_key.claim import Share
 from inbox.claims import Claims
 from mailroom import create_inbox
 from mailroom.errors import DecodeError, InvalidMessage, InvalidName

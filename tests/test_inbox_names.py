@@ -6,7 +6,7 @@ from itertools import permutations
 import psycopg
 import pytest
 
-from dispatcher.janitor import Janitor
+from dispatcher.housekeeping.janitor import Janitor
 from mailroom import create_inbox
 from mailroom.errors import InvalidName, SchemaError
 from tests.support.databases import Connect
@@ -118,7 +118,7 @@ async def test_housekeeping_passes_over_what_is_no_inbox(
     node.inbox("wall", "said")
     node.connection.execute("INSERT INTO mailroom.inbox_registry (name) VALUES ('wall_clock'), ('registry'), ('gone')")
     node.connection.execute("CREATE INDEX inbox_wall_clock ON mailroom.inbox_wall (clock)")
-    monkeypatch.setattr("dispatcher.janitor.STEP", 1)
+    monkeypatch.setattr("dispatcher.housekeeping.janitor.STEP", 1)
     node.send("said")
     node.deliver_all()
     node.connection.execute("DELETE FROM mailroom.inbox_wall")

@@ -8,14 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher import janitor
-from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_key_state
-from dispatcher.leading import KEEPER
-from dispatcher.outstayed import sweeping_outstayed
+from dispatcher.housekeeping import janitor
+from dispatcher.housekeeping.janitor import SWEEP_INTERVAL_S, Janitor, sweeping_key_state
+from dispatcher.housekeeping.outstayed import sweeping_outstayed
+from dispatcher.lanes.leading import KEEPER
 from inbox import Inbox, Park, Parked
-from inbox.failure import suspecting
-from inbox.parked_keys import moving_parked
-from mailroom import settings
+from inbox.by_key.failure import suspecting
+from inbox.by_key.parked_keys import moving_parked
+from mailroom.session import settings
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run, run_async
 from outbox import Outbox, Outgoing

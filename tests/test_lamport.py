@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mailroom import LamportClock, Stamp
-from mailroom.clock import MAX_CLOCK, ClockOverflow
+from mailroom.order.clock import MAX_CLOCK, ClockOverflow
 from tests.models.vector_clock import VectorClock
 from tests.support import dapcomp
 

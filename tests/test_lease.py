@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher import Dispatcher
-from dispatcher.lease import Lease, reading_backend
+from dispatcher.lanes.lease import Lease, reading_backend
 from mailroom import locks
 from mailroom.sql.runner import run
 from tests.support.databases import Connect

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dispatcher import Dispatcher, Executor
-from dispatcher.listening import LaneListener
+from dispatcher.lanes.listening import LaneListener
 from mailroom.session.home import Home
 from outbox import Store
 from tests.support.databases import Connect

@@ -18,7 +18,7 @@ import pytest
 from inbox import AsyncHandlers, Handlers, Inbox, Message, Parked, Unavailable
 from mailroom import Topic, create_inbox
 from mailroom.errors import ConfigurationError, InvalidMessage, SchemaError, UnknownInbox
-from mailroom.mail import AsyncMail, Mail, mailing
+from mailroom.testing.mail import AsyncMail, Mail, mailing
 from outbox import AsyncOutbox, Outbox, Store
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from dispatcher import Dispatcher
 from dispatcher.daemon import Executor
 from inbox import AsyncWorker, Inbox, Message, Worker
-from inbox.due import reaping_due
+from inbox.by_key.due import reaping_due
 from mailroom import schema
 from mailroom.cli.root import root
 from mailroom.embedded import Server

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from inbox.claim import Share
+from inbox.by_key.claim import Share
+from inbox.by_key.key_order import KeyOrder
 from inbox.claims import Claims
-from inbox.key_order import KeyOrder
 from inbox.order import finding_order
-from inbox.total_order import TotalOrder
+from inbox.total_order.total_order import TotalOrder
+from mailroom.order.total import IS_TOTAL
 from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
-from mailroom.total import IS_TOTAL
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 

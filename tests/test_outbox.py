@@ -19,8 +19,8 @@ from psycopg.types.json import Jsonb
 from inbox import Inbox
 from mailroom import codec, create_inbox
 from mailroom.errors import EncodeError, InvalidMessage
+from mailroom.message.outgoing import row_of, sending
 from mailroom.names import MAX_HEADERS_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES
-from mailroom.outgoing import row_of, sending
 from mailroom.sql.runner import PlainCursor, run
 from mailroom.testing import deliver, sent
 from outbox import Outbox, Outgoing

@@ -11,11 +11,12 @@ import sqlalchemy
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
-from dispatcher import janitor
-from dispatcher.janitor import Janitor
-from dispatcher.leading import KEEPER
+from dispatcher.housekeeping import janitor
+from dispatcher.housekeeping.janitor import Janitor
+from dispatcher.lanes.leading import KEEPER
 from inbox import Inbox
-from mailroom import create_inbox, schema, settings
+from mailroom import create_inbox, schema
+from mailroom.session import settings
 from mailroom.testing import deliver
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S, wait_until_blocked

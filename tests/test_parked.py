@@ -12,12 +12,12 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from dispatcher.deliver import delivering
-from dispatcher.janitor import raising_floor
-from dispatcher.leading import KEEPER
+from dispatcher.delivery.deliver import delivering
+from dispatcher.housekeeping.janitor import raising_floor
+from dispatcher.lanes.leading import KEEPER
 from inbox import AsyncParked, Inbox, Park, Parked, Retry, Skip
-from inbox.failure import Recorded
-from inbox.parked_keys import MOVE, Changed, MovedParked, moving_parked
+from inbox.by_key.failure import Recorded
+from inbox.by_key.parked_keys import MOVE, Changed, MovedParked, moving_parked
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import InvalidMessage, InvalidName, NotInTransaction, UnknownInbox

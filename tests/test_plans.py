@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from inbox.claim import PIN, PINNED
+from inbox.by_key.claim import PIN, PINNED
 from inbox.worker.in_flight import TAKE_OVER
 from mailroom import create_inbox
 from mailroom.sql.operation import Sql

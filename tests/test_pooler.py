@@ -15,14 +15,15 @@ from sqlalchemy import NullPool, create_engine
 
 from dispatcher import Dispatcher, deliver_all
 from inbox import AsyncInbox, AsyncWorker, Inbox, Worker
+from inbox.sessions.unawaited import Unanswered, Unawaited
 from inbox.worker.in_flight import Entry, InFlight
-from inbox.worker.unawaited import Unanswered, Unawaited
-from mailroom import locks, settings
+from mailroom import locks
 from mailroom.errors import ConfigurationError
+from mailroom.session import settings
 from mailroom.session.home import reading_place
 from mailroom.session.listener import Listener
-from mailroom.session.pooler import is_pooled, refuses_options
 from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.pooler import is_pooled, refuses_options
 from mailroom.sql.runner import run, run_async, run_in_transaction
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.command import done, error_of, json_of, mailroom

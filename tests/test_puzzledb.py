@@ -19,7 +19,7 @@ from inbox import Inbox
 from mailroom import codec, create_inbox
 from mailroom.codec import decode
 from mailroom.errors import DecodeError, EncodeError, InvalidMessage
-from mailroom.message import Message
+from mailroom.message.message import Message
 from mailroom.names import MAX_AFTER_CLOCK
 from mailroom.puzzledb import FIELDS, MessageObject, encode
 from mailroom.testing import deliver

@@ -7,10 +7,10 @@ import pytest
 from psycopg import errors
 
 from mailroom.errors import LinkRefused
-from mailroom.links.diverged import checking_claim
-from mailroom.links.identity import JUMP
+from mailroom.links.handshake.diverged import checking_claim
+from mailroom.links.handshake.identity import JUMP
 from mailroom.links.marks import asking_mark, marking
-from mailroom.outgoing import Outgoing
+from mailroom.message.outgoing import Outgoing
 from mailroom.sql.runner import run
 from outbox import Outbox
 from tests.support.databases import Connect

@@ -10,7 +10,7 @@ from inbox import AsyncInbox, Inbox, Message, Park, Parked, Worker
 from mailroom import rename_inbox, rename_inbox_async
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, MailroomError, SchemaError, UnknownInbox
-from mailroom.schema.exclusive import HAVE_ROWS
+from mailroom.registry.exclusive import HAVE_ROWS
 from mailroom.testing import work
 from outbox import Outbox
 from tests.support.command import done, error_of, json_of, mailroom

@@ -21,11 +21,12 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from dispatcher.janitor import Janitor
+from dispatcher.housekeeping.janitor import Janitor
 from inbox import AsyncRequests, ErrorReply, Handlers, Message, NoReply, Reject, Requests, Worker
-from mailroom import Topic, carrying, create_inbox, settings
+from mailroom import Topic, carrying, create_inbox
 from mailroom.errors import ConfigurationError, InvalidMessage, NotInTransaction, UnknownInbox
 from mailroom.schema import migrate
+from mailroom.session import settings
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.node import SCHEMA, Node

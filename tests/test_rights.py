@@ -10,8 +10,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import InsufficientPrivilege, WithCheckOptionViolation
 
 from inbox import Inbox, Message, Park, Worker
+from inbox.sessions.alive import DEAD_S, PAUSED_S
 from inbox.worker import in_flight
-from inbox.worker.alive import DEAD_S, PAUSED_S
 from inbox.worker.in_flight import InFlight
 from tests.support.databases import Connect
 from tests.support.node import Node

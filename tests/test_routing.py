@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.deliver import delivering
-from dispatcher.deliverer import Deliverer
+from dispatcher.delivery.deliver import delivering
+from dispatcher.delivery.deliverer import Deliverer
 from mailroom import Topic, create_inbox, subscribe, subscribe_async, unsubscribe, unsubscribe_async
 from mailroom.errors import InvalidMessage, InvalidName, UnknownInbox
 from mailroom.names import MAX_TOPIC_LENGTH, topic_pattern

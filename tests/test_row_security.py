@@ -13,18 +13,18 @@ from sqlalchemy import make_url
 
 from dispatcher import Dispatcher, deliver_all, execute_all
 from dispatcher.daemon import DRAIN
-from dispatcher.deliverer import Deliverer
+from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.delivery.floor import FIRST
 from dispatcher.executor.execute import executing
-from dispatcher.executor.registration import Registrations
-from dispatcher.floor import FIRST
-from dispatcher.leading import open_session
+from dispatcher.executor.targets.registration import Registrations
+from dispatcher.lanes.leading import open_session
 from inbox import AsyncInbox, Inbox, Message, NoReply, Parked, Requests, Worker
 from mailroom import create_inbox
-from mailroom.commit import resolve
 from mailroom.dead_letter import DeadLetters
 from mailroom.errors import SchemaError
 from mailroom.schema import check, current_revision, migrate
-from mailroom.settings import refusal
+from mailroom.session.commit import resolve
+from mailroom.session.settings import refusal
 from mailroom.sql.runner import run
 from mailroom.status import outbox_backlog, status
 from outbox import AsyncOutbox, Outbox, Outgoing, Store

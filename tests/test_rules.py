@@ -8,13 +8,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.deliverer import Deliverer
-from dispatcher.doorbell import Doorbell
-from dispatcher.janitor import raising_floor
-from inbox import AsyncWorker, Inbox, Message, claim
-from inbox.claim import HAS_MORE, PINNED, REAP_KEY
-from inbox.worker import loop, wakeup
-from inbox.worker.batch import Batch
+from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.housekeeping.janitor import raising_floor
+from dispatcher.lanes.doorbell import Doorbell
+from inbox import AsyncWorker, Inbox, Message
+from inbox.by_key import claim
+from inbox.by_key.claim import HAS_MORE, PINNED, REAP_KEY
+from inbox.handling.batch import Batch
+from inbox.sessions import wakeup
+from inbox.worker import loop
 from inbox.worker.in_flight import Entry
 from mailroom.session.listener import Listener
 from mailroom.sql.operation import Execute, Operation, Row, Sql

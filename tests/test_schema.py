@@ -23,7 +23,7 @@ from alembic import command
 from inbox import Inbox
 from mailroom import create_inbox, schema
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction, SchemaError
-from mailroom.schema.inboxes import Order
+from mailroom.registry.inboxes import Order
 from mailroom.sql.runner import _psycopg_step
 from mailroom.testing import deliver
 from outbox import Outbox

@@ -16,9 +16,9 @@ from inbox import Inbox
 from mailroom import schema
 from mailroom.codec import encode
 from mailroom.embedded import Binaries, Server
-from mailroom.links.identity import JUMP
+from mailroom.links.handshake.identity import JUMP
 from mailroom.links.start import starting
-from mailroom.sequences import finding_behind, raising_sequences
+from mailroom.order.sequences import finding_behind, raising_sequences
 from mailroom.sql.runner import run
 from outbox import Store
 from tests.support.command import json_of, mailroom

@@ -15,18 +15,17 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dispatcher import Dispatcher, Executor
-from dispatcher.lane import Lane
-from dispatcher.leading import LANE
-from dispatcher.lease import Lease, reading_backend
-from dispatcher.portion import Portion
+from dispatcher.delivery.portion import Portion
+from dispatcher.lanes.lane import Lane
+from dispatcher.lanes.leading import LANE
+from dispatcher.lanes.lease import Lease, reading_backend
 from inbox import AsyncWorker, Worker
-from inbox.worker import transactions
-from inbox.worker.alive import Processes
-from inbox.worker.unawaited import Unanswered, Unawaited
-from mailroom import settings
-from mailroom.clock import LOCK
+from inbox.sessions import transactions
+from inbox.sessions.alive import Processes
+from inbox.sessions.unawaited import Unanswered, Unawaited
 from mailroom.errors import ConnectionFailed
-from mailroom.session import backoff
+from mailroom.order.clock import LOCK
+from mailroom.session import backoff, settings
 from mailroom.session.connect_times import ConnectTimes
 from mailroom.sql.operation import Execute
 from mailroom.sql.runner import run

@@ -25,8 +25,8 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from inbox import Inbox
-from inbox.failure import failed, recording
-from inbox.peek import finding
+from inbox.by_key.failure import failed, recording
+from inbox.by_key.peek import finding
 from mailroom import create_inbox, schema
 from mailroom.codec import decode, encode
 from mailroom.errors import DecodeError

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy
 
 from inbox import Inbox, Park, Skip
-from inbox.parked_keys import moving_parked
+from inbox.by_key.parked_keys import moving_parked
 from mailroom.errors import SchemaError
 from mailroom.sql.runner import run
 from mailroom.status import (

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
-from mailroom.executable import MAX_PART_BYTES
+from mailroom.message.executable import MAX_PART_BYTES
 from outbox import AsyncStore, Executable, Store
 from outbox.store import INSERT, Books
 from tests.support.databases import Connect

@@ -18,8 +18,9 @@ from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, cre
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from inbox import AsyncInbox, Inbox
-from mailroom import create_inbox, settings
+from mailroom import create_inbox
 from mailroom.errors import InvalidMessage, NotInTransaction, UnknownInbox, UnsupportedConnection
+from mailroom.session import settings
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.runner import run_in_transaction
 from mailroom.testing import deliver, deliver_async, execute, sent, sent_async

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from mailroom import codec
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
-from mailroom.typed.values import Values, values_of
+from mailroom.message.typed.values import Values, values_of
 from tests.support.noted import END
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from dispatcher import Dispatcher, deliver_all
 from dispatcher.daemon import Executor
 from mailroom import status
 from mailroom.sql.runner import run
-from mailroom.waits import GONE_S, LONG_S, Blocker, NotedWait, Wait, reading_waits
+from mailroom.sql.waits import GONE_S, LONG_S, Blocker, NotedWait, Wait, reading_waits
 from outbox import Store
 from tests.support.databases import Connect
 from tests.support.node import Node

@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import psycopg
 
-from dispatcher.deliverer import MAX_BYTES, ROWS
+from dispatcher.delivery.deliverer import MAX_BYTES, ROWS
+from dispatcher.delivery.floor import Floor, ScanStart
+from dispatcher.delivery.portion import Portion
+from dispatcher.executor.applying.user_code import clearing_session
 from dispatcher.executor.execute import BOUND_S, executing
 from dispatcher.executor.execution import Execution
-from dispatcher.executor.user_code import clearing_session
-from dispatcher.floor import Floor, ScanStart
-from dispatcher.portion import Portion
-from mailroom import sequences
-from mailroom.sequences import raising_sequences
-from mailroom.session.pooler import is_pooled
+from mailroom.order import sequences
+from mailroom.order.sequences import raising_sequences
 from mailroom.sql.operation import Operation
+from mailroom.sql.pooler import is_pooled
 from mailroom.sql.runner import StatementsGone, run_async, run_in_transaction
 
 

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from dispatcher.executor.apply import ApplyState, applying
+from dispatcher.delivery.floor import FIRST, ScanStart
+from dispatcher.executor.applying.apply import ApplyState, applying
+from dispatcher.executor.applying.user_code import IMMEDIATE, reading_session
+from dispatcher.executor.batch.fold import Taken
+from dispatcher.executor.batch.take import Oldest, locking_executables, reading_oldest_executables, removing
 from dispatcher.executor.execution import KEYED, Execution, are_guarded, ending, unknown
-from dispatcher.executor.fold import Taken
-from dispatcher.executor.function import reading_functions
 from dispatcher.executor.ranging import ranging
-from dispatcher.executor.take import Oldest, locking_executables, reading_oldest_executables, removing
-from dispatcher.executor.target import Targets, reading_targets
-from dispatcher.executor.user_code import IMMEDIATE, reading_session
-from dispatcher.floor import FIRST, ScanStart
-from mailroom.executable import STORE
+from dispatcher.executor.targets.function import reading_functions
+from dispatcher.executor.targets.target import Targets, reading_targets
+from mailroom.message.executable import STORE
 from mailroom.sql.operation import Operation
 
 # How long a batch may begin executables. Users' rows that it has written stay locked until it ends, and users wait for

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from dispatcher.executor.dead import dead_lettering_executables
-from dispatcher.executor.fold import Taken
-from dispatcher.executor.function import Functions
-from dispatcher.executor.reply import sending_replies
-from dispatcher.executor.results import Results
-from dispatcher.executor.target import Targets
-from mailroom.executable import VERSION
+from dispatcher.executor.batch.dead import dead_lettering_executables
+from dispatcher.executor.batch.fold import Taken
+from dispatcher.executor.batch.reply import sending_replies
+from dispatcher.executor.batch.results import Results
+from dispatcher.executor.targets.function import Functions
+from dispatcher.executor.targets.target import Targets
+from mailroom.message.executable import VERSION
 from mailroom.sql.operation import Operation
 
 KEYED = ("put", "increment", "delete")

@@ -1,8 +1,8 @@
 """A step of a range of keys that are deleted: one transaction, which takes nothing else."""
 
-from dispatcher.executor.apply import saved
-from dispatcher.executor.dead import reason_of
-from dispatcher.executor.delete_range import (
+from dispatcher.delivery.floor import ScanStart
+from dispatcher.executor.applying.apply import saved
+from dispatcher.executor.applying.delete_range import (
     Progress,
     Step,
     deleting,
@@ -10,15 +10,15 @@ from dispatcher.executor.delete_range import (
     finding_progress,
     saving_progress,
 )
+from dispatcher.executor.applying.user_code import SessionState, checking, reading_session
+from dispatcher.executor.batch.dead import reason_of
+from dispatcher.executor.batch.fold import OperationRefused, Taken
+from dispatcher.executor.batch.reply import Reply
+from dispatcher.executor.batch.results import Results
+from dispatcher.executor.batch.take import reading_next_executable, removing
 from dispatcher.executor.execution import Execution, are_guarded, ending, unknown
-from dispatcher.executor.fold import OperationRefused, Taken
-from dispatcher.executor.reply import Reply
-from dispatcher.executor.results import Results
-from dispatcher.executor.take import reading_next_executable, removing
-from dispatcher.executor.target import Target, reading_targets
-from dispatcher.executor.user_code import SessionState, checking, reading_session
-from dispatcher.floor import ScanStart
-from mailroom.executable import VERSION
+from dispatcher.executor.targets.target import Target, reading_targets
+from mailroom.message.executable import VERSION
 from mailroom.sql.operation import Operation
 
 

@@ -1,7 +1,7 @@
 """The lane that reads other nodes: a reading per origin, and one session that receives for all of them.
 
 A node without origins holds the lease, and looks now and then whether it has some. It has the two connections of what
-leads (`dispatcher.leading`); with origins one more, to make durable what was received, and one at each source.
+leads (`dispatcher.lanes.leading`); with origins one more, to make durable what was received, and one at each source.
 """
 
 import asyncio
@@ -13,21 +13,21 @@ from uuid import UUID
 
 import psycopg
 
-from dispatcher.lane import POLL_INTERVAL_S
-from dispatcher.leading import LANE, Duty, Leading, open_session
-from dispatcher.lease import RENEW_S
-from dispatcher.links.acknowledge import making_durable
+from dispatcher.lanes.lane import POLL_INTERVAL_S
+from dispatcher.lanes.leading import LANE, Duty, Leading, open_session
+from dispatcher.lanes.lease import RENEW_S
+from dispatcher.links.at_source.acknowledge import making_durable
 from dispatcher.links.reading import Reading
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.visit import Notes, VisitTarget
-from mailroom import settings
+from mailroom.links.handshake.target import Origin, reading_origins, wanted_subscriptions
 from mailroom.links.marks import wanting_marks
-from mailroom.links.target import Origin, reading_origins, wanted_subscriptions
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.order.total import having_total
+from mailroom.session import settings
 from mailroom.session.listener import heard
 from mailroom.sql.runner import run_in_transaction
-from mailroom.total import having_total
 
 FOLLOW_S = 2.0  # between two looks at the origins and at what this node subscribes to
 MARKS_S = 0.2  # between two looks what total inboxes wait for; a node without one does not look

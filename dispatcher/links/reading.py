@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import psycopg
 
-from dispatcher.lease import LEASE_S
+from dispatcher.lanes.lease import LEASE_S
+from dispatcher.links.at_source.source import SourceFailed, open_source
 from dispatcher.links.receiver import LinkStopped
-from dispatcher.links.source import SourceFailed, open_source
 from dispatcher.links.visit import Notes, Stopped, Visit, VisitTarget
 from mailroom.errors import ConfigurationError, LinkRefused, coded
-from mailroom.links.hello import LinkTaken, Rivals
+from mailroom.links.handshake.hello import LinkTaken, Rivals
+from mailroom.links.handshake.target import Origin, Trouble, failing, opening, reading_origins, stopping
 from mailroom.links.service import source_dsn
-from mailroom.links.target import Origin, Trouble, failing, opening, reading_origins, stopping
 from mailroom.session import backoff
 from mailroom.sql.operation import Operation
 from mailroom.sql.sqlstate import primary_message, sqlstate

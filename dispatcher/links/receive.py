@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from dispatcher.deliver import SESSION as DELIVERY
-from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import FetchedBatch
+from dispatcher.delivery.deliver import SESSION as DELIVERY
+from dispatcher.links.at_source.bounds import Position
+from dispatcher.links.at_source.fetch import FetchedBatch
 from mailroom import locks
-from mailroom.clock import LOCK
-from mailroom.columns import MESSAGE
-from mailroom.links.wire import FURTHEST, MARK, READ, SPREAD
-from mailroom.partitions import PARTITIONS
-from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
+from mailroom.links.handshake.wire import FURTHEST, MARK, READ, SPREAD
+from mailroom.message.columns import MESSAGE
+from mailroom.order.clock import LOCK
+from mailroom.order.total import LATE, PARTITION_CHANNEL, PARTITION_KEY, TOTAL, raising_stable
+from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE, SINCE
+from mailroom.schema.partitions import PARTITIONS
 from mailroom.sql.operation import Operation, Sql, filled
-from mailroom.total import LATE, PARTITION_CHANNEL, PARTITION_KEY, TOTAL, raising_stable
 
 # The planner takes an array for ten rows, and would compare each message with each topic.
 SESSION = DELIVERY | {"enable_nestloop": "off"}
@@ -239,7 +239,7 @@ class Reception:
     `elsewhere`: the newest receipt is not the position given; read it again. `closed`: the origin is stopped, excluded
     or gone. `hole`: the rows do not run on from the position. `clock`: the first row's sent_clock, `clock`, is above
     what is taken now. `ceiling`: this node's clock must first have the ceiling `ceiling`. `waits`: what a batch before
-    has left must first be fanned out (`dispatcher.fan_out`).
+    has left must first be fanned out (`dispatcher.delivery.fan_out`).
 
     `rows` counts what was taken, `marks` among them; `delivered` the copies in inboxes; `known` what had been received
     from a history that its node lost. `position` is the new one. `inboxes` got something. `barred` is the number, in

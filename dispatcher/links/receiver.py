@@ -8,16 +8,16 @@ from datetime import datetime
 
 import psycopg
 
-from dispatcher.fan_out import fan_out
-from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import FetchedBatch
+from dispatcher.delivery.fan_out import fan_out
+from dispatcher.delivery.refusal import reason_of
+from dispatcher.links.at_source.bounds import Position
+from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception, receiving
 from dispatcher.links.refusal import finding_refused
-from dispatcher.refusal import reason_of
-from mailroom import sequences
-from mailroom.clock import MAX_ADVANCED, raising_ceiling
 from mailroom.errors import MailroomError
 from mailroom.links.start import starting
+from mailroom.order import sequences
+from mailroom.order.clock import MAX_ADVANCED, raising_ceiling
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run_in_transaction
 from mailroom.sql.sqlstate import Meaning, meaning

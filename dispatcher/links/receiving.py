@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import psycopg
 
-from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import FetchedBatch
+from dispatcher.links.at_source.bounds import Position
+from dispatcher.links.at_source.fetch import FetchedBatch
 from dispatcher.links.receive import Reception
 from dispatcher.links.receiver import Receiver
 from mailroom.sql.operation import Operation, T

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from mailroom.links.diverged import (
+from mailroom.links.handshake.diverged import (
     Ending,
     Newest,
     finding_anchor,
@@ -21,7 +21,7 @@ from mailroom.links.diverged import (
     reading_sent,
     rewinding,
 )
-from mailroom.links.target import stopping
+from mailroom.links.handshake.target import stopping
 from mailroom.sql.runner import run_async, run_in_transaction
 
 ENDS = 1_000  # receipts compared at once

@@ -1,14 +1,15 @@
-"""Refusal: find all messages of a batch that the database refuses, as `dispatcher.refusal` does of a delivery."""
+"""Refusal: find all messages of a batch that the database refuses, as `dispatcher.delivery.refusal` does of a
+delivery."""
 
 import json
 from datetime import datetime
 
-from dispatcher.links.fetch import FetchedBatch
-from dispatcher.refusal import ANSWER, reason_of
-from mailroom.clock import LOCK
-from mailroom.columns import MESSAGE, MOVING, listed
-from mailroom.links.wire import COLUMNS, MARK, NAMES, READ
-from mailroom.routing import ORIGIN_ROUTE, ORIGIN_SINCE
+from dispatcher.delivery.refusal import ANSWER, reason_of
+from dispatcher.links.at_source.fetch import FetchedBatch
+from mailroom.links.handshake.wire import COLUMNS, MARK, NAMES, READ
+from mailroom.message.columns import MESSAGE, MOVING, listed
+from mailroom.order.clock import LOCK
+from mailroom.registry.routing import ORIGIN_ROUTE, ORIGIN_SINCE
 from mailroom.sql.operation import Operation, Sql
 from mailroom.sql.sqlstate import OF_THE_DATA
 
@@ -30,7 +31,7 @@ ASK = Sql(
         for name, (kind, _, _) in COLUMNS.items()
     ),
 )
-# As in `dispatcher.refusal`: each copy is tried once, and in the end everything is undone.
+# As in `dispatcher.delivery.refusal`: each copy is tried once, and in the end everything is undone.
 TRY = Sql(
     """
 DO $sift$

@@ -14,21 +14,29 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from dispatcher.leading import open_session
-from dispatcher.links.acknowledge import acknowledging
-from dispatcher.links.bounds import ROWS, Bounds, Position, bounding, bounding_ahead, reading_position
-from dispatcher.links.fetch import FetchedBatch, fetching
+from dispatcher.delivery.portion import Portion
+from dispatcher.lanes.leading import open_session
+from dispatcher.links.at_source.acknowledge import acknowledging
+from dispatcher.links.at_source.bounds import ROWS, Bounds, Position, bounding, bounding_ahead, reading_position
+from dispatcher.links.at_source.fetch import FetchedBatch, fetching
+from dispatcher.links.at_source.source import Source, SourceFailed
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
 from dispatcher.links.reconcile import reconcile
-from dispatcher.links.source import Source, SourceFailed
-from dispatcher.portion import Portion
-from mailroom import settings
 from mailroom.errors import Coded
-from mailroom.links.diverged import checking_claim, claiming
-from mailroom.links.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
+from mailroom.links.handshake.diverged import checking_claim, claiming
+from mailroom.links.handshake.hello import Greeting, LinkTaken, asking_topics, checking_sight, greeting, matching
+from mailroom.links.handshake.target import (
+    Origin,
+    admitting,
+    forgetting,
+    introducing,
+    pinning,
+    telling,
+    wanted_subscriptions,
+)
 from mailroom.links.marks import asking_mark
-from mailroom.links.target import Origin, admitting, forgetting, introducing, pinning, telling, wanted_subscriptions
+from mailroom.session import settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.sql.sqlstate import is_held_up

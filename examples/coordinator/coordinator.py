@@ -10,8 +10,8 @@ from examples.coordinator.node import Node, NodeState, Status
 from examples.coordinator.states import Connection
 from inbox import Message, Worker
 from mailroom import create_inbox, subscribe, unsubscribe
+from mailroom.message.outgoing import MessageType
 from mailroom.names import topic_name
-from mailroom.outgoing import MessageType
 from mailroom.puzzledb import MessageObject
 from outbox import Outbox
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from mailroom import settings
+from mailroom.session import settings
 
 from .tables import business
 

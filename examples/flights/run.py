@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import psycopg
 
-from mailroom import settings
 from mailroom.errors import MailroomError
+from mailroom.session import settings
 
 from .processes import Process, Processes
 from .sending import send

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import psycopg
 
-from mailroom import create_inbox, settings
+from mailroom import create_inbox
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.schema import migrate
+from mailroom.session import settings
 
 INBOX = "flights"
 NODE = "mailroom_demo"

@@ -13,9 +13,9 @@ from examples.flights.tables import remake
 from examples.pipeline.flights import flights, unpack
 from examples.pipeline.run import run
 from examples.pipeline.truth import verify
-from mailroom import settings
 from mailroom.cli.call import Call, pass_call
 from mailroom.cli.output import document, note, table
+from mailroom.session import settings
 from spark_jobs.command import job, main
 from spark_jobs.node import Node
 from spark_jobs.session import java_version, spark_session

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import psycopg
 
-from inbox.worker.frames import frames
+from inbox.handling.frames import frames
 from mailroom.errors import ConnectionFailed, MailroomError, coded
 from mailroom.sql.sqlstate import Meaning, meaning
 

@@ -16,10 +16,9 @@ from typing import Protocol
 from psycopg.conninfo import conninfo_to_dict
 
 from inbox.worker.tasks import first_error
-from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed, coded
 from mailroom.packages import load
-from mailroom.session import backoff
+from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.session.repeats import Repeats

@@ -2,7 +2,7 @@
 
 A loop adds an entry for its batch on another session before the handlers run, and removes it afterwards. An open batch
 locks its messages. So an entry whose messages exist and are not locked belongs to a batch that ended without its loop.
-If, in addition, its process no longer holds its lock (`inbox.worker.alive`), that process died during the batch.
+If, in addition, its process no longer holds its lock (`inbox.sessions.alive`), that process died during the batch.
 Process ids are not compared.
 
 The entry also names the transaction of its batch. From the moment when that has been rolled back, no claim of another
@@ -24,14 +24,14 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.errors import InsufficientPrivilege
 
-from inbox.claim import PINNED
-from inbox.failure import Failed, last_clocks
+from inbox.by_key.claim import PINNED
+from inbox.by_key.failure import Failed, last_clocks
+from inbox.handling.batch import Batch
 from inbox.order import reading_order
-from inbox.worker.alive import HOLDS, SESSION, Processes, terminating
-from inbox.worker.batch import Batch
-from inbox.worker.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
-from mailroom import settings
-from mailroom.message import Message
+from inbox.sessions.alive import HOLDS, SESSION, Processes, terminating
+from inbox.sessions.unawaited import WITHIN_S, NoSession, Unanswered, Unawaited
+from mailroom.message.message import Message
+from mailroom.session import settings
 from mailroom.session.home import Home, HomeDatabase
 from mailroom.session.repeats import Repeats
 from mailroom.sql.operation import Operation, Sql, T

@@ -1,7 +1,7 @@
 """A loop of a worker: it runs batch after batch, sleeps when there is nothing to do, and handles failures.
 
-A batch that fails is rolled back. Its failure is recorded before that (`inbox.worker.batch`), while it still locks its
-messages.
+A batch that fails is rolled back. Its failure is recorded before that (`inbox.handling.batch`), while it still locks
+its messages.
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from inbox.claim import Claimed
+from inbox.by_key.claim import Claimed
+from inbox.by_key.failure import Recorded
 from inbox.exceptions import Unavailable
-from inbox.failure import Recorded
-from inbox.worker.arguments import NotAwaited
-from inbox.worker.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_transient
+from inbox.handling.arguments import NotAwaited
+from inbox.handling.batch import Batch, Ended, HandlerFailed, Patience, Size, blaming, is_transient
+from inbox.handling.frames import frames
+from inbox.handling.overtime import TimedOut
+from inbox.sessions.wakeup import InboxListener
 from inbox.worker.connecting import NotConnected, reason
-from inbox.worker.frames import frames
 from inbox.worker.in_flight import Entry, InFlight
-from inbox.worker.overtime import TimedOut
 from inbox.worker.pace import Pace
-from inbox.worker.wakeup import InboxListener
 from mailroom.errors import MailroomError, coded
-from mailroom.message import Message
+from mailroom.message.message import Message
 from mailroom.session import backoff
 from mailroom.session.listener import heard
 from mailroom.session.repeats import Repeats

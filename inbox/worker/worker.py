@@ -13,24 +13,17 @@ from typing import Any, Self
 
 import psycopg
 
-from inbox.claim import Share
+from inbox.by_key.claim import Share
+from inbox.by_key.failure import Recorded
+from inbox.by_key.peek import finding
 from inbox.claims import Claims
-from inbox.failure import Recorded
-from inbox.handlers import check_schema
-from inbox.peek import finding
-from inbox.worker import arguments
-from inbox.worker.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
-from inbox.worker.batch import Batch, Ended, Patience, blaming, cancellations, is_transient
-from inbox.worker.batch_handler import AsyncBatchHandler, BatchHandler, whole, whole_async
-from inbox.worker.connecting import NotConnected, connecting, reason
-from inbox.worker.dispatching import Dispatching
-from inbox.worker.in_flight import Entry, InFlight
-from inbox.worker.loop import Due, Loop, Service
-from inbox.worker.overtime import HandlerTurn, Overtime, TimedOut
-from inbox.worker.signals import stopping
-from inbox.worker.tasks import first_error
-from inbox.worker.threads import Threads, in_thread
-from inbox.worker.transactions import (
+from inbox.handling import arguments
+from inbox.handling.arguments import AsyncHandler, AsyncOnError, Handler, NotAwaited, OnError
+from inbox.handling.batch import Batch, Ended, Patience, blaming, cancellations, is_transient
+from inbox.handling.batch_handler import AsyncBatchHandler, BatchHandler, whole, whole_async
+from inbox.handling.handlers import check_schema
+from inbox.handling.overtime import HandlerTurn, Overtime, TimedOut
+from inbox.sessions.transactions import (
     AsyncSource,
     AsyncTransactions,
     Source,
@@ -40,16 +33,23 @@ from inbox.worker.transactions import (
     usable,
     usable_async,
 )
-from inbox.worker.wakeup import InboxListener
+from inbox.sessions.wakeup import InboxListener
+from inbox.worker.connecting import NotConnected, connecting, reason
+from inbox.worker.dispatching import Dispatching
+from inbox.worker.in_flight import Entry, InFlight
+from inbox.worker.loop import Due, Loop, Service
+from inbox.worker.signals import stopping
+from inbox.worker.tasks import first_error
+from inbox.worker.threads import Threads, in_thread
 from mailroom import schema as node
-from mailroom import settings
-from mailroom.message import Message
+from mailroom.message.message import Message
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.numbers import seconds
-from mailroom.session import backoff, encoding
+from mailroom.session import backoff, settings
 from mailroom.session.home import Home
 from mailroom.session.listener import heard
 from mailroom.session.repeats import Repeats
+from mailroom.sql import encoding
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import driver_of, run, run_async
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from mailroom.audit import check_actor
 from mailroom.cli.parameters import checked
+from mailroom.schema.audit import check_actor
 
 ACTOR = checked(lambda text: check_actor(text, None))
 WHY = checked(lambda text: check_actor("somebody", text))

@@ -10,10 +10,10 @@ import psycopg
 from psycopg import conninfo
 
 from mailroom import schema as node
-from mailroom import settings
 from mailroom.embedded import embedded_server
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
+from mailroom.session import settings
 
 
 @dataclass

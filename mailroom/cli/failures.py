@@ -11,8 +11,8 @@ from click.exceptions import NoArgsIsHelpError
 from mailroom.cli.call import Call
 from mailroom.cli.output import one_line
 from mailroom.errors import MailroomError, coded
-from mailroom.settings import connection_failed
-from mailroom.sight import ADVICE
+from mailroom.session.settings import connection_failed
+from mailroom.sql.sight import ADVICE
 from mailroom.sql.sqlstate import is_of_row_security
 
 # A URL's password ends at the last @ before a blank, and one in key=value form at a blank unless it is quoted.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from mailroom.cli.output import as_json, json_text, printable, shown
-from mailroom.message import Message
+from mailroom.message.message import Message
 
 FIELDS = (
     "id", "topic", "key", "clock", "sent_clock", "origin", "kind", "message_type", "event_type", "source", "sent_at",

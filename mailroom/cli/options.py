@@ -4,9 +4,9 @@ import click
 from click.core import ParameterSource
 
 import mailroom
-from mailroom import settings
 from mailroom.cli.call import Call
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.session import settings
 
 
 def _take(ctx: click.Context, option: click.Parameter, value: object) -> None:

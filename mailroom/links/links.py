@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from mailroom.audit import auditing, check_actor
 from mailroom.errors import MailroomError, UnknownLink
 from mailroom.links.readers import allowing, removing_reader
 from mailroom.links.resume import LOST_AT_MOST, LinkMoved, LinkReport, Resumed, cutting, moving, reporting, resuming
@@ -12,11 +11,12 @@ from mailroom.links.states import LinkStates, reading_states
 from mailroom.links.told import waiting_told
 from mailroom.names import DEFAULT_SCHEMA, inbox_name, node_name, schema_name
 from mailroom.numbers import count_or_all
+from mailroom.order.total import resuming_order
+from mailroom.registry.subscriptions import Topics, topic_texts
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
-from mailroom.schema.subscriptions import Topics, topic_texts
 from mailroom.sql.methods import on_async_connection, on_connection
 from mailroom.sql.operation import IN_TRANSACTION, Operation
-from mailroom.total import resuming_order
 
 Side: TypeAlias = Literal["reader", "source"]
 

@@ -6,10 +6,10 @@ when an inbox joins. So idle nodes write nothing.
 """
 
 from mailroom import locks
-from mailroom.clock import DURABLE, LOCK, raising_ceiling
-from mailroom.schema.inboxes import BY_SENT
+from mailroom.order.clock import DURABLE, LOCK, raising_ceiling
+from mailroom.order.total import ORIGINS, TOTAL
+from mailroom.registry.inboxes import BY_SENT
 from mailroom.sql.operation import Operation, Sql
-from mailroom.total import ORIGINS, TOTAL
 
 # -- At the target ----------------------------------------------------------------------------------------------------
 

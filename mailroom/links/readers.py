@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from mailroom import clock
-from mailroom.audit import auditing, check_actor
 from mailroom.errors import ConfigurationError, UnknownLink
 from mailroom.links.start import noting_place
 from mailroom.names import node_name
 from mailroom.numbers import TEN_YEARS_S, seconds, whole
+from mailroom.order import clock
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 

@@ -7,14 +7,14 @@ the node waits with its readers until somebody says which it is.
 from dataclasses import dataclass
 from uuid import UUID
 
-from mailroom.audit import auditing, check_actor
-from mailroom.clock import LOCK
 from mailroom.errors import MailroomError
-from mailroom.links.diverged import reading_incarnation, renewing_locked
+from mailroom.links.handshake.diverged import reading_incarnation, renewing_locked
 from mailroom.links.start import jumping, reading_home
-from mailroom.sight import NODE_ROW, the_one
+from mailroom.order.clock import LOCK
+from mailroom.order.total import raising_stable
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.total import raising_stable
+from mailroom.sql.sight import NODE_ROW, the_one
 
 # Its next start notes where it is, and the clock jumps once.
 NEW_ID = Sql(

@@ -4,21 +4,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
-from mailroom.audit import auditing, check_actor
-from mailroom.clock import DURABLE
 from mailroom.errors import MailroomError, UnknownLink
-from mailroom.links.diverged import (
-    BY_HAND,
-    Ending,
-    cutting_receipts,
-    finding_unknown,
-    holding,
-    reading_ends,
-)
+from mailroom.links.handshake.diverged import BY_HAND, Ending, cutting_receipts, finding_unknown, holding, reading_ends
 from mailroom.links.readers import MAX_ROWS
 from mailroom.numbers import whole
+from mailroom.order.clock import DURABLE
+from mailroom.order.total import resuming_order
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.total import resuming_order
 
 LOST_AT_MOST = 1_000  # ids that a report lists unless it is told otherwise
 

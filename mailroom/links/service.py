@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from psycopg import conninfo
 
-from mailroom import settings
 from mailroom.errors import ConfigurationError
+from mailroom.session import settings
 
 PREFIX = "MAILROOM_DSN_"
 SERVICE = re.compile(r"[^\[\]\x00-\x1f]{1,200}\Z")

@@ -1,14 +1,14 @@
 """The reader's side: which nodes this one reads."""
 
-from mailroom import clock
-from mailroom.audit import auditing, check_actor
 from mailroom.errors import ConfigurationError, UnknownLink
 from mailroom.links.service import service_name
 from mailroom.links.start import noting_place
 from mailroom.names import node_name, schema_name
+from mailroom.order import clock
+from mailroom.order.total import guarding_order, raising_stable, starting_origin
+from mailroom.schema.audit import auditing, check_actor
 from mailroom.schema.checks import checking
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from mailroom.total import guarding_order, raising_stable, starting_origin
 
 BEFORE = Sql(
     """

@@ -5,20 +5,20 @@ if it is not where and when it was noted, the clock jumps beyond all that a lost
 link is in doubt until its reader has found its own position here. That goes for a node without links too, since it may
 have had some in the time that it lost. Nobody else is asked, so a node starts while its readers are away.
 
-Rows may have been copied there without their sequences (`mailroom.sequences`), so these are looked at, too; and without
-the row of `node`, which says how far the clock was: then the rows say it.
+Rows may have been copied there without their sequences (`mailroom.order.sequences`), so these are looked at, too; and
+without the row of `node`, which says how far the clock was: then the rows say it.
 """
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from mailroom.clock import DURABLE, LOCK, recovering_clock
-from mailroom.links.identity import Place, jumped, start
-from mailroom.links.place import finding_place, reading_place
-from mailroom.sequences import Numbers, raising_sequences
-from mailroom.sight import NODE_ROW, the_one
+from mailroom.links.handshake.identity import Place, jumped, start
+from mailroom.links.handshake.place import finding_place, reading_place
+from mailroom.order.clock import DURABLE, LOCK, recovering_clock
+from mailroom.order.sequences import Numbers, raising_sequences
 from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.sight import NODE_ROW, the_one
 
 # The lost time may have had starts of its own, with a jump each from where this start jumps too: so it is with a backup
 # from before the last restart. So the clock also goes to a number that grows by more clocks per second than a node

@@ -2,9 +2,9 @@
 
 from mailroom.errors import SchemaError, UnknownInbox
 from mailroom.names import DEFAULT_SCHEMA, schema_name
-from mailroom.sight import HIDDEN, READABLE, refuse_hidden, the_one
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.sight import HIDDEN, READABLE, refuse_hidden, the_one
 
 # Revisions are RRNN: release, then number. This release's code needs HEAD and also runs on the next release's schema.
 RELEASE = 1

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
-from mailroom import settings
 from mailroom.errors import SchemaError
 from mailroom.names import DEFAULT_SCHEMA, schema_name
 from mailroom.numbers import seconds
+from mailroom.order.sequences import Numbers, raising_sequences
 from mailroom.schema.checks import reading_revision
 from mailroom.schema.lock_phase import IN_USE, lock_phase, locked_by
-from mailroom.sequences import Numbers, raising_sequences
+from mailroom.session import settings
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql, Statement
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, run_in_transaction
 from mailroom.sql.sqlstate import primary_message, sqlstate

@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from mailroom import settings
 from mailroom.errors import ConfigurationError, ConnectionFailed
+from mailroom.session import settings
 from mailroom.session.parameters import parameters, unknown
-from mailroom.session.pooler import lone_statement
 from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.pooler import lone_statement
 from mailroom.sql.runner import run_async
 
 # The start of the server tells it from a copy and from a standby, which have all the rest. It needs no right.

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from mailroom.errors import MailroomError, coded
-from mailroom.settings import refusal
+from mailroom.session.settings import refusal
 
 EVERY_S = 60.0
 

@@ -25,10 +25,10 @@ from psycopg.rows import TupleRow, tuple_row
 from psycopg.types import array
 
 from mailroom.errors import Coded, NotInTransaction, UnsupportedConnection
-from mailroom.session.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
-from mailroom.session.pooler import beginning
 from mailroom.sql.apart import refusing
+from mailroom.sql.encoding import in_utf8, in_utf8_async, in_utf8_sqlalchemy
 from mailroom.sql.operation import Execute, Fill, Operation, Statement, Step, Undecoded
+from mailroom.sql.pooler import beginning
 
 if TYPE_CHECKING:
     from psycopg.abc import Buffer

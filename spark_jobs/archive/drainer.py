@@ -12,14 +12,14 @@ from uuid import UUID
 
 import psycopg
 
-from inbox.claim import MAX_BYTES, Course, Share, reaping_rows
-from mailroom.clock import DURABLE
+from inbox.by_key.claim import MAX_BYTES, Course, Share, reaping_rows
 from mailroom.errors import MailroomError
+from mailroom.order.clock import DURABLE
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import run
 from spark_jobs.archive.files import SegmentFile, Series, attempt_in, attempt_of
 from spark_jobs.archive.folder import Folder, folder, shown
-from spark_jobs.message_rows import RawCursor
+from spark_jobs.arrow.message_rows import RawCursor
 
 log = logging.getLogger("mailroom.spark")
 

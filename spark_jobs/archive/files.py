@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from mailroom.sql.operation import Row
-from spark_jobs import message_rows
 from spark_jobs.archive.folder import Folder
+from spark_jobs.arrow import message_rows
 
 COLUMNS = pa.schema([("inbox", pa.string()), *message_rows.COLUMNS, ("segment", pa.int64()), ("shard", pa.int32())])
 # Spark cannot infer the columns of a directory that has no file yet.

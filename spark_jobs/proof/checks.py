@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
+from spark_jobs.arrow.content import HASH_IN_SPARK
 from spark_jobs.proof.routes import routes
-from spark_jobs.write.content import HASH_IN_SPARK
 
 SOURCE = "mailroom spark "
 UNDER_WAY = ("outbox", "scheduled", "inbox", "parked", "dead_letter", "transit")

@@ -1,9 +1,10 @@
-"""Who gets which topics, as DataFrames: the rule of `mailroom.routing`, for topics that stand in files only."""
+"""Who gets which topics, as DataFrames: the rule of `mailroom.registry.routing`, for topics that stand in files
+only."""
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from mailroom.routing import FITS
+from mailroom.registry.routing import FITS
 
 
 def routed(ways: DataFrame, topics: DataFrame) -> DataFrame:

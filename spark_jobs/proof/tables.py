@@ -9,15 +9,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from mailroom.errors import ConfigurationError, MailroomError
-from mailroom.routing import GETS, WAYS
+from mailroom.registry.routing import GETS, WAYS
 from mailroom.schema import checking
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import PlainCursor, run
 from spark_jobs.archive.files import Series, files_of
 from spark_jobs.archive.folder import folder, shown
-from spark_jobs.message_rows import LONG, MOMENT, TEXT, ddl
+from spark_jobs.arrow.content import HASH, SENT_BYTES
+from spark_jobs.arrow.message_rows import LONG, MOMENT, TEXT, ddl
 from spark_jobs.node import Node
-from spark_jobs.write.content import HASH, SENT_BYTES
 
 FETCHED = 20_000  # rows that a task holds at a time
 VISIBLE_S = 60.0  # a drainer that is alive shows its file milliseconds after the COMMIT
@@ -45,8 +45,8 @@ DELIVERED = f"inbox, key, clock, message_id::text, source, {NO_COUNT}, %s, topic
 #
 # What links carry is in `transit` too, until a while after its reader has it; then only their number is left (trimmed).
 #
-# A way to an inbox (`mailroom.routing`) has as `kind` the kinds that come by it. That of a pattern has in the place of
-# a source what its topics are LIKE, and in that of a count how many words they have.
+# A way to an inbox (`mailroom.registry.routing`) has as `kind` the kinds that come by it. That of a pattern has in the
+# place of a source what its topics are LIKE, and in that of a count how many words they have.
 SNAPSHOT = Sql(
     """
 SELECT 'outbox', {not_delivered} FROM {schema}.outbox

@@ -27,8 +27,8 @@ from pyspark.sql.types import (
 from mailroom.codec import decode
 from mailroom.errors import ConfigurationError, DecodeError
 from mailroom.names import shown
-from spark_jobs.write.cbor_leaves import DAY_US, in_years
-from spark_jobs.write.cbor_types import arrow_type, check_type
+from spark_jobs.arrow.cbor_leaves import DAY_US, in_years
+from spark_jobs.arrow.cbor_types import arrow_type, check_type
 
 ON_ERROR = ("fail", "null", "report")
 REPORTED = ["value", "error"]

@@ -8,7 +8,7 @@ checkpoint that begins again at the first number, is found out by that. Each ope
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inbox.claim import PIN
+from inbox.by_key.claim import PIN
 from mailroom.errors import ConfigurationError
 from mailroom.sql.operation import Operation, Sql
 from spark_jobs.read.inbox_rows import BY_RANGE, DIGESTED, Planned, Range

@@ -9,13 +9,13 @@ from operator import xor
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from inbox.claim import PIN
+from inbox.by_key.claim import PIN
 from mailroom.errors import ConfigurationError
-from mailroom.message import COLUMNS, SELECTED
-from mailroom.schema import BY_CLOCK
+from mailroom.message.message import COLUMNS, SELECTED
+from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.sql.operation import Operation, Row, Sql
 from mailroom.sql.runner import run
-from spark_jobs import message_rows
+from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node
 from spark_jobs.seen import Seen
 

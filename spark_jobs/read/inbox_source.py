@@ -11,12 +11,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from inbox.order import finding_by_key
-from mailroom.clock import MAX_CLOCK
 from mailroom.errors import ConfigurationError
 from mailroom.names import MAX_COUNT, inbox_name, key_text, shown, topic_name
 from mailroom.numbers import whole
+from mailroom.order.clock import MAX_CLOCK
 from mailroom.sql.runner import run
-from spark_jobs import message_rows
+from spark_jobs.arrow import message_rows
 from spark_jobs.node import Node, demand_known
 from spark_jobs.read.inbox_rows import Chosen, Range, batches, cutting
 from spark_jobs.read.inbox_stream import InboxStreamReader

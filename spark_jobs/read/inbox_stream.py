@@ -37,11 +37,11 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from mailroom.commit import ATTEMPTS, LONGEST_PAUSE_S
 from mailroom.errors import ConfigurationError, ConnectionFailed
 from mailroom.session.backoff import pause_s
-from mailroom.session.pooler import PooledConnection
+from mailroom.session.commit import ATTEMPTS, LONGEST_PAUSE_S
 from mailroom.sql.operation import Operation, T
+from mailroom.sql.pooler import PooledConnection
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import is_lost, sqlstate
 from spark_jobs.node import Node

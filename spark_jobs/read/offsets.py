@@ -5,12 +5,13 @@ Each operation runs in a transaction of its own.
 
 from dataclasses import dataclass
 
-from inbox.claim import PIN
+from inbox.by_key.claim import PIN
 from inbox.order import finding_by_key
-from inbox.worker.wakeup import PARTITION_KEY
-from mailroom import clock, locks
+from inbox.sessions.wakeup import PARTITION_KEY
+from mailroom import locks
 from mailroom.errors import ConfigurationError
-from mailroom.schema import BY_CLOCK
+from mailroom.order import clock
+from mailroom.registry.inboxes import BY_CLOCK
 from mailroom.sql.operation import Operation, Sql
 
 REAPED_ROWS = 10_000  # in one transaction

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as spark
 
-from mailroom.columns import CHAR, MESSAGE_ROW, written
 from mailroom.errors import InvalidMessage
-from mailroom.headers import as_json, checked
+from mailroom.message.columns import CHAR, MESSAGE_ROW, written
+from mailroom.message.headers import as_json, checked
+from mailroom.message.outgoing import EARLIEST, LATEST
 from mailroom.names import MAX_AFTER_CLOCK, MAX_KEY_BYTES, TOPIC, shown
-from mailroom.outgoing import EARLIEST, LATEST
-from spark_jobs.write.cbor import encoded
+from spark_jobs.arrow.cbor import encoded
 
 INTEGERS = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 

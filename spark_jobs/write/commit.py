@@ -15,12 +15,12 @@ import psycopg
 
 from mailroom import atomically
 from mailroom.errors import MailroomError
-from mailroom.sight import seeing
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
+from mailroom.sql.sight import seeing
 from outbox.bulk import BulkLost, deciding, holding, is_unfinished, keeping, moving_rows
+from spark_jobs.arrow.content import BatchContent
 from spark_jobs.node import AS_THE_ROLE, SESSION, Node
-from spark_jobs.write.content import BatchContent
 from spark_jobs.write.finishing import PACE, ChunkPace, described, finish
 from spark_jobs.write.ledger import SparkBatch, comparing, entering, finding_entry, owning
 from spark_jobs.write.shape import Shape

@@ -14,7 +14,7 @@ import psycopg
 from mailroom.errors import ConnectionFailed, MailroomError
 from mailroom.names import shown
 from mailroom.session.backoff import pause_s
-from mailroom.settings import refusal
+from mailroom.session.settings import refusal
 from mailroom.sql.runner import run
 from mailroom.sql.sqlstate import BLAMES, is_of_row_security, meaning, sqlstate
 from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, MovedRows, advancing, is_dispatched, oldest

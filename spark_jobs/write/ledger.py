@@ -6,7 +6,7 @@ from mailroom import locks
 from mailroom.errors import InvalidMessage, MailroomError
 from mailroom.names import shown
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
-from spark_jobs.write.content import BatchContent
+from spark_jobs.arrow.content import BatchContent
 
 JOB = -1  # in the place of a micro-batch's number
 MAX_NAME_BYTES = 100

@@ -13,12 +13,12 @@ from pyspark.sql import types as spark
 
 from mailroom.errors import InvalidMessage
 from mailroom.names import shown, topic_name
-from spark_jobs.write import binary_copy
-from spark_jobs.write.byte_arrays import of_rows
-from spark_jobs.write.cbor import encoded
-from spark_jobs.write.cbor_types import check_spark_type
+from spark_jobs.arrow import binary_copy
+from spark_jobs.arrow.byte_arrays import of_rows
+from spark_jobs.arrow.cbor import encoded
+from spark_jobs.arrow.cbor_types import check_spark_type
+from spark_jobs.arrow.content import BatchContent
 from spark_jobs.write.columns import COLUMNS, TEXT, BusinessColumn, SentColumn
-from spark_jobs.write.content import BatchContent
 
 
 @dataclass(frozen=True, slots=True)

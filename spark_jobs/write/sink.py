@@ -18,9 +18,9 @@ import pyarrow as pa
 from mailroom.errors import ConfigurationError
 from mailroom.names import DEFAULT_SCHEMA
 from mailroom.numbers import MAX_INT64, whole
+from spark_jobs.arrow.content import BatchContent
 from spark_jobs.node import Node
 from spark_jobs.write.commit import SentBatch, commit
-from spark_jobs.write.content import BatchContent
 from spark_jobs.write.ledger import JOB, SparkBatch
 from spark_jobs.write.options import WriteOptions
 from spark_jobs.write.shape import Shape

@@ -16,14 +16,14 @@ from uuid import UUID
 import psycopg
 from pyspark.sql.datasource import WriterCommitMessage
 
-from mailroom.commit import NEW
 from mailroom.errors import MailroomError
+from mailroom.session.commit import NEW
 from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import end_of_copy, run
 from outbox.bulk import CHUNK_BYTES, CHUNK_ROWS, table_in
+from spark_jobs.arrow import binary_copy
+from spark_jobs.arrow.content import BatchContent
 from spark_jobs.node import Node
-from spark_jobs.write import binary_copy
-from spark_jobs.write.content import BatchContent
 from spark_jobs.write.ledger import SparkBatch
 from spark_jobs.write.shape import Shape
 

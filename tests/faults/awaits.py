@@ -11,12 +11,13 @@ from typing import Any
 # The asyncio part of the dispatcher (lane, keeper, listener), of the lane that reads other nodes, and of the worker
 # (loop, in-flight entries, sleep).
 MODULES = (
-    "dispatcher.daemon", "dispatcher.leading", "dispatcher.lane", "dispatcher.deliverer", "dispatcher.doorbell",
-    "dispatcher.listening",
-    "dispatcher.links.lane", "dispatcher.links.reading", "dispatcher.links.visit", "dispatcher.links.source",
+    "dispatcher.daemon", "dispatcher.lanes.leading", "dispatcher.lanes.lane", "dispatcher.delivery.deliverer",
+    "dispatcher.lanes.doorbell",
+    "dispatcher.lanes.listening",
+    "dispatcher.links.lane", "dispatcher.links.reading", "dispatcher.links.visit", "dispatcher.links.at_source.source",
     "dispatcher.links.receiving", "dispatcher.links.receiver", "dispatcher.links.reconcile",
     "mailroom.session.listener", "mailroom.session.disconnect",
-    "inbox.worker.worker", "inbox.worker.loop", "inbox.worker.in_flight", "inbox.worker.wakeup",
+    "inbox.worker.worker", "inbox.worker.loop", "inbox.worker.in_flight", "inbox.sessions.wakeup",
     "inbox.worker.dispatching",
 )  # fmt: skip
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,7 +35,7 @@ class Await:
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Await, ...]:
-    """Return all awaits, named like `await dispatcher.leading.Leading._keep #2`."""
+    """Return all awaits, named like `await dispatcher.lanes.leading.Leading._keep #2`."""
     return tuple(found for module in MODULES for found in _of_module(module))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from dispatcher import lease
+from dispatcher.lanes import lease
 from tests.faults.host import Host
 from tests.faults.invariants import Violation
 from tests.faults.report import Report

@@ -1,8 +1,8 @@
 """Failpoints: named places at every statement, COMMIT and await of the product, without a hook in its code.
 
 In a child process the runners of `mailroom.sql.runner` and two methods of psycopg are wrapped; a statement's name is
-that of its `Sql` constant (`dispatcher.deliver.DELIVER`). One failpoint can be armed at a time: name, before or after,
-action, and which pass. Passing an unarmed one costs a dictionary look-up.
+that of its `Sql` constant (`dispatcher.delivery.deliver.DELIVER`). One failpoint can be armed at a time: name, before
+or after, action, and which pass. Passing an unarmed one costs a dictionary look-up.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 from psycopg.waiting import Wait
 
-from inbox.worker import hold, unawaited
+from inbox.sessions import hold, unawaited
 from mailroom.sql import runner as transaction
 from mailroom.sql.operation import Execute, Fill, Sql, Statement, Step
 from tests.faults import awaits

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from dispatcher.janitor import sweeping_key_state
+from dispatcher.housekeeping.janitor import sweeping_key_state
 from mailroom.sql.runner import run
 
 ROWS_SHOWN = 10

@@ -32,9 +32,9 @@ MODULES = {
 }
 LINKS = "await dispatcher.links."  # the node of this campaign reads no other one
 # Passed only while a process takes over, or ends: it is made to.
-TAKING_OVER = "dispatcher.lease.TERMINATE[0]"
-GIVING_UP = "dispatcher.lease.GIVE_UP"
-ENDING = (GIVING_UP, "await dispatcher.leading._end", "await dispatcher.leading.Leading._work")
+TAKING_OVER = "dispatcher.lanes.lease.TERMINATE[0]"
+GIVING_UP = "dispatcher.lanes.lease.GIVE_UP"
+ENDING = (GIVING_UP, "await dispatcher.lanes.leading._end", "await dispatcher.lanes.leading.Leading._work")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,9 @@ def _put(owner: object, name: str, value: object) -> None:
 
 @_mutant("the outbox is read by a cursor that never goes back", "F19")
 def _cursor_read() -> None:
-    from dispatcher import floor
-    from dispatcher.deliver import Delivery
-    from dispatcher.floor import Floor
+    from dispatcher.delivery import floor
+    from dispatcher.delivery.deliver import Delivery
+    from dispatcher.delivery.floor import Floor
 
     def raising(self: Floor, schema: str, delivery: Delivery) -> Operation[None]:
         self._start = max(self._start, delivery.last or 0)
@@ -74,7 +74,7 @@ def _cursor_read() -> None:
 
 @_mutant("locked rows are skipped within a key")
 def _skip_locked_in_key() -> None:
-    from inbox import claim
+    from inbox.by_key import claim
 
     head = "AS i WHERE i.key = h.key AND i.clock = h.clock\n        FOR UPDATE SKIP LOCKED) AS l"
     limit = "/ count(*)::float8))::bigint FROM granted)"
@@ -85,8 +85,8 @@ def _skip_locked_in_key() -> None:
 
 @_mutant("no fence: whoever believes that it leads delivers, without the dispatch lock")
 def _no_fence() -> None:
-    from dispatcher.lease import Lease
-    from mailroom import clock
+    from dispatcher.lanes.lease import Lease
+    from mailroom.order import clock
 
     def taking(self: Lease, *_: object) -> Operation[bool]:
         self.epoch = 1
@@ -99,20 +99,20 @@ def _no_fence() -> None:
 
 @_mutant("after an unknown commit the transaction is run again", "F9")
 def _blind_retry() -> None:
-    from mailroom import commit
+    from mailroom.session import commit
 
     _after_unknown(commit.Next.RETRY)
 
 
 @_mutant("after an unknown commit COMMIT is sent again, and reports success", "F8", "F13")
 def _commit_replayed() -> None:
-    from mailroom import commit
+    from mailroom.session import commit
 
     _after_unknown(commit.Next.RETURN)
 
 
 def _after_unknown(instead: Any) -> None:
-    from mailroom import commit
+    from mailroom.session import commit
 
     following = commit.following
 
@@ -125,7 +125,7 @@ def _after_unknown(instead: Any) -> None:
 
 @_mutant("messages leave the outbox in a transaction before the one that delivers them", "F1", "F3")
 def _ack_before_deliver() -> None:
-    from dispatcher.deliverer import Deliverer
+    from dispatcher.delivery.deliverer import Deliverer
 
     deliver = Deliverer.deliver
     columns = "SELECT string_agg(column_name, ', ') FROM information_schema.columns WHERE table_schema = 'mailroom' "
@@ -151,7 +151,7 @@ def _ack_before_deliver() -> None:
 
 @_mutant("a worker consumes its messages before it handles them", "F1", "F3")
 def _ack_before_handling() -> None:
-    from inbox.worker import hold
+    from inbox.sessions import hold
     from inbox.worker.worker import Worker
     from mailroom.sql.runner import run
 
@@ -173,8 +173,8 @@ def _ack_before_handling() -> None:
 
 @_mutant("whoever works in a batch may end its transaction", "F42")
 def _batch_not_held() -> None:
-    from inbox import claim, due
-    from inbox.worker import transactions
+    from inbox.by_key import claim, due
+    from inbox.sessions import transactions
 
     for sql in (claim.REAP_PLAIN, claim.REAP_ANY, due.TAKE_HEAD):
         _rewrite(sql, "{schema}.hold_batch()", "true")
@@ -183,7 +183,7 @@ def _batch_not_held() -> None:
 
 @_mutant("the clock's ceiling is raised without waiting for the disk", "F6", lossy=True, habits=Habits(ceiling_step=20))
 def _ceiling_not_durable() -> None:
-    from mailroom import clock
+    from mailroom.order import clock
 
     _rewrite(clock.DURABLE, "'on'", "'off'")
 
@@ -195,14 +195,14 @@ def _ceiling_not_durable() -> None:
     habits=Habits(ceiling_step=20),
 )
 def _clock_not_recovered() -> None:
-    from mailroom import clock
+    from mailroom.order import clock
 
     _rewrite(clock.RECOVER, "greatest(c.last_value, n.clock_ceiling)", "greatest(c.last_value, 1)")
 
 
 @_mutant("clocks are read off the wall")
 def _wall_clock() -> None:
-    from dispatcher import deliver, plain
+    from dispatcher.delivery import deliver, plain
 
     for statement in (deliver.DELIVER, plain.DELIVER_PLAIN):
         _rewrite(
@@ -230,7 +230,7 @@ def _listen_after_scan() -> None:
 
 @_mutant("nothing is polled: whatever no notification tells is not looked for", "F29", quiet=True)
 def _notify_only() -> None:
-    from dispatcher import doorbell
+    from dispatcher.lanes import doorbell
     from mailroom.session.listener import heard
 
     async def only_heard(ring: asyncio.Event, timeout_s: float) -> bool:
@@ -241,7 +241,7 @@ def _notify_only() -> None:
 
 @_mutant("what is older than a fifth of a second is purged from the outbox", "F19")
 def _purge_by_age() -> None:
-    from dispatcher.janitor import Janitor
+    from dispatcher.housekeeping.janitor import Janitor
 
     run_once = Janitor.run_once
 
@@ -254,8 +254,8 @@ def _purge_by_age() -> None:
 
 @_mutant("what a claim gives is in no order")
 def _returning_unsorted() -> None:
-    from inbox import key_order
-    from inbox.claim import reaping_any, reaping_key
+    from inbox.by_key import key_order
+    from inbox.by_key.claim import reaping_any, reaping_key
 
     def key(*arguments: Any) -> Operation[list[Any]]:
         messages = yield from reaping_key(*arguments)
@@ -275,7 +275,7 @@ def _shuffled(messages: list[Any]) -> list[Any]:
 
 @_mutant("an attempt is counted in the transaction that is rolled back")
 def _attempt_rolled_back() -> None:
-    from inbox.failure import GONE
+    from inbox.by_key.failure import GONE
     from inbox.worker import loop, worker
 
     def blaming(*arguments: Any) -> Operation[Any]:
@@ -298,7 +298,7 @@ def _death_not_counted() -> None:
 
 @_mutant("a key that is healthy again keeps its key_state row", habits=Habits(failing=0.05))
 def _healed_dropped() -> None:
-    from inbox import claim, due
+    from inbox.by_key import claim, due
 
     for sql in (claim.REAP_KEY, claim.REAP_ANY):
         _rewrite(sql, "s.alone_to <= g.clock)", "s.alone_to <= g.clock AND false)")
@@ -308,7 +308,7 @@ def _healed_dropped() -> None:
 @_mutant("what takes too long is cut off, and tried again as it was", "F37b")
 def _tried_the_same_way() -> None:
     from dispatcher.daemon import Dispatcher
-    from dispatcher.portion import Portion
+    from dispatcher.delivery.portion import Portion
 
     _put(Dispatcher, "_session", {**Dispatcher._session, "statement_timeout": "300ms"})
     _put(Portion, "of", lambda self, full: full)
@@ -316,15 +316,16 @@ def _tried_the_same_way() -> None:
 
 @_mutant("an error that looks like the database's is forgiven for ever", "F39")
 def _forgiven_for_ever() -> None:
-    from inbox.worker.batch import Patience
+    from inbox.handling.batch import Patience
 
     _put(Patience, "_is_rare", lambda self, batch: True)
 
 
 @_mutant("an executable is to blame when its statement is cancelled", "F40")
 def _cancelled_is_dead() -> None:
-    from dispatcher.executor import apply, ranging
-    from dispatcher.executor.dead import described, reason_of
+    from dispatcher.executor import ranging
+    from dispatcher.executor.applying import apply
+    from dispatcher.executor.batch.dead import described, reason_of
     from mailroom.sql.sqlstate import CANCELLED, sqlstate
 
     def blaming(error: Exception) -> str | None:
@@ -336,9 +337,9 @@ def _cancelled_is_dead() -> None:
 
 @_mutant("housekeeping passes over nothing, and its errors end the daemon's session", "F41")
 def _housekeeping_errors_spread() -> None:
-    from dispatcher import housekeeping
-    from dispatcher import leading as lead
-    from dispatcher.janitor import Janitor
+    from dispatcher.housekeeping import housekeeping
+    from dispatcher.housekeeping.janitor import Janitor
+    from dispatcher.lanes import leading as lead
 
     async def run(self: Any, leading: asyncio.Event) -> None:
         while True:

@@ -11,19 +11,19 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from dispatcher.deliverer import Deliverer
-from dispatcher.leading import KEEPER, LANE, open_session
+from dispatcher.delivery.deliverer import Deliverer
+from dispatcher.housekeeping.trim import Trim
+from dispatcher.lanes.leading import KEEPER, LANE, open_session
 from dispatcher.links import receive
-from dispatcher.links.acknowledge import acknowledging, making_durable
-from dispatcher.links.bounds import bounding, reading_position
-from dispatcher.links.fetch import fetching
+from dispatcher.links.at_source.acknowledge import acknowledging, making_durable
+from dispatcher.links.at_source.bounds import bounding, reading_position
+from dispatcher.links.at_source.fetch import fetching
 from dispatcher.links.receiver import Receiver
-from dispatcher.links.trim import Trim
-from mailroom import settings
 from mailroom.errors import ConnectionFailed
-from mailroom.links.hello import LinkTaken, asking_topics, greeting, matching
-from mailroom.links.target import introducing, opening, pinning, reading_origins
+from mailroom.links.handshake.hello import LinkTaken, asking_topics, greeting, matching
+from mailroom.links.handshake.target import introducing, opening, pinning, reading_origins
 from mailroom.names import DEFAULT_SCHEMA as SCHEMA
+from mailroom.session import settings
 from mailroom.sql.runner import run_async, run_in_transaction
 from tests.faults.role import Control
 from tests.faults.task import Task

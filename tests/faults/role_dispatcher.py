@@ -3,9 +3,9 @@
 import asyncio
 import random
 
-from dispatcher import lane, leading, lease
 from dispatcher.daemon import Dispatcher, Executor, run_until_signalled
-from mailroom import clock
+from dispatcher.lanes import lane, leading, lease
+from mailroom.order import clock
 from tests.faults.role import Control
 from tests.faults.task import Habits, Task
 

@@ -3,8 +3,8 @@
 import asyncio
 import random
 
-from dispatcher import lease
 from dispatcher.daemon import Dispatcher, run_until_signalled
+from dispatcher.lanes import lease
 from dispatcher.links import lane, reading
 from dispatcher.links.lane import LinksLane
 from mailroom.sql.operation import Sql

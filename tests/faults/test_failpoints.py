@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dispatcher import deliver, lease
-from inbox import claim
+from dispatcher.delivery import deliver
+from dispatcher.lanes import lease
+from inbox.by_key import claim
 from inbox.worker import worker
 from mailroom.session import listener
 from tests.faults import awaits, matrix
@@ -22,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_statements_are_named_after_their_constants() -> None:
     names = names_of_statements()
-    assert names[id(deliver.DELIVER)] == "dispatcher.deliver.DELIVER"
-    assert names[id(lease.TAKE)] == "dispatcher.lease.TAKE"
-    assert names[id(claim.REAP_ANY)] == "inbox.claim.REAP_ANY"
+    assert names[id(deliver.DELIVER)] == "dispatcher.delivery.deliver.DELIVER"
+    assert names[id(lease.TAKE)] == "dispatcher.lanes.lease.TAKE"
+    assert names[id(claim.REAP_ANY)] == "inbox.by_key.claim.REAP_ANY"
     assert names[id(lease.TERMINATE[0])] == matrix.TAKING_OVER
     assert names[id(lease.GIVE_UP)] == matrix.GIVING_UP
 

@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, NamedTuple
 
-from mailroom.clock import receive, tick
-from mailroom.links.identity import jumped
+from mailroom.links.handshake.identity import jumped
+from mailroom.order.clock import receive, tick
 from tests.models.total_order import (
     Route,
     answered,

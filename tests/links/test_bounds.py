@@ -6,10 +6,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dispatcher.deliver import SESSION
-from dispatcher.links.acknowledge import acknowledging, making_durable
-from dispatcher.links.bounds import BOUNDS, POSITION, START, Bounds, Position, bounding
-from dispatcher.links.fetch import FETCH
+from dispatcher.delivery.deliver import SESSION
+from dispatcher.links.at_source.acknowledge import acknowledging, making_durable
+from dispatcher.links.at_source.bounds import BOUNDS, POSITION, START, Bounds, Position, bounding
+from dispatcher.links.at_source.fetch import FETCH
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run, run_in_transaction
 from tests.support.explain import executed, nodes, pages, prepared

@@ -52,10 +52,13 @@ PARTS = 6  # of the whole matrix, so that each ends within its time on a slow ma
 
 # What a link consists of. A statement that is renamed, or no longer passed, is missed here.
 STATEMENTS = {
-    "dispatcher.deliver.DELIVER", "dispatcher.links.acknowledge.ACKNOWLEDGE", "dispatcher.links.acknowledge.FLUSH",
-    "dispatcher.links.bounds.BOUNDS", "dispatcher.links.bounds.POSITION", "dispatcher.links.fetch.FETCH_UNDECODED",
-    "dispatcher.links.receive.RECEIVE", "dispatcher.links.trim.RECEIPT", "dispatcher.links.trim.TRIM",
-    "mailroom.clock.CEILING", "mailroom.clock.RECOVER", "mailroom.links.hello.NOTE", "mailroom.links.hello.MATCH",
+    "dispatcher.delivery.deliver.DELIVER", "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE",
+    "dispatcher.links.at_source.acknowledge.FLUSH",
+    "dispatcher.links.at_source.bounds.BOUNDS", "dispatcher.links.at_source.bounds.POSITION",
+    "dispatcher.links.at_source.fetch.FETCH_UNDECODED",
+    "dispatcher.links.receive.RECEIVE", "dispatcher.housekeeping.trim.RECEIPT", "dispatcher.housekeeping.trim.TRIM",
+    "mailroom.order.clock.CEILING", "mailroom.order.clock.RECOVER", "mailroom.links.handshake.hello.NOTE",
+    "mailroom.links.handshake.hello.MATCH",
 }  # fmt: skip
 
 

@@ -16,28 +16,29 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.deliver import Delivery, releasing
-from dispatcher.janitor import Janitor
-from dispatcher.leading import KEEPER
+from dispatcher.delivery.deliver import Delivery, releasing
+from dispatcher.housekeeping.janitor import Janitor
+from dispatcher.housekeeping.trim import Trim
+from dispatcher.lanes.leading import KEEPER
 from dispatcher.links import reconcile as reconciling
-from dispatcher.links.acknowledge import acknowledging, making_durable
-from dispatcher.links.bounds import bounding, reading_position
-from dispatcher.links.fetch import fetching
+from dispatcher.links.at_source.acknowledge import acknowledging, making_durable
+from dispatcher.links.at_source.bounds import bounding, reading_position
+from dispatcher.links.at_source.fetch import fetching
 from dispatcher.links.receive import SESSION
 from dispatcher.links.receiver import Receiver
 from dispatcher.links.reconcile import reconcile
-from dispatcher.links.trim import Trim
-from mailroom import Links, create_inbox, settings
+from mailroom import Links, create_inbox
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import LinkRefused, UnknownLink
-from mailroom.links.diverged import BY_HAND, claiming, holding, reading_newest, renewing, rewinding
-from mailroom.links.hello import LinkTaken, asking_topics, greeting, matching
+from mailroom.links.handshake.diverged import BY_HAND, claiming, holding, reading_newest, renewing, rewinding
+from mailroom.links.handshake.hello import LinkTaken, asking_topics, greeting, matching
+from mailroom.links.handshake.target import introducing, opening, pinning, reading_origins
 from mailroom.links.readers import allowing, removing_reader
 from mailroom.links.restored import saying_moved, saying_restored, taking_new_id
 from mailroom.links.resume import LinkReport, moving, reporting, resuming
 from mailroom.links.start import noting_place
-from mailroom.links.target import introducing, opening, pinning, reading_origins
 from mailroom.schema import migrate
+from mailroom.session import settings
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run, run_async, run_in_transaction
 from outbox import Outbox

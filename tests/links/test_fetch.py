@@ -5,11 +5,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.links.bounds import START
-from dispatcher.links.fetch import FetchedBatch, fetching
+from dispatcher.links.at_source.bounds import START
+from dispatcher.links.at_source.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import receiving
-from mailroom.columns import MESSAGE
-from mailroom.links.wire import COLUMNS
+from mailroom.links.handshake.wire import COLUMNS
+from mailroom.message.columns import MESSAGE
 from mailroom.sql.operation import Undecoded
 from mailroom.sql.runner import run, run_async
 from tests.support.links import Linked, linked

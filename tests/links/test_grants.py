@@ -11,14 +11,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dispatcher.links.acknowledge import acknowledging
-from dispatcher.links.bounds import START, bounding
-from dispatcher.links.fetch import fetching
+from dispatcher.links.at_source.acknowledge import acknowledging
+from dispatcher.links.at_source.bounds import START, bounding
+from dispatcher.links.at_source.fetch import fetching
 from dispatcher.links.lane import LinksLane
-from mailroom.links.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
-from mailroom.links.hello import LinkTaken, asking_topics, checking_sight, greeting, matching
+from mailroom.links.handshake.diverged import claiming, finding_anchor, reading_ending, reading_extent, reading_sent
+from mailroom.links.handshake.hello import LinkTaken, asking_topics, checking_sight, greeting, matching
+from mailroom.links.handshake.target import introducing, reading_origins
 from mailroom.links.marks import asking_mark
-from mailroom.links.target import introducing, reading_origins
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp

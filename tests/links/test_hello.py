@@ -10,16 +10,16 @@ import psycopg
 import pytest
 
 from mailroom.errors import LinkRefused
-from mailroom.links.hello import Greeting, LinkTaken, Rivals, asking_topics, greeting, matching
-from mailroom.links.identity import Party
-from mailroom.links.target import (
+from mailroom.links.handshake.hello import Greeting, LinkTaken, Rivals, asking_topics, greeting, matching
+from mailroom.links.handshake.identity import Party
+from mailroom.links.handshake.target import (  # fmt: skip
     Origin,
     introducing,
     opening,
     pinning,
     reading_origins,
     stopping,
-)  # fmt: skip
+)
 from mailroom.schema import migrate
 from mailroom.sql.runner import run
 from tests.support.links import wanted_topics

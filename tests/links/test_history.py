@@ -16,8 +16,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from mailroom.links.history import Claim, Renewal, is_in_doubt, renewed
-from mailroom.links.identity import jumped
+from mailroom.links.handshake.history import Claim, Renewal, is_in_doubt, renewed
+from mailroom.links.handshake.identity import jumped
 from tests.models import link_history
 from tests.models.link_history import (
     Cut,

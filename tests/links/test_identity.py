@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from mailroom.clock import MAX_CLOCK, ClockOverflow
-from mailroom.links.identity import JUMP, Noted, Party, Pinned, Place, common_wire, jumped, refusal, start
+from mailroom.links.handshake.identity import JUMP, Noted, Party, Pinned, Place, common_wire, jumped, refusal, start
+from mailroom.order.clock import MAX_CLOCK, ClockOverflow
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 LATER = NOON + timedelta(minutes=1)

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from dispatcher import Dispatcher, Executor, leading
-from dispatcher.leading import Leading
+from dispatcher import Dispatcher, Executor
+from dispatcher.lanes import leading
+from dispatcher.lanes.leading import Leading
 from dispatcher.links import lane, visit
 from dispatcher.links.lane import LinksLane
 from mailroom.embedded import Server

@@ -19,12 +19,12 @@ from psycopg.conninfo import make_conninfo
 
 from dispatcher import Dispatcher
 from dispatcher.daemon import all_lanes
-from dispatcher.janitor import Janitor
+from dispatcher.housekeeping.janitor import Janitor
 from dispatcher.links import lane, reading, visit
-from dispatcher.links import source as at_source
+from dispatcher.links.at_source import source as at_source
+from dispatcher.links.at_source.source import Source
 from dispatcher.links.lane import LinksLane
 from dispatcher.links.receiving import Room
-from dispatcher.links.source import Source
 from mailroom import create_inbox, locks
 from mailroom.cli.output import as_json
 from mailroom.embedded import Server

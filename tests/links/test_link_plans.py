@@ -7,16 +7,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from dispatcher.deliver import DELIVER_FULL
-from dispatcher.deliver import SESSION as DELIVERY
-from dispatcher.links.bounds import BOUNDS, POSITION, Position
-from dispatcher.links.fetch import FETCH
+from dispatcher.delivery.deliver import DELIVER_FULL
+from dispatcher.delivery.deliver import SESSION as DELIVERY
+from dispatcher.links.at_source.bounds import BOUNDS, POSITION, Position
+from dispatcher.links.at_source.fetch import FETCH
 from dispatcher.links.receive import RECEIVE
 from dispatcher.links.receive import SESSION as RECEIVING
+from mailroom.links.handshake.wire import COLUMNS
 from mailroom.links.marks import ASK, MARK, NEXT, WANTS
-from mailroom.links.wire import COLUMNS
+from mailroom.order.total import LOWEST, RAISE
 from mailroom.sql.operation import Sql
-from mailroom.total import LOWEST, RAISE
 from tests.support.explain import executed, nodes, pages, prepared
 from tests.support.links import Linked, linked
 from tests.support.node import Node

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 
 from mailroom import AsyncLinks, Links
-from mailroom.clock import LOCK
 from mailroom.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -19,9 +18,10 @@ from mailroom.errors import (
     SchemaError,
     UnknownLink,
 )
-from mailroom.links.hello import asking_topics, greeting, matching
+from mailroom.links.handshake.hello import asking_topics, greeting, matching
+from mailroom.links.handshake.target import forgetting, introducing, pinning, reading_origins
 from mailroom.links.resume import reporting
-from mailroom.links.target import forgetting, introducing, pinning, reading_origins
+from mailroom.order.clock import LOCK
 from mailroom.sql.runner import run
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mailroom.links.marks import asking_mark, marking, wanting_marks
+from mailroom.order.total import joining, raising_stable, waiting
 from mailroom.sql.runner import run
-from mailroom.total import joining, raising_stable, waiting
 from tests.models import total_order as order
 from tests.models.total_order import Mark, Route
 from tests.support.links import Linked, linked, wanted_topics

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.deliver import delivering
+from dispatcher.delivery.deliver import delivering
 from mailroom import create_inbox, subscribe, subscribe_async, unsubscribe, unsubscribe_async
 from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.node import rename_node, rename_node_async

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from mailroom.links.place import reading_place
+from mailroom.links.handshake.place import reading_place
 from mailroom.sql.runner import run
 from tests.support.databases import Connect, Databases
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.links.bounds import START, Position
+from dispatcher.links.at_source.bounds import START, Position
 from dispatcher.links.receive import SESSION, receiving
 from dispatcher.links.receiver import LinkStopped, Receiver
-from mailroom.clock import CEILING_STEP, MAX_CLOCK, receive
-from mailroom.links.wire import FURTHEST
+from mailroom.links.handshake.wire import FURTHEST
 from mailroom.node import advance_clock
+from mailroom.order.clock import CEILING_STEP, MAX_CLOCK, receive
 from mailroom.sql.runner import run
 from tests.models.clock import receive_all
 from tests.support.links import Linked, linked

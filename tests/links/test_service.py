@@ -6,9 +6,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from mailroom import settings
 from mailroom.errors import ConfigurationError
 from mailroom.links.service import source_dsn, variable
+from mailroom.session import settings
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from inbox import Inbox
-from mailroom.columns import MESSAGE
 from mailroom.errors import LinkRefused
-from mailroom.links.hello import greeting
-from mailroom.links.identity import WIRES, Pinned, common_wire
+from mailroom.links.handshake.hello import greeting
+from mailroom.links.handshake.identity import WIRES, Pinned, common_wire
+from mailroom.links.handshake.target import introducing, reading_origins
+from mailroom.links.handshake.wire import VERSION
 from mailroom.links.start import noting_place
-from mailroom.links.target import introducing, reading_origins
-from mailroom.links.wire import VERSION
+from mailroom.message.columns import MESSAGE
 from mailroom.sql.runner import run
 from tests.links.test_fetch import ROWS
 from tests.support.databases import Databases

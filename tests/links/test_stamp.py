@@ -9,12 +9,12 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher import deliverer
-from dispatcher.deliver import DELIVER_FULL, SESSION, Delivery, delivering
-from dispatcher.deliverer import Deliverer
+from dispatcher.delivery import deliverer
+from dispatcher.delivery.deliver import DELIVER_FULL, SESSION, Delivery, delivering
+from dispatcher.delivery.deliverer import Deliverer
 from mailroom import Links, locks, testing
-from mailroom.columns import MESSAGE
 from mailroom.links.readers import settling
+from mailroom.message.columns import MESSAGE
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.support.databases import Connect

@@ -14,13 +14,13 @@ import psycopg
 import pytest
 
 from mailroom import Links, create_inbox
-from mailroom.clock import MAX_CLOCK, WARN_CLOCK, ClockOverflow
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import LinkRefused
-from mailroom.links.hello import Greeting, greeting
-from mailroom.links.identity import JUMP, Party, Pinned, Place
+from mailroom.links.handshake.hello import Greeting, greeting
+from mailroom.links.handshake.identity import JUMP, Party, Pinned, Place
 from mailroom.links.restored import saying_copied, saying_moved, saying_restored, taking_new_id
 from mailroom.links.start import PER_SECOND, Started, by_time, noting_place, reading_home, starting
+from mailroom.order.clock import MAX_CLOCK, WARN_CLOCK, ClockOverflow
 from mailroom.schema import migrate
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run

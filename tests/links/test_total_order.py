@@ -11,15 +11,15 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.janitor import Janitor
-from dispatcher.total_floor import STEP
+from dispatcher.housekeeping.janitor import Janitor
+from dispatcher.housekeeping.total_floor import STEP
 from inbox import AsyncInbox, AsyncWorker, Inbox, Message, Skip, Worker
-from inbox.claim import PINNED, Share
-from inbox.failure import failed
+from inbox.by_key.claim import PINNED, Share
+from inbox.by_key.failure import failed
 from inbox.order import finding_by_key
 from inbox.parked import Parked
-from inbox.total import REAP, reaping_total, reaping_total_due
-from inbox.total_order import TotalOrder
+from inbox.total_order.total_claim import REAP, reaping_total, reaping_total_due
+from inbox.total_order.total_order import TotalOrder
 from inbox.worker.in_flight import Entry, InFlight
 from mailroom import locks
 from mailroom.dead_letter import DeadLetters

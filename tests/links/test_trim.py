@@ -7,11 +7,11 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dispatcher.deliver import SESSION
-from dispatcher.janitor import SWEEP_INTERVAL_S, Janitor
-from dispatcher.leading import KEEPER
-from dispatcher.links.trim import Trim
-from mailroom import settings
+from dispatcher.delivery.deliver import SESSION
+from dispatcher.housekeeping.janitor import SWEEP_INTERVAL_S, Janitor
+from dispatcher.housekeeping.trim import Trim
+from dispatcher.lanes.leading import KEEPER
+from mailroom.session import settings
 from mailroom.sql.operation import Execute, Step
 from mailroom.sql.runner import run
 from tests.support.databases import Connect

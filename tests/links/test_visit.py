@@ -8,15 +8,15 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from dispatcher.links.bounds import Position
-from dispatcher.links.fetch import FetchedBatch
+from dispatcher.links.at_source.bounds import Position
+from dispatcher.links.at_source.fetch import FetchedBatch
+from dispatcher.links.at_source.source import Source, SourceFailed, open_source
 from dispatcher.links.receive import SESSION, Reception
 from dispatcher.links.receiving import Receiving, Room
-from dispatcher.links.source import Source, SourceFailed, open_source
 from dispatcher.links.visit import Notes, Visit, VisitTarget
-from mailroom import settings
+from mailroom.links.handshake.target import reading_origins
 from mailroom.links.start import noting_place
-from mailroom.links.target import reading_origins
+from mailroom.session import settings
 from mailroom.sql.operation import Operation, T
 from mailroom.sql.runner import run
 from tests.support.links import Linked, linked

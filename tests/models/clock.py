@@ -1,13 +1,14 @@
 """The model of how a batch is numbered by Lamport's rules, one message after another.
 
-`stamp` is what `dispatcher.deliver.DELIVER` does with what is sent, and `receive_all` what `dispatcher.links.receive`
-does with what comes from another node; `tests/test_deliver.py` and `tests/links/test_receive.py` compare.
+`stamp` is what `dispatcher.delivery.deliver.DELIVER` does with what is sent, and `receive_all` what
+`dispatcher.links.receive` does with what comes from another node; `tests/test_deliver.py` and
+`tests/links/test_receive.py` compare.
 """
 
 from collections.abc import Iterable
 from itertools import accumulate
 
-from mailroom.clock import receive, tick
+from mailroom.order.clock import receive, tick
 
 
 def receive_all(clock: int, sent_clocks: Iterable[int]) -> list[int]:

@@ -3,15 +3,15 @@
 A link's rows are numbered (seq), and each row has a witness: the message's id and when it was stamped. Two executions
 of stamp never share both, and each had one past. So if both sides have the same witness at a seq, they have the same
 rows up to it. If the source lost rows that the target has, the target claims them, and the source takes a new
-incarnation (`mailroom.links.history`). Then the target finds out what both have (`reconciled`): what it alone has
-becomes known, and is never taken twice.
+incarnation (`mailroom.links.handshake.history`). Then the target finds out what both have (`reconciled`): what it alone
+has becomes known, and is never taken twice.
 
 | here | what decides the same |
 |---|---|
-| `standing`, `missing` | `dispatcher.links.bounds.bounding` |
+| `standing`, `missing` | `dispatcher.links.at_source.bounds.bounding` |
 | `step` | `dispatcher.links.visit` |
 | `anchor`, `reconciled` | `dispatcher.links.reconcile`; `tests/links/test_diverged.py` compares |
-| `cut` | `KNOW`, `CUT` and `finding_unknown` of `mailroom.links.diverged` |
+| `cut` | `KNOW`, `CUT` and `finding_unknown` of `mailroom.links.handshake.diverged` |
 | `lost` | `LOST` of `mailroom.links.resume` |
 | `taken` | `twin` of `dispatcher.links.receive.RECEIVE` |
 

@@ -14,9 +14,9 @@ the node with the inbox. The rules:
   stands. It asks S for a mark of that clock, and for the topic only when it has it (`has_joined`).
 - What was excluded and included again may come too late, and never goes into the inbox then (`routed`).
 
-The statements of `mailroom.total`, `mailroom.links.marks` and `dispatcher.links.receive` decide the same in SQL, which
-`tests/links/test_order_sql.py` compares with these functions. `tests/links/test_order_simulation.py` shows by worlds of
-nodes that the rules keep their promises.
+The statements of `mailroom.order.total`, `mailroom.links.marks` and `dispatcher.links.receive` decide the same in SQL,
+which `tests/links/test_order_sql.py` compares with these functions. `tests/links/test_order_simulation.py` shows by
+worlds of nodes that the rules keep their promises.
 """
 
 from collections.abc import Collection, Iterable

@@ -14,13 +14,13 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from dispatcher.janitor import Janitor
-from dispatcher.leading import KEEPER
-from mailroom import settings
+from dispatcher.housekeeping.janitor import Janitor
+from dispatcher.lanes.leading import KEEPER
 from mailroom.codec import decode
 from mailroom.embedded import Server
 from mailroom.errors import SchemaError
 from mailroom.schema import migrate
+from mailroom.session import settings
 from mailroom.sql import runner
 from mailroom.sql.operation import Step
 from mailroom.sql.runner import run

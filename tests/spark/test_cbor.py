@@ -23,10 +23,10 @@ from pyspark.sql.types import DataType, StructType
 from mailroom.codec import MAX_DEPTH, MAX_ITEMS, decode, encode
 from mailroom.errors import ConfigurationError, DecodeError, EncodeError
 from mailroom.names import MAX_VALUE_BYTES
+from spark_jobs.arrow.cbor import encoded
+from spark_jobs.arrow.cbor_types import arrow_type, check_spark_type, check_type
 from spark_jobs.read.cbor_decoded import decoded, from_cbor
 from spark_jobs.read.inbox_source import SCHEMA, _demand_ours
-from spark_jobs.write.cbor import encoded
-from spark_jobs.write.cbor_types import arrow_type, check_spark_type, check_type
 from spark_jobs.write.columns import BusinessColumn
 from spark_jobs.write.shape import Shape
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from psycopg import pq
 
-from mailroom import settings
 from mailroom.errors import ConfigurationError, InvalidMessage
+from mailroom.session import settings
 from spark_jobs.node import without_password
 from spark_jobs.write.columns import COLUMNS
 

@@ -10,13 +10,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import spark_jobs.node
-from dispatcher.deliver import delivering
+from dispatcher.delivery.deliver import delivering
 from inbox import Inbox, Worker
 from mailroom import codec
-from mailroom.commit import ATTEMPTS
 from mailroom.errors import ConfigurationError, ConnectionFailed, UnknownInbox
-from mailroom.session.pooler import PooledConnection
+from mailroom.session.commit import ATTEMPTS
 from mailroom.sql.operation import Sql
+from mailroom.sql.pooler import PooledConnection
 from mailroom.sql.runner import run
 from spark_jobs.node import Node as SparkNode
 from spark_jobs.read import inbox_stream, offsets

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from mailroom import settings
 from mailroom.embedded import Binaries, Server
 from mailroom.errors import ConfigurationError
 from mailroom.schema import migrate
+from mailroom.session import settings
 from spark_jobs import drain as drains
 from spark_jobs import seen
 from spark_jobs.node import Node

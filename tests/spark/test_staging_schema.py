@@ -12,11 +12,11 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors.exceptions.captured import CapturedException
 
 from dispatcher import deliver_all
-from dispatcher.janitor import Janitor
-from dispatcher.leading import KEEPER
-from mailroom import settings
+from dispatcher.housekeeping.janitor import Janitor
+from dispatcher.lanes.leading import KEEPER
 from mailroom.errors import ConfigurationError, InvalidName
 from mailroom.names import DEFAULT_SCHEMA
+from mailroom.session import settings
 from spark_jobs.node import Node
 from spark_jobs.write.commit import SentBatch, commit
 from spark_jobs.write.finishing import ChunkPace, finish

@@ -1,4 +1,4 @@
--- FIND in dispatcher/executor/accounting.py
+-- FIND in dispatcher/executor/batch/accounting.py
 -- $1 keys, $2 minutes
 SELECT a.key, a.minute, a.count, a.bytes
 FROM unnest($1::text[], $2::timestamptz[]) AS g (key, minute),

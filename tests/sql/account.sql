@@ -1,4 +1,4 @@
--- WRITE in dispatcher/executor/accounting.py
+-- WRITE in dispatcher/executor/batch/accounting.py
 -- $1 keys, $2 minutes, $3 counts, $4 sizes
 INSERT INTO "mailroom".accounting (key, minute, count, bytes)
 SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::bigint[], $4::bigint[])

@@ -1,4 +1,4 @@
--- ASK in dispatcher/refusal.py
+-- ASK in dispatcher/delivery/refusal.py
 -- $1 start, $2 gaps, $3 writers, $4 bytes, $5 rows, $6 now
 WITH 
 start AS MATERIALIZED (

@@ -1,2 +1,2 @@
--- BACKLOG in inbox/peek.py
+-- BACKLOG in inbox/by_key/peek.py
 SELECT count(*) FROM "mailroom".inbox_shipping

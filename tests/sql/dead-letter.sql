@@ -1,4 +1,4 @@
--- DEAD_LETTER in dispatcher/refusal.py
+-- DEAD_LETTER in dispatcher/delivery/refusal.py
 -- $1 positions, $2 reasons
 WITH refused AS (
     SELECT * FROM unnest($1::bigint[], $2::text[]) AS r (position, reason)),

@@ -1,4 +1,4 @@
--- DELIVER_PLAIN in dispatcher/plain.py
+-- DELIVER_PLAIN in dispatcher/delivery/plain.py
 -- $1 start, $2 gaps, $3 writers, $4 rows, $5 bytes, $6 partitions
 WITH 
 start AS MATERIALIZED (

@@ -1,4 +1,4 @@
--- DELIVER in dispatcher/deliver.py
+-- DELIVER in dispatcher/delivery/deliver.py
 -- $1 start, $2 gaps, $3 writers, $4 rows, $5 bytes, $6 now, $7 partitions
 WITH 
 start AS MATERIALIZED (

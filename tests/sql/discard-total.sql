@@ -1,4 +1,4 @@
--- DISCARD in inbox/total_parked.py
+-- DISCARD in inbox/total_order/total_parked.py
 -- $1 limit
 WITH doomed AS MATERIALIZED (
     SELECT ctid AS place FROM "mailroom".inbox_shipping ORDER BY (sent_clock + 0), origin LIMIT $1::bigint),

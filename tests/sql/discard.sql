@@ -1,4 +1,4 @@
--- DISCARD in inbox/parked_keys.py
+-- DISCARD in inbox/by_key/parked_keys.py
 -- $1 keys, $2 limit
 WITH doomed AS MATERIALIZED (
     SELECT c.key, d.last, d.messages FROM pg_catalog.unnest($1::text[]) AS c (key), LATERAL (

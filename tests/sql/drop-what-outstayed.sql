@@ -1,4 +1,4 @@
--- OUTSTAYED in dispatcher/outstayed.py
+-- OUTSTAYED in dispatcher/housekeeping/outstayed.py
 -- $1 rows
 WITH registered AS MATERIALIZED (
     SELECT floor, clock_timestamp() - keep_s * interval '1 second' AS since FROM "mailroom".inbox_registry

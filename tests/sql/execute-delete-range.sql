@@ -1,4 +1,4 @@
--- DELETE in dispatcher/executor/delete_range.py
+-- DELETE in dispatcher/executor/applying/delete_range.py
 -- $1 start, $2 end, $3 rows
 WITH doomed AS MATERIALIZED (
     SELECT t.key AS key FROM "mailroom".store AS t WHERE true  AND t.key >= $1::text::text AND t.key < $2::text::text ORDER BY t.key LIMIT $3::bigint ),

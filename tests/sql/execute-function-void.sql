@@ -1,3 +1,3 @@
--- CALL_VOID in dispatcher/executor/function.py
+-- CALL_VOID in dispatcher/executor/targets/function.py
 -- $1 arguments
 SELECT "pg_catalog"."jsonb_typeof"($1::text::jsonb)::text

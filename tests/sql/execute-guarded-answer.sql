@@ -1,2 +1,2 @@
--- ANSWER in dispatcher/executor/guarded.py
+-- ANSWER in dispatcher/executor/applying/guarded.py
 SELECT current_setting('mailroom.applied')::bigint

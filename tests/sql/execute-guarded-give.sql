@@ -1,3 +1,3 @@
--- GIVE in dispatcher/executor/guarded.py
+-- GIVE in dispatcher/executor/applying/guarded.py
 -- $1 left_s, $2 writes, $3 keys, $4 are_there, $5 old_values, $6 old_numbers, $7 new_values, $8 new_numbers
 SELECT set_config('mailroom.left_s', $1::float8::text, true), set_config('mailroom.writes', $2::text[]::text, true), set_config('mailroom.keys', $3::text[]::text, true), set_config('mailroom.are_there', $4::boolean[]::text, true), set_config('mailroom.old_values', $5::bytea[]::text, true), set_config('mailroom.old_numbers', $6::bigint[]::text, true), set_config('mailroom.new_values', $7::bytea[]::text, true), set_config('mailroom.new_numbers', $8::bigint[]::text, true)

@@ -1,4 +1,4 @@
--- APPLY in dispatcher/executor/guarded.py
+-- APPLY in dispatcher/executor/applying/guarded.py
 DO '
 #variable_conflict use_column
 DECLARE

@@ -1,4 +1,4 @@
--- TARGETS in dispatcher/executor/target.py
+-- TARGETS in dispatcher/executor/targets/target.py
 -- $1 keys, $2 values, $3 numbers, $4 names
 SELECT e.name, e.table_schema, e.table_name, e.key_column, e.value_column, e.number_column,
        kt.typname::text, vt.typname::text, nt.typname::text,

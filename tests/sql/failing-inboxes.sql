@@ -1,4 +1,4 @@
--- FAILING in dispatcher/janitor.py
+-- FAILING in dispatcher/housekeeping/janitor.py
 WITH RECURSIVE failing AS (
     SELECT min(inbox) AS inbox FROM "mailroom".key_state
     UNION ALL

@@ -1,2 +1,2 @@
--- FALL_ASLEEP in inbox/worker/wakeup.py
+-- FALL_ASLEEP in inbox/sessions/wakeup.py
 SELECT pg_advisory_lock_shared(1835100527, ('"mailroom".inbox_shipping'::regclass::oid::bigint - 2147483648)::integer) IS NULL

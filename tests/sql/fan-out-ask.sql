@@ -1,4 +1,4 @@
--- ASK in dispatcher/fan_out.py
+-- ASK in dispatcher/delivery/fan_out.py
 -- $1 partitions
 SELECT set_config('mailroom.asked', (coalesce($1::bigint, greatest(8::bigint,
         current_setting('max_locks_per_transaction')::bigint

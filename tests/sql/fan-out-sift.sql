@@ -1,4 +1,4 @@
--- TRY in dispatcher/fan_out.py
+-- TRY in dispatcher/delivery/fan_out.py
 DO $sift$
 DECLARE
     copies CURSOR FOR

@@ -1,4 +1,4 @@
--- STEP in dispatcher/fan_out.py
+-- STEP in dispatcher/delivery/fan_out.py
 -- $1 partitions, $2 inboxes, $3 clocks, $4 reasons
 WITH chosen AS MATERIALIZED (
     SELECT DISTINCT inbox FROM "mailroom".fan_out_way ORDER BY inbox LIMIT coalesce($1::bigint, greatest(8::bigint,

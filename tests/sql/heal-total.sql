@@ -1,4 +1,4 @@
--- HEAL in inbox/total.py
+-- HEAL in inbox/total_order/total_claim.py
 -- $1 clock, $2 sent_clock
 WITH gone AS (SELECT $1::bigint AS clock),
 healed AS (

@@ -1,4 +1,4 @@
--- HEAL in inbox/due.py
+-- HEAL in inbox/by_key/due.py
 -- $1 key, $2 clock
 WITH healed AS (
     DELETE FROM "mailroom".my_key_state WHERE inbox = 'shipping' AND key = $1::text

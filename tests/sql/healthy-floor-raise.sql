@@ -1,4 +1,4 @@
--- PASS in dispatcher/healthy_floor.py
+-- PASS in dispatcher/housekeeping/healthy_floor.py
 -- $1 rows
 WITH oldest AS MATERIALIZED (
     SELECT key, clock FROM "mailroom".inbox_shipping

@@ -1,4 +1,4 @@
--- WAS_IN_BATCH in inbox/failure.py
+-- WAS_IN_BATCH in inbox/by_key/failure.py
 -- $1 error, $2 key, $3 clock
 SELECT EXISTS (
     SELECT FROM "mailroom".inbox_shipping AS i, LATERAL (

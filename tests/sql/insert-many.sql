@@ -1,3 +1,3 @@
--- INSERT.unnest in mailroom/outgoing.py
+-- INSERT.unnest in mailroom/message/outgoing.py
 -- $1 message_id, $2 topic, $3 key, $4 kind, $5 message_type, $6 event_type, $7 value, $8 headers, $9 deliver_at, $10 expires_at, $11 after_clock
 INSERT INTO "mailroom".outbox (message_id, topic, key, kind, message_type, event_type, value, headers, deliver_at, expires_at, after_clock) SELECT message_id, topic, key, kind::"char", message_type::"char", event_type::"char", value, headers::jsonb, deliver_at, expires_at, after_clock FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::timestamptz[], $10::timestamptz[], $11::bigint[]) WITH ORDINALITY AS rows (message_id, topic, key, kind, message_type, event_type, value, headers, deliver_at, expires_at, after_clock, nth) ORDER BY nth

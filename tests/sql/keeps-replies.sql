@@ -1,2 +1,2 @@
--- KEPT in inbox/replies.py
+-- KEPT in inbox/asking/replies.py
 SELECT keep_s FROM "mailroom".inbox_registry WHERE name = 'shipping'

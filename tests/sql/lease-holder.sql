@@ -1,3 +1,3 @@
--- HOLDER in dispatcher/lease.py
+-- HOLDER in dispatcher/lanes/lease.py
 -- $1 role
 SELECT holder, backend_pid::bigint, backend_from FROM "mailroom".lease WHERE role = $1::text

@@ -1,4 +1,4 @@
--- TAKE in dispatcher/lease.py
+-- TAKE in dispatcher/lanes/lease.py
 -- $1 role, $2 holder, $3 lease_s, $4 host, $5 pid, $6 backend_pid, $7 backend_from, $8 state, $9 counts
 INSERT INTO "mailroom".lease AS l
     (role, holder, epoch, until, host, pid, backend_pid, backend_from, state, counts)

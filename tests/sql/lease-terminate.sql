@@ -1,4 +1,4 @@
--- TERMINATE[0] in dispatcher/lease.py
+-- TERMINATE[0] in dispatcher/lanes/lease.py
 -- $1 backend_pid, $2 backend_from
 SELECT pg_terminate_backend(a.pid)
 FROM (SELECT set_config('role', 'none', true)) AS acting (role), LATERAL pg_stat_get_activity(CASE WHEN acting.role IS NOT NULL THEN $1::integer END) AS a JOIN pg_roles AS r ON r.oid = a.usesysid

@@ -1,4 +1,4 @@
--- ACKNOWLEDGE in dispatcher/links/acknowledge.py
+-- ACKNOWLEDGE in dispatcher/links/at_source/acknowledge.py
 -- $1 seq, $2 link, $3 run
 WITH told AS (
     UPDATE "mailroom".link SET acked = $1::bigint, seen_at = clock_timestamp()

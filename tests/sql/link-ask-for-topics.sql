@@ -1,4 +1,4 @@
--- ASK in mailroom/links/hello.py
+-- ASK in mailroom/links/handshake/hello.py
 -- $1 link, $2 run, $3 topics
 WITH held AS MATERIALIZED (
     SELECT number FROM "mailroom".link WHERE number = $1::bigint AND run = $2::uuid FOR NO KEY UPDATE),

@@ -1,4 +1,4 @@
--- BOUNDS in dispatcher/links/bounds.py
+-- BOUNDS in dispatcher/links/at_source/bounds.py
 -- $1 bytes, $2 link, $3 seq, $4 rows, $5 last_id, $6 stamped_at
 WITH ahead AS MATERIALIZED (
     SELECT seq, size, nth = 1 OR $1::bigint >= size AS fits FROM (

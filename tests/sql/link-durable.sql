@@ -1,2 +1,2 @@
--- DURABLE in mailroom/clock.py
+-- DURABLE in mailroom/order/clock.py
 SELECT set_config('synchronous_commit', 'on', true)

@@ -1,3 +1,3 @@
--- MATCH in mailroom/links/hello.py
+-- MATCH in mailroom/links/handshake/hello.py
 -- $1 link, $2 run
 SELECT "mailroom".link_match($1::bigint, $2::uuid)

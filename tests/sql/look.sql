@@ -1,4 +1,4 @@
--- LOOK in dispatcher/deliver.py
+-- LOOK in dispatcher/delivery/deliver.py
 -- $1 start, $2 gaps, $3 writers
 WITH 
 start AS MATERIALIZED (

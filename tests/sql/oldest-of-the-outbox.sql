@@ -1,2 +1,2 @@
--- OLDEST in dispatcher/deliver.py
+-- OLDEST in dispatcher/delivery/deliver.py
 SELECT min(position) FROM "mailroom".outbox

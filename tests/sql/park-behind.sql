@@ -1,4 +1,4 @@
--- MOVE in inbox/parked_keys.py
+-- MOVE in inbox/by_key/parked_keys.py
 -- $1 cursor, $2 keys, $3 rows
 WITH checked AS MATERIALIZED (
     SELECT key FROM "mailroom".key_state

@@ -1,4 +1,4 @@
--- KEYS in inbox/parked_keys.py
+-- KEYS in inbox/by_key/parked_keys.py
 -- $1 keys, $2 matching, $3 limit
 WITH chosen AS MATERIALIZED (
     SELECT key, attempts, parked_at, last_error FROM "mailroom".key_state

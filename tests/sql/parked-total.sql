@@ -1,4 +1,4 @@
--- KEYS in inbox/total_parked.py
+-- KEYS in inbox/total_order/total_parked.py
 -- $1 keys, $2 matching, $3 limit
 SELECT key, (SELECT count(*) FROM "mailroom".inbox_shipping),
        (SELECT clock FROM "mailroom".inbox_shipping ORDER BY (sent_clock + 0), origin LIMIT 1), attempts::bigint, parked_at, last_error

@@ -1,3 +1,3 @@
--- PEEK_ANY in inbox/peek.py
+-- PEEK_ANY in inbox/by_key/peek.py
 -- $1 limit
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC' FROM "mailroom".inbox_shipping ORDER BY (clock + 0) LIMIT $1::bigint

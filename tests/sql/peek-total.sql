@@ -1,4 +1,4 @@
--- PEEK_TOTAL in inbox/peek.py
+-- PEEK_TOTAL in inbox/by_key/peek.py
 -- $1 key, $2 limit
 SELECT key, clock, sent_clock, origin, message_id, topic, kind::text, message_type::text, event_type::text, value, value_json::text, headers::text, source, sent_at AT TIME ZONE 'UTC', expires_at AT TIME ZONE 'UTC', delivered_at AT TIME ZONE 'UTC' FROM "mailroom".inbox_shipping WHERE $1::text IS NULL OR key = $1::text
 ORDER BY (sent_clock + 0), origin LIMIT $2::bigint

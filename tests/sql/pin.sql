@@ -1,2 +1,2 @@
--- PIN in inbox/claim.py
+-- PIN in inbox/by_key/claim.py
 SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', current_setting('enable_seqscan'), current_setting('enable_bitmapscan'), current_setting('enable_hashjoin'), current_setting('enable_mergejoin'), current_setting('jit'), current_setting('plan_cache_mode'), current_setting('row_security')), true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('row_security', 'off', true)

@@ -1,3 +1,3 @@
--- CEILING in mailroom/clock.py
+-- CEILING in mailroom/order/clock.py
 -- $1 ceiling
 UPDATE "mailroom".node SET clock_ceiling = greatest(clock_ceiling, $1::bigint) RETURNING clock_ceiling

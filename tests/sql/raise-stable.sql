@@ -1,4 +1,4 @@
--- RAISE in mailroom/total.py
+-- RAISE in mailroom/order/total.py
 -- $1 touched
 WITH total AS MATERIALIZED (
     SELECT r.name AS inbox, coalesce((

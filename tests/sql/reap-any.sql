@@ -1,4 +1,4 @@
--- REAP_ANY in inbox/claim.py
+-- REAP_ANY in inbox/by_key/claim.py
 -- $1 depth, $2 but, $3 cursor, $4 mine
 WITH RECURSIVE bound AS MATERIALIZED (
     SELECT floor, greatest(floor, healthy_floor) AS healthy FROM "mailroom".inbox_registry WHERE name = 'shipping'),

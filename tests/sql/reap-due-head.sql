@@ -1,4 +1,4 @@
--- LOCK_HEAD in inbox/due.py
+-- LOCK_HEAD in inbox/by_key/due.py
 -- $1 mine
 WITH bound AS MATERIALIZED (SELECT floor FROM "mailroom".inbox_registry WHERE name = 'shipping'),
 due_next AS MATERIALIZED (

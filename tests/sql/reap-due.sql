@@ -1,4 +1,4 @@
--- TAKE_HEAD in inbox/due.py
+-- TAKE_HEAD in inbox/by_key/due.py
 -- $1 key, $2 clock, $3 limit, $4 mine
 WITH last AS MATERIALIZED (
     SELECT attempt, outcome, error, error_class FROM "mailroom".my_attempt

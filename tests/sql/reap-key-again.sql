@@ -1,4 +1,4 @@
--- HAS_MORE in inbox/claim.py
+-- HAS_MORE in inbox/by_key/claim.py
 -- $1 key
 WITH bound AS MATERIALIZED (SELECT floor FROM "mailroom".inbox_registry WHERE name = 'shipping')
 SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN

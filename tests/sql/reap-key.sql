@@ -1,4 +1,4 @@
--- REAP_KEY in inbox/claim.py
+-- REAP_KEY in inbox/by_key/claim.py
 -- $1 key, $2 limit
 WITH bound AS MATERIALIZED (SELECT floor FROM "mailroom".inbox_registry WHERE name = 'shipping'),
 head AS MATERIALIZED (

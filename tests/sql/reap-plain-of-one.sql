@@ -1,4 +1,4 @@
--- REAP_PLAIN in inbox/claim.py
+-- REAP_PLAIN in inbox/by_key/claim.py
 -- $1 depth, $2 but, $3 mine, $4 cursor
 WITH RECURSIVE bound AS MATERIALIZED (
     SELECT floor, greatest(floor, healthy_floor) AS healthy FROM "mailroom".inbox_registry WHERE name = 'shipping'),

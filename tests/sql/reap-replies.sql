@@ -1,4 +1,4 @@
--- TAKE in inbox/replies.py
+-- TAKE in inbox/asking/replies.py
 -- $1 keys
 WITH wanted AS MATERIALIZED (
     SELECT l.place FROM pg_catalog.unnest($1::text[]) AS k (key), LATERAL (

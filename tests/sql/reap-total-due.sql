@@ -1,4 +1,4 @@
--- TAKE in inbox/total.py
+-- TAKE in inbox/total_order/total_claim.py
 -- $1 mine
 WITH failing AS MATERIALIZED (
     SELECT clock, suspect_to FROM "mailroom".my_key_state

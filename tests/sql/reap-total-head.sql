@@ -1,4 +1,4 @@
--- LOCK in inbox/total.py
+-- LOCK in inbox/total_order/total_claim.py
 WITH bound AS MATERIALIZED (
     SELECT r.sent_floor AS low, (
         SELECT s.clock FROM "mailroom".stable AS s WHERE s.inbox = 'shipping' ORDER BY s.clock DESC LIMIT 1) AS top

@@ -1,4 +1,4 @@
--- RECORD in inbox/total_failure.py
+-- RECORD in inbox/total_order/total_failure.py
 -- $1 clock, $2 key, $3 failure, $4 after_s, $5 error, $6 id, $7 error_class
 WITH tried AS MATERIALIZED (
     SELECT r.*, i.sent_clock, $1::bigint = (

@@ -1,4 +1,4 @@
--- RELEASE in dispatcher/deliver.py
+-- RELEASE in dispatcher/delivery/deliver.py
 -- $1 now, $2 rows
 WITH due AS MATERIALIZED (
     SELECT deliver_at, position FROM "mailroom".scheduled

@@ -1,2 +1,2 @@
--- NOTIFY in inbox/parked_keys.py
+-- NOTIFY in inbox/by_key/parked_keys.py
 SELECT pg_notify('mailroom:' || '"mailroom".inbox_shipping'::regclass::oid::text, '') IS NULL

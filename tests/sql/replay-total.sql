@@ -1,4 +1,4 @@
--- REPLAY in inbox/total_parked.py
+-- REPLAY in inbox/total_order/total_parked.py
 -- $1 why
 WITH restarted AS (
     INSERT INTO "mailroom".attempt (inbox, key, clock, message_id, attempt, outcome, error)

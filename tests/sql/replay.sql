@@ -1,4 +1,4 @@
--- REPLAY in inbox/parked_keys.py
+-- REPLAY in inbox/by_key/parked_keys.py
 -- $1 keys, $2 why
 WITH back AS (
     DELETE FROM "mailroom".parked WHERE inbox = 'shipping' AND key = ANY($1::text[]) RETURNING inbox, clock, sent_clock, origin, delivered_at, message_id, topic, key, kind, message_type, event_type, value, value_json, headers, expires_at, after_clock, source, sent_at),

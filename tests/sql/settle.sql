@@ -1,2 +1,2 @@
--- SETTLE in inbox/worker/batch.py
+-- SETTLE in inbox/handling/batch.py
 SET CONSTRAINTS ALL IMMEDIATE

@@ -1,4 +1,4 @@
--- TRY in dispatcher/refusal.py
+-- TRY in dispatcher/delivery/refusal.py
 DO $sift$
 DECLARE
     copies CURSOR FOR

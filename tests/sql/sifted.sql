@@ -1,2 +1,2 @@
--- ANSWER in dispatcher/refusal.py
+-- ANSWER in dispatcher/delivery/refusal.py
 SELECT current_setting('mailroom.refused')

@@ -1,4 +1,4 @@
--- UNLOCKED in inbox/worker/alive.py
+-- UNLOCKED in inbox/sessions/alive.py
 -- $1 mine
 WITH numbers AS MATERIALIZED (
     SELECT DISTINCT process_number FROM "mailroom".my_worker

@@ -1,4 +1,4 @@
--- SUSPECT in inbox/total_failure.py
+-- SUSPECT in inbox/total_order/total_failure.py
 -- $1 error, $2 keys, $3 clocks
 INSERT INTO "mailroom".my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
 SELECT 'shipping', '', clock, 0, clock_timestamp(), $1::text, sent_clock, sent_clock

@@ -1,4 +1,4 @@
--- SUSPECT in inbox/failure.py
+-- SUSPECT in inbox/by_key/failure.py
 -- $1 error, $2 keys, $3 clocks
 INSERT INTO "mailroom".my_key_state AS s (inbox, key, clock, attempts, retry_at, last_error, alone_to, suspect_to)
 SELECT 'shipping', key, clock, 0, clock_timestamp(), $1::text, clock, clock

@@ -1,4 +1,4 @@
--- IDLE_KEYS in dispatcher/janitor.py
+-- IDLE_KEYS in dispatcher/housekeeping/janitor.py
 -- $1 rows
 WITH due AS MATERIALIZED (
     SELECT key, greatest(clock, alone_to) AS clock, alone_to, retry_at FROM "mailroom".key_state

@@ -1,4 +1,4 @@
--- OLDEST in dispatcher/executor/take.py
+-- OLDEST in dispatcher/executor/batch/take.py
 -- $1 start, $2 gaps, $3 writers, $4 rows, $5 bytes
 WITH 
 start AS MATERIALIZED (

@@ -1,4 +1,4 @@
--- NEXT in dispatcher/executor/take.py
+-- NEXT in dispatcher/executor/batch/take.py
 -- $1 start, $2 gaps, $3 writers
 WITH 
 start AS MATERIALIZED (

@@ -1,4 +1,4 @@
--- LAG in dispatcher/total_floor.py
+-- LAG in dispatcher/housekeeping/total_floor.py
 SELECT r.sent_floor, least(s.clock, coalesce((
     SELECT sent_clock FROM "mailroom".inbox_shipping WHERE (sent_clock + 0) > r.sent_floor
     ORDER BY (sent_clock + 0), origin LIMIT 1) - 1, s.clock))

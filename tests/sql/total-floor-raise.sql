@@ -1,4 +1,4 @@
--- RAISE in dispatcher/total_floor.py
+-- RAISE in dispatcher/housekeeping/total_floor.py
 -- $1 floor
 UPDATE "mailroom".inbox_registry SET sent_floor = $1::bigint
 WHERE name = 'shipping' AND sent_floor < $1::bigint

@@ -1,2 +1,2 @@
--- TOTAL in dispatcher/total_floor.py
+-- TOTAL in dispatcher/housekeeping/total_floor.py
 SELECT name FROM "mailroom".inbox_registry WHERE "order" = 'total' ORDER BY name

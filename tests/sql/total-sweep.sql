@@ -1,4 +1,4 @@
--- OLD in dispatcher/total_floor.py
+-- OLD in dispatcher/housekeeping/total_floor.py
 -- $1 rows
 WITH old AS MATERIALIZED (
     SELECT clock FROM "mailroom".stable WHERE inbox = 'shipping' AND clock < (

@@ -1,2 +1,2 @@
--- WAKE_UP in inbox/worker/wakeup.py
+-- WAKE_UP in inbox/sessions/wakeup.py
 SELECT pg_advisory_unlock_shared(1835100527, ('"mailroom".inbox_shipping'::regclass::oid::bigint - 2147483648)::integer)

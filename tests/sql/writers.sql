@@ -1,4 +1,4 @@
--- WRITERS in dispatcher/writers.py
+-- WRITERS in dispatcher/delivery/writers.py
 WITH held AS MATERIALIZED (SELECT * FROM pg_locks WHERE granted AND pid IS DISTINCT FROM pg_backend_pid()),
 newest AS MATERIALIZED (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS id)
 SELECT virtualtransaction, min(id - ((id - transactionid::text::bigint + 2147483648) & 4294967295) + 2147483648)

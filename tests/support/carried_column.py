@@ -13,12 +13,12 @@ from uuid import uuid4
 
 import psycopg
 
-from dispatcher.deliver import delivering
-from dispatcher.fan_out import fanning_out
+from dispatcher.delivery.deliver import delivering
+from dispatcher.delivery.fan_out import fanning_out
 from inbox import Inbox, Message, Park, Parked, Skip
-from mailroom.columns import MOVING
 from mailroom.dead_letter import DeadLetters
-from mailroom.outgoing import Outgoing, row_of, sending, sending_many
+from mailroom.message.columns import MOVING
+from mailroom.message.outgoing import Outgoing, row_of, sending, sending_many
 from mailroom.sql.runner import run
 from mailroom.testing import carry, deliver, work
 from outbox.bulk import moving_rows, table, table_in

@@ -10,7 +10,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from mailroom.cli.root import root
-from mailroom.settings import DSN_VARIABLE, LIBPQ_VARIABLES
+from mailroom.session.settings import DSN_VARIABLE, LIBPQ_VARIABLES
 
 CODE = re.compile(r" \[MR-[a-z-]+\]")
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 import psycopg
 
-from dispatcher.deliver import DELIVER
+from dispatcher.delivery.deliver import DELIVER
 from mailroom.sql.operation import PARAMETER, Sql
 from tests.support.hot import DELIVERY, HOT
 

@@ -7,28 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from dispatcher import (
-    deliver,
-    doorbell,
-    fan_out,
-    healthy_floor,
-    janitor,
-    lease,
-    outstayed,
-    plain,
-    refusal,
-    total_floor,
-    writers,
-)
-from dispatcher.executor import accounting, delete_range, function, guarded, take, target
-from dispatcher.links import acknowledge, asleep, bounds, fetch, receive
+from dispatcher.delivery import deliver, fan_out, plain, refusal, writers
+from dispatcher.executor.applying import delete_range, guarded
+from dispatcher.executor.batch import accounting, take
+from dispatcher.executor.targets import function, target
+from dispatcher.housekeeping import healthy_floor, janitor, outstayed, total_floor
+from dispatcher.lanes import doorbell, lease
+from dispatcher.links import receive
 from dispatcher.links import refusal as link_refusal
-from inbox import claim, due, failure, parked, parked_keys, peek, replies, total, total_failure, total_parked
-from inbox.claim import PINNED, Share
-from inbox.worker import alive, batch, in_flight, wakeup
-from mailroom import clock, outgoing
-from mailroom import total as total_order
-from mailroom.links import hello, marks
+from dispatcher.links.at_source import acknowledge, asleep, bounds, fetch
+from inbox import parked
+from inbox.asking import replies
+from inbox.by_key import claim, due, failure, parked_keys, peek
+from inbox.by_key.claim import PINNED, Share
+from inbox.handling import batch
+from inbox.sessions import alive, wakeup
+from inbox.total_order import total_claim, total_failure, total_parked
+from inbox.worker import in_flight
+from mailroom.links import marks
+from mailroom.links.handshake import hello
+from mailroom.message import outgoing
+from mailroom.order import clock
+from mailroom.order import total as total_order
 from mailroom.sql.operation import BOUND, Sql, Statement
 from mailroom.status import INBOXES
 from outbox import once, outbox, store
@@ -115,11 +115,13 @@ CLAIMING = {
     "reap-due-head": Hot(due.LOCK_HEAD, DUE, PINNED),
     "reap-due": Hot(due.TAKE_HEAD, DUE | {"held": due.HELD}, PINNED),
     "total-order": Hot(total_order.IS_TOTAL),
-    "reap-total-head": Hot(total.LOCK, session=PINNED),
+    "reap-total-head": Hot(total_claim.LOCK, session=PINNED),
     "reap-total": Hot(
-        total.REAP, {"but_orphaned": "", "rows": "100", "held": "EXISTS (SELECT FROM gone)", "due": "0"}, PINNED
+        total_claim.REAP, {"but_orphaned": "", "rows": "100", "held": "EXISTS (SELECT FROM gone)", "due": "0"}, PINNED
     ),
-    "reap-total-due": Hot(total.TAKE, {"but_orphaned": total.BUT_ORPHANED, "held": total.HELD}, PINNED),
+    "reap-total-due": Hot(
+        total_claim.TAKE, {"but_orphaned": total_claim.BUT_ORPHANED, "held": total_claim.HELD}, PINNED
+    ),
     "reap-replies": Hot(replies.TAKE),
     "keeps-replies": Hot(replies.KEPT),
     "peek-key": Hot(peek.PEEK_KEY),
@@ -131,8 +133,8 @@ CLAIMING = {
 ENDING = {
     "settle": Hot(batch.SETTLE),
     "heal": Hot(due.HEAL),
-    "heal-total": Hot(total.HEAL),
-    "heal-total-of-nothing": Hot(total.HEAL_GONE),
+    "heal-total": Hot(total_claim.HEAL),
+    "heal-total-of-nothing": Hot(total_claim.HEAL_GONE),
     "record-a-failure": Hot(failure.RECORD),
     "record-a-failure-total": Hot(total_failure.RECORD),
     "suspect": Hot(failure.SUSPECT),
@@ -234,7 +236,8 @@ HOT = {
 
 # All statements of these modules are hot: a new one gets a name above.
 MODULES: tuple[ModuleType, ...] = (
-    outgoing, once, outbox, deliver, plain, fan_out, refusal, doorbell, writers, lease, claim, due, failure, total,
-    peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor, total_floor,
-    outstayed, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded, accounting,
+    outgoing, once, outbox, deliver, plain, fan_out, refusal, doorbell, writers, lease, claim, due, failure,
+    total_claim, peek, parked, parked_keys, total_failure, total_parked, in_flight, wakeup, replies, healthy_floor,
+    total_floor, outstayed, bounds, fetch, receive, link_refusal, acknowledge, asleep, marks, take, target, guarded,
+    accounting,
 )  # fmt: skip

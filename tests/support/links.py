@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from dispatcher.links.bounds import Position, bounding, reading_position
-from dispatcher.links.fetch import FetchedBatch, fetching
+from dispatcher.links.at_source.bounds import Position, bounding, reading_position
+from dispatcher.links.at_source.fetch import FetchedBatch, fetching
 from dispatcher.links.receive import Reception, receiving
-from mailroom.links.target import wanted_subscriptions
+from mailroom.links.handshake.target import wanted_subscriptions
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.support.node import SCHEMA, Node

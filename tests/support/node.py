@@ -9,12 +9,12 @@ from psycopg import Connection
 from psycopg.rows import Row, TupleRow
 
 from dispatcher import Totals, deliver_all
-from dispatcher.deliver import Delivery, delivering
-from dispatcher.floor import FIRST, ScanStart
-from inbox.due import reaping_due
-from inbox.failure import Recorded, failed, recording
+from dispatcher.delivery.deliver import Delivery, delivering
+from dispatcher.delivery.floor import FIRST, ScanStart
+from inbox.by_key.due import reaping_due
+from inbox.by_key.failure import Recorded, failed, recording
 from mailroom import create_inbox
-from mailroom.message import Message
+from mailroom.message.message import Message
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from outbox import Outbox, Outgoing

@@ -20,9 +20,10 @@ from uuid import UUID
 import psycopg
 
 from dispatcher import deliver_all
-from inbox.claim import Share
+from inbox.by_key.claim import Share
 from inbox.claims import Claims
-from mailroom import Outcome, commit, create_inbox
+from mailroom import Outcome, create_inbox
+from mailroom.session import commit
 from mailroom.sql.operation import Operation, Sql
 from tests.support.committing import client
 from tests.support.proxy import CommitFault, proxied

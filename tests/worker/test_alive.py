@@ -17,8 +17,9 @@ import psycopg
 import pytest
 
 from inbox import Inbox, Message, Worker
-from inbox.worker import alive, in_flight
-from inbox.worker.alive import DEAD_S, PAUSED_S
+from inbox.sessions import alive
+from inbox.sessions.alive import DEAD_S, PAUSED_S
+from inbox.worker import in_flight
 from inbox.worker.in_flight import Entry, InFlight
 from mailroom import locks
 from tests.support.databases import Connect

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from inbox import AsyncWorker, Message, Worker
-from inbox.worker.arguments import NotAwaited
+from inbox.handling.arguments import NotAwaited
 from mailroom.errors import ConfigurationError, MailroomError
 from tests.support.node import Node
 from tests.support.working import deliver, failing_keys

@@ -12,9 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from inbox import AsyncWorker, Inbox, Message, Park, Parked, Retry, Skip, Worker, claim, due
-from inbox.due import healing, reaping_due
-from inbox.failure import failed, recording, suspecting
+from inbox import AsyncWorker, Inbox, Message, Park, Parked, Retry, Skip, Worker
+from inbox.by_key import claim, due
+from inbox.by_key.due import healing, reaping_due
+from inbox.by_key.failure import failed, recording, suspecting
 from inbox.worker.in_flight import InFlight
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run

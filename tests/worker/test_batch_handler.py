@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from inbox import AsyncBatchHandler, AsyncWorker, BatchHandler, Message, Park, Worker
-from inbox.worker.arguments import NotAwaited
-from inbox.worker.hold import ABORTED
+from inbox.handling.arguments import NotAwaited
+from inbox.sessions.hold import ABORTED
 from mailroom import carrying, testing
 from mailroom.errors import ConfigurationError
 from outbox import Outbox

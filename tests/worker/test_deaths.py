@@ -17,13 +17,13 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from inbox import AsyncWorker, Inbox, Message, Skip, Unavailable, Worker
-from inbox.claim import Share
+from inbox.by_key.claim import Share
+from inbox.by_key.failure import failed, recording
 from inbox.claims import Claims
-from inbox.failure import failed, recording
+from inbox.sessions.alive import Processes
+from inbox.sessions.unawaited import Unawaited
 from inbox.worker import in_flight, loop
-from inbox.worker.alive import Processes
 from inbox.worker.in_flight import ADD, DIED, DIED_IN_BATCH, REMOVE, Entry, InFlight
-from inbox.worker.unawaited import Unawaited
 from mailroom.session import backoff, listener
 from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run

@@ -208,7 +208,7 @@ def test_dispatcher_beside_a_worker_whose_first_connection_is_refused_tries_agai
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times: list[str] = []
-    from dispatcher.leading import Leading
+    from dispatcher.lanes.leading import Leading
 
     run = Leading.run
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from inbox import AsyncWorker, Message, Worker
-from inbox.worker import hold
+from inbox.sessions import hold
 from tests.support.drivers import url
 from tests.support.node import Node
 from tests.support.pgbouncer import pgbouncer

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from inbox import AsyncWorker, Message, Worker, cli
-from inbox.worker.overtime import HandlerTurn, TimedOut
+from inbox import AsyncWorker, Message, Worker
+from inbox.cli import inbox as cli
+from inbox.handling.overtime import HandlerTurn, TimedOut
 from mailroom.cli.root import root
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async

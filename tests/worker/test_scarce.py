@@ -112,10 +112,10 @@ def test_sessions_beside_the_batches_make_room_for_a_lane(
     node: Node, limited: str, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After an outage the others may be back first, and nobody else has gone."""
-    monkeypatch.setattr("inbox.worker.transactions.ANSWER_S", 1.0)
+    monkeypatch.setattr("inbox.sessions.transactions.ANSWER_S", 1.0)
     monkeypatch.setattr("mailroom.session.home.MISSED_S", 1.0)
     monkeypatch.setattr("mailroom.session.listener.HEARTBEAT_S", 0.1)
-    monkeypatch.setattr("inbox.worker.wakeup.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("inbox.sessions.wakeup.HEARTBEAT_S", 0.1)
     strangers: list[psycopg.Connection[Any]] = []
     named = make_conninfo(limited, application_name="mailroom worker shipping")
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(named))

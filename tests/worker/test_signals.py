@@ -13,7 +13,7 @@ import pytest
 
 from inbox import AsyncWorker
 from inbox.worker.signals import NUMBERS, stopping
-from mailroom.settings import DSN_VARIABLE
+from mailroom.session.settings import DSN_VARIABLE
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from inbox import Message, Worker
-from inbox.claim import Claimed
-from inbox.worker.batch import HANDLED_PER_REPEATED, Batch, Size
+from inbox.by_key.claim import Claimed
+from inbox.handling.batch import HANDLED_PER_REPEATED, Batch, Size
 from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, ledger_keys, working, write_ledger

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from inbox.worker import unawaited
-from inbox.worker.unawaited import Unanswered, Unawaited
+from inbox.sessions import unawaited
+from inbox.sessions.unawaited import Unanswered, Unawaited
 from mailroom.session.home import Home
 from mailroom.sql.operation import Execute, Sql
 from tests.support.databases import Connect

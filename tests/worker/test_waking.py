@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from inbox import AsyncWorker, Worker
+from inbox.handling.batch import Batch
+from inbox.sessions.wakeup import InboxListener
 from inbox.worker import loop
-from inbox.worker.batch import Batch
 from inbox.worker.in_flight import Entry
-from inbox.worker.wakeup import InboxListener
 from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually, eventually_async

@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from dispatcher import Dispatcher
 from inbox import AsyncWorker, Message, Worker
 from inbox.inbox import Inbox
+from inbox.sessions.transactions import async_transactions
+from inbox.sessions.wakeup import InboxListener
 from inbox.worker import worker as workers
-from inbox.worker.transactions import async_transactions
-from inbox.worker.wakeup import InboxListener
 from mailroom.errors import ConfigurationError, UnknownInbox
 from tests.support.databases import Connect
 from tests.support.node import Node, send

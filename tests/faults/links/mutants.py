@@ -40,7 +40,7 @@ def _rewrite(sql: Sql, old: str, new: str) -> None:
 
 @_mutant(
     "a batch is received wherever the newest receipt is; nor does a new leader end the session of the last one",
-    "dispatcher.links.fetch.FETCH_UNDECODED", "dispatcher.deliver.LOCK", way="paused",
+    "dispatcher.links.at_source.fetch.FETCH_UNDECODED", "dispatcher.delivery.deliver.LOCK", way="paused",
 )  # fmt: skip
 def _receipt_not_compared() -> None:
     from dispatcher.links.receive import RECEIVE
@@ -53,13 +53,15 @@ def _receipt_not_compared() -> None:
 
 @_mutant("what leaves the node can be seen before it is durable", "COMMIT", way=OWN_SERVER)
 def _stamp_committed_asynchronously() -> None:
-    from dispatcher.deliver import DELIVER_FULL
+    from dispatcher.delivery.deliver import DELIVER_FULL
 
     _rewrite(DELIVER_FULL, "set_config('synchronous_commit', 'on', true)", "''")
 
 
 @_mutant(
-    "what was received is acknowledged before it is durable", "dispatcher.links.acknowledge.ACKNOWLEDGE", way=OWN_SERVER
+    "what was received is acknowledged before it is durable",
+    "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE",
+    way=OWN_SERVER,
 )
 def _acknowledged_before_durable() -> None:
     from dispatcher.links import lane
@@ -80,20 +82,20 @@ def _numbered_without_sent_clock() -> None:
 
 @_mutant("seq does not follow the clock")
 def _seq_by_key() -> None:
-    from dispatcher.deliver import DELIVER_FULL
+    from dispatcher.delivery.deliver import DELIVER_FULL
 
     _rewrite(DELIVER_FULL, "PARTITION BY link ORDER BY clock", "PARTITION BY link ORDER BY key, clock DESC")
 
 
 @_mutant("a total inbox is given out up to the highest clock that an origin has shown, not the lowest")
 def _bound_as_maximum() -> None:
-    from mailroom.total import RAISE
+    from mailroom.order.total import RAISE
 
     _rewrite(RAISE, "THEN min(s.clock)", "THEN max(s.clock)")
 
 
 @_mutant("what came by a link of another number is forgotten")
 def _old_link_forgotten() -> None:
-    from mailroom.links.target import FORGET
+    from mailroom.links.handshake.target import FORGET
 
     _rewrite(FORGET, "unnest(gone.ids)", "unnest(gone.ids[1:0])")

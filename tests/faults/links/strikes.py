@@ -32,10 +32,12 @@ WAYS = {
 }
 # Half of the statements that are struck are of these, by which messages and promises go from node to node.
 CENTRAL = (
-    "dispatcher.deliver.DELIVER_FULL", "dispatcher.deliver.LOCK", "dispatcher.links.acknowledge.ACKNOWLEDGE",
-    "dispatcher.links.acknowledge.FLUSH", "dispatcher.links.bounds.BOUNDS", "dispatcher.links.fetch.FETCH_UNDECODED",
-    "dispatcher.links.receive.RECEIVE", "dispatcher.links.trim.TRIM", "mailroom.clock.CEILING",
-    "mailroom.links.marks.MARK", "mailroom.total.RAISE",
+    "dispatcher.delivery.deliver.DELIVER_FULL", "dispatcher.delivery.deliver.LOCK",
+    "dispatcher.links.at_source.acknowledge.ACKNOWLEDGE",
+    "dispatcher.links.at_source.acknowledge.FLUSH", "dispatcher.links.at_source.bounds.BOUNDS",
+    "dispatcher.links.at_source.fetch.FETCH_UNDECODED",
+    "dispatcher.links.receive.RECEIVE", "dispatcher.housekeeping.trim.TRIM", "mailroom.order.clock.CEILING",
+    "mailroom.links.marks.MARK", "mailroom.order.total.RAISE",
 )  # fmt: skip
 CENTRAL_SHARE = 0.5
 SERVER_SHARE = 0.3  # of what is struck as it recovers: the server was killed, and not the daemons

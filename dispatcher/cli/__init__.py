@@ -1,0 +1,1 @@
+"""The commands `mailroom dispatcher` and `mailroom executor`."""

@@ -1,0 +1,1 @@
+"""A delivery: from the outbox, by the floor and the route, into inboxes."""

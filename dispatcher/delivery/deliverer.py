@@ -1,0 +1,189 @@
+"""Runs the transactions of deliveries: clock recovery, the ceiling, the floor, and messages that are refused."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+import psycopg
+
+from dispatcher.delivery.deliver import Delivery, delivering, looking, reading_oldest
+from dispatcher.delivery.fan_out import FannedOut, fan_out
+from dispatcher.delivery.floor import Floor, ScanStart
+from dispatcher.delivery.portion import Portion
+from dispatcher.delivery.refusal import Undeliverable, dead_lettering, finding_refused, reason_of
+from mailroom.links.marks import marking
+from mailroom.links.start import starting
+from mailroom.order import sequences
+from mailroom.order.clock import WARN_CLOCK, raising_ceiling
+from mailroom.sql.operation import Operation, T
+from mailroom.sql.runner import run_async, run_in_transaction
+from mailroom.sql.sqlstate import Meaning, meaning
+
+log = logging.getLogger("mailroom.dispatcher")
+
+ROWS = 10_000
+MAX_BYTES = 32 * 1024 * 1024
+
+
+class Deliverer:
+    """Delivers over an autocommit connection of its own, one transaction per batch.
+
+    `rows` and `max_bytes` limit a full batch (at least one message); `portion` says how much of it to try. `progress`
+    is called with each delivery. `monotonic` is the clock of the `Floor`. A transaction meets at most so many
+    `partitions`, None for what the server has room for.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.AsyncConnection,
+        schema: str,
+        *,
+        rows: int = ROWS,
+        max_bytes: int = MAX_BYTES,
+        portion: Portion | None = None,
+        progress: Callable[[Delivery], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        partitions: int | None = None,
+    ) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._rows = rows
+        self._max_bytes = max_bytes
+        self._portion = portion or Portion()
+        self._progress = progress
+        self._monotonic = monotonic
+        self._floor = Floor("outbox", monotonic)
+        self._recovered = False
+        self._partitions = partitions
+        self._has_links = self._has_many = False
+        self._is_plain = True
+
+    async def drain(self, now: datetime | None = None) -> int:
+        """Deliver until a batch is not full; return how many messages were taken."""
+        taken = 0
+        while True:
+            delivery = await self.deliver(now)
+            taken += delivery.taken
+            if not delivery.more:
+                return taken
+
+    async def drain_rest(self) -> int:
+        """Drain if a look finds something: on the way to sleep it seldom does, and an empty delivery costs far more."""
+        is_rest = not self._recovered or await run_async(self._connection, looking(self._schema, self._floor.above()))
+        return await self.drain() if is_rest else 0
+
+    async def deliver(self, now: datetime | None = None) -> Delivery:
+        """Deliver one batch. Only the messages that the database refuses go to `dead_letter`."""
+        if not self._recovered:
+            # Before this connection gives out its first clock: a crash may have set the sequence back.
+            started = await self._transaction(starting(self._schema))
+            sequences.tell(started.raised)
+            if started.clock >= WARN_CLOCK:
+                log.warning("the clock is at %d, more than half of its range", started.clock)
+            if started.moved:
+                log.warning(
+                    "this node is in another database or server than before, so nobody may read its links: run "
+                    "mailroom node moved, or for a copy of a node that lives on mailroom node new-id"
+                )
+            elif started.jumped:
+                log.info("the server has started anew: the clock goes on at %d", started.clock)
+            self._recovered = True
+        with self._portion.tried():
+            delivery = await self._deliver(self._portion.of(self._rows), self._portion.of(self._max_bytes), now)
+        if self._progress is not None:
+            self._progress(delivery)
+        return delivery
+
+    async def _deliver(self, most: int, max_bytes: int, now: datetime | None) -> Delivery:
+        rows, failures, dead, fanned = most, 0, 0, FannedOut()
+        while True:
+            alone = failures > 1 and rows == 1
+            start = await self._before_oldest() if alone else self._floor.start()
+            try:
+                delivery = await self._transaction(
+                    delivering(
+                        self._schema,
+                        start=start,
+                        rows=rows,
+                        max_bytes=max_bytes,
+                        now=now,
+                        has_links=self._has_links,
+                        has_many=self._has_many,
+                        is_plain=self._is_plain,
+                        partitions=self._partitions,
+                    )
+                )
+            except psycopg.Error as error:
+                self._floor = Floor("outbox", self._monotonic)
+                if meaning(error) is not Meaning.DATA:
+                    raise
+                if alone:
+                    names = (error.diag.constraint_name, error.diag.table_name, error.diag.column_name)
+                    return _dead(
+                        await self._dead_letter(
+                            [Undeliverable(start.position + 1, reason_of(error.sqlstate or "", *names))]
+                        )
+                    )
+                failures += 1
+                if failures == 1:
+                    rows, refused = await self._find_refused(start, rows, max_bytes, now)
+                    dead += await self._dead_letter(refused)
+                    rows -= len(refused)
+                    if not rows:
+                        return _dead(dead)
+                elif failures > 2:
+                    # The delivery is refused, but no message by itself: halve the batch down to one. Not at the second
+                    # failure: a subscription can become visible just before the partition of its inbox does.
+                    rows = max(1, rows // 2)
+                continue
+            self._has_links, self._is_plain = delivery.has_links, delivery.is_plain
+            self._has_many = delivery.has_many
+            if delivery.waits:
+                done = await fan_out(self._connection, self._schema, self._partitions)
+                fanned = fanned.plus(done)
+                if not delivery.taken:
+                    continue  # that was of a delivery before, which did not get that far
+            if delivery.ceiling is not None:
+                await self._transaction(raising_ceiling(self._schema, delivery.ceiling))
+                continue
+            if delivery.is_mark_wanted:
+                await self._transaction(marking(self._schema))
+            await run_async(self._connection, self._floor.raising(self._schema, delivery))
+            return replace(
+                delivery,
+                taken=delivery.taken + dead,
+                delivered=delivery.delivered + fanned.copies,
+                dead=delivery.dead + dead + fanned.dead,
+                woken=delivery.woken + fanned.woken,
+                inboxes=[*delivery.inboxes, *fanned.inboxes],
+                more=delivery.more or rows < most,
+            )
+
+    async def _before_oldest(self) -> ScanStart:
+        # Above this floor one row is exactly that message, even if one with a lower position commits meanwhile.
+        oldest = await run_async(self._connection, reading_oldest(self._schema))
+        return ScanStart() if oldest is None else ScanStart(oldest - 1)
+
+    async def _find_refused(
+        self, start: ScanStart, rows: int, max_bytes: int, now: datetime | None
+    ) -> tuple[int, list[Undeliverable]]:
+        return await self._transaction(
+            finding_refused(self._schema, start=start, rows=rows, max_bytes=max_bytes, now=now)
+        )
+
+    async def _dead_letter(self, refused: list[Undeliverable]) -> int:
+        if not refused:
+            return 0
+        for reason, count in Counter(each.reason for each in refused).items():
+            log.error("%d undeliverable messages moved to dead_letter: %s", count, reason)
+        return await self._transaction(dead_lettering(self._schema, refused))
+
+    async def _transaction(self, operation: Operation[T]) -> T:
+        return await run_in_transaction(self._connection, operation)
+
+
+def _dead(count: int) -> Delivery:
+    return Delivery(count, 0, 0, 0, 0, count, None, None, None, 0, more=True)

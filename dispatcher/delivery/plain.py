@@ -1,0 +1,101 @@
+"""The deliver statement of a plain batch: each message is due and goes to an inbox, and no link is there to carry it.
+
+It has no part for anything else, so a small batch starts a smaller plan, and the rows of a large one are copied once.
+"""
+
+from dispatcher.delivery.floor import START
+from mailroom import locks
+from mailroom.message.columns import MESSAGE
+from mailroom.order.total import HAS_TOTAL, PARTITION_CHANNEL, PARTITION_KEY
+from mailroom.registry.routing import GETS, ROUTE
+from mailroom.schema.partitions import PARTITIONS
+from mailroom.sql.operation import Sql
+
+OLDEST = """
+    FROM {schema}.outbox WHERE position > (SELECT position FROM start) ORDER BY position LIMIT %(rows)s::bigint"""
+# It may meet no more inboxes than one transaction has room for: each message alone is counted, which costs nothing.
+# Without IS TRUE, bool_and would pass over a message whose topic nobody gets. A batch of no messages is plain.
+IS_PLAIN = """bool_and((
+        deliver_at IS NULL AND expires_at IS NULL
+        AND CASE kind WHEN 'M' THEN receivers IS NOT NULL WHEN 'E' THEN subscribed
+                      WHEN 'C' THEN receivers = 1 ELSE receivers > 0 END) IS TRUE) IS NOT FALSE
+           AND (sum(bytes) <= %(bytes)s::bigint) IS NOT FALSE AND NOT EXISTS (SELECT FROM {schema}.link)
+           AND NOT EXISTS (SELECT FROM {schema}.fan_out)
+           AND ((sum(ways) <= {partitions}) IS NOT FALSE
+                OR (SELECT count(*) FROM {schema}.inbox_registry) <= {partitions})"""
+# What each form of a delivery returns: the fields of `dispatcher.delivery.deliver.Delivery`, which has their meanings.
+RESULT = {
+    **dict.fromkeys(("taken", "delivered", "scheduled", "expired", "unrouted", "dead", "last", "clock"), "bigint"),
+    "ceiling": "bigint",
+    "woken": "bigint",
+    "more": "boolean",
+    "inboxes": "text[]",
+    "drawn": "bigint",
+    "running": "text[]",
+    **dict.fromkeys(("has_total", "has_links", "has_many", "waits"), "boolean"),
+}
+# The steps are those of `dispatcher.delivery.deliver`. `taken` and `delivered` read the same rows, since they have one
+# snapshot and one range, and the dispatch lock keeps every other deliverer away. If the batch is not plain, or the
+# clock would pass its ceiling, `last` is null and nothing is taken.
+DELIVER_PLAIN = Sql(
+    """
+WITH {start},
+{route},
+reach AS MATERIALIZED (
+    SELECT topic, count(*)::integer AS ways, count(*) FILTER (WHERE named) AS receivers,
+           bool_or(subscribed) AS subscribed
+    FROM route GROUP BY topic),
+batch AS MATERIALIZED (
+    SELECT max(position) AS last, count(*) AS messages, max(after_clock) AS after_clock,
+           count(*) = %(rows)s::bigint AS more, {is_plain} AS is_plain
+    FROM (SELECT position, topic, kind, deliver_at, expires_at, after_clock,
+                 coalesce(octet_length(value), pg_catalog.pg_column_size(value_json)) AS bytes {oldest}) AS o
+         LEFT JOIN reach USING (topic)),
+stamp AS MATERIALIZED (
+    SELECT CASE WHEN is_plain AND base + messages <= n.clock_ceiling THEN last END AS last, is_plain, messages, more,
+           base, base + messages AS top, base + messages <= n.clock_ceiling AS fits, n.id AS origin
+    FROM batch, {schema}.node AS n,
+         LATERAL (SELECT greatest(last_value, after_clock) FROM {schema}.clock) AS c (base)),
+taken AS (
+    DELETE FROM {schema}.outbox
+    WHERE position > (SELECT position FROM start) AND position <= (SELECT last FROM stamp)
+    RETURNING position),
+delivered AS (
+    INSERT INTO {schema}.inbox (inbox, clock, sent_clock, origin, {message})
+    SELECT inbox, clock, clock, (SELECT origin FROM stamp), {message}
+    FROM (SELECT {message}, (SELECT base FROM stamp) + row_number() OVER (ORDER BY position) AS clock
+          FROM {schema}.outbox
+          WHERE position > (SELECT position FROM start) AND position <= (SELECT last FROM stamp)) AS o
+         JOIN route USING (topic)
+    WHERE {gets}
+    ORDER BY key, inbox, clock
+    RETURNING inbox),
+touched AS MATERIALIZED (
+    SELECT inbox, to_regclass('{schema}.inbox_' || inbox) AS partition, count(*) AS rows
+    FROM delivered GROUP BY inbox),
+woken AS MATERIALIZED (
+    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
+    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
+SELECT taken, rows, 0::bigint, 0::bigint, 0::bigint, 0::bigint, t.last, CASE WHEN taken > 0
+       THEN setval('{schema}.clock'::regclass, top) END, CASE WHEN is_plain AND NOT fits THEN top END,
+       (SELECT count FROM woken), more, inboxes,
+       (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.outbox_position_seq),
+       (SELECT running FROM start), {has_total}, false, false, false, is_plain
+FROM stamp, (SELECT count(*), max(position) FROM taken) AS t (taken, last),
+     (SELECT coalesce(sum(rows), 0)::bigint, coalesce(pg_catalog.array_agg(inbox), '{}'::text[])
+      FROM touched) AS d (rows, inboxes)
+""",
+    RESULT | {"is_plain": "boolean"},
+    start=START,
+    is_plain=IS_PLAIN,
+    partitions=PARTITIONS,
+    route=ROUTE,
+    sent=f"(SELECT topic {OLDEST}) AS s",
+    oldest=OLDEST,
+    gets=GETS,
+    message=MESSAGE,
+    partition_channel=PARTITION_CHANNEL,
+    asleep_lock=locks.ASLEEP,
+    partition_key=PARTITION_KEY,
+    has_total=HAS_TOTAL,
+)

@@ -1,0 +1,1 @@
+"""How a folded batch is applied: rows, conditions, ranges, and code of the user's."""

@@ -1,0 +1,1 @@
+"""Which tables and functions executables may reach, and what they are."""

@@ -1,0 +1,306 @@
+"""Register the tables that executables may write and the functions they may call.
+
+Names of tables, columns and functions are given as in the catalog: case-sensitive and without quotes.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from dispatcher.executor.targets.catalog import checking_function, checking_table
+from mailroom.errors import ConfigurationError, InvalidName
+from mailroom.message.executable import ACCOUNTING, STORE
+from mailroom.names import DEFAULT_SCHEMA, executable_name, schema_name, shown
+from mailroom.numbers import seconds
+from mailroom.schema import checking
+from mailroom.schema.audit import auditing, check_actor
+from mailroom.sql.methods import on_async_connection, on_connection
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+MAX_TIMEOUT_S = 300.0
+
+# These names become identifiers in statements. PostgreSQL does not accept a lone surrogate.
+RENDERED = re.compile('[^"%{}\0\ud800-\udfff]+')
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTarget:
+    """A table that executables may write. `table` is schema.table. Without `value` nothing can be put, without
+    `number` nothing incremented. In a list, `fault` says why it could not be registered now: tables change.
+    """
+
+    name: str
+    table: str
+    key: str
+    value: str | None
+    number: str | None
+    created_at: datetime = field(compare=False)
+    fault: str | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        written = (f"{what} {column}" for what, column in (("value", self.value), ("number", self.number)) if column)
+        return f"{self.name}: {', '.join([self.table, f'key {self.key}', *written])}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredFunction:
+    """A function that executables may call. `function` is schema.function; a call may take `timeout_s` seconds.
+
+    In a list, `fault` says why it could not be registered now.
+    """
+
+    name: str
+    function: str
+    timeout_s: float
+    created_at: datetime = field(compare=False)
+    fault: str | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.function}, {self.timeout_s:g} s"
+
+
+TARGETS = Sql(
+    """
+SELECT name, table_schema || '.' || table_name, key_column, value_column, number_column, created_at
+FROM {schema}.executable_target WHERE %(name)s::text IS NULL OR name = %(name)s::text ORDER BY name
+""",
+    columns=("text", "text", "text", "text", "text", "timestamptz"),
+)
+SET_TARGET = Sql(
+    """
+INSERT INTO {schema}.executable_target (name, table_schema, table_name, key_column, value_column, number_column)
+VALUES (%(name)s::text, %(table_schema)s::text, %(table_name)s::text, %(key)s::text, %(value)s::text, %(number)s::text)
+ON CONFLICT (name) DO UPDATE SET
+    table_schema = excluded.table_schema, table_name = excluded.table_name, key_column = excluded.key_column,
+    value_column = excluded.value_column, number_column = excluded.number_column, created_at = excluded.created_at
+RETURNING created_at
+""",
+    columns=("timestamptz",),
+)
+REMOVE_TARGET = Sql("DELETE FROM {schema}.executable_target WHERE name = %(name)s::text")
+
+FUNCTIONS = Sql(
+    """
+SELECT name, function_schema || '.' || function_name, timeout_s, created_at
+FROM {schema}.executable_function WHERE %(name)s::text IS NULL OR name = %(name)s::text ORDER BY name
+""",
+    columns=("text", "text", "float8", "timestamptz"),
+)
+SET_FUNCTION = Sql(
+    """
+INSERT INTO {schema}.executable_function (name, function_schema, function_name, timeout_s)
+VALUES (%(name)s::text, %(function_schema)s::text, %(function_name)s::text, %(timeout_s)s::float8)
+ON CONFLICT (name) DO UPDATE SET
+    function_schema = excluded.function_schema, function_name = excluded.function_name,
+    timeout_s = excluded.timeout_s, created_at = excluded.created_at
+RETURNING created_at
+""",
+    columns=("timestamptz",),
+)
+REMOVE_FUNCTION = Sql("DELETE FROM {schema}.executable_function WHERE name = %(name)s::text")
+
+
+class _Operations:
+    """What both classes do, as operations."""
+
+    def __init__(self, *, schema: str = DEFAULT_SCHEMA) -> None:
+        self.schema = schema_name(schema)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(schema={self.schema!r})"
+
+    def _register_target(
+        self,
+        name: str,
+        table: str,
+        *,
+        key: str,
+        value: str | None = None,
+        number: str | None = None,
+        actor: str,
+        why: str | None = None,
+        dry_run: bool = False,
+    ) -> Operation[RegisteredTarget | None]:
+        """Let executables write a table, as the target `name`. Return what the name stood for before, or None.
+
+        A name that is registered already is changed; registering the same again changes nothing. `table` is
+        schema.table, an ordinary or partitioned table of yours. `key` is a column of type text, character varying, uuid
+        or an integer type, not null and unique by itself. `value` is a column of type bytea, text or character varying,
+        which `put` writes; `number` one of an integer type, which `increment` changes. At least one of the two is
+        needed. The executor's role needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on the table.
+        Raises `InvalidName` or `ConfigurationError`.
+        """
+        check_actor(actor, why)
+        name, (table_schema, table_name) = _own_name(name), _qualified(table, "table")
+        key, value, number = _column(key), _column_or_none(value), _column_or_none(number)
+        yield IN_TRANSACTION
+        before = yield from self._finding_targets(name)
+        yield from checking_table((table_schema, table_name), key, value, number)
+        wanted = (f"{table_schema}.{table_name}", key, value, number)
+        if not dry_run and [(each.table, each.key, each.value, each.number) for each in before] != [wanted]:
+            [(created_at,)] = yield SET_TARGET.at(schema=self.schema)(
+                name=name, table_schema=table_schema, table_name=table_name, key=key, value=value, number=number
+            )
+            yield from self._auditing("target", before, [RegisteredTarget(name, *wanted, created_at)], actor, why)
+        return before[0] if before else None
+
+    def _remove_target(
+        self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False
+    ) -> Operation[RegisteredTarget | None]:
+        """Stop executables from writing the table of target `name`. Return what it was, or None if there was none.
+
+        Executables for it that are not executed yet go to `dead_letter`. The table itself is not changed.
+        """
+        check_actor(actor, why)
+        name = executable_name(name)
+        yield IN_TRANSACTION
+        before = yield from self._finding_targets(name)
+        if before and not dry_run:
+            yield REMOVE_TARGET.at(schema=self.schema)(name=name)
+            yield from self._auditing("target", before, [], actor, why)
+        return before[0] if before else None
+
+    def _targets(self) -> Operation[list[RegisteredTarget]]:
+        """Return the registered targets, ordered by name, without the built-in ones, store and accounting."""
+        found = []
+        for each in (yield from self._finding_targets()):
+            check = checking_table(_qualified(each.table, "table"), each.key, each.value, each.number)
+            found.append(replace(each, fault=(yield from _fault(check))))
+        return found
+
+    def _register_function(
+        self,
+        name: str,
+        function: str,
+        *,
+        timeout_s: float = 10.0,
+        actor: str,
+        why: str | None = None,
+        dry_run: bool = False,
+    ) -> Operation[RegisteredFunction | None]:
+        """Let executables call a function, as `name`. Return what the name stood for before, or None.
+
+        A name that is registered already is changed; registering the same again changes nothing. `function` is
+        schema.function; it takes one jsonb and does not return a set. It runs in the executor's transaction and with
+        its rights, one call after another: a slow call holds up all executables, for at most `timeout_s` seconds
+        (default 10, up to 300). Raises `InvalidName` or `ConfigurationError`.
+        """
+        check_actor(actor, why)
+        name, (function_schema, function_name) = _own_name(name), _qualified(function, "function")
+        wanted = (f"{function_schema}.{function_name}", float(seconds(timeout_s, "timeout_s", MAX_TIMEOUT_S)))
+        yield IN_TRANSACTION
+        before = yield from self._finding_functions(name)
+        yield from checking_function((function_schema, function_name))
+        if not dry_run and [(each.function, each.timeout_s) for each in before] != [wanted]:
+            [(created_at,)] = yield SET_FUNCTION.at(schema=self.schema)(
+                name=name, function_schema=function_schema, function_name=function_name, timeout_s=wanted[1]
+            )
+            yield from self._auditing("function", before, [RegisteredFunction(name, *wanted, created_at)], actor, why)
+        return before[0] if before else None
+
+    def _remove_function(
+        self, name: str, *, actor: str, why: str | None = None, dry_run: bool = False
+    ) -> Operation[RegisteredFunction | None]:
+        """Stop executables from calling the function `name`. Return what it was, or None if there was none.
+
+        Executables for it that are not executed yet go to `dead_letter`. The function itself is not changed.
+        """
+        check_actor(actor, why)
+        name = executable_name(name)
+        yield IN_TRANSACTION
+        before = yield from self._finding_functions(name)
+        if before and not dry_run:
+            yield REMOVE_FUNCTION.at(schema=self.schema)(name=name)
+            yield from self._auditing("function", before, [], actor, why)
+        return before[0] if before else None
+
+    def _functions(self) -> Operation[list[RegisteredFunction]]:
+        """Return the registered functions, ordered by name."""
+        found = []
+        for each in (yield from self._finding_functions()):
+            check = checking_function(_qualified(each.function, "function"))
+            found.append(replace(each, fault=(yield from _fault(check))))
+        return found
+
+    def _finding_targets(self, name: str | None = None) -> Operation[list[RegisteredTarget]]:
+        yield from checking(self.schema)
+        return [RegisteredTarget(*row) for row in (yield TARGETS.at(schema=self.schema)(name=name))]
+
+    def _finding_functions(self, name: str | None = None) -> Operation[list[RegisteredFunction]]:
+        yield from checking(self.schema)
+        return [RegisteredFunction(*row) for row in (yield FUNCTIONS.at(schema=self.schema)(name=name))]
+
+    def _auditing(
+        self, what: str, before: Sequence[object], after: Sequence[object], actor: str, why: str | None
+    ) -> Operation[None]:
+        for action, registered in (("remove", before), ("register", after)):
+            changes = [(None, str(each), 0) for each in registered]
+            yield from auditing(self.schema, f"{action} {what}", changes, actor, why)
+
+
+class Registrations(_Operations):
+    """The tables that the executables of a node may write, and the functions they may call; free to share.
+
+    Every method takes a psycopg connection or a SQLAlchemy `Connection` or `Session`. What changes something does so
+    in the caller's transaction and never commits; with `dry_run` everything is checked and nothing changes. It raises
+    `NotInTransaction` on an autocommit connection outside a transaction. `actor` says who acts and `why` for what
+    reason; both go into the table `audit`, with what was registered. Names of tables, columns and functions are given
+    as in the catalog: case-sensitive and without quotes.
+    """
+
+    register_target = on_connection(_Operations._register_target)
+    remove_target = on_connection(_Operations._remove_target)
+    targets = on_connection(_Operations._targets)
+    register_function = on_connection(_Operations._register_function)
+    remove_function = on_connection(_Operations._remove_function)
+    functions = on_connection(_Operations._functions)
+
+
+class AsyncRegistrations(_Operations):
+    """`Registrations` for async connections: psycopg's, and SQLAlchemy's `AsyncConnection` and `AsyncSession`."""
+
+    register_target = on_async_connection(_Operations._register_target)
+    remove_target = on_async_connection(_Operations._remove_target)
+    targets = on_async_connection(_Operations._targets)
+    register_function = on_async_connection(_Operations._register_function)
+    remove_function = on_async_connection(_Operations._remove_function)
+    functions = on_async_connection(_Operations._functions)
+
+
+def _fault(check: Operation[None]) -> Operation[str | None]:
+    try:
+        yield from check
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+def _own_name(name: str) -> str:
+    name = executable_name(name)
+    if name in (STORE, ACCOUNTING):
+        raise InvalidName(f"{name} is a built-in target: choose another name.")
+    return name
+
+
+def _qualified(name: str, what: str) -> tuple[str, str]:
+    schema, dot, rest = str.partition(name, ".") if isinstance(name, str) else ("", "", "")
+    if not (dot and RENDERED.fullmatch(schema) and RENDERED.fullmatch(rest)):
+        raise InvalidName(
+            f"The {what} {shown(name)} is not valid: give schema.{what} without quotes. Names may not contain any of "
+            'the characters " % { } and NUL.'
+        )
+    return schema, rest
+
+
+def _column(name: str) -> str:
+    if not isinstance(name, str) or not RENDERED.fullmatch(name):
+        raise InvalidName(
+            f"The column {shown(name)} is not valid: give its name without quotes. It may not contain any of the "
+            'characters " % { } and NUL.'
+        )
+    return str.__str__(name)
+
+
+def _column_or_none(name: str | None) -> str | None:
+    return None if name is None else _column(name)

@@ -1,0 +1,54 @@
+"""Inboxes that keep messages for a while only (`keep_s`): the janitor drops what waits there for longer."""
+
+from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.sql.operation import Operation, Sql
+
+KEEPING = Sql("SELECT name FROM {schema}.inbox_registry WHERE keep_s IS NOT NULL ORDER BY name", columns=("text",))
+
+
+def listing_keeping(schema: str) -> Operation[list[str]]:
+    """Return the inboxes that keep messages for a while only."""
+    return [name for (name,) in (yield KEEPING.at(schema=schema)())]
+
+
+# The oldest rows are read and then their age: the other way round, an inbox in which nothing is old would be read to
+# its end. Like a claim this locks the heads of keys, and takes nothing of a key that another transaction works on. The
+# registry's row is locked without waiting: a replay locks it until its caller commits. Parked messages stand behind
+# `retry_at = 'infinity'` until the janitor moves them to `parked`; they wait for an operator. What he replays has the
+# time of its delivery, and would be dropped at once: it counts from the replay.
+OUTSTAYED = Sql(
+    """
+WITH registered AS MATERIALIZED (
+    SELECT floor, clock_timestamp() - keep_s * interval '1 second' AS since FROM {schema}.inbox_registry
+    WHERE name = '{inbox}' FOR NO KEY UPDATE SKIP LOCKED),
+oldest AS MATERIALIZED (
+    SELECT ctid AS place, key, clock, delivered_at FROM {schema}.inbox_{inbox}
+    WHERE {by_clock} > (SELECT floor FROM registered) ORDER BY {by_clock} LIMIT %(rows)s::bigint),
+old AS MATERIALIZED (SELECT place, key, clock FROM oldest WHERE delivered_at < (SELECT since FROM registered)),
+head AS MATERIALIZED (
+    SELECT l.key FROM (SELECT key, min(clock) AS clock FROM old GROUP BY key) AS o, LATERAL (
+        SELECT key FROM {schema}.inbox_{inbox} AS i
+        WHERE i.key = o.key AND i.clock = o.clock
+          AND (SELECT s.clock FROM {schema}.key_state AS s
+               WHERE s.inbox = '{inbox}' AND s.key = o.key AND s.retry_at = 'infinity') IS NULL
+          AND NOT EXISTS (SELECT FROM {schema}.attempt AS a
+                          WHERE a.inbox = '{inbox}' AND a.key = o.key AND a.outcome = 'replay'
+                            AND a.at > (SELECT since FROM registered))
+        FOR UPDATE SKIP LOCKED) AS l),
+gone AS (
+    DELETE FROM {schema}.inbox_{inbox} AS i USING old
+    WHERE i.ctid = old.place AND old.key IN (SELECT key FROM head) RETURNING 1),
+counted AS (
+    UPDATE {schema}.inbox_registry SET dropped = dropped + (SELECT count(*) FROM gone)
+    WHERE name = '{inbox}' AND EXISTS (SELECT FROM gone))
+SELECT count(*) FROM gone
+""",
+    columns=("bigint",),
+    by_clock=BY_CLOCK,
+)
+
+
+def sweeping_outstayed(schema: str, inbox: str, rows: int) -> Operation[int]:
+    """Drop messages that wait for longer than their inbox keeps them, of its `rows` oldest; return how many."""
+    [(dropped,)] = yield OUTSTAYED.at(schema=schema, inbox=inbox)(rows=rows)
+    return int(dropped)

@@ -1,0 +1,1 @@
+"""What a lane of links asks and tells the node that it reads."""

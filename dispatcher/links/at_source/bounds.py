@@ -1,0 +1,124 @@
+"""Bounds: how far the next batch goes, and whether the source still has the history that was received from it.
+
+The position is the newest receipt. The source keeps the row of the position, since it only trims rows below what was
+acknowledged: so one look at that row tells whether both sides have had one past.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from mailroom.links.handshake.diverged import BY_HAND
+from mailroom.sql.operation import Operation, Sql
+
+ROWS = 10_000
+MAX_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last row received from an origin; `seq` is 0 before the first one."""
+
+    seq: int
+    last_id: UUID | None
+    stamped_at: datetime | None
+    sent_clock: int
+
+
+START = Position(0, None, None, 0)
+
+POSITION = Sql(
+    """
+SELECT last, last_id, stamped_at, sent_clock FROM {schema}.receipt WHERE origin = %(origin)s::bigint
+ORDER BY last DESC LIMIT 1
+""",
+    columns=("bigint", "uuid", "timestamptz", "bigint"),
+)
+
+
+def reading_position(schema: str, origin: int) -> Operation[Position]:
+    """Return where an origin's newest receipt stands, at the target."""
+    rows = yield POSITION.at(schema=schema)(origin=origin)
+    return Position(*rows[0]) if rows else START
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The next batch ends at `last`; None if there is none. `more`: there are rows behind it.
+
+    `verdict`: the source `agrees` with the position; it has `diverged`, having other rows at or below it, or none; or
+    there is a `gap`, `missing` rows behind the position that the source has trimmed. Only then is `last` not None. A
+    link that was removed looks as if it had diverged. `newest` is the last seq that the source has stamped, 0 for none.
+    `size` is about how many bytes the batch has.
+    """
+
+    last: int | None
+    more: bool
+    verdict: Literal["agrees", "diverged", "gap"]
+    missing: int
+    newest: int
+    size: int = field(default=0, compare=False)
+
+
+# The position's row and the rows behind it in one snapshot. It starts at the position, so it meets nothing of what was
+# trimmed below, which a held snapshot may keep in the index. The text of JSON is measured, since it crosses as text and
+# its stored form may be much smaller; that of headers only if they are compressed.
+BOUNDS = Sql(
+    """
+WITH ahead AS MATERIALIZED (
+    SELECT seq, size, nth = 1 OR %(bytes)s::bigint >= size AS fits FROM (
+        SELECT seq, row_number() OVER next AS nth, sum(
+            coalesce(octet_length(value), octet_length(value_json::text), 0) + octet_length(topic) + octet_length(key) +
+            CASE WHEN pg_catalog.pg_column_compression(headers) IS NULL
+                 THEN coalesce(pg_catalog.pg_column_size(headers), 0)
+                 ELSE octet_length(headers::text) END + 100) OVER next AS size
+        FROM {schema}.transit WHERE link = %(link)s::bigint AND seq > %(seq)s::bigint
+        WINDOW next AS (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+        ORDER BY seq LIMIT %(rows)s::bigint) AS next)
+SELECT max(seq) FILTER (WHERE fits), count(*) = %(rows)s::bigint OR NOT bool_and(fits), min(seq),
+       EXISTS (SELECT FROM {schema}.transit WHERE link = %(link)s::bigint AND seq = %(seq)s::bigint),
+       EXISTS (SELECT FROM {schema}.transit WHERE link = %(link)s::bigint AND seq = %(seq)s::bigint
+               AND message_id = %(last_id)s::uuid AND stamped_at = %(stamped_at)s::timestamptz),
+       (SELECT seq FROM {schema}.transit WHERE link = %(link)s::bigint ORDER BY seq DESC LIMIT 1),
+       coalesce(max(size) FILTER (WHERE fits), 0)
+FROM ahead
+""",
+    columns=("bigint", "boolean", "bigint", "boolean", "boolean", "bigint", "bigint"),
+)
+
+
+def bounding(
+    schema: str, link: int, position: Position, *, rows: int = ROWS, max_bytes: int = MAX_BYTES
+) -> Operation[Bounds]:
+    """Find the end of the next batch at the source: up to `rows` rows and `max_bytes`, at least one row.
+
+    With no rows it only holds the position against the source's history.
+    """
+    [(last, more, first, is_there, is_same, newest, size)] = yield BOUNDS.at(schema=schema)(
+        link=link,
+        seq=position.seq,
+        last_id=position.last_id,
+        stamped_at=position.stamped_at,
+        rows=rows,
+        bytes=max_bytes,
+    )
+    missing = 0 if first is None else first - position.seq - 1
+    # An operator vouches for a position by hand, whatever row is there.
+    is_other = is_there and not is_same and position.last_id != BY_HAND
+    if is_other or (newest or 0) < position.seq:
+        return Bounds(None, False, "diverged", 0, newest or 0)
+    if missing:
+        return Bounds(None, False, "gap", missing, newest)
+    return Bounds(last, bool(more), "agrees", 0, newest or 0, size)
+
+
+def bounding_ahead(schema: str, link: int, after: int, *, rows: int, max_bytes: int) -> Operation[Bounds | None]:
+    """Find the end of the batch behind row `after`, which the target is about to receive; None if there is none.
+
+    Nothing is held against the position yet, which is not known: that is done before the batch is received.
+    """
+    [(last, more, first, _, _, newest, size)] = yield BOUNDS.at(schema=schema)(
+        link=link, seq=after, last_id=None, stamped_at=None, rows=rows, bytes=max_bytes
+    )
+    return Bounds(last, bool(more), "agrees", 0, newest or 0, size) if first == after + 1 else None

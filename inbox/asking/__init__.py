@@ -1,0 +1,1 @@
+"""Requests: send a command and wait for its answer."""

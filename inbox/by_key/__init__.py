@@ -1,0 +1,1 @@
+"""An inbox ordered by key: claim, fail, park and look at its messages."""

@@ -1,0 +1,441 @@
+"""The statements that reap messages, and the planner settings that keep their plans stable.
+
+One transaction at a time works on a key, because a claim locks the key's head row (its lowest clock) before it takes
+anything of the key. Rows are never updated, so a concurrent delete only makes a head disappear.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from uuid import UUID
+
+from mailroom.errors import SchemaError
+from mailroom.message.message import COLUMNS, SELECTED, Message, messages
+from mailroom.registry.inboxes import BY_CLOCK
+from mailroom.sql.operation import IN_TRANSACTION, Execute, Operation, Row, Sql
+from mailroom.sql.sight import unseen
+
+MAX_BYTES = 32 * 1024 * 1024  # of values in one claim
+MAX_STEPS = 10_000  # distinct keys that one statement walks over at most
+
+NULLS = ", ".join(f"NULL::{kind}" for kind in COLUMNS.values())
+
+# PostgreSQL would keep a plan made while the inbox was small, and then scan a large inbox from end to end. So these
+# settings restrict the planner to index scans, for this one statement in the caller's transaction. jit costs ten times
+# the statement itself. Without force_generic_plan it would be planned anew several times, which costs four times the
+# statement, and again after every rollback, since psycopg then forgets its prepared statements. The claim's last row
+# restores the caller's settings: by then the statement is planned.
+PINNED = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+PINNED |= {"jit": "off", "plan_cache_mode": "force_generic_plan"}
+# A policy that hides some rows would make a claim overtake them, or find nothing for ever: the server refuses instead.
+PINNED |= {"row_security": "off"}
+CURRENT = ", ".join(f"current_setting('{name}')" for name in PINNED)
+PIN = Sql(
+    f"SELECT set_config('mailroom.pinned', pg_catalog.concat_ws(',', {CURRENT}), true), "
+    + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PINNED.items()),
+    columns=("text",) * (1 + len(PINNED)),
+)
+UNPINNED = " IS NULL OR ".join(
+    f"set_config('{name}', split_part(current_setting('mailroom.pinned'), ',', {nth}), true)"
+    for nth, name in enumerate(PINNED, start=1)
+)
+UNPINNED = f"({UNPINNED} IS NULL)"
+
+
+def _pinned(claim: Execute) -> Operation[tuple[list[Row], Row]]:
+    """Run a claim under `PINNED`; return its rows without the last one, and the last one."""
+    yield PIN.at()()
+    *rows, last = yield claim
+    return cast(list[Row], rows), cast(Row, last)
+
+
+# A failing key has a row in key_state. It waits until retry_at, which is infinity while it is parked. A worker then
+# tries it one message at a time (`inbox.by_key.due`), so that one bad message does not roll back the batches of others.
+# A claim that takes the message that failed also deletes the key_state row: a rollback restores both, a commit makes
+# the key healthy. It keeps the row while the key has messages below the healthy floor (alone_to), where claims do not
+# search for healthy keys.
+# (SELECT ...) IS NULL stays an index probe; NOT EXISTS may be planned as a join that reads all of key_state.
+KEY_STATE = "(SELECT s.clock FROM {schema}.my_key_state s WHERE s.inbox = '{inbox}' AND s.key = %s"
+HEALTHY = f"{KEY_STATE}) IS NULL"
+NOT_WAITING = f"{KEY_STATE} AND s.retry_at > now()) IS NULL"
+HEALED = """
+healed AS (
+    DELETE FROM {schema}.my_key_state s
+    USING (SELECT key, max(clock) AS clock FROM gone GROUP BY key) AS g
+    WHERE s.inbox = '{inbox}' AND s.key = g.key AND s.clock <= g.clock AND s.alone_to <= g.clock)"""
+
+# The head is selected by its clock, never by LIMIT 1 FOR UPDATE, which would skip a head deleted while we waited for
+# its lock and return the next message. If the transaction that held the head deletes it, no row comes back and the
+# caller runs a new statement.
+# RETURNING has no order, so the result is sorted again outside. `fitting` bounds a claim by the size of its values: the
+# oldest message always, then as many of the next oldest as fit. JSON counts as text: it is stored compressed, and
+# 1e9999 takes a few bytes. `fitting` measures in order and stops at the first message that does not fit, so SIZE is
+# here and not in `picked`, which is materialized as a whole before.
+SIZE = "coalesce(bytes, octet_length(value_json::text))"
+LIGHT = f"""
+        CASE WHEN value_json IS NULL THEN bytes WHEN pg_catalog.pg_column_size(value_json) < 2000
+             THEN octet_length(value_json::text) ELSE {2 * MAX_BYTES} END"""
+PICKED = "ctid AS place, clock, octet_length(value) AS bytes, value_json"
+FITTING = f"""fitting AS MATERIALIZED (
+    SELECT place FROM picked WHERE clock < coalesce((
+        SELECT clock FROM (SELECT clock, row_number() OVER oldest > 1 AND sum(%s) OVER oldest > {MAX_BYTES} AS is_over
+                           FROM picked WINDOW oldest AS (ORDER BY clock ROWS UNBOUNDED PRECEDING)) AS o
+        WHERE is_over ORDER BY clock LIMIT 1), {2**63 - 1}))"""
+REAP_KEY = Sql(
+    """
+WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+head AS MATERIALIZED (
+    SELECT clock FROM {schema}.inbox_{inbox}
+    WHERE key = %(key)s::text
+      AND clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
+                   WHERE key = %(key)s::text AND clock > (SELECT floor FROM bound))
+      AND {not_waiting}
+    FOR UPDATE),
+picked AS MATERIALIZED (
+    SELECT i.* FROM head, LATERAL (
+        SELECT {picked} FROM {schema}.inbox_{inbox}
+        WHERE key = %(key)s::text AND clock >= head.clock ORDER BY clock LIMIT %(limit)s::bigint) AS i),
+{fitting},
+gone AS (
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*),
+{healed}
+SELECT {selected}, NULL::boolean FROM gone
+UNION ALL
+SELECT {nulls}, {unpinned}
+ORDER BY clock
+""",
+    columns=COLUMNS | {"is_unpinned": "boolean"},
+    not_waiting=NOT_WAITING % "%(key)s::text",
+    picked=PICKED,
+    fitting=FITTING % SIZE,
+    healed=HEALED,
+    selected=SELECTED,
+    nulls=NULLS,
+    unpinned=UNPINNED,
+)
+HAS_MORE = Sql(
+    """
+WITH bound AS MATERIALIZED (SELECT floor FROM {schema}.inbox_registry WHERE name = '{inbox}')
+SELECT CASE WHEN EXISTS (SELECT FROM bound) THEN
+           EXISTS (SELECT FROM {schema}.inbox_{inbox} WHERE key = %(key)s::text AND clock > (SELECT floor FROM bound))
+           AND {not_waiting} END, {unpinned}
+""",
+    columns=("boolean", "boolean"),
+    not_waiting=NOT_WAITING % "%(key)s::text",
+    unpinned=UNPINNED,
+)
+
+
+def reaping_key(schema: str, inbox: str, key: str, limit: int) -> Operation[list[Message]]:
+    """Take up to `limit` of the key's oldest messages; wait while another transaction works on the key."""
+    names = {"schema": schema, "inbox": inbox}
+    yield IN_TRANSACTION
+    while True:
+        rows, _ = yield from _pinned(REAP_KEY.at(**names)(key=key, limit=limit))
+        if rows:
+            return messages(rows)
+        # The key is empty or waiting, or its head was reaped while this transaction waited: only a new snapshot tells.
+        _, (more, _) = yield from _pinned(HAS_MORE.at(**names)(key=key))
+        if more is None:
+            raise unregistered(schema, inbox)
+        if not more:
+            return []
+
+
+def unregistered(schema: str, inbox: str) -> SchemaError:
+    """Return the error of a claim that does not see the inbox's row in `inbox_registry`, and so finds no message."""
+    return unseen(f"row of inbox {inbox!r} in inbox_registry", schema)
+
+
+# Each claim returns when the next failing key is due, so that a worker neither polls for it nor tries it late.
+DUE_IN_S = (
+    "(SELECT extract(epoch FROM retry_at - clock_timestamp())::float8 FROM {schema}.my_due "
+    "WHERE inbox = '{inbox}' AND retry_at < 'infinity' LIMIT 1)"
+)
+
+# The oldest rows (`oldest`) give the keys that have waited longest (`head`). The claim locks as many of these heads
+# (`near`) as make a full batch. Where that window is full of keys that cannot be claimed, a loose scan goes on over
+# distinct keys (`walk`, `far`) from a rotating cursor, so the cost of a claim does not depend on the rows of keys that
+# others hold. A key's share shrinks as more keys are locked, so one deep key leaves room for the others.
+# Both start at the healthy floor: everything that waits below it belongs to failing keys
+# (`dispatcher.housekeeping.healthy_floor`), so the cost does not depend on those either. Where nobody maintains that
+# floor, the walk skips them, many at a time. Failing keys that are due are looked up by their own index (`due`) and get
+# at most half of the room. Where more waits than the window has, keys may have more than their rows in it: see
+# `Course`. OFFSET 0 keeps the sort below the look for a failure, which is then made for no more heads than are wanted.
+# FOR UPDATE is inside LATERAL so that heads are looked up one by one and no more of them are locked than are wanted.
+# A worker records a failure before it rolls back, so whoever gets the key's lock next must find that record. The
+# statement's own snapshot may be older than the record; the key would then be tried at once instead of after its
+# backoff. So `failing` asks `failing_keys` after the locks are taken: a volatile function has a snapshot of its own.
+# A worker that died has recorded nothing, but its in-flight entry is there. So a worker's claim asks for those too, if
+# another transaction has locked one of its heads before (xmax), and leaves out the keys in them until the death is
+# counted.
+WALK = f"""
+        SELECT key, clock, ({HEALTHY % "i.key"})::integer AS found FROM (
+            SELECT key, clock FROM {{schema}}.inbox_{{inbox}}
+            WHERE key %s AND clock > (SELECT healthy FROM bound) ORDER BY key, clock LIMIT 1) AS i OFFSET 0"""
+TEXT = """
+WITH RECURSIVE bound AS MATERIALIZED (
+    SELECT floor, greatest(floor, healthy_floor) AS healthy FROM {schema}.inbox_registry WHERE name = '{inbox}'),
+due_next AS MATERIALIZED (SELECT {due_in_s} AS in_s),
+{due_heads}oldest AS MATERIALIZED (
+    SELECT key, clock FROM {schema}.inbox_{inbox} WHERE {by_clock} > (SELECT healthy FROM bound)
+    ORDER BY {by_clock} LIMIT {window}),
+head AS MATERIALIZED (SELECT key, min(clock) AS clock, count(*) AS rows FROM oldest GROUP BY key),
+wanted AS MATERIALIZED (
+    SELECT least({keys}, ceil({total}::float8 / CASE WHEN is_full THEN greatest(rows, %(depth)s::float8)
+                                                     ELSE rows END))::bigint{but_due} AS keys,
+           is_full
+    FROM (SELECT avg(least(rows, {share}))::float8 AS rows, coalesce(sum(rows)::bigint, 0) = {window} AS is_full
+          FROM head) AS h),
+near AS MATERIALIZED (
+    SELECT l.key, l.clock, l.xmax, h.rows
+    FROM (SELECT * FROM (SELECT * FROM head ORDER BY clock OFFSET 0) AS head
+          WHERE key <> ALL (%(but)s::text[]) AND {healthy}) AS h, LATERAL (
+        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
+        FOR UPDATE SKIP LOCKED) AS l
+    LIMIT (SELECT greatest(keys, 0) FROM wanted)),
+missing AS MATERIALIZED (
+    SELECT CASE WHEN is_full THEN keys - (SELECT count(*) FROM near) ELSE 0 END AS keys FROM wanted),{far_heads}
+locked AS MATERIALIZED (
+    SELECT key, clock, xmax, false AS is_due FROM near{more_heads}),
+failing AS MATERIALIZED (
+    SELECT key, retry_at FROM {schema}.failing_keys(
+        '{inbox}', ARRAY(SELECT key FROM locked), ARRAY(SELECT key FROM locked WHERE {tried}), %(mine)s::uuid[])),
+granted AS MATERIALIZED (
+    SELECT key, clock FROM locked AS l
+    WHERE NOT EXISTS (SELECT FROM failing AS s
+                      WHERE s.key = l.key AND (NOT l.is_due OR s.retry_at > clock_timestamp()))),
+picked AS MATERIALIZED (
+    SELECT i.* FROM granted AS h, LATERAL (
+        SELECT {picked} FROM {schema}.inbox_{inbox}
+        WHERE key = h.key AND clock >= h.clock ORDER BY clock
+        LIMIT (SELECT least({per_key}, ceil({total}::float8 / count(*)::float8))::bigint FROM granted)) AS i
+    ORDER BY i.clock LIMIT {total}),
+plain AS MATERIALIZED (
+    SELECT keys <= 0
+           AND ({due} = 0 OR NOT EXISTS (SELECT FROM {schema}.my_due
+                                         WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp())))
+           AND (SELECT coalesce(sum({light}), 0) <= {max_bytes} FROM picked) AS is_plain
+    FROM missing),
+{fitting},
+gone AS (
+    DELETE FROM {schema}.inbox_{inbox} AS i USING fitting WHERE i.ctid = fitting.place RETURNING i.*){healed}
+SELECT {selected}, NULL::boolean, NULL::boolean, NULL::text AS cursor, NULL::bigint, NULL::float8 AS due_in_s,
+       NULL::boolean
+FROM gone
+UNION ALL
+SELECT {nulls}, CASE WHEN EXISTS (SELECT FROM bound) THEN (SELECT is_plain FROM plain) END,
+       (SELECT is_full OR keys = (SELECT count(*) FROM near) AND keys < (SELECT count(*) FROM head)
+               OR (SELECT count(*) FROM gone) < (SELECT sum(rows)::bigint FROM near){or_due} FROM wanted),
+       {reached},
+       (SELECT count(*) FROM granted WHERE (SELECT is_full FROM wanted)),
+       (SELECT in_s FROM due_next), {unpinned} OR ({held} AND {schema}.hold_batch())
+ORDER BY clock
+"""
+# They have values in the last row only.
+ENDING = {
+    "is_plain": "boolean", "left": "boolean", "reached": "text", "keys": "bigint", "due_in_s": "float8",
+    "is_unpinned": "boolean",
+}  # fmt: skip
+PARTS: dict[str, Any] = {
+    "by_clock": BY_CLOCK,
+    "healthy": HEALTHY % "head.key",
+    "picked": PICKED,
+    "light": LIGHT,
+    "max_bytes": MAX_BYTES,
+    "selected": SELECTED,
+    "nulls": NULLS,
+    "due_in_s": DUE_IN_S,
+    "unpinned": UNPINNED,
+}
+# A plain claim needs no keys beyond the window, none that is due, and cannot be too large. It goes by a plan that is
+# half as large, and starting the plan is most of what a small claim costs. If it turns out not to be plain, it takes
+# nothing, and `REAP_ANY` follows. A key that it takes has no row of `key_state`, so none has to be healed.
+REAP_PLAIN = Sql(
+    TEXT,
+    COLUMNS | ENDING,
+    due_heads="",
+    but_due="",
+    far_heads="",
+    more_heads="",
+    fitting="fitting AS MATERIALIZED (SELECT place FROM picked WHERE (SELECT is_plain FROM plain))",
+    healed="",
+    or_due="",
+    reached="%(cursor)s::text",
+    **PARTS,
+)
+REAP_ANY = Sql(
+    TEXT,
+    COLUMNS | ENDING,
+    due_heads="""due AS MATERIALIZED (
+    SELECT l.key, l.clock, l.xmax FROM (
+        SELECT key FROM {schema}.my_due
+        WHERE inbox = '{inbox}' AND retry_at <= (SELECT clock_timestamp()) ORDER BY retry_at, key) AS d, LATERAL (
+        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i
+        WHERE i.key = d.key AND i.clock = (SELECT min(clock) FROM {schema}.inbox_{inbox}
+                                           WHERE key = d.key AND clock > (SELECT floor FROM bound))
+        FOR UPDATE SKIP LOCKED) AS l
+    LIMIT {due}),
+""",
+    but_due=" - (SELECT count(*) FROM due)",
+    far_heads="""
+walk (key, clock, is_healthy, found, step) AS (
+    (SELECT n.key, n.clock, n.found = 1, n.found, 1 FROM missing AS m, LATERAL ({walk_from}) AS n
+     WHERE m.keys > 0)
+    UNION ALL
+    SELECT n.key, n.clock, n.found = 1, w.found + n.found, w.step + 1 FROM walk AS w, LATERAL ({walk_on}) AS n
+    WHERE w.found < (SELECT keys FROM missing) AND w.step < {max_steps}),
+far AS MATERIALIZED (
+    SELECT l.key, l.clock, l.xmax FROM (
+        SELECT * FROM walk
+        WHERE is_healthy AND key NOT IN (SELECT key FROM near) AND key <> ALL (%(but)s::text[])) AS h, LATERAL (
+        SELECT key, clock, xmax FROM {schema}.inbox_{inbox} AS i WHERE i.key = h.key AND i.clock = h.clock
+        FOR UPDATE SKIP LOCKED) AS l),""",
+    walk_from=WALK % ">= %(cursor)s::text",
+    walk_on=WALK % "> w.key",
+    more_heads="""
+    UNION ALL SELECT key, clock, xmax, true FROM due UNION ALL SELECT key, clock, xmax, false FROM far""",
+    fitting=FITTING % SIZE,
+    healed=f",{HEALED}",
+    or_due=" OR EXISTS (SELECT FROM due)",
+    reached="""
+       (SELECT CASE WHEN m.keys <= 0 THEN %(cursor)s::text
+                    WHEN coalesce(max(walk.found), 0) < m.keys AND coalesce(max(walk.step), 0) < {max_steps} THEN ''
+                    ELSE max(walk.key) || chr(1) END
+        FROM missing AS m LEFT JOIN walk ON true GROUP BY m.keys)""",
+    max_steps=MAX_STEPS,
+    **PARTS,
+)
+
+
+ORPHANED = Sql("SELECT key FROM {schema}.orphaned_keys('{inbox}', %(mine)s::uuid[]) AS o (key)", columns=("text",))
+
+DEEP_ENOUGH = 2  # messages of one key, for a smaller window
+DEEP = 10  # messages of one key; with more of them in one claim a message costs hardly less
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The bounds of one claim: up to `keys` keys, `per_key` messages of each and `total` in all."""
+
+    keys: int
+    per_key: int
+    total: int
+    due_too: bool = True  # also take failing keys that are due; a worker takes those in transactions of their own
+    # A worker's: have the server refuse a COMMIT by anybody else (`inbox.sessions.hold`), and leave out the keys in the
+    # in-flight entries of others whose batches have ended.
+    hold: bool = False
+    mine: Sequence[UUID] = ()  # the entries of this worker
+
+    @property
+    def deep(self) -> int:
+        """How many messages of one key are as good as more of them."""
+        return min(self.per_key, DEEP)
+
+    def names(self, depth: float = 1.0) -> dict[str, str]:
+        """Return the statement's literals: from parameters the planner would not know how few rows to expect.
+
+        `depth` is that of the `Course`: the window is smaller where few keys are wanted.
+        """
+        most = 4 if depth < DEEP_ENOUGH else 2
+        return {
+            "keys": str(self.keys),
+            "per_key": str(self.per_key),
+            "total": str(self.total),
+            "share": str(self.deep),
+            # The window is read for each claim, so that of a small one is small. A larger one has more keys that nobody
+            # else has locked.
+            "window": str(min(4_000, max(100, min(400, most * self.total), 2 * self.total))),
+            "due": str((self.keys + 1) // 2 if self.due_too else 0),
+            "held": "EXISTS (SELECT FROM gone)" if self.hold else "false",
+            "tried": "xmax <> '0'" if self.hold else "false",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The messages that a claim took, in clock order; those of a total inbox by (sent_clock, origin).
+
+    `due_in_s` is the number of seconds until the next failing key is due, None if there is none. `is_all` is true if no
+    other message could be claimed, apart from failing keys and keys that others have locked. `ended` is a message that
+    had used up its attempts and that this claim has moved to `parked` or `dead_letter` (`inbox.by_key.due`).
+    """
+
+    messages: list[Message]
+    due_in_s: float | None
+    is_all: bool
+    ended: Message | None = None
+
+
+STEEP, GENTLE = 0.25, 0.02  # steps of `Course`: a batch that asks for too much of each key lacks as large a part
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a claim leaves for the next one of the same inbox; only speed and fairness depend on it.
+
+    `cursor` is where the next walk over keys starts. `depth` is how many messages each of the oldest keys seems to
+    have, if more wait than a claim looks at: then as many of fewer keys are taken, whose rows are near each other. No
+    claim sees whether keys have more, so each one that was full asks for more of each (by `step`), and one that was not
+    has found how many they have. `is_plain`: `REAP_PLAIN` will probably do.
+    """
+
+    cursor: str = ""
+    depth: float = 1.0
+    step: float = STEEP
+    is_plain: bool = True
+
+    def after(self, cursor: str, is_plain: bool, share: Share, taken: int, keys: int) -> "Course":
+        """Return the course after a claim within `share` that took so many messages from so many keys.
+
+        `keys` is 0 if no more messages waited than it looked at.
+        """
+        if keys and taken >= share.total:
+            depth = min(share.deep, self.depth * (1 + self.step))
+            return Course(cursor, depth, min(STEEP, 2 * self.step), is_plain)
+        if keys:
+            return Course(cursor, max(1.0, taken / keys), GENTLE, is_plain)
+        return replace(self, cursor=cursor, is_plain=is_plain)
+
+
+def reaping_any(schema: str, inbox: str, share: Share, course: Course) -> Operation[tuple[Claimed, Course]]:
+    """Take messages of keys that nobody works on, the longest waiting first; return them and the next course.
+
+    The result is empty only if no message could be claimed: a walk that found none continues until it has been round.
+    """
+    taken, left, due_in_s, course = yield from reaping_rows(schema, inbox, share, course)
+    return Claimed(messages(taken), due_in_s, not left), course
+
+
+def reaping_rows(
+    schema: str, inbox: str, share: Share, course: Course
+) -> Operation[tuple[list[Row], bool, float | None, Course]]:
+    """Like `reaping_any`, but return raw rows, each of the columns of `SELECTED` and of empty ones (`ENDING`).
+
+    Behind them: whether more messages could be claimed, in how many seconds the next failing key is due, and the next
+    course.
+    """
+    yield IN_TRANSACTION
+    first, turned, but = course.cursor, False, list[str]()
+    while True:
+        statement = REAP_PLAIN if course.is_plain else REAP_ANY
+        claim = statement.at(schema=schema, inbox=inbox, **share.names(course.depth))
+        taken, last = yield from _pinned(
+            claim(cursor=course.cursor, depth=min(course.depth, share.deep), mine=list(share.mine), but=but)
+        )
+        [end] = statement.named([last])
+        if end.is_plain is None:
+            raise unregistered(schema, inbox)
+        if course.is_plain and not end.is_plain:
+            course = replace(course, is_plain=False)
+            continue
+        if not taken and share.hold and not but:
+            # A claim locks no more heads than it wants: those of orphaned keys would stand in the way of the others.
+            but = [key for (key,) in (yield ORPHANED.at(schema=schema, inbox=inbox)(mine=list(share.mine)))]
+            if but:
+                continue
+        before = course.cursor
+        course = course.after(end.reached, end.is_plain, share, len(taken), end.keys)
+        if taken or end.reached == before or (turned and not "" < end.reached < first):
+            return taken, bool(taken and end.left), end.due_in_s, course
+        course, turned = replace(course, is_plain=False), turned or not end.reached

@@ -1,0 +1,1 @@
+"""The commands `mailroom inbox`, `mailroom worker` and `mailroom parked`."""

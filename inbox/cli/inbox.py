@@ -1,0 +1,587 @@
+"""`mailroom inbox` and `mailroom worker`."""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from inbox.by_key.claim import Share
+from inbox.claims import Claims
+from inbox.inbox import Inbox
+from inbox.worker.process import serve
+from inbox.worker.worker import AsyncWorker, Worker, limit
+from mailroom.cli.acting import answering, counted
+from mailroom.cli.call import Call, pass_call
+from mailroom.cli.failures import drop_output
+from mailroom.cli.group import Group
+from mailroom.cli.messages import print_messages
+from mailroom.cli.output import document, duration, log_to_stderr, note, say, table, working
+from mailroom.cli.parameters import INBOX, KEY, LIMIT, ORIGIN, PATTERN, seconds, seconds_above_0
+from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.links.links import Links
+from mailroom.message.message import Message
+from mailroom.names import ALL, OWN
+from mailroom.packages import NAMES, warn_of_hidden
+from mailroom.registry.drop import drop_inbox
+from mailroom.registry.inboxes import create_inbox
+from mailroom.registry.rename import rename_inbox
+from mailroom.registry.subscriptions import subscribe as subscribe_inbox
+from mailroom.registry.subscriptions import unsubscribe as unsubscribe_inbox
+from mailroom.session.backoff import spread_s
+from mailroom.session.settings import DSN_VARIABLE
+from mailroom.sql.operation import Operation, Sql
+from mailroom.sql.runner import run
+from mailroom.status import links_status
+
+origin_option = click.option(
+    "--origin",
+    metavar="NAME",
+    type=ORIGIN,
+    default=OWN,
+    help="Whose messages: those of the node of this name, which this one reads over a link, or * for this node and all "
+    "that it reads. [this node]",
+)
+
+
+def wait_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about the sources that are to know of a subscription."""
+    wait = click.option(
+        "--wait/--no-wait",
+        "waits",
+        default=True,
+        help="With --origin: end when the source knows of the subscription, so that what is sent there from then on "
+        "comes. The dispatcher of this node tells it, and has to run. [--wait]",
+    )
+    timeout = click.option(
+        "--timeout-s", metavar="S", type=seconds, default=60.0, show_default=True, help="How long --wait waits."
+    )
+    return wait(timeout(command))
+
+
+@click.group(cls=Group)
+def inbox() -> None:
+    """Create inboxes and subscribe them, show their messages, and reap from a shell."""
+
+
+# Inboxes created per transaction: each takes six of the server's locks until it ends.
+AT_ONCE = 100
+
+
+@inbox.command()
+@click.argument("names", metavar="NAME...", type=INBOX, nargs=-1, required=True)
+@click.option(
+    "--subscribe",
+    "topics",
+    metavar="TOPIC",
+    type=PATTERN,
+    multiple=True,
+    help="Subscribe to this topic or pattern; repeatable.",
+)
+@origin_option
+@wait_options
+@click.option(
+    "--order",
+    type=click.Choice(["key", "total"]),
+    help="In which order messages are reaped: each key's by itself, or all in one queue. Only for a new inbox. [key]",
+)
+@click.option("--backoff-s", type=seconds, help="Wait after a key's first failure; each further one doubles it. [1]")
+@click.option("--backoff-max-s", type=seconds, help="The longest wait. [3600]")
+@click.option("--max-attempts", type=LIMIT, help="How often a message is tried. [16]")
+@click.option(
+    "--on-failure",
+    type=click.Choice(["park", "skip"]),
+    help="After the last attempt park the key, which holds its later messages in order, or skip the message. [park]",
+)
+@click.option(
+    "--keep-s",
+    type=seconds_above_0,
+    help="Drop messages that wait for longer, such as replies nobody waits for any more. [never]",
+)
+@pass_call
+def create(
+    call: Call,
+    names: tuple[str, ...],
+    topics: tuple[str, ...],
+    origin: str,
+    waits: bool,
+    timeout_s: float,
+    order: Literal["key", "total"] | None,
+    backoff_s: float | None,
+    backoff_max_s: float | None,
+    max_attempts: int | None,
+    on_failure: Literal["park", "skip"] | None,
+    keep_s: float | None,
+) -> None:
+    """Create inboxes, or add subscriptions to them and change their settings.
+
+    Each gets the topics it subscribes to, and the messages and commands whose topic is its own name. Messages that were
+    delivered before it subscribed are not added. Repeating the command is harmless. Of many inboxes it commits a
+    hundred at a time.
+
+    By default a message that fails is tried 16 times over about 3 hours, long enough for most outages of a service that
+    the handler calls. The command prints how long the attempts take with these settings.
+
+    With --order total all messages form one queue, in the order in which all nodes have them. One batch at a time is
+    worked on, and a message that fails holds up the inbox until it succeeds, is skipped or somebody acts.
+
+    \b
+    Examples:
+      mailroom inbox create shipping --subscribe order.paid --subscribe order.cancelled
+      mailroom inbox create shipping --backoff-s 5 --backoff-max-s 600
+      mailroom inbox create audit_log --max-attempts 10 --on-failure skip
+      mailroom inbox create shop_replies --keep-s 600
+      mailroom inbox create invoices --subscribe order.paid --origin lyon
+      mailroom inbox create ledger --subscribe 'account.#' --origin '*' --order total
+      mailroom inbox create shop_{1..1000} --subscribe price.changed
+    """
+    if origin != OWN and not topics:
+        raise click.UsageError("--origin says whose messages to subscribe to: give --subscribe too.")
+    if backoff_s is not None and backoff_max_s is not None and backoff_max_s < backoff_s:
+        raise click.UsageError("--backoff-max-s, the longest wait, is shorter than --backoff-s, the first wait.")
+    with call.connection("inbox create") as connection:
+        for first in range(0, len(names), AT_ONCE):
+            create_inbox(
+                connection,
+                names[first : first + AT_ONCE],
+                topics,
+                schema=call.schema,
+                backoff_s=backoff_s,
+                backoff_max_s=backoff_max_s,
+                max_attempts=max_attempts,
+                on_failure=on_failure,
+                keep_s=keep_s,
+                origin=origin,
+                order=order,
+            )
+            connection.commit()
+        made = {each["name"]: each for each in run(connection, _listing(call.schema))}
+        known = run(connection, _knowing(call.schema, origin))
+    named = [made[name] for name in dict.fromkeys(names)]
+    if known:
+        for each in named:
+            _wait(call, each["name"], topics, origin, timeout_s if waits else None)
+    if call.json:
+        for each in named:
+            document({"inbox": each["name"], "schema": call.schema, "subscribed": topics, "origin": origin})
+        return
+    for each in named:
+        say(f"Inbox {each['name']} exists" + (f", subscribed to {', '.join(topics)}{_of(origin)}." if topics else "."))
+    told: dict[str, list[str]] = {}
+    for each in named:
+        told.setdefault(_of_failures(each), []).append(each["name"])
+    for sentences, of in told.items():
+        say(sentences if len(told) == 1 else f"{', '.join(of)}: {sentences}")
+    if not known:
+        _note_unknown(origin)
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
+@origin_option
+@wait_options
+@pass_call
+def subscribe(call: Call, name: str, topics: tuple[str, ...], origin: str, waits: bool, timeout_s: float) -> None:
+    """Subscribe an inbox to topics and patterns. Repeating the command is harmless.
+
+    Dots part the words of a topic. In a pattern * is one word, and # as the last word any number of words: order.*
+    fits order.paid, order.# fits also order and order.paid.twice, # fits all. A pattern gets messages and events;
+    commands and replies go by exact subscriptions and by the inbox's own name only. An inbox gets a message once,
+    however many of its subscriptions fit. Quote a pattern, or the shell takes it for names of files.
+
+    \b
+    Examples:
+      mailroom inbox subscribe shipping order.paid order.cancelled
+      mailroom inbox subscribe audit_log 'order.#' '*.failed'
+      mailroom inbox subscribe audit_log 'order.#' --origin lyon
+    """
+    with call.connection("inbox subscribe") as connection:
+        new = subscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
+        known = run(connection, _knowing(call.schema, origin))
+    if known:
+        _wait(call, name, topics, origin, timeout_s if waits else None)
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "subscribed": new, "origin": origin})
+        return
+    if new:
+        say(f"Inbox {name} has subscribed to {', '.join(new)}{_of(origin)}.")
+    if before := sorted(set(topics).difference(new)):
+        note(f"It had subscribed before to {', '.join(before)}{_of(origin)}.")
+    if not known:
+        _note_unknown(origin)
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.argument("topics", metavar="TOPIC...", type=PATTERN, nargs=-1, required=True)
+@origin_option
+@pass_call
+def unsubscribe(call: Call, name: str, topics: tuple[str, ...], origin: str) -> None:
+    """End subscriptions of an inbox, each as it was given. What was delivered stays. Repeating the command is harmless.
+
+    \b
+    Examples:
+      mailroom inbox unsubscribe shipping order.cancelled
+      mailroom inbox unsubscribe audit_log 'order.#'
+    """
+    with call.connection("inbox unsubscribe") as connection:
+        ended = unsubscribe_inbox(connection, name, topics, schema=call.schema, origin=origin)
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "unsubscribed": ended, "origin": origin})
+        return
+    if ended:
+        say(f"Inbox {name} no longer subscribes to {', '.join(ended)}{_of(origin)}.")
+    if unknown := sorted(set(topics).difference(ended)):
+        note(f"It does not subscribe to {', '.join(unknown)}{_of(origin)}; mailroom inbox list shows to what.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--discard", is_flag=True, help="Delete its messages for good, parked ones too.")
+@answering
+@pass_call
+def drop(call: Call, name: str, discard: bool, actor: str, why: str | None) -> None:
+    """Drop an inbox with its subscriptions and all that is kept of it, but for its dead letters.
+
+    Refused while messages wait in it or are parked. Stop its workers first; those that still run end with an error. A
+    dispatcher may run all the while.
+
+    \b
+    Examples:
+      mailroom inbox drop shipping
+      mailroom inbox drop audit_log --discard --why "nobody reads it"
+    """
+    with working("dropping the inbox"), call.connection("inbox drop") as connection:
+        number = drop_inbox(connection, name, schema=call.schema, discard=discard, actor=actor, why=why)
+    if call.json:
+        document({"inbox": name, "schema": call.schema, "messages": number})
+    else:
+        of_it = f", with {counted(number, 'message')}" if number else ""
+        say(f"Inbox {name} is dropped{of_it}.")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.argument("new", type=INBOX)
+@answering
+@pass_call
+def rename(call: Call, name: str, new: str, actor: str, why: str | None) -> None:
+    """Give an inbox another name. Its messages, subscriptions and settings go along.
+
+    What is still sent to the old name comes, too: the inbox subscribes to it. Stop its workers first; those that still
+    run end with an error. A dispatcher may run all the while.
+
+    \b
+    Examples:
+      mailroom inbox rename shipping dispatch
+      mailroom inbox unsubscribe dispatch shipping
+    """
+    with working("renaming the inbox"), call.connection("inbox rename") as connection:
+        number = rename_inbox(connection, name, new, schema=call.schema, actor=actor, why=why)
+    if call.json:
+        document({"inbox": new, "before": name, "schema": call.schema, "messages": number})
+        return
+    of_it = f", with {counted(number, 'message')}" if number else ""
+    say(f"Inbox {name} is {new} now{of_it}.")
+    note(f"It has subscribed to {name}, so what is sent there comes: mailroom inbox unsubscribe {new} {name}")
+
+
+def _of_failures(inbox: dict[str, Any]) -> str:
+    """Return sentences about what follows when a message of this inbox fails."""
+    then = {
+        ("park", "key"): "then its key is parked",
+        ("skip", "key"): "then it is moved to dead_letter",
+        ("park", "total"): "then the inbox is parked",
+        ("skip", "total"): "then it alone is moved to dead_letter, and the others go on",
+    }[inbox["on_failure"], inbox["order"]]
+    order = "Its order is total: one queue, and a message that fails holds up all others. "
+    often, spread = counted(inbox["max_attempts"], "time"), duration(inbox["attempts_spread_s"])
+    return f"{order * (inbox['order'] == 'total')}A message that fails is tried {often} over about {spread}; {then}."
+
+
+def _of(origin: str) -> str:
+    return "" if origin == OWN else " of every node" if origin == ALL else f" of {origin}"
+
+
+def _wait(call: Call, name: str, topics: tuple[str, ...], origin: str, timeout_s: float | None) -> None:
+    """Wait until the sources have the subscriptions that were just committed; None for not at all."""
+    if origin == OWN or not topics:
+        return
+    if timeout_s is None:
+        note("What is sent there comes from when the dispatcher of this node has told it: mailroom link status")
+        return
+    with call.connection("inbox wait") as connection:
+        lease = links_status(connection, schema=call.schema)
+        if lease is None or not lease.leads:
+            note("No dispatcher of this node runs, which has to tell the source: mailroom dispatcher run")
+        Links(schema=call.schema).wait(connection, name, origin=origin, topics=topics, timeout_s=timeout_s)
+
+
+def _note_unknown(origin: str) -> None:
+    note(f"This node does not read {origin} yet: mailroom link add {origin}")
+
+
+KNOWN = Sql("SELECT EXISTS (SELECT FROM {schema}.origin WHERE name = %(name)s::text)", columns=("boolean",))
+
+
+def _knowing(schema: str, origin: str) -> Operation[bool]:
+    """Return whether messages of `origin` can come here."""
+    if origin in (OWN, ALL):
+        return True
+    [(known,)] = yield KNOWN.at(schema=schema)(name=origin)
+    return bool(known)
+
+
+LIST = Sql(
+    """
+SELECT name,
+       (SELECT pg_catalog.json_object_agg(origin, topics)::text
+        FROM (SELECT origin, pg_catalog.json_agg(topic ORDER BY topic) AS topics FROM {schema}.subscription
+              WHERE inbox = name GROUP BY origin) AS s),
+       "order", backoff_s, backoff_max_s, max_attempts::bigint, on_failure, keep_s, created_at
+FROM {schema}.inbox_registry ORDER BY name
+""",
+    columns=("text", "text", "text", "float8", "float8", "bigint", "text", "float8", "timestamptz"),
+)
+
+
+def _listing(schema: str) -> Operation[list[dict[str, Any]]]:
+    rows = yield LIST.at(schema=schema)()
+    return [
+        {
+            "name": name,
+            "topics": topics.pop(OWN, []),
+            "topics_of": topics,
+            "order": order,
+            "backoff_s": backoff_s,
+            "backoff_max_s": backoff_max_s,
+            "max_attempts": max_attempts,
+            "attempts_spread_s": spread_s(backoff_s, backoff_max_s, max_attempts),
+            "on_failure": on_failure,
+            "keep_s": keep_s,
+            "created_at": created_at,
+        }
+        for name, topics, order, backoff_s, backoff_max_s, max_attempts, on_failure, keep_s, created_at in (
+            (name, json.loads(topics or "{}"), *settings) for name, topics, *settings in rows
+        )
+    ]
+
+
+@inbox.command("list")
+@pass_call
+def list_(call: Call) -> None:
+    """List the inboxes with their subscriptions and settings. `mailroom status` shows what is in them.
+
+    \b
+    Examples:
+      mailroom inbox list
+      mailroom inbox list --json | jq -r '.[].name'
+    """
+    with call.connection("inbox list") as connection:
+        found = run(connection, _listing(call.schema))
+    if call.json:
+        document(found)
+    elif found:
+        for each in found:
+            of_others = [
+                f"{topic}{_of(origin)}" for origin, topics in each.pop("topics_of").items() for topic in topics
+            ]
+            each["topics"] = "\n".join(each["topics"] + of_others) or None
+            each["attempts_spread_s"] = duration(each["attempts_spread_s"])
+        rows = [each.values() for each in found]
+        table(
+            (
+                "inbox",
+                "subscribed to",
+                "order",
+                "backoff s",
+                "at most s",
+                "attempts",
+                "over",
+                "then",
+                "keep s",
+                "created",
+            ),
+            rows,
+        )
+    else:
+        say("There is no inbox yet: mailroom inbox create NAME --subscribe TOPIC")
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option("--key", metavar="K", type=KEY, help="Only this key's messages.")
+@click.option("--limit", type=LIMIT, default=10, show_default=True, help="How many at most.")
+@pass_call
+def peek(call: Call, name: str, key: str | None, limit: int) -> None:
+    """Show the oldest messages of an inbox without taking them.
+
+    A worker may be handling them at this moment. With --json each line is one object.
+
+    \b
+    Examples:
+      mailroom inbox peek shipping
+      mailroom inbox peek shipping --key order-42 --limit 100 --json
+    """
+    with call.connection("inbox peek") as connection:
+        print_messages(Inbox(name, schema=call.schema).peek(connection, key, limit), json=call.json)
+
+
+@inbox.command()
+@click.argument("name", type=INBOX)
+@click.option(
+    "--key", metavar="K", type=KEY, help="Take this key's messages, oldest first; waits while the key is locked."
+)
+@click.option(
+    "--any", "any_key", is_flag=True, help="Take messages of any keys that are not locked, the longest waiting first."
+)
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="How many at most.")
+@pass_call
+def reap(call: Call, name: str, key: str | None, any_key: bool, limit: int) -> None:
+    """Take messages out of an inbox: print them, flush, then commit.
+
+    If the output cannot be written, the messages stay in the inbox, so a broken pipe loses nothing. If the commit
+    fails, messages that were printed already come again. With --json each line is one object. Values that JSON cannot
+    represent are printed as text, bytes as base64, and a value that cannot be decoded as `raw` (base64) with a `note`.
+
+    \b
+    Examples:
+      mailroom inbox reap shipping --key order-42 --limit 10
+      mailroom inbox reap shipping --any --limit 1000 --json > batch.jsonl
+    """
+    if any_key == (key is not None):
+        raise click.UsageError("Give --key K or --any.")
+    with call.connection("inbox reap") as connection:
+        if key is None:
+            messages = run(connection, _reaping(call.schema, name, limit))
+        else:
+            messages = Inbox(name, schema=call.schema).reap(connection, key, limit)
+        _hand_over(messages, as_json=call.json)
+    if not messages:
+        note("Nothing to reap.")
+
+
+def _reaping(schema: str, name: str, limit: int) -> Operation[list[Message]]:
+    return (yield from Claims(schema, name).claiming(Share(limit, limit, limit))).messages
+
+
+def _hand_over(messages: list[Message], *, as_json: bool) -> None:
+    """Print the messages; raise `MailroomError`, before anything is committed, if they could not all be written."""
+    if sys.stdout is None:
+        raise MailroomError(
+            "Nothing was reaped: stdout is closed, so there is nowhere to print to.", code="MR-output-failed"
+        )
+    try:
+        print_messages(messages, json=as_json)
+    except OSError as error:
+        drop_output()
+        raise MailroomError(
+            f"Nothing was reaped: the output could not be written ({error.strerror}).", code="MR-output-failed"
+        ) from None
+
+
+@click.group(cls=Group)
+def worker() -> None:
+    """Run services that reap an inbox."""
+
+
+@worker.command("run")
+@click.argument("targets", metavar="MODULE:WORKER...", nargs=-1, required=True)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a handler may take with a message, for workers that name none; it then counts as failed.",
+)
+@pass_call
+def run_worker(call: Call, targets: tuple[str, ...], timeout_s: float | None) -> None:
+    """Run workers until SIGTERM or Ctrl-C; then they finish their batches. A second Ctrl-C ends them at once.
+
+    MODULE is imported from the current directory or from the installed packages. WORKER is an `inbox.Worker` or
+    `inbox.AsyncWorker` in it. Several workers run side by side in one process; if one fails, the others finish their
+    batches and the command ends with its error. A worker names its own database and schema; --dsn and --embedded set
+    MAILROOM_DSN for modules that read it.
+
+    \b
+    Examples:
+      mailroom worker run shipping:worker
+      mailroom worker run shipping:worker billing:worker
+      mailroom worker run shipping:worker --timeout-s 30
+      mailroom worker run services.shipping:workers.orders --dsn postgresql://localhost/shop
+    \b
+    shipping.py:
+      from inbox import Worker
+      import mailroom
+      def handler(message, conn):
+          conn.execute("UPDATE orders SET state = %s WHERE id = %s", [message.value["state"], message.key])
+      worker = Worker(mailroom.dsn(), "shipping", handler)
+    """
+    if call.given_schema is not None:
+        raise click.UsageError("A worker names its schema itself: Worker(..., schema=...). Leave --schema out.")
+    if call.names_database:
+        os.environ[DSN_VARIABLE] = call.dsn()
+    workers: list[Worker | AsyncWorker] = []
+    for target in targets:
+        found = _loaded(target)
+        if found in workers:
+            raise click.UsageError(
+                f"{target} is given twice, but a worker can run only once. For more at once give it parallel=..."
+            )
+        limit(found, timeout_s)
+        workers.append(found)
+    log_to_stderr()
+    note("Running until SIGTERM or Ctrl-C; then the workers finish their batches.")
+    serve(workers)
+
+
+def _loaded(target: str) -> Worker | AsyncWorker:
+    module_name, colon, path = target.partition(":")
+    if not (colon and module_name and path):
+        raise click.UsageError(f"{target!r} is not MODULE:WORKER, such as shipping:worker.")
+    if (package := module_name.partition(".")[0]) in NAMES:
+        raise ConfigurationError(
+            f"{package} is a package of Mailroom's own: rename the module of your worker.", code="MR-worker-not-found"
+        )
+    # As `python -m` does, so that a service can be run from its own directory.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    warn_of_hidden()
+    found = _imported(module_name)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ConfigurationError(
+                f"{module_name} has no {path!r}: give MODULE:WORKER with a name that exists in the module.",
+                code="MR-worker-not-found",
+            )
+        found = getattr(found, name)
+    if not isinstance(found, Worker | AsyncWorker):
+        raise ConfigurationError(
+            f"{target} is a {type(found).__name__}: give an inbox.Worker or inbox.AsyncWorker, "
+            "such as worker = Worker(dsn, 'shipping', handler).",
+            code="MR-not-a-worker",
+        )
+    return found
+
+
+def _imported(name: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except MailroomError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"There is no module {error.name!r}: run this in the directory that holds it, or install it.",
+                code="MR-worker-not-found",
+            ) from None
+        # The author needs the place of the error; a full traceback would be mostly our own frames.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise MailroomError(
+            f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})",
+            code="MR-worker-import-failed",
+        ) from error

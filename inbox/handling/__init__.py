@@ -1,0 +1,1 @@
+"""A batch in the hands of the user's handlers."""

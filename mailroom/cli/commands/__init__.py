@@ -1,0 +1,1 @@
+"""The sub-commands of `mailroom` that belong to no other package."""

@@ -1,0 +1,310 @@
+"""Hello: what a reader does at its source when it connects, and what it writes there into its own link.
+
+All of it runs in the source's database, over the reader's session. Nothing here locks more than the row of the link,
+so the source's dispatcher never waits for a reader.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from uuid import UUID
+
+from mailroom.errors import LinkRefused, MailroomError
+from mailroom.links.handshake.identity import Noted, Party, Pinned, Place, refusal
+from mailroom.links.handshake.place import reading_place
+from mailroom.names import DEFAULT_SCHEMA
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+# A daemon that loses its link so often, within so many seconds, has a rival.
+RIVAL_TIMES = 3
+RIVAL_WITHIN_S = 300.0
+
+
+class LinkTaken(MailroomError):
+    """Another daemon has said hello since, and has the link now."""
+
+    code = "MR-link-taken"
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the source answers to a hello.
+
+    `link` is the number of the link. `place` is where the source is, and `life` one stretch of its history in which
+    nothing was lost. The link is `in_doubt` until the reader has found its position there in this life (`matching`).
+    What was acknowledged is kept there for `keep_s` seconds. `taken_from` is the run that had the link before, if
+    another one had.
+    """
+
+    link: int
+    id: UUID
+    incarnation: int
+    place: Place
+    life: UUID
+    in_doubt: bool
+    acked: int
+    claim_seq: int | None
+    claim_clock: int | None
+    wanted_clock: int
+    keep_s: float
+    taken_from: UUID | None
+
+
+HAS_LINKS = Sql("SELECT pg_catalog.to_regclass('{schema}.link') IS NOT NULL", columns=("boolean",))
+# Of two hellos at once the second one waits here, and sees what the first one has noted.
+LINK = Sql(
+    """
+SELECT number, reader_id, reader_system_id, reader_database_oid, reader_origin, run, acked, matched, claim_seq,
+       claim_clock, wanted_clock, keep_s, state
+FROM {schema}.link WHERE name = %(name)s::text FOR NO KEY UPDATE
+""",
+    columns=(
+        *("bigint", "uuid", "bigint", "bigint", "bigint", "uuid", "bigint", "uuid", "bigint", "bigint", "bigint"),
+        *("float8", "text"),
+    ),
+)
+NODE = Sql(
+    """
+SELECT id, incarnation, system_id, database_oid, timeline, started_at, life, wire::bigint,
+       pg_catalog.current_setting('server_encoding')
+FROM {schema}.node
+""",
+    columns=("uuid", "bigint", "bigint", "bigint", "bigint", "timestamptz", "uuid", "bigint", "text"),
+)
+TWIN = Sql(
+    "SELECT name FROM {schema}.link WHERE reader_id = %(id)s::uuid AND number <> %(link)s::bigint", columns=("text",)
+)
+NOTE = Sql(
+    """
+UPDATE {schema}.link
+SET reader_id = %(id)s::uuid, reader_system_id = %(system_id)s::bigint, reader_database_oid = %(oid)s::bigint,
+    reader_origin = %(origin)s::bigint, run = %(run)s::uuid, seen_at = pg_catalog.clock_timestamp()
+WHERE number = %(link)s::bigint
+"""
+)
+
+
+# Whether policies may hide rows of a table from this session, and whose it is.
+HIDES = Sql(
+    "SELECT current_user::text WHERE pg_catalog.row_security_active('{schema}.{table}'::regclass)", columns=("text",)
+)
+# What is not seen may be no reader's fault, and is not what it looks like.
+POLICIES = "its policies of row security (docs/links.md), or ALTER TABLE ... DISABLE ROW LEVEL SECURITY"
+# What this role sees behind a row, and what there is, in one snapshot. A role of before has no right to ask.
+MAY_ASK = Sql(
+    """
+SELECT coalesce(pg_catalog.has_function_privilege(
+    pg_catalog.to_regprocedure('{schema}.link_next(bigint, bigint)')::oid, 'EXECUTE'), false)
+""",
+    columns=("boolean",),
+)
+HIDDEN = Sql(
+    """
+SELECT (SELECT t.seq FROM {schema}.transit AS t WHERE t.link = %(link)s::bigint AND t.seq > %(behind)s::bigint
+        ORDER BY t.seq LIMIT 1) IS DISTINCT FROM {schema}.link_next(%(link)s::bigint, %(behind)s::bigint)
+""",
+    columns=("boolean",),
+)
+
+
+def hidden_from(schema: str, table: str) -> Operation[str | None]:
+    """Return the role of this session if policies may hide rows of the table from it, else None."""
+    rows = yield HIDES.at(schema=schema, table=table)()
+    return str(rows[0][0]) if rows else None
+
+
+def checking_sight(schema: str, source: str, link: int, seq: int, *, is_odd: bool = False) -> Operation[None]:
+    """Raise `LinkRefused` if the source's policies hide the link's row `seq`, or the first one behind it.
+
+    `is_odd`: they look as if the source had lost them. Where that cannot be told from a policy, it is refused too.
+    """
+    role = yield from hidden_from(schema, "transit")
+    if role is None:
+        return
+    [(may_ask,)] = yield MAY_ASK.at(schema=schema)()
+    if not may_ask:
+        if is_odd:
+            raise LinkRefused(
+                f"{source} has lost rows of the link, or its policies hide them from role {role}, which may not ask",
+                source,
+                f"GRANT EXECUTE ON FUNCTION {schema}.link_next(bigint, bigint) TO {role}",
+                code="MR-link-rows-lost-or-hidden",
+            )
+        return
+    # Of a place where nothing was read yet, there is no row to be seen.
+    for behind in {max(0, seq - 1), seq}:
+        [(is_hidden,)] = yield HIDDEN.at(schema=schema)(link=link, behind=behind)
+        if is_hidden:
+            raise LinkRefused(_hides(source, role, "rows of transit"), source, POLICIES, code="MR-link-rows-hidden")
+
+
+def _hides(source: str, role: str, what: str) -> str:
+    return f"{source} hides from role {role} {what}"
+
+
+def greeting(schema: str, source: str, reader: Party, pinned: Pinned, run: UUID) -> Operation[Greeting]:
+    """Say hello: one transaction in the database of the source, whose schema is `schema`; it has the link from then on.
+
+    `source` is the reader's name for it, `pinned` what the reader has noted of it, `run` a random id of this daemon.
+    Raises `LinkRefused`, and then writes nothing.
+    """
+    yield IN_TRANSACTION
+    [(has_links,)] = yield HAS_LINKS.at(schema=schema)()
+    if not has_links:
+        option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema}"
+        raise LinkRefused(
+            f"{source} has no schema {schema!r} with links",
+            source,
+            f"mailroom migrate{option}",
+            code="MR-link-no-schema",
+        )
+    rows = yield LINK.at(schema=schema)(name=reader.name)
+    if not rows:
+        if role := (yield from hidden_from(schema, "link")):
+            raise LinkRefused(
+                _hides(source, role, f"its link {reader.name}, to see or to change"),
+                source,
+                POLICIES,
+                code="MR-link-rows-hidden",
+            )
+        raise LinkRefused(
+            f"{source} allows no reader {reader.name}",
+            source,
+            f"mailroom link allow {reader.name}",
+            code="MR-link-not-allowed",
+        )
+    [
+        (
+            link,
+            reader_id,
+            reader_system,
+            reader_oid,
+            reader_origin,
+            before,
+            acked,
+            matched,
+            claim_seq,
+            claim_clock,
+            wanted_clock,
+            keep_s,
+            state,
+        )
+    ] = rows
+    nodes = yield NODE.at(schema=schema)()
+    if not nodes:
+        role = (yield from hidden_from(schema, "node")) or "its role"
+        raise LinkRefused(_hides(source, role, "the row of node"), source, POLICIES, code="MR-link-rows-hidden")
+    [(id, incarnation, system_id, oid, timeline, started_at, life, wire, encoding)] = nodes
+    place = yield from reading_place()
+    party = Party(source, id, place, (wire, wire), encoding)
+    noted_place = None if system_id is None else Place(system_id, oid, timeline, started_at)
+    noted = Noted(noted_place, incarnation, reader_id, reader_system, reader_oid, link, reader_origin)
+    if refused := refusal(party, reader, noted, pinned):
+        raise LinkRefused(refused.reason, refused.at, refused.command, code=refused.code)
+    if twins := (yield TWIN.at(schema=schema)(id=reader.id, link=link)):
+        [(twin,)] = twins
+        raise LinkRefused(
+            f"{reader.name} reads {source} by its link {twin} too, and by two links all would come twice",
+            source,
+            f"mailroom link remove {twin}, or mailroom link remove {reader.name}",
+            code="MR-link-read-twice",
+        )
+    # What was lost with the server is only known then: whether the link is in doubt, and the clock.
+    if noted_place != place:
+        raise LinkRefused(
+            f"no dispatcher of {source} has started since its server did",
+            source,
+            "mailroom dispatcher run",
+            code="MR-link-source-not-started",
+        )
+    if state == "cut":
+        raise LinkRefused(
+            f"{source} has cut its link {reader.name}: it keeps nothing more for it, and what it had kept is gone",
+            source,
+            f"mailroom link remove {reader.name}, then mailroom link allow {reader.name}",
+            code="MR-link-cut",
+        )
+    yield NOTE.at(schema=schema)(
+        link=link, id=reader.id, system_id=reader.place.system_id, oid=reader.place.database_oid,
+        origin=pinned.origin, run=run,
+    )  # fmt: skip
+    return Greeting(
+        link, id, incarnation, place, life, matched != life, acked, claim_seq,
+        claim_clock, wanted_clock, keep_s, before if before not in (None, run) else None,
+    )  # fmt: skip
+
+
+# Only for the run that has the link.
+TOPICS = Sql(
+    """
+SELECT ARRAY(SELECT topic FROM {schema}.link_topic WHERE link = l.number)::text[] FROM {schema}.link AS l
+WHERE l.number = %(link)s::bigint AND l.run = %(run)s::uuid
+""",
+    columns=("text[]",),
+)
+ASK = Sql(
+    """
+WITH held AS MATERIALIZED (
+    SELECT number FROM {schema}.link WHERE number = %(link)s::bigint AND run = %(run)s::uuid FOR NO KEY UPDATE),
+gone AS (
+    DELETE FROM {schema}.link_topic AS t USING held AS h
+    WHERE t.link = h.number AND t.topic <> ALL (%(topics)s::text[])),
+come AS (
+    INSERT INTO {schema}.link_topic (topic, link)
+    SELECT u.topic, h.number FROM held AS h, pg_catalog.unnest(%(topics)s::text[]) AS u (topic) ON CONFLICT DO NOTHING)
+SELECT count(*) FROM held
+""",
+    columns=("bigint",),
+)
+
+
+def asking_topics(schema: str, link: int, run: UUID, topics: Collection[str]) -> Operation[frozenset[str]]:
+    """Have exactly these topics stamped for the link from now on, at the source; return those that are then.
+
+    Writes nothing if nothing changes. Raises `LinkTaken` if another daemon has the link, and then changes nothing.
+    """
+    there = yield from _stamped(schema, link, run)
+    if there == set(topics):
+        return there
+    [(held,)] = yield ASK.at(schema=schema)(link=link, run=run, topics=sorted(topics))
+    check_held(bool(held))
+    return (yield from _stamped(schema, link, run))
+
+
+def _stamped(schema: str, link: int, run: UUID) -> Operation[frozenset[str]]:
+    rows = yield TOPICS.at(schema=schema)(link=link, run=run)
+    check_held(bool(rows))
+    return frozenset(rows[0][0])
+
+
+# It returns whether that is new, and null if another daemon has the link.
+MATCH = Sql("SELECT {schema}.link_match(%(link)s::bigint, %(run)s::uuid)", columns=("boolean",))
+
+
+def matching(schema: str, link: int, run: UUID) -> Operation[bool]:
+    """Note at the source that the reader has found its position there, in this session; return whether that is new.
+
+    A claim of the reader is settled with it. Call it after each comparison that agreed: a life of the source that began
+    since is matched as well, since history is only lost when the server goes down, and the session with it. Raises
+    `LinkTaken`.
+    """
+    [(matched,)] = yield MATCH.at(schema=schema)(link=link, run=run)
+    check_held(matched is not None)
+    return bool(matched)
+
+
+def check_held(is_held: bool) -> None:
+    """Raise `LinkTaken` unless this daemon has the link."""
+    if not is_held:
+        raise LinkTaken("another daemon has said hello to the source since, and has the link now")
+
+
+class Rivals:
+    """Finds out that two daemons take a link from each other in turns, as two copies of one reader would."""
+
+    def __init__(self) -> None:
+        self._lost: list[float] = []
+
+    def lost(self, at: float) -> bool:
+        """Count that the link was taken, at this time in seconds; return whether it was so again and again."""
+        self._lost = [*(before for before in self._lost if at - before < RIVAL_WITHIN_S), at]
+        return len(self._lost) >= RIVAL_TIMES

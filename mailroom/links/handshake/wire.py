@@ -1,0 +1,39 @@
+"""The wire: what crosses a link, as columns of arrays. Frozen per version: neither side needs the other's release.
+
+A column that comes later has a later version, and both sides use the highest that both have. All types are
+plain ones of every supported PostgreSQL, so a value has the same binary form on both sides, whatever their settings.
+"""
+
+from mailroom.message.columns import MOVING, Column
+
+# By name: the type on the wire, and how the source makes it and the target reads it. {c} is the column. A "char" and
+# jsonb cross as text: the binary form of both is their text, so it costs nothing, and needs no type of its own.
+VERSION = 1
+# What the source says of the row that it carried, beside the message.
+CARRIAGE = (
+    Column("seq", "bigint", by="database"),
+    Column("sent_clock", "bigint", by="database"),
+    Column("stamped_at", "timestamptz", by="database"),
+)
+COLUMNS = {
+    column.name: (column.plain, column.given("{c}"), column.taken("{c}"))
+    for column in (*CARRIAGE, *(column for column in MOVING if column.wire <= VERSION))
+}
+TYPES = tuple(f"{kind}[]" for kind, _, _ in COLUMNS.values())
+
+# At the source, of rows that come by seq.
+GATHERED = ", ".join(f"pg_catalog.array_agg({sent.format(c=name)})" for name, (_, sent, _) in COLUMNS.items())
+# At the target: the parameters side by side, and the columns made of them. In a select list: as a table, each array
+# would be stored on its own first, which takes twice as long.
+SPREAD = ", ".join(f"pg_catalog.unnest(%({name})s::{kind}[]) AS {name}" for name, (kind, _, _) in COLUMNS.items())
+NAMES = ", ".join(COLUMNS)
+READ = ", ".join(f"{read.format(c=name)} AS {name}" for name, (_, _, read) in COLUMNS.items())
+
+# A row of this kind is a mark: no message, it only shows a clock.
+MARK = "H"
+# No larger sent_clock is taken than 2^61 + 2^60 and the clocks of the time since 2026, as in `mailroom.links.start`; or
+# so much beyond what an operator has let the clock go to. Sends and readers raise a clock to 2^61 at most, so no node
+# comes near it unless somebody changes its rows. And who takes such a clock is taken by its own readers all the same:
+# until they read, this has grown by more than any node counts. {now} is the time, and `advanced` of node.
+FURTHEST = f"""greatest({2**61}, advanced) + {2**60} + (greatest(0, least(
+           extract(epoch FROM {{now}} - '2026-01-01 00:00+00'::timestamptz), 15768000000)) * {2**24}.0)::bigint"""

@@ -1,0 +1,191 @@
+"""A message to be sent, the checks it passes before the database sees it, and its INSERT."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from uuid import UUID
+
+from mailroom import codec
+from mailroom.errors import InvalidMessage
+from mailroom.message.carry import headers_json
+from mailroom.message.columns import MESSAGE_ROW, written
+from mailroom.message.insert import Insert
+from mailroom.message.topic import Topic, topic_headers
+from mailroom.names import MAX_AFTER_CLOCK, Key, key_text, shown, topic_name
+from mailroom.numbers import TEN_YEARS_S, seconds, whole
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Row
+
+T = TypeVar("T")
+
+Kind: TypeAlias = Literal["M", "E", "C", "R"]
+MessageType: TypeAlias = Literal["O", "D", "C", "U"]
+EventType: TypeAlias = Literal["C", "U", "D"]
+
+# What a writer sets, in the order of `row_of`, each with its type; every other column has a default.
+COLUMNS = written(MESSAGE_ROW)
+
+EARLIEST, LATEST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class Fields(TypedDict, total=False):
+    """The optional fields of every message; they mean what the arguments of `Outbox.send` mean."""
+
+    key: Key | None
+    headers: Mapping[str, str] | None
+    message_type: MessageType
+    event_type: EventType | None
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    after_clock: int | None
+    id: UUID | None
+    deliver_after: timedelta | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message for `send_many`; the fields mean what the arguments of `Outbox.send` mean.
+
+    Made with a `Topic`, it has that one's name as `topic`, the plain value as `value`, and the version in `headers`.
+    """
+
+    topic: str
+    value: object = field(repr=False)  # kept out of repr, which ends up in logs
+    key: Key | None = None
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    kind: Kind = "M"
+    message_type: MessageType = "U"
+    event_type: EventType | None = None
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
+    after_clock: int | None = None
+    id: UUID | None = None
+    deliver_after: timedelta | float | None = None
+
+    if TYPE_CHECKING:
+        # What the dataclass makes, for a checker that shall compare the value with the topic.
+        def __init__(
+            self, topic: Topic[T, Any] | str, value: T, key: Key | None = None,
+            headers: Mapping[str, str] | None = None, kind: Kind = "M", message_type: MessageType = "U",
+            event_type: EventType | None = None, deliver_at: datetime | None = None,
+            expires_at: datetime | None = None, after_clock: int | None = None, id: UUID | None = None,
+            deliver_after: timedelta | float | None = None,
+        ) -> None: ...  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Take a `Topic` apart: what is sent knows of names and plain values only."""
+        topic: object = self.topic
+        if isinstance(topic, Topic):
+            object.__setattr__(self, "topic", topic.name)
+            object.__setattr__(self, "value", topic.write(self.value))
+            object.__setattr__(self, "headers", topic_headers(topic, self.headers))
+
+
+def row_of(message: Outgoing, fresh: bytes | None = None) -> Row:
+    """Return the values of `COLUMNS`, or raise `InvalidMessage` naming the limit that is broken.
+
+    With `fresh`, of `fresh_ids`, a message without an id has that one, and the row has its bytes.
+    """
+    if message.id is not None:
+        message_id: UUID | bytes = given_id(message.id)
+    elif fresh is not None:
+        message_id = fresh
+    else:
+        message_id = UUID(bytes=os.urandom(16), version=4)
+    return (
+        message_id,
+        topic_name(message.topic),
+        # An unordered message gets its own id as key, which no other message has.
+        _text(message_id) if message.key is None else key_text(message.key),
+        _one_of(message.kind, "MECR", "kind"),
+        _one_of(message.message_type, "ODCU", "message_type"),
+        None if message.event_type is None else _one_of(message.event_type, "CUD", "event_type"),
+        codec.encode(message.value),
+        headers_json(message.headers),
+        not_before(message.deliver_at, message.deliver_after),
+        None if message.expires_at is None else aware(message.expires_at, "expires_at"),
+        None if message.after_clock is None else clock(message.after_clock),
+    )
+
+
+# Random ids of version 4 have six bits that are not random (RFC 9562, 5.4). So many are drawn at once.
+DRAWN = 64
+RANDOM = int.from_bytes(bytes.fromhex("ffffffffffff0fff3fffffffffffffff") * DRAWN)
+FIXED = int.from_bytes(bytes.fromhex("00000000000040008000000000000000") * DRAWN)
+
+
+def fresh_ids() -> Iterator[bytes]:
+    """Yield new ids for many messages, as bytes: making a UUID of each would take longer than drawing it."""
+    while True:
+        drawn = (int.from_bytes(os.urandom(16 * DRAWN)) & RANDOM | FIXED).to_bytes(16 * DRAWN)
+        for begin in range(0, 16 * DRAWN, 16):
+            yield drawn[begin : begin + 16]
+
+
+def _text(message_id: UUID | bytes) -> str:
+    return str(UUID(bytes=message_id) if isinstance(message_id, bytes) else message_id)
+
+
+def given_id(given: UUID) -> UUID:
+    """Return the given id. Raises `InvalidMessage` if it is not a UUID."""
+    if not isinstance(given, UUID):
+        raise InvalidMessage(
+            f"id is a UUID, not {type(given).__name__}: pass UUID(...) of it, or leave it out.",
+            code="MR-invalid-argument",
+        )
+    return given
+
+
+def _one_of(code: str, allowed: str, what: str) -> str:
+    if isinstance(code, str) and len(code) == 1 and code in allowed:
+        return code
+    raise InvalidMessage(f"{what} {shown(code)} is none of {', '.join(allowed)}.", code="MR-invalid-argument")
+
+
+def aware(moment: datetime, what: str) -> datetime:
+    """Return a time that PostgreSQL can store. Raises `InvalidMessage` without a time zone, or out of range."""
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise InvalidMessage(
+            f"{what} needs a datetime with a time zone, such as datetime.now(timezone.utc).", code="MR-invalid-time"
+        )
+    if not EARLIEST <= moment < LATEST:
+        raise InvalidMessage(
+            f"{what} is outside the years 1 to 9998 in UTC: {moment.isoformat()}.", code="MR-invalid-time"
+        )
+    return moment
+
+
+def not_before(at: datetime | None, after: timedelta | float | None) -> datetime | None:
+    """Return when a message is due, None for at once; `after` counts from now, by the clock of this machine."""
+    if after is None:
+        return None if at is None else aware(at, "deliver_at")
+    if at is not None:
+        raise InvalidMessage(
+            "deliver_at and deliver_after say when a message is due: give one of the two.", code="MR-arguments-conflict"
+        )
+    after_s = after.total_seconds() if isinstance(after, timedelta) else after
+    after_s = seconds(after_s, "deliver_after", TEN_YEARS_S, zero=True, error=InvalidMessage)
+    return datetime.now(UTC) + timedelta(seconds=after_s)
+
+
+def clock(clock: int) -> int:
+    """Return `after_clock`. Raises `InvalidMessage` if it is not a clock."""
+    return whole(clock, "after_clock", 0, MAX_AFTER_CLOCK)
+
+
+INSERT = Insert("outbox", MESSAGE_ROW)
+
+
+def sending(schema: str, row: Row) -> Operation[None]:
+    """Insert one row of `row_of`."""
+    yield IN_TRANSACTION
+    yield INSERT.of(schema, row)
+
+
+def sending_many(schema: str, rows: list[Row]) -> Operation[int]:
+    """Insert rows of `row_of` in order; return how many."""
+    yield IN_TRANSACTION
+    if rows:
+        yield INSERT.many(schema, rows)
+    return len(rows)

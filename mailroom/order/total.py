@@ -1,0 +1,235 @@
+"""Total order: how far a total inbox may be given out, and who joins and leaves its order.
+
+A total inbox gives out its messages by (sent_clock, origin), so every node that gets the same messages has them in the
+same order. A message may be given out once nothing can come any more that stands before it: up to the bound, the lowest
+clock that its origins have shown. What an origin has shown: everything that it stamped up to this clock was received.
+The node's own messages need no term in it. Receiving keeps the node's clock above all that was shown, and its own
+stamps are above its clock. Without origins the bound is the clock.
+
+Whoever delivers or receives appends the bound to `stable`, in the same transaction. It only rises. So what joins later
+shows at least as much before it sends anything, and what comes too late never gets into the inbox.
+"""
+
+from dataclasses import dataclass
+
+from mailroom import locks
+from mailroom.order.clock import LOCK
+from mailroom.sql.operation import Operation, Sql, filled
+
+PARTITION_KEY = locks.key("partition")
+PARTITION_CHANNEL = locks.channel("partition")
+
+# For the statements that deliver and receive: whether `raising_stable` is needed. Through an index of total inboxes.
+HAS_TOTAL = """EXISTS (SELECT FROM {schema}.inbox_registry WHERE "order" = 'total')"""
+
+# Why a message is a dead letter that would have come after a later one.
+LATE = "too late for the order of this inbox: later messages were given out already"
+
+# The total inboxes, and how far each may be given out.
+TOTAL = """total AS MATERIALIZED (
+    SELECT r.name AS inbox, coalesce((
+        SELECT s.clock FROM {schema}.stable AS s WHERE s.inbox = r.name ORDER BY s.clock DESC LIMIT 1), 0) AS stable
+    FROM {schema}.inbox_registry AS r WHERE r."order" = 'total')"""
+
+RECEIVED = """coalesce((
+        SELECT r.sent_clock FROM {schema}.receipt AS r WHERE r.origin = o.number ORDER BY r.last DESC LIMIT 1), 0)"""
+
+# The origins of each total inbox. `since` counts for the inbox, and not for the origin: another inbox may still wait
+# for older messages of the same origin.
+ORIGINS = filled(
+    """origins AS MATERIALIZED (
+    SELECT t.inbox, t.stable, o.number, o.name, o.state, o.shown AS started, min(s.since) AS since,
+           max(s.since) AS joined, {received} AS received
+    FROM total AS t JOIN {schema}.subscription AS s ON s.inbox = t.inbox
+         JOIN {schema}.origin AS o ON s.origin IN (o.name, '*')
+    WHERE o.state <> 'excluded' GROUP BY t.inbox, t.stable, o.number),
+shown AS MATERIALIZED (SELECT *, greatest(started, since, received) AS clock FROM origins)""",
+    received=RECEIVED,
+)
+
+# Whether a subscription `s` to an origin `o` may ask it for messages. That of a total inbox must wait until the origin
+# has shown a clock as high as that of the join: what it sends from then on is wanted, and comes in time.
+HAS_JOINED = filled(
+    """(greatest(s.since, o.shown) <= {received} OR NOT EXISTS (
+    SELECT FROM {schema}.inbox_registry AS t WHERE t.name = s.inbox AND t."order" = 'total'))""",
+    received=RECEIVED,
+)
+
+# Inboxes without origins are raised only if they got something: else each delivery would write a row for each of them.
+# A node that has lost history stamps again what other nodes may have, and there it has another place. So none rises
+# until somebody says that the order goes on. Nor while messages wait to be fanned out, which have their clocks already;
+# after them all rise (`dispatcher.delivery.fan_out`).
+RAISE = Sql(
+    """
+WITH {total},
+{origins},
+bound AS MATERIALIZED (
+    SELECT t.inbox, t.stable, CASE WHEN bool_or(s.number IS NOT NULL) THEN min(s.clock)
+                                   WHEN %(touched)s::text[] IS NULL OR t.inbox = ANY (%(touched)s::text[])
+                                   THEN (SELECT last_value FROM {schema}.clock) END AS clock
+    FROM total AS t LEFT JOIN shown AS s ON s.inbox = t.inbox
+    WHERE (SELECT incarnation <= resumed FROM {schema}.node) AND NOT EXISTS (SELECT FROM {schema}.fan_out)
+    GROUP BY t.inbox, t.stable),
+raised AS (
+    INSERT INTO {schema}.stable (inbox, clock) SELECT inbox, clock FROM bound WHERE clock > stable RETURNING inbox),
+touched AS MATERIALIZED (SELECT to_regclass('{schema}.inbox_' || inbox) AS partition FROM raised)
+SELECT (SELECT count(*) FROM raised), (
+    SELECT pg_catalog.count(pg_notify({partition_channel}, '')) FROM touched
+    WHERE NOT pg_try_advisory_xact_lock({asleep_lock}, {partition_key}))
+""",
+    columns=("bigint", "bigint"),
+    total=TOTAL,
+    origins=ORIGINS,
+    partition_channel=PARTITION_CHANNEL,
+    asleep_lock=locks.ASLEEP,
+    partition_key=PARTITION_KEY,
+)
+
+
+def raising_stable(schema: str, touched: list[str] | None = None) -> Operation[int]:
+    """Let total inboxes be given out up to their bounds; wake their workers, and return how many inboxes rose.
+
+    Run it in the transaction that delivered or received, under the dispatch lock and after the clock was set, in a
+    statement of its own, which sees the new receipt. `touched` are the inboxes that got something; None for all.
+    """
+    [(raised, _)] = yield RAISE.at(schema=schema)(touched=touched)
+    return int(raised)
+
+
+# -- Joining and leaving ----------------------------------------------------------------------------------------------
+
+IS_TOTAL = Sql(
+    """SELECT "order" = 'total' FROM {schema}.inbox_registry WHERE name = '{inbox}'""",
+    columns=("boolean",),
+)
+# A crash may have set the clock back, until a dispatcher starts.
+CLOCK = Sql(
+    """
+SELECT greatest(c.last_value, (SELECT s.clock FROM {schema}.stable AS s WHERE s.inbox = '{inbox}'
+                               ORDER BY s.clock DESC LIMIT 1))
+FROM {schema}.clock AS c
+""",
+    columns=("bigint",),
+)
+
+
+def is_total(schema: str, inbox: str) -> Operation[bool]:
+    """Return whether an inbox has total order."""
+    found = yield IS_TOTAL.at(schema=schema, inbox=inbox)()
+    return bool(found and found[0][0])
+
+
+def joining(schema: str, inbox: str) -> Operation[int]:
+    """Return the clock after which an inbox that now subscribes to another node wants its messages.
+
+    That is 0 for an inbox by key. For a total inbox it is the node's clock, and nothing is delivered or received until
+    the caller's transaction ends: so no row of `stable` passes the clock before the subscription can be seen.
+    """
+    if not (yield from is_total(schema, inbox)):
+        return 0
+    yield LOCK.at(schema=schema)()
+    [(clock,)] = yield CLOCK.at(schema=schema, inbox=inbox)()
+    return int(clock)
+
+
+def leaving(schema: str, inbox: str) -> Operation[None]:
+    """Let a total inbox that has unsubscribed go on without the nodes that it no longer waits for."""
+    if (yield from is_total(schema, inbox)):
+        yield LOCK.at(schema=schema)()
+        yield from raising_stable(schema)
+
+
+# Without receipts nobody waits for messages of this origin yet, so its start may be set for all inboxes at once.
+START = Sql(
+    """
+UPDATE {schema}.origin AS o SET shown = (SELECT last_value FROM {schema}.clock)
+WHERE o.name = %(name)s::text AND NOT EXISTS (SELECT FROM {schema}.receipt AS r WHERE r.origin = o.number) AND EXISTS (
+    SELECT FROM {schema}.subscription AS s JOIN {schema}.inbox_registry AS r ON r.name = s.inbox
+    WHERE r."order" = 'total' AND s.origin IN (o.name, '*'))
+"""
+)
+GUARDED = Sql("SELECT {has_total}", columns=("boolean",), has_total=HAS_TOTAL)
+
+
+def having_total(schema: str) -> Operation[bool]:
+    """Return whether the node has inboxes in total order."""
+    [(has_total,)] = yield GUARDED.at(schema=schema)()
+    return bool(has_total)
+
+
+def guarding_order(schema: str) -> Operation[None]:
+    """Lock out deliveries until the transaction ends, if the node has total inboxes: before an origin is added."""
+    [(has_total,)] = yield GUARDED.at(schema=schema)()
+    if has_total:
+        yield LOCK.at(schema=schema)()
+
+
+def starting_origin(schema: str, name: str) -> Operation[None]:
+    """Have total inboxes that subscribe to an origin which was just added want its messages from now on."""
+    yield START.at(schema=schema)(name=name)
+
+
+RESUME = Sql(
+    "UPDATE {schema}.node SET resumed = incarnation WHERE resumed < incarnation RETURNING incarnation",
+    columns=("bigint",),
+)
+
+
+def resuming_order(schema: str) -> Operation[bool]:
+    """Let the total inboxes of a node go on that has taken a new incarnation; return whether they were stopped.
+
+    What the node lost and stamps again has its old place at other nodes, and a new one here.
+    """
+    yield LOCK.at(schema=schema)()
+    resumed = yield RESUME.at(schema=schema)()
+    if resumed:
+        yield from raising_stable(schema)
+    return bool(resumed)
+
+
+# -- What a total inbox waits for -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How far a total inbox may be given out (`stable`), and how many of its messages are held back above that.
+
+    `waits_for` is the node that has shown the lowest clock, `shown`, and that they are held back for; None if none are.
+    If `is_stopped`, this node has lost history, and they are held back until `mailroom link resume`.
+    """
+
+    inbox: str
+    stable: int
+    held_back: int
+    waits_for: str | None
+    shown: int | None
+    is_stopped: bool
+
+
+LOWEST = Sql(
+    """
+WITH {total},
+{origins}
+SELECT t.inbox, t.stable, s.name, s.clock, (SELECT incarnation > resumed FROM {schema}.node)
+FROM total AS t LEFT JOIN LATERAL (
+    SELECT name, clock FROM shown WHERE shown.inbox = t.inbox ORDER BY clock, number LIMIT 1) AS s ON true
+ORDER BY t.inbox
+""",
+    columns=("text", "bigint", "text", "bigint", "boolean"),
+    total=TOTAL,
+    origins=ORIGINS,
+)
+HELD = Sql(
+    "SELECT count(*) FROM {schema}.inbox_{inbox} WHERE {by_sent} > %(stable)s::bigint",
+    columns=("bigint",),
+    by_sent="(sent_clock + 0)",
+)
+
+
+def waiting(schema: str) -> Operation[list[Waiting]]:
+    """Return the state of each total inbox, by name."""
+    found = []
+    for inbox, stable, name, shown, is_stopped in (yield LOWEST.at(schema=schema)()):
+        [(held,)] = yield HELD.at(schema=schema, inbox=inbox)(stable=stable)
+        found.append(Waiting(inbox, stable, held, name if held else None, shown if held else None, is_stopped))
+    return found

@@ -1,0 +1,83 @@
+"""Have an inbox to oneself until the transaction ends, beside a running dispatcher: to drop it, or to rename it."""
+
+from mailroom import locks
+from mailroom.errors import ConfigurationError, MailroomError
+from mailroom.registry.inboxes import LOCK
+from mailroom.schema.checks import checking, finding
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+from mailroom.sql.sight import seeing
+from mailroom.sql.sqlstate import AGAIN, sqlstate
+
+# What has rows of an inbox, beside its partition. Not what only tells of it later: dead letters, and the audit.
+HAVE_ROWS = ("subscription", "key_state", "parked", "attempt", "worker", "stable", "spark_stream")
+
+ISOLATION = Sql("SELECT current_setting('transaction_isolation')", columns=("text",))
+# In the order of a delivery, so that the two cannot deadlock. Who reads or handles the inbox has a lock on its table;
+# the lock on the parent, which dropping a partition takes, comes last, so that it is held for the shortest time.
+EXCLUDE = Sql(
+    """
+DO $$
+DECLARE
+    lock_timeout text := pg_catalog.current_setting('lock_timeout');
+BEGIN
+    PERFORM pg_catalog.set_config('lock_timeout', '3s', true);
+    PERFORM {schema}.take_dispatch_turn();
+    LOCK TABLE {schema}.inbox_{inbox} IN ACCESS EXCLUSIVE MODE;
+    LOCK TABLE ONLY {schema}.inbox IN ACCESS EXCLUSIVE MODE;
+    PERFORM pg_catalog.set_config('lock_timeout', lock_timeout, true);
+END $$
+"""
+)
+IS_AWAITED = Sql("SELECT EXISTS (SELECT FROM {schema}.fan_out_way WHERE inbox = '{inbox}')", columns=("boolean",))
+# Its messages: those that wait, and the parked ones.
+COUNT = Sql(
+    """
+SELECT (SELECT count(*) FROM {schema}.inbox_{inbox}),
+       (SELECT count(*) FROM {schema}.parked WHERE inbox = '{inbox}')
+""",
+    columns=("bigint", "bigint"),
+)
+# Whoever sleeps over it wakes up, and finds that it is gone.
+NOTIFY = Sql(
+    "SELECT pg_notify({partition_channel}, '') IS NULL",
+    columns=("boolean",),
+    partition_channel=locks.channel("'{schema}.inbox_{inbox}'::regclass"),
+)
+
+
+def having_alone(schema: str, inbox: str) -> Operation[None]:
+    """Take the dispatch lock and the inbox; its workers wake up once the transaction is committed.
+
+    Raises `UnknownInbox`; `SchemaError` if the schema cannot be worked on; `ConfigurationError` unless the transaction
+    is READ COMMITTED, which alone sees what was delivered last; and `MailroomError` if the inbox is in use.
+    """
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    [(isolation,)] = yield ISOLATION.at()()
+    if isolation != "read committed":
+        raise ConfigurationError(
+            f"This transaction is {isolation}, and may not see what was delivered last. Drop and rename inboxes in a "
+            "transaction of READ COMMITTED.",
+            code="MR-wrong-isolation",
+        )
+    yield LOCK.at(lock=str(locks.DDL), node=schema)()
+    yield from finding(schema, inbox)
+    yield from seeing(schema, "inbox_registry", "fan_out_way", *HAVE_ROWS)
+    try:
+        yield EXCLUDE.at(schema=schema, inbox=inbox)()
+    except Exception as error:
+        if sqlstate(error) not in AGAIN:
+            raise
+        raise MailroomError(
+            f"Inbox {inbox!r} is in use. Roll back, stop its workers and whoever else reads it, and try again. "
+            "pg_locks shows who has a lock on its table.",
+            code="MR-inbox-in-use",
+        ) from error
+    [(is_awaited,)] = yield IS_AWAITED.at(schema=schema, inbox=inbox)()
+    if is_awaited:
+        raise MailroomError(
+            f"Messages are being delivered to many inboxes, and {inbox!r} has yet to get them. Try again in a moment, "
+            "while a dispatcher runs (mailroom dispatcher run).",
+            code="MR-delivery-unfinished",
+        )
+    yield NOTIFY.at(schema=schema, inbox=inbox)()

@@ -1,0 +1,100 @@
+"""Subscriptions: which topics an inbox gets."""
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from mailroom.message.topic import Topic, pattern_text
+from mailroom.names import DEFAULT_SCHEMA, OWN, inbox_name, origin_name, schema_name
+from mailroom.order.total import joining, leaving
+from mailroom.schema.checks import checking, finding
+from mailroom.sql.methods import on_connections
+from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
+
+# What an inbox subscribes to: topics, each as a `Topic` or as text, and patterns.
+Topics: TypeAlias = Topic[Any, Any] | str | Iterable[Topic[Any, Any] | str]
+
+
+SUBSCRIBE = Sql(
+    """
+INSERT INTO {schema}.subscription (topic, inbox, origin, since)
+SELECT t.topic, i.name, %(origin)s::text, i.since
+FROM ROWS FROM (pg_catalog.unnest(%(inboxes)s::text[]), pg_catalog.unnest(%(since)s::bigint[])) AS i (name, since),
+     pg_catalog.unnest(%(topics)s::text[]) AS t (topic)
+ON CONFLICT DO NOTHING RETURNING topic
+""",
+    columns=("text",),
+)
+UNSUBSCRIBE = Sql(
+    """
+DELETE FROM {schema}.subscription
+WHERE inbox = '{inbox}' AND origin = %(origin)s::text AND topic = ANY (%(topics)s::text[]) RETURNING topic
+""",
+    columns=("text",),
+)
+
+
+def subscription(
+    inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
+) -> Operation[list[str]]:
+    """Subscribe an inbox to a topic or to several; return those that it had not subscribed to.
+
+    A topic is text or a `Topic`, and text may be a pattern. Dots part words: `order.*` fits the topics of `order` and
+    one more word, `order.#` those that are or begin with `order`, `#` all. There may be several `*`, but not beside a
+    `#`, which is the last word. A pattern gets messages and events, never commands or replies. However many fit, the
+    inbox gets a message once.
+
+    `origin` says whose messages: those of this node (empty, the default), those of the node of that name, which this
+    one reads over a link, or those of this node and of all that it reads (`*`).
+
+    In the caller's transaction, also for users' own migrations. Once it is committed, what is sent comes; what waits in
+    the outbox comes too, unless a delivery had begun with it, and what was delivered does not. From another node comes
+    what that one delivers once this node's dispatcher has told it. For a total inbox and another node it takes the
+    node's dispatch lock, so nothing is delivered until the caller's transaction ends. Repeating it is
+    harmless. Raises `UnknownInbox`, `InvalidName`, and `InvalidMessage` for a topic.
+    """
+    return _subscribing(*_checked(inbox, topics, schema, origin))
+
+
+def _subscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Operation[list[str]]:
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from finding(schema, inbox)
+    since = 0 if origin == OWN else (yield from joining(schema, inbox))
+    changed = yield SUBSCRIBE.at(schema=schema)(inboxes=[inbox], since=[since], topics=topics, origin=origin)
+    return sorted(topic for (topic,) in changed)
+
+
+def unsubscription(
+    inbox: str, topics: Topics, *, schema: str = DEFAULT_SCHEMA, origin: str = OWN
+) -> Operation[list[str]]:
+    """End an inbox's subscriptions to these topics and patterns, as they were given; return those that there were.
+
+    Only those to messages of `origin`, as it was given: ending one to `*` leaves one to a node of its own.
+
+    In the caller's transaction. What was delivered stays in the inbox. Repeating it is harmless. Raises as `subscribe`.
+    """
+    return _unsubscribing(*_checked(inbox, topics, schema, origin))
+
+
+def _unsubscribing(schema: str, inbox: str, topics: list[str], origin: str) -> Operation[list[str]]:
+    yield IN_TRANSACTION
+    yield from checking(schema)
+    yield from finding(schema, inbox)
+    changed = yield UNSUBSCRIBE.at(schema=schema, inbox=inbox)(topics=topics, origin=origin)
+    if changed and origin != OWN:
+        yield from leaving(schema, inbox)
+    return sorted(topic for (topic,) in changed)
+
+
+def _checked(inbox: str, topics: Topics, schema: str, origin: str) -> tuple[str, str, list[str], str]:
+    return schema_name(schema), inbox_name(inbox), topic_texts(topics), origin_name(origin)
+
+
+subscribe, subscribe_async = on_connections("subscribe", subscription)
+unsubscribe, unsubscribe_async = on_connections("unsubscribe", unsubscription)
+
+
+def topic_texts(given: Topics) -> list[str]:
+    """Return topics and patterns as texts. Raises `InvalidMessage`."""
+    # Text is a topic: taken as an iterable, it would be a topic per letter.
+    return [pattern_text(topic) for topic in ([given] if isinstance(given, str | Topic) else given)]

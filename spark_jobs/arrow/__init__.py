@@ -1,0 +1,1 @@
+"""Columns of Arrow as bytes: CBOR, binary COPY, and the digest of what a batch holds."""

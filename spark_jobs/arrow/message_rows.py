@@ -1,0 +1,71 @@
+"""Delivered messages as Arrow: their columns, here and in Spark, and how rows of the database become arrays."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.adapt import AdaptersMap
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
+
+from mailroom.message.message import READ
+from mailroom.sql.operation import Row
+from mailroom.sql.runner import PlainCursor
+from spark_jobs.arrow.binary_copy import YEAR_2000_US
+
+TEXT, LONG, BYTES, MOMENT = pa.string(), pa.int64(), pa.binary(), pa.timestamp("us", tz="UTC")
+HEADERS = pa.map_(TEXT, TEXT)
+IN_ARROW = {"text": TEXT, "bigint": LONG, "bytea": BYTES, "uuid": TEXT, "timestamptz": MOMENT}
+# Of rows of `mailroom.message.message.SELECTED`, in their order.
+COLUMNS = pa.schema({column.name: HEADERS if column.name == "headers" else IN_ARROW[column.plain] for column in READ})
+# What "timestamp" is depends on the session: spark.sql.timestampType.
+IN_SPARK = {
+    TEXT: "string", LONG: "bigint", pa.int32(): "int", BYTES: "binary", MOMENT: "timestamp_ltz",
+    HEADERS: "map<string,string>",
+}  # fmt: skip
+
+
+def ddl(columns: pa.Schema) -> str:
+    """Return the columns as Spark's DDL has them."""
+    return ", ".join(f"{column.name} {IN_SPARK[column.type]}" for column in columns)
+
+
+class RawCursor(PlainCursor):
+    """A cursor that gives ids as 16 bytes and times as PostgreSQL's microseconds: objects would double the time."""
+
+    adapters = AdaptersMap(PlainCursor.adapters)
+
+
+RawCursor.adapters.register_loader("uuid", ByteaBinaryLoader)
+RawCursor.adapters.register_loader("timestamp", Int8BinaryLoader)
+
+
+def arrays(rows: Sequence[Row]) -> list[pa.Array]:
+    """Return the arrays of `COLUMNS` for rows of `SELECTED`, and of anything behind it, as a `RawCursor` gives them."""
+    columns = zip(COLUMNS, zip(*rows, strict=True), strict=False)
+    return [CONVERTERS.get(column.name, pa.array)(cells, column.type) for column, cells in columns]
+
+
+def _ids(ids: Sequence[bytes], _: pa.DataType) -> pa.Array:
+    """Return ids as text, as UUID writes it; a million objects of Python would take longer than the rest."""
+    digits = pa.py_buffer(b"".join(ids).hex().encode())
+    plain = pa.Array.from_buffers(pa.binary(32), len(ids), [None, digits]).cast(pa.binary()).cast(pa.string())
+    ends = (0, 8, 12, 16, 20, 32)
+    parts = [pc.utf8_slice_codeunits(plain, start, end) for start, end in pairwise(ends)]
+    return pc.binary_join_element_wise(*parts, "-")
+
+
+def _headers(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
+    return pa.array([None if text is None else list(json.loads(text).items()) for text in texts], kind)
+
+
+def _moments(moments: Sequence[int | None], kind: pa.DataType) -> pa.Array:
+    return pc.add(pa.array(moments, pa.int64()), YEAR_2000_US).cast(kind)
+
+
+Converter: TypeAlias = Callable[[Any, pa.DataType], pa.Array]
+OF_TYPE: dict[str, Converter] = {"uuid": _ids, "timestamptz": _moments}
+CONVERTERS = {column.name: OF_TYPE[column.type] for column in READ if column.type in OF_TYPE} | {"headers": _headers}
