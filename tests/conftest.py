@@ -21,6 +21,7 @@ from inbox.worker import pace
 from mailroom.embedded import Binaries, Server, find_binaries
 from mailroom.errors import EmbeddedServerError
 from tests.support.databases import Connect, Databases
+from tests.support.node import Node
 from tests.support.postgres import FAST_SETTINGS, Servers, available_majors, remove_with_servers, run_directory
 from tests.support.sampling import beyond_samples
 
@@ -253,6 +254,12 @@ def connect(dsn: str) -> Iterator[Connect]:
             return connection
 
         yield open_connection
+
+
+@pytest.fixture
+def node(dsn: str, connect: Connect) -> Node:
+    """A node without inboxes, at `dsn`. A test file adds what it needs in a fixture of the same name."""
+    return Node(dsn, connect(autocommit=True))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -39,8 +39,7 @@ class OutOfStock(Exception):
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", backoff_s=0, max_attempts=1, on_failure="skip")
     node.inbox("stock", backoff_s=0, max_attempts=1)
     node.inbox("answers", "answered")

@@ -15,7 +15,6 @@ from inbox import Handlers, Inbox, Message, Reject
 from mailroom import testing
 from mailroom.errors import UnknownInbox
 from mailroom.testing.mail import Mail, mailing
-from tests.support.databases import Connect
 from tests.support.django import connected
 from tests.support.node import Node
 from tests.support.waiting import eventually_async
@@ -24,8 +23,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shop")
     node.inbox("warehouse", "stock.reserve")
     node.inbox("shipping", "order.paid")

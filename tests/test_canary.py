@@ -72,8 +72,7 @@ def all_of(error: BaseException) -> str:
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", backoff_s=0)
     return node
 

@@ -33,8 +33,7 @@ SECRET = "4711-secret"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", "order.paid")
     node.inbox("billing")
     node.inbox("answers", "answers")

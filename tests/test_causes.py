@@ -13,7 +13,6 @@ from mailroom.errors import InvalidMessage
 from mailroom.trace import Location, causes, effects, trace
 from outbox import Outbox, Store
 from tests.support.command import done, error_of, json_of, mailroom
-from tests.support.databases import Connect
 from tests.support.drivers import SYNC, opened
 from tests.support.node import Node
 
@@ -21,8 +20,7 @@ OUTBOX, STORE = Outbox(), Store()
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     for inbox, topic in (
         ("shop", "paid"), ("audit", "paid"), ("stock", "reserve"), ("ledger", "reserve"), ("mail", "reserved")
     ):  # fmt: skip

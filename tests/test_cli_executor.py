@@ -9,7 +9,6 @@ import pytest
 
 from outbox import Store
 from tests.support.command import done, error_of, json_of, mailroom, process
-from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 
@@ -18,8 +17,7 @@ STATS = ("executor", "target", "add", "stats", "public.counters", "--key", "name
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.connection.execute("CREATE TABLE counters (name text PRIMARY KEY, hits bigint, body text)")
     node.connection.execute("CREATE FUNCTION note(given jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT given'")
     return node

@@ -12,7 +12,6 @@ from uuid import UUID
 import pytest
 
 from tests.support.command import done, error_of, json_of, mailroom, process
-from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 
@@ -20,10 +19,9 @@ REAP = ("inbox", "reap", "shipping")
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    made = Node(dsn, connect(autocommit=True))
-    made.inbox("shipping", "orders")
-    return made
+def node(node: Node) -> Node:
+    node.inbox("shipping", "orders")
+    return node
 
 
 def deliver(node: Node, *values: object, key: str = "k") -> None:
@@ -252,7 +250,7 @@ def test_worker_refuses_a_schema_it_would_not_use(node: Node) -> None:
 
 SERVICE = """
 from inbox import {kind}
-from mailroom import settings
+from mailroom.session import settings
 
 {async_}def handler(message, conn):
     {await_}conn.execute("INSERT INTO public.handled VALUES (%s)", [message.value])

@@ -8,17 +8,15 @@ import pytest
 
 from inbox import Inbox
 from tests.support.command import done, error_of, mailroom
-from tests.support.databases import Connect
 from tests.support.node import Node
 
 ORDERS = ("outbox", "send", "orders")
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    made = Node(dsn, connect(autocommit=True))
-    made.inbox("shipping", "orders")
-    return made
+def node(node: Node) -> Node:
+    node.inbox("shipping", "orders")
+    return node
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ from tests.support.waiting import WITHIN_S, eventually
 pytestmark = pytest.mark.sample(2)
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 # -- Widths -----------------------------------------------------------------------------------------------------------
 
 

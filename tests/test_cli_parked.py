@@ -10,7 +10,6 @@ import pytest
 from inbox import Inbox, Park, Retry, Skip
 from mailroom.sql.runner import run
 from tests.support.command import done, error_of, json_of, mailroom
-from tests.support.databases import Connect
 from tests.support.node import Node, failing
 
 INBOX = Inbox("shipping")
@@ -18,8 +17,7 @@ ME = f"{getpass.getuser()}@{platform.node()}"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     return node
 

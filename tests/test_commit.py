@@ -60,8 +60,7 @@ FAIL_LATER = Sql("INSERT INTO troubled_later VALUES (%(code)s::text)")
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.connection.execute(TROUBLE)
     return node
 

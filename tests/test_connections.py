@@ -43,8 +43,7 @@ POLL_S = 0.05
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     return node
 
@@ -274,7 +273,7 @@ async def test_row_that_fires_no_trigger_is_delivered_by_the_poll(node: Node) ->
 
 LISTENER = """
 import asyncio, sys
-from mailroom import settings
+from mailroom.session import settings
 from mailroom.session.listener import Listener
 
 settings.PEER.update({name: "1000" for name in settings.PEER if name == "tcp_user_timeout"})

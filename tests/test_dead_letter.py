@@ -35,8 +35,7 @@ CLOCK = "SELECT last_value FROM mailroom.clock"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", "orders")
     node.inbox("audit", "orders")
     node.allow_clocks()

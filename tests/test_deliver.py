@@ -32,11 +32,6 @@ LATER = NOW + timedelta(hours=2)
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
-@pytest.fixture
 async def lane(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         for name, value in SESSION.items():

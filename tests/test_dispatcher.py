@@ -30,8 +30,7 @@ NEVER_S = 3_600.0  # a poll that no test lives to see
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     return node
 

@@ -19,7 +19,6 @@ from mailroom.sql.apart import WritesApart
 from mailroom.sql.savepoint import savepoint
 from mailroom.testing.mail import Mail, mailing
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
-from tests.support.databases import Connect
 from tests.support.django import connected, found_in
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
@@ -38,8 +37,7 @@ class Order(models.Model):  # type: ignore[misc]  # Django has no types
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", "order.paid")
     node.connection.execute("CREATE TABLE shop_order (id int PRIMARY KEY, state text NOT NULL)")
     return node

@@ -29,8 +29,7 @@ RELEASE = HOLD_AWAKE.replace("pg_try_advisory_lock", "pg_advisory_unlock")
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     return node
 

@@ -23,8 +23,7 @@ TABLES = "SELECT count(*) FROM pg_class WHERE relname = 'inbox_shipping'"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", "order.paid")
     node.inbox("billing", "order.paid")
     return node

@@ -48,11 +48,6 @@ AT = datetime(2026, 7, 1, 12, 0, 30, tzinfo=UTC)
 MINUTE = AT.replace(second=0)
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 def inserted(node: Node, **columns: Any) -> UUID:
     """Send one executable by plain SQL."""
     id = uuid4()

@@ -47,11 +47,6 @@ WRITTEN = "BEFORE INSERT OR UPDATE OR DELETE"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
-@pytest.fixture
 async def session(dsn: str) -> AsyncIterator[psycopg.AsyncConnection]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         yield connection

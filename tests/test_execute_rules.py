@@ -35,11 +35,6 @@ pytestmark = pytest.mark.sample(5)
 MIB = 2**20
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 def smuggled(node: Node, **columns: Any) -> UUID:
     """Insert a row past the trigger, as a session that replicates does, and return its id."""
     id = uuid4()

@@ -44,11 +44,6 @@ from tests.support.node import Node
 from tests.support.waiting import wait_until_blocked
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "keys", "bad"),

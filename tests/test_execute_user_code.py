@@ -39,11 +39,6 @@ pytestmark = pytest.mark.sample(6)
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
-@pytest.fixture
 async def executor(dsn: str) -> AsyncIterator[BatchExecutor]:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         yield BatchExecutor(connection, SCHEMA, monotonic=lambda: 0)

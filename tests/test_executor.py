@@ -25,11 +25,6 @@ NEVER_S = 3_600.0  # a poll that no test lives to see
 EXECUTOR = "mailroom executor"
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 @contextlib.asynccontextmanager
 async def running(lane: Lane) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(lane.run())

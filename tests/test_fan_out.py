@@ -35,9 +35,8 @@ NAMES = [f"i{nth:02}" for nth in range(10)]
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
+def node(node: Node) -> Node:
     """Ten inboxes on `news`, of which three fit into a transaction; the last of them is in total order."""
-    node = Node(dsn, connect(autocommit=True))
     node.allow_clocks()
     for name in NAMES:
         node.inbox(name, "news", order="total" if name == NAMES[-1] else "key")

@@ -60,8 +60,7 @@ def _steps_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     node.allow_clocks()
     return node

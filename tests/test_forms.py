@@ -17,7 +17,6 @@ from mailroom.errors import InvalidName, SchemaError
 from mailroom.sql.methods import on_connections
 from mailroom.sql.operation import Operation, Sql
 from outbox import Outbox
-from tests.support.databases import Connect
 from tests.support.node import Node
 
 ANSWER = Sql("SELECT %(number)s::bigint", columns=("bigint",))
@@ -30,11 +29,6 @@ def answering(number: int, *, plus: int = 0) -> Operation[int]:
 
 
 answer, answer_async = on_connections("answer", answering)
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 @pytest_asyncio.fixture
@@ -67,7 +61,7 @@ def test_method_says_of_itself_what_it_takes_and_returns(cls: type) -> None:
     assert inspect.iscoroutinefunction(method) == (cls is AsyncParked)
     text = pydoc.plain(pydoc.render_doc(method))
     assert "messages(self, connection: " in text
-    assert "limit: int = 10) -> list[mailroom.message.Message]" in text
+    assert "limit: int = 10) -> list[mailroom.message.message.Message]" in text
     assert "Return the first messages that a parked key holds" in text
 
 

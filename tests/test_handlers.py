@@ -37,7 +37,6 @@ from mailroom.dead_letter import DeadLetters
 from mailroom.errors import ConfigurationError, InvalidMessage, InvalidName, NotInTransaction
 from mailroom.testing import handle_all, work, work_async
 from outbox import AsyncOutbox, Outbox
-from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async, url
 from tests.support.node import Node
 from tests.support.waiting import eventually
@@ -50,8 +49,7 @@ BROKEN = "SELECT 1 / 0"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("stock", "stock.reserve", "stock.count", backoff_s=0, max_attempts=2)
     node.inbox("answers", "answered")
     node.connection.execute("CREATE TABLE shelf (item text UNIQUE)")

@@ -385,8 +385,7 @@ def test_hostile_name_at_the_command_is_one_line_of_plain_text(name: str, dsn: s
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", backoff_s=0)
     return node
 

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.sample(2)
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     node.allow_clocks()
     return node

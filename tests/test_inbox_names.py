@@ -9,16 +9,10 @@ import pytest
 from dispatcher.housekeeping.janitor import Janitor
 from mailroom import create_inbox
 from mailroom.errors import InvalidName, SchemaError
-from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.noted import END
 
 LONGEST = "x" * 41
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 @pytest.fixture

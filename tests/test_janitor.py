@@ -28,8 +28,7 @@ STATE = "INSERT INTO mailroom.key_state (inbox, key, clock, attempts, retry_at) 
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     node.allow_clocks()
     return node

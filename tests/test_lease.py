@@ -30,7 +30,7 @@ run(sys.argv[1], poll_interval_s=1)
 # Stops once, between the statements of its first delivery and their COMMIT.
 STOPS = """
 import os, signal
-from dispatcher import deliverer
+from dispatcher.delivery import deliverer
 from mailroom.sql.runner import run_in_transaction
 
 def stopping(operation):
@@ -45,8 +45,7 @@ deliverer.run_in_transaction = lambda connection, operation: run_in_transaction(
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     return node
 

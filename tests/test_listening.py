@@ -10,7 +10,6 @@ from dispatcher import Dispatcher, Executor
 from dispatcher.lanes.listening import LaneListener
 from mailroom.session.home import Home
 from outbox import Store
-from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually_async
 from tests.support.working import NEVER_S
@@ -19,8 +18,7 @@ STOPPED = "SELECT state = 'stopped' FROM mailroom.lease WHERE role = %s"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     return node
 

@@ -63,8 +63,7 @@ def ignore(message: Message, connection: Any) -> None:
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("warehouse", "stock.reserve", "order.#")
     node.inbox("billing")
     return node
@@ -217,7 +216,7 @@ def test_plugin_without_a_database_says_what_to_do(tmp_path: Path) -> None:
 
 def test_plugin_costs_nobody_an_import_who_does_not_ask_for_mail() -> None:
     heavy = "sorted({'psycopg', 'sqlalchemy', 'dispatcher', 'inbox', 'outbox'} & set(sys.modules))"
-    code = f"import sys, mailroom.pytest_plugin; print({heavy})"
+    code = f"import sys, mailroom.testing.plugin; print({heavy})"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
 

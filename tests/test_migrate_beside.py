@@ -38,8 +38,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     return node
 

@@ -12,15 +12,9 @@ from inbox.total_order.total_order import TotalOrder
 from mailroom.order.total import IS_TOTAL
 from mailroom.sql.operation import Execute, Operation
 from mailroom.sql.runner import run
-from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 
 ORDERS = {"key": KeyOrder, "total": TotalOrder}
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 def noted(operation: Operation[Any], texts: list[str]) -> Operation[Any]:

@@ -138,7 +138,7 @@ def test_command_that_fails_of_something_else_says_what_and_not_to_install(
 WITHOUT_GREENLET = """
 import asyncio, sys
 sys.modules["greenlet"] = None  # as where it is not installed: SQLAlchemy 2.1 then refuses to import its asyncio
-import sqlalchemy, dispatcher, inbox.cli, inbox.cli_parked, outbox.cli, mailroom.testing
+import sqlalchemy, dispatcher, inbox.cli.inbox, inbox.cli.parked, outbox.cli, mailroom.testing.functions
 from mailroom.errors import ConfigurationError, UnsupportedConnection
 
 async def handle(message, connection): ...

@@ -43,8 +43,7 @@ SELECT (SELECT count(*) FROM mailroom.parked), (SELECT count(*) FROM mailroom.in
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     node.allow_clocks()
     return node

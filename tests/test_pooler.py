@@ -27,7 +27,6 @@ from mailroom.sql.pooler import is_pooled, refuses_options
 from mailroom.sql.runner import run, run_async, run_in_transaction
 from outbox import AsyncOutbox, Outbox, Outgoing
 from tests.support.command import done, error_of, json_of, mailroom
-from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 from tests.support.pgbouncer import pgbouncer
 from tests.support.waiting import WITHIN_S, eventually, eventually_async
@@ -46,8 +45,7 @@ POLL_S = 0.1
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", backoff_s=0)
     node.connection.execute(LEDGER)
     return node

@@ -13,18 +13,12 @@ from mailroom.links.marks import asking_mark, marking
 from mailroom.message.outgoing import Outgoing
 from mailroom.sql.runner import run
 from outbox import Outbox
-from tests.support.databases import Connect
 from tests.support.node import SCHEMA, Node
 
 REACH = "SELECT mailroom.clock_reach()"
 EXECUTABLE = (
     "INSERT INTO mailroom.outbox_executable (operation, key, value, after_clock) VALUES ('put', 'k', '\\x00', %s)"
 )
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 def far(node: Node) -> int:

@@ -27,11 +27,6 @@ AUDIT = "SELECT actor, action, key, messages, reason FROM mailroom.audit ORDER B
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
-@pytest.fixture
 def connection(connect: Connect) -> psycopg.Connection[Any]:
     """The administrator's transaction, in which the tables are made, too."""
     return connect()

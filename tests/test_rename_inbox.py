@@ -21,8 +21,7 @@ from tests.support.working import NEVER_S, working
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", "order.paid")
     node.inbox("billing", "order.paid")
     return node

@@ -57,8 +57,7 @@ reserve = Topic("stock", Reserve, replies=Reserved)
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("stock", on_failure="skip", max_attempts=1, backoff_s=0)
     node.inbox(REPLIES, keep_s=600)
     return node

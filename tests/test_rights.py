@@ -28,9 +28,8 @@ class Clock:
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
+def node(node: Node) -> Node:
     """A node with the inboxes `mine` and `others`, which get the topic of their name."""
-    node = Node(dsn, connect(autocommit=True))
     node.inbox("mine", backoff_s=0)
     node.inbox("others", backoff_s=0)
     return node

@@ -25,11 +25,6 @@ from tests.support.waiting import eventually
 KINDS = "MECR"
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 # -- What a pattern fits ----------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,6 @@ from mailroom.status import outbox_backlog, status
 from outbox import AsyncOutbox, Outbox, Outgoing, Store
 from outbox.executable import Executable
 from tests.support.command import mailroom
-from tests.support.databases import Connect
 from tests.support.drivers import opened
 from tests.support.node import Node
 from tests.support.roles import grants_of_a_consumer, role
@@ -63,11 +62,6 @@ class Owner:
     def on(self, work: Callable[[psycopg.Connection[Any]], object]) -> object:
         with psycopg.connect(self.dsn) as connection:
             return work(connection)
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 @pytest.fixture

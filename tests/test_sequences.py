@@ -31,11 +31,6 @@ EXECUTABLE = "INSERT INTO mailroom.outbox_executable (operation, key, value) VAL
 RECEIVED = "SELECT mailroom.cbor_to_jsonb(value)::int FROM mailroom.inbox_shipping ORDER BY clock"
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 def send(node: Node, *numbers: int) -> None:
     for number in numbers:
         node.send("order.paid", number, key="k")

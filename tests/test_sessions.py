@@ -8,15 +8,13 @@ import pytest
 
 from inbox import Message, Requests, Worker
 from mailroom import create_inbox
-from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import eventually
 from tests.support.working import NEVER_S, deliver, is_asleep, working
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", backoff_s=0)
     return node
 

@@ -22,7 +22,6 @@ from mailroom.testing import execute
 from mailroom.trace import trace
 from outbox import Store
 from tests.support.command import done, error_of, json_of, mailroom
-from tests.support.databases import Connect
 from tests.support.node import Node, failing
 
 LEASE = """
@@ -30,11 +29,6 @@ INSERT INTO mailroom.lease (role, holder, epoch, until, host, pid, backend_pid, 
 VALUES (%s, gen_random_uuid(), 3, clock_timestamp() + %s::interval, 'mill', 17, 18, now(), 'asleep',
         '{"taken": 5}')
 """
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 def inbox(node: Node, name: str) -> InboxStatus:

@@ -26,8 +26,7 @@ TURNS = ("dispatch_turn", "execute_turn")
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping")
     node.inbox("ledger", "shipping", order="total")
     return node

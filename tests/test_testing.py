@@ -29,8 +29,7 @@ OUTBOX = Outbox()
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", "order.paid")
     node.inbox("billing")
     return node

@@ -35,8 +35,7 @@ YEAR_1 = datetime(1, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", "shipping")
     return node
 

@@ -20,8 +20,7 @@ from tests.support.waiting import WITHIN_S, eventually, eventually_async
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("a")
     node.inbox("b")
     return node

@@ -8,8 +8,11 @@ from types import FrameType
 from typing import Any
 
 # The modules that call handlers; frames up to and including theirs are left out.
-NAMES = ("arguments.py", "batch.py", "connecting.py", "loop.py", "transactions.py", "worker.py")
-OURS = tuple(str(Path(__file__).with_name(name)) for name in NAMES)
+CALLERS = (
+    *("handling/arguments.py", "handling/batch.py", "sessions/transactions.py"),
+    *("worker/connecting.py", "worker/loop.py", "worker/worker.py"),
+)
+OURS = tuple(str(Path(__file__).parents[1] / name) for name in CALLERS)
 CAUSES = 5  # logged for one error; a longer chain is truncated
 
 

@@ -32,7 +32,6 @@ from mailroom.sql.operation import IN_TRANSACTION, Operation, Sql
 from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, run, run_async, unwrapped
 from mailroom.sql.sight import NODE_ROW, the_one
 from mailroom.testing.stepping import (
-    Failure,
     Worked,
     awaitable,
     placing,
@@ -42,24 +41,6 @@ from mailroom.testing.stepping import (
     step,
     step_async,
 )
-
-__all__ = [
-    "Failure",
-    "SentMessage",
-    "Worked",
-    "carry",
-    "carry_async",
-    "deliver",
-    "deliver_async",
-    "execute",
-    "execute_async",
-    "handle_all",
-    "handle_all_async",
-    "sent",
-    "sent_async",
-    "work",
-    "work_async",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ from mailroom.sql.runner import AnyAsyncConnection, AnyConnection, is_django, ru
 from mailroom.testing.functions import SentMessage, delivering_once, executing_all, reading_sent
 from mailroom.testing.stepping import Failure, Worked, refuse_async, shifting, step, step_async
 
-__all__ = ["AsyncMail", "Mail"]
-
 log = logging.getLogger("mailroom.mail")
 
 C = TypeVar("C")

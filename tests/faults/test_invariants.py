@@ -6,7 +6,6 @@ import pytest
 
 from tests.faults import invariants, ledger
 from tests.faults.invariants import Sent
-from tests.support.databases import Connect
 from tests.support.node import Node
 
 MESSAGES = 6
@@ -18,9 +17,8 @@ def number(nth: int) -> UUID:
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
+def node(node: Node) -> Node:
     """Six messages of one key: four reaped in two transactions, one waiting, one not delivered yet."""
-    node = Node(dsn, connect(autocommit=True))
     node.inbox("alpha")
     ledger.create(node.connection, [("alpha", "alpha")])
     for nth in range(MESSAGES):

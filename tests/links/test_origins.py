@@ -10,16 +10,10 @@ from mailroom.errors import InvalidMessage, InvalidName
 from mailroom.node import rename_node, rename_node_async
 from mailroom.sql.runner import run
 from tests.support.command import done, error_of, json_of, mailroom
-from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
 from tests.support.node import SCHEMA, Node
 
 pytestmark = pytest.mark.sample(3)
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 def subscriptions(node: Node) -> list[Any]:

@@ -8,13 +8,7 @@ from mailroom.status import LinkStatus, status
 from mailroom.trace import causes, effects, trace
 from tests.links.test_stamp import link
 from tests.support.command import done, json_of
-from tests.support.databases import Connect
 from tests.support.node import Node
-
-
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
 
 
 def of_links(node: Node) -> dict[str, LinkStatus]:

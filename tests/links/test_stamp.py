@@ -28,10 +28,9 @@ TRANSIT = "'mailroom.transit'::regclass"
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    made = Node(dsn, connect(autocommit=True))
-    made.allow_clocks()
-    return made
+def node(node: Node) -> Node:
+    node.allow_clocks()
+    return node
 
 
 def link(node: Node, name: str, *topics: str, allowed: Sequence[str] | None = None) -> int:

@@ -76,11 +76,6 @@ def greet(node: Node) -> Greeting:
     return transacted(node, greeting(SCHEMA, "north", party, Pinned(), uuid4()))
 
 
-@pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    return Node(dsn, connect(autocommit=True))
-
-
 # -- The rule ---------------------------------------------------------------------------------------------------------
 
 

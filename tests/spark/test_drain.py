@@ -52,8 +52,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox(INBOX)
     return node
 

@@ -28,7 +28,7 @@ from sys import argv
 
 for file in sorted(map(str, files("pg-mailroom"))):
     parts = file.removesuffix(".py").removesuffix("/__init__").split("/")
-    elsewhere = "_migrations" in parts or parts[-1] in ("__main__", "models", "pytest_plugin")
+    elsewhere = "_migrations" in parts or parts[-1] in ("__main__", "models", "plugin")
     if file.endswith(".py") and parts[0] not in argv[1:] and not elsewhere:
         import_module(".".join(parts))
         print(file)

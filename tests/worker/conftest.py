@@ -10,14 +10,12 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.working import LEDGER
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     node.inbox("shipping", backoff_s=0)
     node.connection.execute(LEDGER)
     return node

@@ -264,7 +264,7 @@ def test_paused_worker_is_ended_by_one_whose_login_acts_as_another_role(
 PROGRAM = """
 import asyncio, os, sys
 from inbox import AsyncWorker, Worker
-from inbox.worker import alive, in_flight
+from inbox.sessions import alive; from inbox.worker import in_flight
 
 alive.SESSION["idle_session_timeout"] = "500ms"
 in_flight.WATCH_INTERVAL_S = 0.05

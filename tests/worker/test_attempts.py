@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from inbox import AsyncWorker, Inbox, Message, Park, Parked, Retry, Skip, Worker
 from inbox.by_key import claim, due
 from inbox.by_key.due import healing, reaping_due
 from inbox.by_key.failure import failed, recording, suspecting
+from inbox.handling import frames
 from inbox.worker.in_flight import InFlight
 from mailroom.sql.operation import Sql
 from mailroom.sql.runner import run
@@ -355,8 +357,12 @@ def test_log_shows_where_a_handler_failed_and_no_value(node: Node, caplog: pytes
     assert "raise ValueError(message.value) from error" in lines
     assert "caused by LookupError" in lines
     assert any(line.endswith("in fetch_price") for line in lines)
-    assert not any("concurrent/futures" in line or "inbox/worker/worker.py" in line for line in lines)
+    assert not any("concurrent/futures" in line or str(Path(frames.__file__).parents[1]) in line for line in lines)
     assert "secret" not in caplog.text
+
+
+def test_modules_that_call_handlers_are_where_the_log_looks_for_them() -> None:
+    assert [place for place in frames.OURS if not Path(place).is_file()] == []
 
 
 def test_on_error_gets_the_message_and_the_error(node: Node, caplog: pytest.LogCaptureFixture) -> None:

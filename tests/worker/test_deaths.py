@@ -46,7 +46,7 @@ KILLER = """
 import os, sys
 import psycopg
 from inbox import Worker
-from inbox.worker import alive
+from inbox.sessions import alive
 
 alive.DEAD_S = 0.3  # until the last one is considered dead
 starts = psycopg.connect(sys.argv[1], autocommit=True)

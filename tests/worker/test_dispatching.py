@@ -13,7 +13,6 @@ from inbox.worker.dispatching import SILENT_S, Dispatching, Turn
 from mailroom.errors import ConfigurationError
 from mailroom.session.home import Home
 from mailroom.session.repeats import Repeats
-from tests.support.databases import Connect
 from tests.support.node import Node
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import NEVER_S, working
@@ -29,8 +28,7 @@ class Clock:
 
 
 @pytest.fixture
-def node(dsn: str, connect: Connect) -> Node:
-    node = Node(dsn, connect(autocommit=True))
+def node(node: Node) -> Node:
     for name in ("shipping", "billing"):
         node.inbox(name)
     return node

@@ -146,7 +146,7 @@ def test_statement_that_waited_too_long_for_a_lock_is_sent_again(node: Node, con
 
 DIES = """
 import os, sys
-from inbox.worker.unawaited import Unawaited
+from inbox.sessions.unawaited import Unawaited
 from tests.worker.test_unawaited import step
 sender = Unawaited(sys.argv[1], "sender", {})
 sender.send(step(1))

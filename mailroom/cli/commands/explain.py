@@ -8,7 +8,7 @@ import click
 from mailroom.cli.output import say
 from mailroom.errors.codes import CODES
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _INSTALLED = _PACKAGE / "_errors"
 PAGES = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "docs" / "errors"
 
