@@ -46,6 +46,8 @@ from mailroom.sql.runner import run
 from mailroom.testing import deliver, deliver_async
 from outbox import AsyncOutbox, Outbox, Outgoing
 from outbox.bulk import EXPRESSIONS as BULK
+from tests.message.test_codec import supported
+from tests.outbox.test_outbox import BAD_ROWS
 from tests.support.command import error_of, mailroom
 from tests.support.databases import Connect
 from tests.support.drivers import ASYNC, SYNC, opened, opened_async
@@ -54,8 +56,6 @@ from tests.support.node import Node
 from tests.support.noted import END
 from tests.support.waiting import WITHIN_S, eventually
 from tests.support.working import LEDGER, NEVER_S, ledger_keys, working, write_ledger
-from tests.test_codec import supported
-from tests.test_outbox import BAD_ROWS
 
 OUTBOX, ASYNC_OUTBOX = Outbox(), AsyncOutbox()
 SHIPPING, ASYNC_SHIPPING = Inbox("shipping"), AsyncInbox("shipping")

@@ -20,7 +20,7 @@ from uuid import UUID
 import click
 
 from mailroom.errors import DecodeError, EncodeError
-from tests.test_codec import WRONG, golden
+from tests.message.test_codec import WRONG, golden
 
 MAX_BYTES = 4_096
 # All that an error may say: sizes, tags and names of types, never content.

@@ -22,10 +22,10 @@ from mailroom.links.marks import asking_mark
 from mailroom.sql.operation import Operation
 from mailroom.sql.runner import run
 from tests.links.test_links import do, stamp
+from tests.project.test_docs import ROOT, blocks
 from tests.support.node import SCHEMA, Node
 from tests.support.roles import take_over
 from tests.support.waiting import eventually_async
-from tests.test_docs import ROOT, blocks
 
 PAGE: Path = ROOT / "docs" / "links.md"
 

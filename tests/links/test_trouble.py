@@ -14,10 +14,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dispatcher.links import lane, reading, visit
 from dispatcher.links.lane import LinksLane
 from tests.links.test_links import do
+from tests.project.test_docs import ROOT, blocks
 from tests.support.command import mailroom
 from tests.support.node import Node
 from tests.support.waiting import eventually_async
-from tests.test_docs import ROOT, blocks
 
 pytestmark = pytest.mark.sample(3)
 

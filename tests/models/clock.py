@@ -1,7 +1,7 @@
 """The model of how a batch is numbered by Lamport's rules, one message after another.
 
 `stamp` is what `dispatcher.delivery.deliver.DELIVER` does with what is sent, and `receive_all` what
-`dispatcher.links.receive` does with what comes from another node; `tests/test_deliver.py` and
+`dispatcher.links.receive` does with what comes from another node; `tests/dispatcher/test_deliver.py` and
 `tests/links/test_receive.py` compare.
 """
 

@@ -1,6 +1,6 @@
 """The model of causality: a vector clock, which says of any two events whether one may have caused the other.
 
-Scalar clocks only say that a cause has a smaller clock than its effects. `tests/test_lamport.py` holds those of
+Scalar clocks only say that a cause has a smaller clock than its effects. `tests/order/test_lamport.py` holds those of
 `mailroom.LamportClock` against this one. Its stamps grow with the number of processes, so nodes have none.
 """
 

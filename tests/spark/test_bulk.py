@@ -36,12 +36,12 @@ from spark_jobs.write.staging import Staged, abandon, drop, stage, sweep
 from spark_jobs.write.user_sql import UserSql
 from tests.spark.frames import SHAPE, batches, ledger, sent, staging_tables
 from tests.spark.test_staging import is_up, waiting
+from tests.sql.test_plans import generic_plan
 from tests.support.databases import Connect
 from tests.support.node import SCHEMA
 from tests.support.node import Node as Mailroom
 from tests.support.proxy import CommitFault, proxied
 from tests.support.waiting import WITHIN_S, eventually
-from tests.test_plans import generic_plan
 
 ROWS = 25
 PACE = ChunkPace(rows=4, patience_s=0)  # nobody dispatches, and nobody is waited for

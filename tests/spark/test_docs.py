@@ -22,10 +22,10 @@ from spark_jobs.drain import drain, drained
 from spark_jobs.node import Node
 from spark_jobs.session import HOW_TO_GET_JDBC, jdbc_jar
 from spark_jobs.write.sink import OutboxSink
+from tests.project.test_docs import blocks
 from tests.spark.frames import ledger, values
 from tests.support.databases import Connect
 from tests.support.waiting import eventually
-from tests.test_docs import blocks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

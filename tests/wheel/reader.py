@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psycopg
 
+from tests.project.test_docs import Block, blocks
 from tests.support.waiting import WITHIN_S, eventually
-from tests.test_docs import Block, blocks
 from tests.wheel.environment import Environment
 
 README = Path(__file__).parents[2] / "README.md"

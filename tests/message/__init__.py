@@ -1,0 +1,1 @@
+"""Tests of messages, their columns, values, headers and topics."""

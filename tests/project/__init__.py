@@ -1,0 +1,1 @@
+"""Tests of what holds docs, names, benchmarks and tests together."""

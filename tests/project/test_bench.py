@@ -1,0 +1,243 @@
+"""The benchmarks: each completes and reports in the documented form. Tests do not measure speed."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import peer_pgq, peer_pgqueuer, workload
+from benchmarks.cli import FEWEST_MESSAGES, MEASUREMENTS
+from benchmarks.clients import rate_of
+from benchmarks.measure import Bar, Line, Measurement, Setup, measure
+from benchmarks.node import Node, fresh_node
+from benchmarks.processor import Meter, spent_us, used_s
+from benchmarks.publish import sending
+from mailroom import codec
+from mailroom.cli.root import root
+from tests.support.databases import Connect
+from tests.support.waiting import WITHIN_S, eventually
+
+pytestmark = pytest.mark.one_version
+
+ROOT = Path(__file__).parents[2]
+
+
+def _bench(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(root, ["bench", *arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def _bench_apart(*arguments: str) -> dict[str, Any]:
+    """The same in a process of its own, since Java keeps the environment, and the password in it, it began with."""
+    command = [sys.executable, "-m", "mailroom", "bench", *arguments, "--json"]
+    document: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return document
+
+
+def _figures(*runs: Mapping[str, float], lines: tuple[Line, ...]) -> list[Any]:
+    todo = iter(runs)
+    measurement = Measurement("made up", "for the test", lines, lambda _setup: next(todo))
+    return list(measure(measurement, Setup("", 1), len(runs)))
+
+
+SLOW = ("cost", "stuck", "waiting")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MEASUREMENTS]
+)
+def test_a_measurement_completes_and_reports_every_line(dsn: str, name: str) -> None:
+    if missing := MEASUREMENTS[name].missing():
+        pytest.skip(missing)
+    run = _bench_apart if name == "spark" else _bench
+    document = run("--dsn", dsn, "--only", name, "--runs", "1", "--messages", str(FEWEST_MESSAGES))
+    measured = MEASUREMENTS[name].without(MEASUREMENTS[name].absent(dsn))
+    assert [figure["name"] for figure in document["figures"]] == [line.name for line in measured.lines]
+    assert (document["runs"], document["messages"]) == (1, FEWEST_MESSAGES)
+    for figure in document["figures"]:
+        assert figure["measurement"] == name
+        assert figure["value"] is None or figure["value"]["median"] > 0
+        assert (figure["ratio"] is None) or figure["to"]
+        assert figure["met"] in (None, True, False)
+
+
+@pytest.mark.slow
+def test_another_checkout_is_measured_beside_ours(dsn: str, tmp_path: Path) -> None:
+    for package in ("mailroom", "outbox", "inbox", "dispatcher", "alembic"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    slow = (
+        "def encode(value: object, *, max_bytes: int = MAX_VALUE_BYTES) -> bytes:\n    for _ in range(200_000): pass\n"
+    )
+    codec_of_theirs = tmp_path / "mailroom" / "codec.py"
+    codec_of_theirs.write_text(re.sub(r"^def encode\(.*\n", slow, codec_of_theirs.read_text(), flags=re.M))
+    few = ("--runs", "1", "--messages", str(FEWEST_MESSAGES))
+    document = _bench("--dsn", dsn, "--only", "cost", "--against", str(tmp_path), *few)
+    figures = {figure["name"]: figure for figure in document["figures"]}
+    for line in MEASUREMENTS["cost"].lines:
+        ours, theirs, ratio = (
+            figures[name]["value"] for name in (line.name, f"{line.name}, before", f"{line.name} : before")
+        )
+        assert ratio["median"] == pytest.approx(ours["median"] / theirs["median"])
+    # Theirs is slow where it encodes, and there alone.
+    sending, inserting = (figures[f"{name}, client : before"]["value"]["median"] for name in ("send", "INSERT"))
+    assert sending < inserting / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "deliver"), "is for --only cost"),
+        ((), "is for --only cost"),
+        (("--only", "cost"), "is no checkout of Mailroom"),
+    ],
+)
+def test_against_is_refused_where_there_is_nothing_to_measure(
+    dsn: str, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = CliRunner().invoke(root, ["bench", "--dsn", dsn, "--against", str(tmp_path), *arguments])
+    assert result.exit_code != 0
+    assert message in result.output
+
+
+def test_processor_time_is_that_of_the_named_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            meter = Meter({"busy": busy.pid, "us": os.getpid()})
+            eventually(lambda: used_s(busy.pid) > 0.1)
+            before = used_s(busy.pid)
+            with meter.running():
+                eventually(lambda: used_s(busy.pid) - before > 0.2)
+            idle = used_s(os.getpid())
+        finally:
+            busy.kill()
+    each = meter.each_us(10)
+    assert each["busy"] >= 20_000
+    assert each["us"] * 10 / 1e6 < 0.2
+    assert idle == pytest.approx(time.process_time(), abs=0.2)
+
+
+def test_the_cost_of_many_processes_counts_those_that_have_begun_in_between() -> None:
+    assert spent_us({1: 1.0, 2: 5.0}, {1: 1.5, 3: 0.25}, 1_000) == pytest.approx(750)
+    assert isnan(spent_us({}, {}, 0))
+
+
+@pytest.mark.slow
+def test_a_terminated_run_ends_with_all_its_processes(dsn: str, connect: Connect) -> None:
+    command = [sys.executable, "-m", "mailroom", "bench", "--dsn", dsn, "--only", "memory"]
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with connect(autocommit=True) as connection, subprocess.Popen(command, stderr=subprocess.DEVNULL) as bench:
+        try:
+            eventually(lambda: connection.execute(f"{sessions} AND state ~ 'transaction'").fetchone() != (0,))
+            bench.terminate()
+            bench.wait(WITHIN_S)
+            eventually(lambda: connection.execute(sessions).fetchone() == (0,))
+        finally:
+            bench.kill()
+
+
+def test_a_run_leaves_no_schema_behind(dsn: str, connect: Connect) -> None:
+    count = "SELECT count(*) FROM pg_namespace"
+    with connect(autocommit=True) as connection:
+        before = connection.execute(count).fetchone()
+        with pytest.raises(ZeroDivisionError), fresh_node(dsn):
+            raise ZeroDivisionError
+        assert connection.execute(count).fetchone() == before
+
+
+def test_a_ratio_is_taken_within_each_run() -> None:
+    # The medians of the two lines are 20 and 10; of the ratios it is 4.
+    lines = (Line("floor"), Line("ours", baseline="floor", bar=Bar(ratio_at_least=3)))
+    _, ours = _figures({"floor": 10, "ours": 40}, {"floor": 1, "ours": 20}, {"floor": 20, "ours": 10}, lines=lines)
+    assert (ours.value.median, ours.value.low, ours.value.high) == (20, 10, 40)
+    assert (ours.ratio.median, ours.ratio.low, ours.ratio.high) == (4, 0.5, 20)
+    assert ours.met is True
+
+
+@pytest.mark.parametrize(
+    ("bar", "met"),
+    [
+        (Bar(ratio_at_least=2), True),
+        (Bar(ratio_at_least=2.1), False),
+        (Bar(ratio_at_most=1.9), False),
+        (Bar(at_least=20, ratio_at_least=2), True),
+        (Bar(at_least=21, ratio_at_least=2), False),
+        (Bar(at_most=19), False),
+    ],
+)
+def test_a_bar_is_met_only_if_all_its_limits_are_kept(bar: Bar, met: bool) -> None:
+    _, ours = _figures({"floor": 10, "ours": 20}, lines=(Line("floor"), Line("ours", baseline="floor", bar=bar)))
+    assert ours.met is met
+
+
+def test_too_few_messages_get_no_result() -> None:
+    [figure] = _figures({"rate": nan}, {"rate": 5}, {"rate": 6}, lines=(Line("rate", bar=Bar(at_least=1)),))
+    assert figure.met is None
+
+
+def test_values_take_200_bytes_and_come_equally_often_per_key() -> None:
+    messages = list(workload.outgoing(40, keys=10))
+    assert {len(codec.encode(message.value)) for message in messages} == {workload.VALUE_BYTES}
+    keys = [message.key for message in messages]
+    assert {keys.count(key) for key in keys} == {4}
+
+
+def test_messages_sent_by_sql_have_the_keys_that_python_gives(dsn: str, connect: Connect) -> None:
+    with fresh_node(dsn) as node, connect(autocommit=True) as connection:
+        node.send(25, keys=10)
+        rows = connection.execute(f"SELECT key FROM {node.outbox} ORDER BY position".encode()).fetchall()
+    assert [key for (key,) in rows] == [workload.key(nth, 10) for nth in range(25)]
+
+
+def test_a_client_that_cannot_begin_fails_the_measurement(dsn: str) -> None:
+    nobody = Node("postgresql://localhost:1/nowhere", "nowhere")
+    with pytest.raises(Exception, match="Cannot connect"):
+        rate_of(2, sending, nobody, 1)
+
+
+def test_without_a_peer_its_lines_are_left_out_and_what_is_beside_it_stands_alone() -> None:
+    lines = (
+        Line("theirs", peer="a peer"),
+        Line("ours", baseline="theirs", bar=Bar(ratio_at_least=1)),
+        Line("another's", peer="another"),
+        Line("ours again", baseline="another's", bar=Bar(ratio_at_least=1)),
+    )
+    left = Measurement("made up", "for the test", lines, lambda _setup: {}).without({"a peer"})
+    assert left.lines == (Line("ours"), *lines[2:])
+
+
+@pytest.mark.slow
+def test_what_to_install_is_said_for_each_absent_peer(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_pgqueuer, "find_spec", lambda _name: None)
+    monkeypatch.setattr(peer_pgq, "EXTENSION", "no_such_extension")
+    few = ("--runs", "1", "--messages", str(FEWEST_MESSAGES))
+    result = CliRunner().invoke(root, ["bench", "--dsn", dsn, "--only", "peers", *few, "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)["figures"]
+    assert {figure["name"].split(",")[0] for figure in figures} == {"Mailroom"}
+    assert {figure["to"] for figure in figures} == {None}
+    assert re.search(r"PgQ is left out\. .*apt-get install postgresql-\d+-pgq3", result.stderr)
+    assert "PgQueuer is left out. Run: pip install 'pg-mailroom[peers]'" in result.stderr
+
+
+def test_events_for_pgq_have_the_size_of_our_values() -> None:
+    rows = list(peer_pgq.events(3))
+    assert {len(data) for _, data, _ in rows} == {workload.VALUE_BYTES}
+    assert [json.loads(data)["nth"] - 2**32 for _, data, _ in rows] == [0, 1, 2]
+
+
+def test_an_unknown_measurement_is_refused() -> None:
+    result = CliRunner().invoke(root, ["bench", "--only", "nothing"])
+    assert result.exit_code == 2

@@ -1,0 +1,67 @@
+"""Mutants stay usable: the text that each one changes stands where it says, and its tests are there."""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutant import Edit, Mutant, Unanchored, stored_mutants
+
+ROOT = Path(__file__).parents[2]
+MUTANTS = stored_mutants()
+
+
+@cache
+def functions(path: Path) -> frozenset[str]:
+    return frozenset(
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_applies_and_its_tests_exist(mutant: Mutant) -> None:
+    for path, text in mutant.broken(ROOT).items():
+        assert text != path.read_text()
+        if path.suffix == ".py":
+            ast.parse(text)
+    for test in mutant.tests:
+        file, *names = test.partition("[")[0].split("::")
+        assert names[-1] in functions(ROOT / file)
+
+
+@pytest.mark.slow
+def test_cases_that_mutants_name_exist() -> None:
+    named = {test for mutant in MUTANTS for test in mutant.tests if "[" in test}
+    files = sorted({test.partition("::")[0] for test in named})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--verbosity=-1", "--override-ini=addopts=", *files]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert named - set(collected.splitlines()) == set()
+
+
+def test_no_two_mutants_have_one_name() -> None:
+    assert [name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("find", ["c", "b", "b\na"])
+def test_text_that_is_not_there_once_is_an_error(tmp_path: Path, find: str) -> None:
+    (tmp_path / "module.py").write_text("a\nb\na\nb\na\n")
+    with pytest.raises(Unanchored, match=r"module\.py"):
+        Mutant("m", "a rule", ("t",), (Edit("module.py", find, ""),)).broken(tmp_path)
+
+
+def test_edits_of_one_file_are_made_in_the_text_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("one two")
+    edits = (Edit("module.py", "one", "two"), Edit("module.py", "two", "three"))
+    assert Mutant("m", "a rule", ("t",), edits).broken(tmp_path) == {tmp_path / "module.py": "two three"}
+
+
+def test_edits_that_overlap_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("one two")
+    with pytest.raises(Unanchored, match="overlap"):
+        Mutant("m", "a rule", ("t",), (Edit("module.py", "one t", ""), Edit("module.py", "two", ""))).broken(tmp_path)

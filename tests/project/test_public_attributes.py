@@ -1,0 +1,165 @@
+"""The attributes of public classes: those that are listed here, so that a new one is a decision, are users' to use.
+
+What is meant for other modules of ours is a function beside the class, or begins with an underscore.
+"""
+
+import ast
+import inspect
+import textwrap
+from importlib import import_module
+from typing import TypeGuard
+
+import pytest
+
+from mailroom.errors import MailroomError
+from tests.project.test_public import LISTED, MODULES, PACKAGES
+
+# An async class has those of its sync one, and an error of ours those of `MailroomError`.
+ATTRIBUTES = {
+    "CommitUnknown": "token",
+    "LamportClock": "clock history receive tick",
+    "Links": "add allow cut exclude include moved remove report resume resume_order schema status wait",
+    "NotAtomic": "",
+    "Stamp": "clock is_stale what",
+    "TokenExpired": "token",
+    "Topic": "name read read_answer typed upcast version write write_answer",
+    "Watched": "fault key_prefix table topic without",
+    "carrying": "",
+    "ConfigurationError": "",
+    "ConnectionFailed": "",
+    "DecodeError": "",
+    "EmbeddedServerError": "",
+    "EncodeError": "",
+    "InvalidMessage": "",
+    "InvalidName": "",
+    "LinkRefused": "at command reason",
+    "MailroomError": "code exit_code",
+    "NoHandler": "",
+    "NotInTransaction": "",
+    "NotSubscribed": "",
+    "SchemaError": "",
+    "UnknownInbox": "",
+    "UnknownLink": "",
+    "UnsupportedConnection": "",
+    "LinkStates": "readers sources",
+    "LinkMoved": "reader source",
+    "ReaderState": (
+        "acked allowed backlog commands id in_doubt keep_s lag_s last link max_rows name seen_at state topics"
+    ),
+    "Removed": "given_up name side",
+    "LinkReport": "earlier lost more_lost name skipped state why",
+    "Resumed": "at known skipped unknown was",
+    "SourceState": (
+        "flows id incarnation link name pending position reader received_at refused service shown since state "
+        "topics why"
+    ),
+    "MessageObject": "clock dumps event from_cluster from_host from_id loads object of outgoing type",
+    "NewId": "before id links origins rows",
+    "DispatcherStatus": "counts epoch host leads lease_left_s origins pid state",
+    "InboxStatus": (
+        "backlog consumer_lag_s dispatcher_lag_s dropped held_back is_stopped lag_s name on_the_way order parked_keys "
+        "parked_messages waiting_keys waits_for"
+    ),
+    "LinkStatus": "backlog lag_s name on_the_way state",
+    "Status": (
+        "behind bulk_backlog clock clock_ceiling dead_letters dispatcher executable_backlog executable_lag_s "
+        "executor inboxes links outbox_backlog outbox_lag_s scheduled schema sources waits"
+    ),
+    "Location": "ahead attempts causation clock id inbox is_total key link reason retry_at sent_at since topic where",
+    "DeadLetterContent": "headers is_json raw value",
+    "DeadLetter": "attempts clock expires_at failed_at id inbox key kind message_id reason sent_at source stage topic",
+    "DeadLetters": "discard find get requeue schema",
+    "Failure": "attempt due_in_s error message outcome",
+    "SentMessage": "deliver_at event_type expires_at headers id key kind message_type topic value",
+    "Worked": "failures handled",
+    "Mail": "connection handle_all schema sent travel",
+    "Binaries": "major path",
+    "Condition": "bytes dsn is_kept is_used port",
+    "Server": "condition directory dsn end has_data keep runs start stop",
+    "Books": "bytes count",
+    "Executable": (
+        "after_clock amount arguments at bytes end_key expected headers id key notify operation row_limit target value"
+    ),
+    "Outbox": "command publish reply schema send send_many",
+    "Outgoing": (
+        "after_clock deliver_after deliver_at event_type expires_at headers id key kind message_type topic value"
+    ),
+    "Store": "account books call delete delete_range get increment put schema send_many target",
+    "Attempt": "at attempt clock error key message_id outcome worker",
+    "BatchHandler": "",
+    "Changed": "freed keys messages",
+    "Handlers": "on on_error_reply schema",
+    "Inbox": "backlog create drop inbox peek reap reap_any rename schema subscribe unsubscribe",
+    "Message": (
+        "clock delivered_at event_type expires_at headers id key kind message_type origin raw sent_at sent_clock "
+        "source status topic value"
+    ),
+    "NoReply": "code",
+    "Park": "",
+    "Parked": "attempts discard inbox keys messages replay schema",
+    "ParkedKey": "attempts clock key messages parked_at reason",
+    "Pending": "id wait",
+    "ErrorReply": "code status value",
+    "Reject": "value",
+    "Requests": "ask inbox schema send",
+    "Retry": "after_s",
+    "Skip": "",
+    "Unavailable": "after_s",
+    "Worker": "failure healthy inbox run schema stop",
+    "Dispatcher": "run stop totals",
+    "Executed": "dead replied taken",
+    "Executor": "run stop totals",
+    "RegisteredFunction": "created_at fault function name timeout_s",
+    "RegisteredTarget": "created_at fault key name number table value",
+    "Registrations": "functions register_function register_target remove_function remove_target schema targets",
+    "Totals": "carried dead delivered expired scheduled taken unrouted",
+}
+
+
+CLASSES = {
+    name: value
+    for module, names in LISTED.items()
+    if module in MODULES
+    for name in names
+    if inspect.isclass(value := getattr(import_module(module), name))
+}
+
+
+def attributes(cls: type) -> set[str]:
+    """The public attributes of a class: those it has, those it announces, and those that its methods set."""
+    found = set(dir(cls))
+    for each in cls.__mro__:
+        found |= set(inspect.get_annotations(each))
+        if each.__module__.partition(".")[0] in PACKAGES:
+            found |= {node.attr for node in ast.walk(source(each)) if is_set_on_self(node)}
+    return {name for name in found - inherited(cls) if not name.startswith("_")}
+
+
+def source(cls: type) -> ast.Module:
+    return ast.parse(textwrap.dedent(inspect.getsource(cls)))
+
+
+def is_set_on_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
+
+
+def inherited(cls: type) -> set[str]:
+    """What every exception has, or every error of ours."""
+    for base in (MailroomError, OSError, BaseException):
+        if issubclass(cls, base) and cls is not base:
+            return set(dir(base))
+    return set()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_attributes_of_a_class_are_those_that_are_listed(name: str) -> None:
+    assert attributes(CLASSES[name]) == set(ATTRIBUTES[name.removeprefix("Async")].split())
+
+
+def test_no_class_is_listed_that_is_not_public() -> None:
+    assert {name.removeprefix("Async") for name in CLASSES} == set(ATTRIBUTES)

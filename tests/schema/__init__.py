@@ -1,0 +1,1 @@
+"""Tests of a node's schema and its migrations."""

@@ -1,0 +1,1 @@
+"""Tests of statements, transactions, and the SQL interface."""
