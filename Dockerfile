@@ -9,7 +9,6 @@ COPY outbox outbox
 COPY inbox inbox
 COPY dispatcher dispatcher
 COPY spark_jobs spark_jobs
-COPY benchmarks benchmarks
 COPY examples/flights examples/flights
 COPY docs/errors docs/errors
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .

@@ -12,10 +12,12 @@ from mailroom.cli.call import Call
 from mailroom.cli.failures import Interrupted, tell
 from mailroom.cli.group import Group
 from mailroom.cli.options import share
-from mailroom.errors import MailroomError
+from mailroom.errors import ConfigurationError, MailroomError
 from mailroom.packages import is_hidden, load
 
 GROUP = "mailroom.commands"
+# Commands that are distributions of their own, and the extra that brings each.
+EXTRAS = {"bench": "bench"}
 # The first sentences of our commands' own texts, so that listing them imports none of them: that took a second.
 ABOUT = {
     "bench": "Measure Mailroom on this machine and compare it with the limits of the machine.",
@@ -50,11 +52,11 @@ class Root(Group):
         """Import a sub-command; if it cannot be imported, return a command that says why."""
         found = self._entry_points().get(cmd_name)
         if found is None:
-            return None
+            return _of_extra(cmd_name, EXTRAS[cmd_name]) if cmd_name in EXTRAS else None
         try:
             command: click.Command = load(found)
         except Exception as error:  # if one package is broken, the others stay usable
-            return _missing(cmd_name, found, error)
+            return _missing(cmd_name, _explained(cmd_name, found, error))
         share(command)
         return command
 
@@ -94,13 +96,22 @@ class Root(Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _missing(name: str, found: EntryPoint, error: Exception) -> click.Command:
+def _of_extra(name: str, extra: str) -> click.Command:
+    text = f"`mailroom {name}` is not installed. Run: pip install 'pg-mailroom[{extra}]'"
+    return _missing(name, ConfigurationError(text, code="MR-command-unavailable"))
+
+
+def _explained(name: str, found: EntryPoint, error: Exception) -> MailroomError:
+    if isinstance(error, MailroomError):
+        return error
+    return MailroomError(
+        f"`mailroom {name}` is not available here: {_reason(found, error)}", code="MR-command-unavailable"
+    )
+
+
+def _missing(name: str, error: MailroomError) -> click.Command:
     def fail(**_: object) -> None:
-        if isinstance(error, MailroomError):
-            raise error
-        raise MailroomError(
-            f"`mailroom {name}` is not available here: {_reason(found, error)}", code="MR-command-unavailable"
-        )
+        raise error
 
     return click.Command(
         name,

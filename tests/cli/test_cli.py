@@ -278,6 +278,15 @@ def test_command_that_cannot_be_imported_leaves_the_others_usable(monkeypatch: p
     assert "no_such_package" in error_of(mailroom("ghost", "--any", "thing", dsn=dsn))
 
 
+def test_command_of_an_extra_says_which(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    known = {name: each for name, each in root._entry_points().items() if name != "bench"}
+    monkeypatch.setattr(root, "_entry_points", lambda: known)
+    assert "bench" not in done("--help", dsn=dsn)
+    assert error_of(mailroom("bench", "--only", "cost", dsn=dsn)) == (
+        "`mailroom bench` is not installed. Run: pip install 'pg-mailroom[bench]'"
+    )
+
+
 def test_list_of_commands_has_the_first_sentence_of_each() -> None:
     context = click.Context(root)
     texts = {name: root.get_command(context, name) for name in root.list_commands(context)}
@@ -287,7 +296,7 @@ def test_list_of_commands_has_the_first_sentence_of_each() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arguments", [["status", "--json"], ["--help"]])
 def test_commands_are_imported_only_when_asked_for(dsn: str, arguments: list[str]) -> None:
-    modules = "m for m in ('outbox', 'inbox', 'dispatcher', 'benchmarks', 'examples', 'alembic', 'sqlalchemy')"
+    modules = "m for m in ('outbox', 'inbox', 'dispatcher', 'mailroom_bench', 'examples', 'alembic', 'sqlalchemy')"
     script = (
         "import sys; from mailroom.cli.root import root\n"
         f"try: root({arguments})\n"

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import peer_pgq, peer_pgqueuer, workload
-from benchmarks.cli import FEWEST_MESSAGES, MEASUREMENTS
-from benchmarks.clients import rate_of
-from benchmarks.measure import Bar, Line, Measurement, Setup, measure
-from benchmarks.node import Node, fresh_node
-from benchmarks.processor import Meter, spent_us, used_s
-from benchmarks.publish import sending
 from mailroom import codec
 from mailroom.cli.root import root
+from mailroom_bench import peer_pgq, peer_pgqueuer, workload
+from mailroom_bench.cli import FEWEST_MESSAGES, MEASUREMENTS
+from mailroom_bench.clients import rate_of
+from mailroom_bench.measure import Bar, Line, Measurement, Setup, measure
+from mailroom_bench.node import Node, fresh_node
+from mailroom_bench.processor import Meter, spent_us, used_s
+from mailroom_bench.publish import sending
 from tests.support.databases import Connect
 from tests.support.waiting import WITHIN_S, eventually
 

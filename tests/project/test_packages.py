@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from mailroom import __version__
 from mailroom.cli import root as cli_root
 from mailroom.packages import NAMES
 from tests.support.command import done, error_of, mailroom
@@ -163,3 +165,9 @@ def test_everything_works_without_greenlet_but_what_is_greenlet_s(tmp_path: Path
     source, connection = ran.stdout.splitlines()
     assert source.startswith("An AsyncWorker cannot use a int")
     assert connection.startswith("Cannot use a builtins.int here")
+
+
+def test_the_benchmarks_are_released_with_what_they_measure() -> None:
+    project = tomllib.loads((ROOT / "benchmarks" / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert f"pg-mailroom[embedded]=={__version__}" in project["dependencies"]

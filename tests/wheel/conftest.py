@@ -20,21 +20,22 @@ Installed = Callable[..., Environment]
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the source distribution, and of the wheel that was built from that and not from the checkout."""
+    """The directory of the source distributions, and of the wheels built from those and not from the checkout."""
     directory = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", directory, ROOT], check=True, capture_output=True)
+    for source in (ROOT, ROOT / "benchmarks"):
+        subprocess.run([sys.executable, "-m", "build", "--outdir", directory, source], check=True, capture_output=True)
     return directory
 
 
 @pytest.fixture(scope="session")
 def wheel(built: Path) -> Path:
-    [wheel] = built.glob("*.whl")
+    [wheel] = built.glob("pg_mailroom-*.whl")
     return wheel
 
 
 @pytest.fixture(scope="session")
 def sdist(built: Path) -> Path:
-    [sdist] = built.glob("*.tar.gz")
+    [sdist] = built.glob("pg_mailroom-*.tar.gz")
     return sdist
 
 

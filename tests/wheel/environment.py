@@ -75,7 +75,7 @@ def install(environment: Environment, wheel: Path, extra: str, constraints: Iter
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "--python", environment.python, "--quiet", "--disable-pip-version-check"),
-            *("install", "--constraint", limits, f"{wheel}[{extra}]" if extra else wheel),
+            *("install", "--find-links", wheel.parent, "--constraint", limits, f"{wheel}[{extra}]" if extra else wheel),
         ],
         env=environment.environment(pip_variables()),
         check=True, timeout=LIMIT_S,

@@ -65,7 +65,6 @@ def test_the_wheel_holds_all_of_the_packages_and_says_that_they_are_typed(in_whe
         assert f"{package}/py.typed" in in_wheel
     for directory, name in (
         ("alembic", "_migrations"),
-        ("benchmarks", "_benchmarks"),
         ("docs/errors", "_errors"),
         ("examples/flights", "_flights"),
     ):

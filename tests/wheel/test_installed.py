@@ -53,16 +53,14 @@ def imported(environment: Environment, *left_out: str) -> list[str]:
 def test_alone_it_runs_the_first_program(installed: Installed, versions: str, empty_dsn: str) -> None:
     environment = installed(versions=versions)
     found = imported(environment, "spark_jobs")
-    assert {"inbox/worker/worker.py", "mailroom/_benchmarks/cli.py", "mailroom/_flights/worker.py"} <= set(found)
+    assert {"inbox/worker/worker.py", "mailroom/_flights/worker.py"} <= set(found)
     follow(environment, empty_dsn)
-    environment.run("mailroom", "bench", "--only", "reap", "--runs", "1", "--messages", "300", "--dsn", empty_dsn)
 
 
 def test_alone_it_says_which_extra_each_thing_needs(installed: Installed, empty_dsn: str) -> None:
     environment = installed()
     needs = {
         ("bench", "--only", "memory"): "bench",
-        ("bench", "--only", "spark"): "spark",
         ("demo",): "demo",
     }
     for command, extra in needs.items():
@@ -72,7 +70,7 @@ def test_alone_it_says_which_extra_each_thing_needs(installed: Installed, empty_
         assert ended.stderr.count("\n") == 1
     ended = environment.ended("python", "-c", "import spark_jobs")
     assert "pip install 'pg-mailroom[spark]'" in ended.stderr
-    for name in ("bench", "demo", "worker", "parked", "dispatcher"):
+    for name in ("demo", "worker", "parked", "dispatcher"):
         assert "not available" not in environment.run("mailroom", name, "--help")
 
 
@@ -86,6 +84,7 @@ def test_with_embedded_the_first_program_needs_no_server(installed: Installed, v
 @both
 def test_with_bench_it_measures(installed: Installed, versions: str) -> None:
     environment = installed("bench", versions)
+    assert "pip install 'pg-mailroom[spark]'" in environment.ended("mailroom", "bench", "--only", "spark").stderr
     told = environment.run("mailroom", "bench", "--only", "memory", "--runs", "1", "--messages", "300", "--json")
     assert {figure["measurement"] for figure in json.loads(told)["figures"]} == {"memory"}
 

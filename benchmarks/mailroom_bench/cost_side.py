@@ -1,4 +1,4 @@
-"""The process of one checkout in `benchmarks.cost`: reads the names of parts and prints what each of them costs.
+"""The process of one checkout in `mailroom_bench.cost`: reads the names of parts and prints what each of them costs.
 
 Whatever it imports of the product is that checkout's.
 """
