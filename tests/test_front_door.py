@@ -15,6 +15,7 @@ PATH = re.compile(r"\.?[A-Za-z][\w.*-]*(?:/[\w.*-]+)+|[\w-]+\.(?:md|toml|yaml|py
 MODULE = re.compile(r"python -m (tests[\w.]*)")
 TARGET = re.compile(r"\bmake ([a-z][a-z-]*)")
 LONGEST = 150
+LONGEST_CHANGES = 15
 
 
 def spans() -> list[str]:
@@ -85,6 +86,13 @@ def test_the_hooks_of_a_commit_are_the_commands_of_make_lint() -> None:
         assert (hook["language"], hook["pass_filenames"]) == ("system", False)
         for file in ("mailroom/names.py", "pyproject.toml"):
             assert re.search(hook["files"], file)
+
+
+def test_changes_of_the_version_that_is_not_released_are_few() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    _, unreleased, *_ = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert unreleased.startswith("[Unreleased]")
+    assert len([line for line in unreleased.splitlines()[1:] if line.strip()]) <= LONGEST_CHANGES
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", ".editorconfig", ".pre-commit-config.yaml"])
