@@ -21,9 +21,7 @@ def narrowed(command: F) -> F:
     """Add the options that select dead letters by inbox, stage and a text of their reason."""
     for option in (
         click.option("--inbox", metavar="NAME", type=INBOX, help="Only those that this inbox skipped."),
-        click.option(
-            "--stage", type=click.Choice(get_args(Stage)), help="Not delivered, skipped by an inbox, or not executed."
-        ),
+        click.option("--stage", type=click.Choice(get_args(Stage)), help="Only those that failed at this stage."),
         click.option("--matching", metavar="TEXT", type=TEXT, help="Only those whose reason contains TEXT."),
     ):
         command = option(command)
@@ -52,7 +50,8 @@ def dead_letter() -> None:
 
     A message becomes one if it could not be delivered (stage deliver), or if an inbox skipped it (stage reap): its
     handler raised Skip, or it used up its attempts in an inbox with --on-failure skip. An executable becomes one if it
-    could not be applied (stage execute).
+    could not be applied (stage execute). One from another node becomes one if no inbox gets it (stage receive), or if
+    it came too late for a total order (stage order).
 
     \b
     What to do:
