@@ -199,7 +199,7 @@ def home_of(dsn: str, listen_dsn: str | None) -> Home:
 def _pools_of_ours(source: str, inbox: str, parallel: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of the pool for batches and of the one for failing keys."""
     dsn = settings.dsn(source)
-    # It raises the reason, where a pool would only time out.
+    # It raises the reason; a pool would only time out.
     with settings.connect(dsn, "worker", autocommit=True) as probe:
         pooled = is_pooled(probe)
 
