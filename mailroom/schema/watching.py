@@ -285,7 +285,7 @@ def _fault(
     if not is_enabled:
         return "Some of its triggers are disabled: watch it again, or enable them."
     if triggers != set(TRIGGERS[found.by_row]):
-        return "It has not the triggers that it needs: watch it again."
+        return "It lacks the triggers that it needs: watch it again."
     return None
 
 
