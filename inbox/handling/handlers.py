@@ -224,7 +224,7 @@ class AsyncHandlers(_Registry[AsyncCall]):
 
 
 def asks(message: Message) -> bool:
-    """Tell whether the message is a command that asks for an answer."""
+    """Return whether the message is a command that asks for an answer."""
     return message.kind == "C" and reply_topic(message) is not None
 
 
